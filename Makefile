@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. They need Python 3.11 or later and make.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+export JAX_PLATFORMS ?= cpu
+
+# Big data sets lie beside the project on some machines; elsewhere tests that need them are skipped with a reason.
+ifneq ($(wildcard ../shared/data),)
+export TACIT_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: demo test check lint types format bench bench-accounting clean
+
+demo: $(VENV)/installed
+	$(BIN)/tacit run heart-disease
+
+test: lint types check
+
+check: $(VENV)/installed
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Private against non-private rounds, tapped against materialised gradients, memory, growth; ratios in one run.
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.rounds
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+"""Tacit: private federated learning without a trusted server."""
+
+__version__ = "0.1.0"

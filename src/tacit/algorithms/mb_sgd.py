@@ -1,0 +1,114 @@
+"""Noisy minibatch SGD.
+
+Lowy and Razaviyayn, "Private Federated Learning Without a Trusted Server: Optimal Algorithms for Convex Losses",
+Algorithm 1 (arXiv:2106.09779); with a proximal step it is also noisy proximal minibatch SGD.
+
+    message of silo i     g_i = (1/K) sum over its batch of clip_C(grad f(w_r; record)) + N(0, sigma^2 I)
+    server                w_{r+1} = prox_{eta_r h}(w_r - eta_r mean_i g_i)
+    output                weighted mean of w_0 ... w_{R-1}, or w_R
+
+    paper     here
+    -----     ----
+    R         num_rounds
+    K         batch_size
+    eta_r     step_size (one number, or one per round)
+    L         clip_norm
+    gamma_r   output (weights of the iterates)
+
+Every message is the Gaussian mechanism on a clipped mean, so all of them together are differentially private for
+each record of the silo, whatever the server broadcasts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tacit.algorithm import (
+    Algorithm,
+    Channel,
+    Message,
+    Number,
+    Params,
+    Release,
+    Round,
+    Sampling,
+    Server,
+    Silo,
+)
+from tacit.objectives import Problem, gradient_at
+
+
+class MbSgdState(NamedTuple):
+    """The iterate, the weighted mean of the iterates before it with its total weight, and the round number."""
+
+    params: Params
+    average: Params
+    weight: Array
+    number: Array
+
+
+def mb_sgd(
+    problem: Problem,
+    *,
+    step_size: Number,
+    num_rounds: int,
+    clip_norm: Number,
+    noise_multiplier: Number,
+    batch_size: Number | None,
+    sampling: Sampling,
+    capacity: Number | None = None,
+    channel: Channel = "direct",
+    output: Any = "average",
+) -> Algorithm:
+    """Noisy minibatch SGD.
+
+    ``output`` is ``"average"``, ``"last"``, or one weight for each of the iterates w_0 ... w_{R-1}.
+    """
+    steps = jnp.broadcast_to(jnp.asarray(step_size, jnp.float32), (num_rounds,))
+    weights = _iterate_weights(output, num_rounds)
+
+    def init(params: Params) -> MbSgdState:
+        return MbSgdState(params, params, jnp.zeros(()), jnp.zeros((), jnp.int32))
+
+    def ask(state: MbSgdState) -> Params:
+        return state.params
+
+    def tell(state: MbSgdState, gradient: Message) -> MbSgdState:
+        step, weight = steps[state.number], weights[state.number]
+        total = state.weight + weight
+        share = jnp.where(total > 0, weight / jnp.maximum(total, 1e-30), 0.0)
+        average = jax.tree.map(lambda a, w: a + share * (w - a), state.average, state.params)
+        moved = jax.tree.map(lambda w, g: w - step * g, state.params, gradient)
+        return MbSgdState(problem.regulariser.prox(moved, step), average, total, state.number + 1)
+
+    release = Release(
+        clip=lambda work: clip_norm,
+        noise_multiplier=noise_multiplier,
+        batch_size=batch_size,
+        sampling=sampling,
+        capacity=capacity,
+        channel=channel,
+    )
+    gradient = Round(Silo(gradient_at(problem.objective), release), Server(ask, tell))
+    return Algorithm(
+        init,
+        {"gradient": gradient},
+        ("gradient",) * num_rounds,
+        lambda state: state.params if isinstance(output, str) and output == "last" else state.average,
+    )
+
+
+def _iterate_weights(output: Any, num_rounds: int) -> Array:
+    if isinstance(output, str):
+        if output not in ("average", "last"):
+            raise ValueError(f'Expected output="average", "last" or {num_rounds} weights, got {output!r}.')
+        return jnp.ones(num_rounds)
+    weights = np.asarray(output, np.float32)
+    if weights.shape != (num_rounds,) or weights.min() < 0 or not 0 < weights.sum() < np.inf:
+        raise ValueError(f"Expected {num_rounds} non-negative weights with a positive sum, got shape {weights.shape}.")
+    return jnp.asarray(weights)

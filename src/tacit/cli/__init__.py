@@ -1,0 +1,56 @@
+"""The command ``tacit``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from tacit import __version__
+from tacit.cli.accounting import calibrate_command, price_command
+from tacit.cli.data import data_command
+from tacit.cli.study import algorithms_command, plan_command, report_command, run_command, studies_command
+from tacit.errors import TacitError
+
+app = typer.Typer(
+    name="tacit",
+    help="Private federated learning without a trusted server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+app.command("run")(run_command)
+app.command("plan")(plan_command)
+app.command("price")(price_command)
+app.command("calibrate")(calibrate_command)
+app.command("algorithms")(algorithms_command)
+app.command("studies")(studies_command)
+app.command("data")(data_command)
+app.command("report")(report_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tacit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; a mistake that a user can put right is told without a traceback, with exit code 2."""
+    try:
+        app()
+    except TacitError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", markup=True, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,220 @@
+"""`tacit price` and `tacit calibrate`: what noise costs and what noise a budget needs, from numbers alone."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tacit.privacy import (
+    SILO_SAMPLING,
+    Accountant,
+    Event,
+    Price,
+    PricingError,
+    Sampling,
+    calibrate,
+    capped,
+    price,
+    risk_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MEANING = {
+    "gdp": "exact Gaussian composition",
+    "pld": "privacy loss distributions, rounded to the private side",
+    "rdp": "Renyi DP (a looser bound)",
+    "zcdp": "zero-concentrated DP (a looser bound)",
+    "none": "no noise, no privacy",
+}
+
+Records = Annotated[int, typer.Option(help="Records of the silo; this number is public.")]
+Rounds = Annotated[int, typer.Option(help="Rounds of the plan.")]
+Batch = Annotated[int | None, typer.Option(help="Records per round; all of them by default.")]
+Scheme = Annotated[
+    Sampling,
+    typer.Option(help="How a batch is drawn: fresh and secret each round, or in one pass over the records."),
+]
+Delta = Annotated[float, typer.Option(help="Probability with which the guarantee may fail.")]
+Participations = Annotated[
+    int | None, typer.Option(help="Rounds the silo takes part in at most; sampling silos amplifies nothing.")
+]
+Capacity = Annotated[
+    int | None, typer.Option(help="Poisson only: physical batch limit; above it a random subset is kept.")
+]
+Method = Annotated[Accountant, typer.Option(help="tight, or a looser view that papers state.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw epsilon against rounds and against noise to this PNG file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; an infinite epsilon is null.")]
+
+
+def price_command(
+    records: Records,
+    rounds: Rounds,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise standard deviation over the replace-one sensitivity 2C/batch.")
+    ],
+    batch: Batch = None,
+    sampling: Scheme = "full",
+    delta: Delta = 1e-6,
+    max_participations: Participations = None,
+    capacity: Capacity = None,
+    accountant: Method = "tight",
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Price a plan: the epsilon that this much noise buys for each record.
+
+    Example: tacit price --records 1234 --rounds 50 --batch 87 --sampling poisson --noise-multiplier 2.2
+    """
+    event = _event(records, rounds, batch, sampling, capacity, noise_multiplier)
+    paid = price(capped([event], max_participations), delta=delta, accountant=accountant)
+    _report(paid, max_participations, plot, as_json)
+
+
+def calibrate_command(
+    records: Records,
+    rounds: Rounds,
+    epsilon: Annotated[float, typer.Option(help="Privacy budget to stay within.")],
+    batch: Batch = None,
+    sampling: Scheme = "full",
+    delta: Delta = 1e-6,
+    max_participations: Participations = None,
+    capacity: Capacity = None,
+    accountant: Method = "tight",
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Calibrate a plan: the least noise that keeps each record within a budget.
+
+    Example: tacit calibrate --records 1234 --rounds 50 --batch 87 --sampling poisson --epsilon 1
+    """
+    event = _event(records, rounds, batch, sampling, capacity, 1.0)
+    plan = capped([event], max_participations)
+    tuned = calibrate(plan, epsilon=epsilon, delta=delta, accountant=accountant)
+    _report(price(tuned, delta=delta, accountant=accountant), max_participations, plot, as_json)
+
+
+def _event(
+    records: int, rounds: int, batch: int | None, sampling: Sampling, capacity: int | None, multiplier: float
+) -> Event:
+    if batch is None and sampling != "full":
+        raise PricingError(f'Expected --batch for sampling "{sampling}"; give the records per round.')
+    return Event(
+        kind="round",
+        noise_multiplier=multiplier,
+        count=rounds,
+        records=records,
+        batch=records if batch is None else batch,
+        sampling=sampling,
+        capacity=capacity,
+    )
+
+
+def _report(paid: Price, max_participations: int | None, plot: Path | None, as_json: bool) -> None:
+    if plot is not None:
+        draw(paid, plot)
+    if as_json:
+        typer.echo(json.dumps(_as_data(paid)))
+        return
+    [event] = paid.events
+    table = Table(title="Price per record", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    table.add_row("epsilon", f"{paid.epsilon:.6g}")
+    table.add_row("delta", f"{paid.delta:.3g}")
+    table.add_row("noise multiplier", f"{event.noise_multiplier:.6g} (sigma / replace-one sensitivity)")
+    table.add_row("sigma / clip", f"{_sigma_over_clip(event):.6g}")
+    table.add_row(
+        "releases",
+        f"{event.count} of {event.batch} records, sampling {event.sampling}, out of {event.records} records",
+    )
+    table.add_row("accountant", f"{paid.accountant}: {_MEANING[paid.accountant]}")
+    table.add_row("in plain words", risk_of(paid.events).sentence)
+    if max_participations is not None:
+        table.add_row("participation", SILO_SAMPLING)
+    if plot is not None:
+        table.add_row("picture", str(plot))
+    Console().print(table)
+
+
+def _as_data(paid: Price) -> dict[str, object]:
+    [event] = paid.events
+    return {
+        "epsilon": paid.epsilon if math.isfinite(paid.epsilon) else None,
+        "delta": paid.delta,
+        "noise_multiplier": event.noise_multiplier,
+        "sigma_over_clip": _sigma_over_clip(event),
+        "accountant": paid.accountant,
+        "events": [dataclasses.asdict(e) for e in paid.events],
+    }
+
+
+def _sigma_over_clip(event: Event) -> float:
+    return event.noise_multiplier * 2 / event.batch
+
+
+def draw(paid: Price, path: Path) -> None:
+    """Draw epsilon against rounds and against noise for every sampling scheme, around this price.
+
+    All schemes get the same noise per release, sigma / clip, so that the curves compare what sampling is
+    worth. Mini-batches have the priced batch, or a tenth of the records if that is all of them.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    [event] = paid.events
+    small = event.batch if event.batch < event.records else max(1, event.records // 10)
+    sigma = _sigma_over_clip(event)
+    rounds = sorted({max(1, round(event.count * 2.0**k)) for k in range(-3, 4)})
+    noises = [sigma * 2.0 ** (k / 2) for k in range(-3, 4)]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_rounds, by_noise = figure.subplots(1, 2)
+    for scheme in get_args(Sampling):
+        batch = event.records if scheme == "full" else small
+        one = partial(_variant, event, scheme, batch)
+        label = f"{scheme}, K={batch}"
+        _curve(by_rounds, rounds, [one(r, sigma) for r in rounds], paid.delta, label)
+        _curve(by_noise, noises, [one(event.count, x) for x in noises], paid.delta, label)
+    by_rounds.set(xlabel="rounds", ylabel=f"epsilon at delta={paid.delta:g}", xscale="log", yscale="log")
+    by_noise.set(xlabel="sigma / clip", xscale="log", yscale="log")
+    for axes, ticks in ((by_rounds, rounds), (by_noise, noises)):
+        axes.set_xticks(ticks, [f"{x:.3g}" for x in ticks])
+        axes.xaxis.minorticks_off()
+    by_rounds.set_title(f"{event.records} records, sigma / clip = {sigma:.3g}")
+    by_noise.set_title(f"{event.records} records, {event.count} rounds")
+    by_rounds.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _variant(event: Event, sampling: Sampling, batch: int, rounds: int, sigma: float) -> Event | None:
+    """The event under another scheme, or None where one pass has run out of records."""
+    if sampling == "one-pass" and rounds * batch > event.records:
+        return None
+    return Event(
+        kind=event.kind,
+        noise_multiplier=sigma * batch / 2,
+        count=rounds,
+        records=event.records,
+        batch=batch,
+        sampling=sampling,
+    )
+
+
+def _curve(axes: "Axes", xs: Sequence[float], events: Sequence[Event | None], delta: float, label: str) -> None:
+    priced = []
+    for x, event in zip(xs, events, strict=True):
+        epsilon = 0.0 if event is None else price([event], delta=delta).epsilon
+        if 0 < epsilon < math.inf:
+            priced.append((x, epsilon))
+    if priced:
+        axes.plot(*zip(*priced, strict=True), marker=".", label=label)

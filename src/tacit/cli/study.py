@@ -1,0 +1,259 @@
+"""``tacit run``, ``plan``, ``report``, ``algorithms`` and ``studies``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tacit.studies.plan import Plan
+
+Study = Annotated[str, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def run_command(
+    study: Study,
+    overrides: Set = None,
+    out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Train a study, with its baselines, and write a run folder with an HTML report.
+
+    Example: tacit run heart-disease --set privacy.epsilon=0.5 --set run.seeds=3
+    """
+    from tacit.studies.folder import new_folder, write
+    from tacit.studies.report import write_report
+    from tacit.studies.run import run
+    from tacit.studies.spec import load_study
+
+    resolved = load_study(study, overrides or ())
+    with _progress(quiet=as_json) as watch:
+        result = run(resolved, watch)
+    folder = new_folder(out, resolved)
+    written = write(result, folder)
+    report = write_report(folder)
+    if as_json:
+        typer.echo(json.dumps(_finite(written)))
+        return
+    console = Console()
+    console.print(_silo_table(written))
+    console.print(_score_table(written))
+    if written["grid"]:
+        console.print(_grid_table(written["grid"]))
+    if written["preprocessing_private"]:
+        console.print("[bold red]Not private:[/] preprocessing read private records and was not priced.")
+    console.print(f"{written['seconds']:.1f} s. Report: {report}")
+
+
+def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> None:
+    """Price a study before anything runs: per silo and kind of round, beside the noise that the paper prints.
+
+    Example: tacit plan heart-disease --set privacy.epsilon=2
+    """
+    from tacit.studies.plan import plan_json
+    from tacit.studies.run import prepare
+    from tacit.studies.spec import load_study
+
+    plan = prepare(load_study(study, overrides or ())).plan
+    found = plan_json(plan)
+    if as_json:
+        typer.echo(json.dumps(_finite(found)))
+        return
+    _print_plan(plan, found)
+
+
+def report_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")],
+) -> None:
+    """Write the HTML report of a run folder again.
+
+    Example: tacit report runs/heart-disease-20260101-120000
+    """
+    from tacit.studies.report import write_report
+
+    typer.echo(str(write_report(run)))
+
+
+def algorithms_command(as_json: Json = False) -> None:
+    """List the algorithms: name, paper and number, guarantee, what they assume.
+
+    Example: tacit algorithms --json
+    """
+    from tacit.algorithms import ALGORITHMS
+
+    rows = [
+        {"name": e.name, "paper": e.paper, "guarantee": e.guarantee, "assumes": e.assumes} for e in ALGORITHMS.values()
+    ]
+    _listing("Algorithms", rows, as_json)
+
+
+def studies_command(as_json: Json = False) -> None:
+    """List the studies that ship with Tacit.
+
+    Example: tacit studies
+    """
+    from tacit.studies.spec import load_study, study_names
+
+    studies = [load_study(name) for name in study_names()]
+    rows = [{"name": s.name, "title": s.title, "data": s.data.name, "algorithm": s.algorithm.name} for s in studies]
+    _listing("Studies", rows, as_json)
+
+
+def _listing(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A progress bar on standard error; none where a machine reads."""
+    if quiet:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def watch(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total)
+            bars.update(tasks[label], completed=done)
+
+        yield watch
+
+
+def _silo_table(written: dict[str, Any]) -> Table:
+    table = Table(
+        "silo", "records", "epsilon", "spent", "delta", "noise multiplier", title=f"{written['study']}: price"
+    )
+    for silo in written["silos"]:
+        noise = ", ".join(f"{kind} {z:.3f}" for kind, z in silo["noise_multiplier"].items())
+        delta = "none" if silo["delta"] is None else f"{silo['delta']:.1e}"
+        table.add_row(
+            silo["name"],
+            str(silo["records"]),
+            _number(silo["epsilon"]),
+            _number(silo["epsilon_spent"]),
+            delta,
+            noise or "none",
+        )
+    return table
+
+
+def _score_table(written: dict[str, Any]) -> Table:
+    names = [name for name in written["metrics"] if name.startswith("test_")]
+    table = Table("who trains", *(name.replace("_", " ") for name in names), title="test records of all silos")
+    private = written["silos"][0]["epsilon"] is not None
+    rows = {"all silos, private" if private else "all silos, not private": written["metrics"]}
+    if private:
+        rows["all silos, without privacy"] = written["baselines"]["non_private"]
+    rows |= {f"{silo} alone": values for silo, values in written["baselines"]["alone"].items()}
+    for label, values in rows.items():
+        table.add_row(label, *(f"{values[name]['mean']:.3f} ± {values[name]['std']:.3f}" for name in names))
+    return table
+
+
+def _grid_table(grid: list[dict[str, Any]]) -> Table:
+    names = [name for name in grid[0]["metrics"] if not name.startswith("train")]
+    table = Table(*grid[0]["point"], *(name.replace("_", " ") for name in names), title="grid")
+    for row in grid:
+        table.add_row(
+            *(f"{v:g}" if isinstance(v, int | float) else str(v) for v in row["point"].values()),
+            *(f"{row['metrics'][name]['mean']:.4f}" for name in names),
+        )
+    return table
+
+
+def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
+    console = Console()
+    columns = (
+        "silo",
+        "records",
+        "kind",
+        "releases",
+        "sampling",
+        "batch",
+        "noise multiplier",
+        "sigma / clip",
+        "epsilon",
+        "delta",
+    )
+    table = Table(*columns, title=f"{found['study']}: the price before anything runs")
+    for silo in found["silos"]:
+        for kind in silo["kinds"]:
+            table.add_row(
+                silo["name"],
+                str(silo["records"]),
+                kind["kind"],
+                str(kind["count"]),
+                kind["sampling"],
+                str(kind["batch"]),
+                _number(kind["noise_multiplier"]),
+                _number(kind["sigma_over_clip"], 5),
+                _number(silo["epsilon"]),
+                "none" if silo["delta"] is None else f"{silo['delta']:.1e}",
+            )
+    console.print(table)
+    papers = Table(
+        "silo",
+        "the paper's sigma / clip",
+        "which really buys epsilon",
+        "paper's noise / ours",
+        "conditions",
+        title="the paper's noise at the same epsilon",
+    )
+    for silo in found["silos"]:
+        paper = silo["paper"]
+        if paper is not None:
+            failed = [c["text"] for c in paper["conditions"] if not c["holds"]]
+            papers.add_row(
+                silo["name"],
+                ", ".join(f"{s:.4g}" for s in paper["sigma_over_clip"]),
+                _number(paper["epsilon_certified"]),
+                f"{paper['noise_ratio']:.2f}",
+                "hold" if not failed else "fail: " + "; ".join(failed),
+            )
+    if papers.row_count:
+        console.print(papers)
+    if plan.study.run.participants is not None:
+        from tacit.privacy import SILO_SAMPLING
+
+        console.print(SILO_SAMPLING)
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "none" if value is None else f"{value:.{digits}f}"
+
+
+def _finite(value: Any) -> Any:
+    """Plain data that strict JSON can hold: what is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,183 @@
+"""From a table to a federation, in the order that keeps test records out of training.
+
+1. Records that the encoding needs and that shall belong to no silo are put aside.
+2. The others are given to silos.
+3. Each silo splits its records at random.
+4. Only then is anything encoded, by a map that is fixed in advance, fitted on the records put aside, or
+   (marked as not public) fitted on training records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tacit.data.federation import DataError, Federation, Records, SiloData, Step
+from tacit.data.partition import DIGIT_PAIRS, PARTITIONS, Request
+from tacit.data.split import split_indices
+from tacit.data.table import Encoding, Table
+
+Split = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Division:
+    """How to divide a table: every parameter decided.
+
+    ``records`` is the number of records that each silo keeps, or ``None`` for all; ``attribute`` is a column
+    of the table, or ``None`` for its first.
+    """
+
+    kind: str
+    silos: int
+    level: float | None
+    attribute: str | None
+    records: int | None
+    validation: float
+    test: float
+    seed: int
+
+
+def build(name: str, table: Table, division: Division, citation: str) -> Federation:
+    """Divide, split and encode a table."""
+    for_reserve, for_silos, for_trim, for_split, for_test = (
+        np.random.default_rng([division.seed, stream]) for stream in range(5)
+    )
+    order = for_reserve.permutation(len(table.y))
+    reserve, free = order[: table.reserve], np.sort(order[table.reserve :])
+    parts = [free[part] for part in _parts(table, free, division, for_silos)]
+    parts = [_trim(part, division.records, silo, for_trim) for silo, part in enumerate(parts)]
+    splits = [_split(part, division, for_split) for part in parts]
+    titles = _titles(table, division)
+    _check_sizes(division, titles, splits)
+    train = np.concatenate([split[0] for split in splits])
+    encoding = table.fit(table.x[reserve], table.x[train])
+    silos = [
+        SiloData(title, *(_records(table, encoding, rows) for rows in split))
+        for title, split in zip(titles, splits, strict=True)
+    ]
+    if table.official_test is not None:
+        silos = _with_official_test(silos, table, encoding, replace(division, records=None), for_test)
+    return Federation(
+        name=name,
+        silos=tuple(silos),
+        task=table.task,
+        num_classes=len(table.class_names) or None,
+        feature_shape=silos[0].train["x"].shape[1:],
+        feature_norm=encoding.norm,
+        steps=(_split_step(table, division), *encoding.steps),
+        citation=citation,
+        partition=_describe(table, division),
+        feature_names=encoding.names,
+        class_names=table.class_names,
+        group_names=table.group_names,
+    )
+
+
+def _parts(table: Table, rows: np.ndarray, division: Division, generator: np.random.Generator) -> list[np.ndarray]:
+    if division.silos > len(rows):
+        raise DataError(f"Expected silos={division.silos} <= {len(rows)} records; lower silos.")
+    if division.kind == "digit-pairs" and table.label is None:
+        raise DataError("Expected digits for partition='digit-pairs', which only 'mnist' has; try 'one-class'.")
+    label = table.y if table.label is None else table.label
+    attribute = table.attributes[_attribute(table, division)][rows] if division.kind == "attribute" else None
+    request = Request(
+        label=label[rows] if table.task != "regression" else None,
+        target=table.y[rows],
+        attribute=attribute,
+        natural=None if table.natural is None else table.natural[rows],
+        silos=division.silos,
+        level=division.level,
+        records=division.records,
+        generator=generator,
+    )
+    return PARTITIONS[division.kind](request)
+
+
+def _attribute(table: Table, division: Division) -> str:
+    choices = tuple(table.attributes)
+    if not choices:
+        raise DataError(
+            "Expected a data set with an attribute for partition='attribute'; this one has none. Use 'iid' or 'label'."
+        )
+    attribute = choices[0] if division.attribute is None else division.attribute
+    if attribute not in choices:
+        raise DataError(f"Expected attribute={attribute!r} to be one of {', '.join(choices)}.")
+    return attribute
+
+
+def _trim(part: np.ndarray, records: int | None, silo: int, generator: np.random.Generator) -> np.ndarray:
+    if records is None:
+        return part
+    if not 1 <= records <= len(part):
+        raise DataError(
+            f"Expected 1 <= records_per_silo={records} <= {len(part)}, the records of silo {silo}; lower "
+            "it, use fewer silos, or leave it out to keep all."
+        )
+    return generator.permutation(part)[:records]
+
+
+def _split(part: np.ndarray, division: Division, generator: np.random.Generator) -> Split:
+    train, validation, test = split_indices(len(part), division.validation, division.test, generator)
+    return part[train], part[validation], part[test]
+
+
+def _check_sizes(division: Division, titles: list[str], splits: list[Split]) -> None:
+    for title, split in zip(titles, splits, strict=True):
+        total = sum(len(rows) for rows in split)
+        if not len(split[0]):
+            raise DataError(
+                f"Expected every silo to have a training record; silo {title!r} has {total} records in all "
+                f"and none to train on with partition={division.kind!r}, silos={division.silos}, "
+                f"level={division.level}; use fewer silos, a milder level, or another seed."
+            )
+
+
+def _titles(table: Table, division: Division) -> list[str]:
+    if division.kind == "natural":
+        return list(table.silo_names)
+    if division.kind == "digit-pairs":
+        return [f"digits {even} and {odd}" for even, odd in DIGIT_PAIRS]
+    width = len(str(division.silos))
+    return [f"silo {silo + 1:0{width}d}" for silo in range(division.silos)]
+
+
+def _records(table: Table, encoding: Encoding, rows: np.ndarray) -> Records:
+    records = {"x": encoding.apply(table.x[rows]), "y": table.y[rows]}
+    return records if table.s is None else records | {"s": table.s[rows]}
+
+
+def _with_official_test(
+    silos: list[SiloData],
+    table: Table,
+    encoding: Encoding,
+    division: Division,
+    generator: np.random.Generator,
+) -> list[SiloData]:
+    assert table.official_test is not None
+    x, y, label = table.official_test
+    apart = replace(table, x=x, y=y, label=label, official_test=None)
+    parts = _parts(apart, np.arange(len(y)), division, generator)
+    return [replace(silo, test=_records(apart, encoding, part)) for silo, part in zip(silos, parts, strict=True)]
+
+
+def _split_step(table: Table, division: Division) -> Step:
+    official = (
+        " The test records are the source's own test set, divided in the same way." if table.official_test else ""
+    )
+    return Step(
+        "split",
+        True,
+        f"Each silo's records at random, before anything else and without looking at them: validation "
+        f"{division.validation:g}, test {division.test:g}, the rest for training.{official}",
+    )
+
+
+def _describe(table: Table, division: Division) -> str:
+    words = [f"{division.kind}, {division.silos} silos"]
+    if division.kind == "attribute":
+        words.append(f"by {_attribute(table, division)}")
+    if division.level is not None and division.kind in ("attribute", "sorted-target", "dirichlet"):
+        words.append(f"level {division.level:g}")
+    return ", ".join(words)

@@ -1,0 +1,182 @@
+"""``load``: the one way from a name to a federation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacit.data import (
+    acs_income,
+    adult,
+    breast_cancer,
+    california_housing,
+    cifar10,
+    credit_card,
+    heart_disease,
+    insurance,
+    mnist,
+)
+from tacit.data.build import Division, build
+from tacit.data.federation import DataError, Federation
+from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, KINDS
+from tacit.data.table import Table
+from tacit.errors import unknown
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A row of the catalogue: how to read a data set, and its defaults.
+
+    ``validation`` and ``test`` keep the training share of the paper that the data set comes from and divide
+    the rest.
+    """
+
+    read: Callable[..., Table]
+    citation: str
+    partition: str
+    silos: int
+    validation: float
+    test: float
+    records: int | None = None
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "heart-disease": DataSet(heart_disease.read, heart_disease.CITATION, "natural", 4, 0.1, 0.2),
+    "breast-cancer": DataSet(breast_cancer.read, breast_cancer.CITATION, "label", 2, 0.1, 0.1),
+    "mnist": DataSet(mnist.read, mnist.CITATION, "digit-pairs", 25, 0.1, 0.1, records=1543),
+    "cifar10": DataSet(cifar10.read, cifar10.CITATION, "one-class", 10, 0.1, 0.1),
+    "adult": DataSet(adult.read, adult.CITATION, "attribute", 3, 0.05, 0.2),
+    "acs-income": DataSet(acs_income.read, acs_income.CITATION, "attribute", 3, 0.05, 0.2),
+    "credit-card": DataSet(credit_card.read, credit_card.CITATION, "attribute", 3, 0.05, 0.2),
+    "california-housing": DataSet(california_housing.read, california_housing.CITATION, "iid", 10, 0.1, 0.1),
+    "insurance": DataSet(insurance.read, insurance.CITATION, "sorted-target", 10, 0.1, 0.1),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the data sets that :func:`load` knows."""
+    return tuple(DATA_SETS)
+
+
+def load(
+    name: str,
+    *,
+    partition: str | None = None,
+    silos: int | None = None,
+    level: float | None = None,
+    seed: int = 0,
+    directory: Path | None = None,
+    validation: float | None = None,
+    test: float | None = None,
+    attribute: str | None = None,
+    records_per_silo: int | None = None,
+    verify: bool = True,
+    **options: Any,
+) -> Federation:
+    """A data set, divided into silos and split.
+
+    Args:
+        name: one of :func:`names`.
+        partition: how to divide (see ``tacit.data.partition``); by default the data set's own way.
+        silos: how many; by default the data set's own number.
+        level: heterogeneity, for the partitions that have one.
+        seed: of partition and split. The same seed gives the same federation.
+        directory: where the files are; else ``TACIT_DATA``, else a cache in the home directory.
+        validation: share of each silo for validation; by default the data set's own.
+        test: share of each silo for test; by default the data set's own.
+        attribute: the column for ``partition="attribute"``; by default the data set's first (age, mostly).
+        records_per_silo: keep this many records in each silo, taken at random; by default all.
+        verify: compare files with their known checksums. Turn it off to read a file of your own with the same
+            columns.
+        **options: of the data set, such as ``features="pixels"``.
+
+    >>> federation = load("heart-disease")
+    >>> [(silo.name, len(silo.train["y"])) for silo in federation.silos]
+    [('cleveland', 212), ('hungarian', 205), ('switzerland', 86), ('va', 140)]
+    >>> federation.touches_private_data
+    False
+    """
+    entry = _entry(name)
+    kind = _kind(entry.partition if partition is None else partition)
+    _check_options(name, entry, options)
+    if "partition" in inspect.signature(entry.read).parameters:
+        options = options | {"partition": kind}
+    table = entry.read(directory, verify, **options)
+    share = 0.0 if table.official_test is not None else entry.test
+    division = Division(
+        kind=kind,
+        silos=_silos(name, table, kind, entry, silos),
+        level=_level(kind, level),
+        attribute=attribute,
+        records=entry.records if records_per_silo is None and kind == entry.partition else records_per_silo,
+        validation=entry.validation if validation is None else validation,
+        test=share if test is None else test,
+        seed=_seed(seed),
+    )
+    if table.official_test is not None and division.test:
+        raise DataError(f"Expected test={test} to be 0 with holdout='official', which brings its own test records.")
+    return build(name, table, division, entry.citation)
+
+
+def _entry(name: str) -> DataSet:
+    if name not in DATA_SETS:
+        raise DataError(unknown("data set", name, DATA_SETS))
+    return DATA_SETS[name]
+
+
+def _kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise DataError(unknown("partition", kind, KINDS))
+    return kind
+
+
+def _check_options(name: str, entry: DataSet, options: dict[str, Any]) -> None:
+    parameters = inspect.signature(entry.read).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "partition"]
+    for option in options:
+        if option not in known:
+            raise DataError(f"Unknown option {option!r} for data set {name!r}; it has {', '.join(known) or 'none'}.")
+
+
+def _silos(name: str, table: Table, kind: str, entry: DataSet, silos: int | None) -> int:
+    if kind == "natural":
+        if table.natural is None:
+            raise DataError(
+                f"Expected a data set with silos of its own for partition='natural'; {name!r} has none. "
+                f"Its default is partition={entry.partition!r}."
+            )
+        if silos not in (None, len(table.silo_names)):
+            raise DataError(
+                f"Expected silos={silos} to be {len(table.silo_names)}, the natural silos of {name!r}; "
+                "leave silos out, or choose another partition."
+            )
+        return len(table.silo_names)
+    if silos is None:
+        if kind == "digit-pairs":
+            return len(DIGIT_PAIRS)
+        if kind in ("one-class", "label") and table.task != "regression":
+            return len(np.unique(table.y if table.label is None else table.label))
+        return entry.silos
+    if silos != int(silos) or silos < 1:
+        raise DataError(f"Expected silos={silos} to be a whole number, at least 1.")
+    return int(silos)
+
+
+def _level(kind: str, level: float | None) -> float | None:
+    if level is not None and kind not in DEFAULT_LEVELS:
+        raise DataError(
+            f"Expected no level={level} for partition={kind!r}, which has no heterogeneity level; leave "
+            f"level out, or use one of {', '.join(DEFAULT_LEVELS)}."
+        )
+    return DEFAULT_LEVELS.get(kind) if level is None else float(level)
+
+
+def _seed(seed: int) -> int:
+    if seed != int(seed) or seed < 0:
+        raise DataError(f"Expected seed={seed} to be a whole number, at least 0.")
+    return int(seed)

@@ -1,0 +1,242 @@
+"""Columns to features with bounds and categories that are fixed before any record is seen.
+
+Everything here is public: a column is scaled by bounds that come from the meaning of the column (a top code
+in a census manual, a clinical range), one-hot columns list their categories in advance, and norms are bounded
+record by record. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tacit.data.federation import DataError, Step
+from tacit.data.table import Encoding
+
+# Rounding to float32 may raise a norm by half a unit in the last place, so the target sits inside the bound.
+_FLOAT32_SLACK = 1e-6
+
+# Rows that are worked on at a time in float64, to bound memory.
+_BLOCK = 8192
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A number clipped to ``[low, high]`` and scaled to ``[-1, 1]``, or to ``[0, 1]`` if ``from_zero``.
+
+    A missing value (nan) is replaced by the middle.
+    On the logarithmic scale the number is ``sign(v) log(1 + |v| / unit)``.
+    """
+
+    column: str
+    low: float
+    high: float
+    log: bool = False
+    unit: float = 1.0
+    from_zero: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the one feature."""
+        return (self.column,)
+
+    def features(self, values: np.ndarray) -> np.ndarray:
+        """Scaled values, shape (n, 1)."""
+        filled = np.clip(np.nan_to_num(values, nan=(self.low + self.high) / 2), self.low, self.high)
+        low, high, scaled = (self._scale(np.asarray(v)) for v in (self.low, self.high, filled))
+        share = (scaled - low) / (high - low)
+        return (share if self.from_zero else 2 * share - 1)[:, None]
+
+    def _scale(self, values: np.ndarray) -> np.ndarray:
+        return np.sign(values) * np.log1p(np.abs(values) / self.unit) if self.log else values
+
+    def __str__(self) -> str:
+        return f"{self.column} in [{self.low:g}, {self.high:g}]{' (log scale)' if self.log else ''}"
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """One 0/1 feature per listed category; a value that is not listed gives all zeros."""
+
+    column: str
+    categories: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the features, one per category."""
+        return tuple(f"{self.column}={label}" for label in self.labels or (f"{c:g}" for c in self.categories))
+
+    def features(self, values: np.ndarray) -> np.ndarray:
+        """Indicators, shape (n, number of categories)."""
+        return (values[:, None] == np.asarray(self.categories)[None, :]).astype(np.float64)
+
+    def __str__(self) -> str:
+        return f"{self.column} one-hot over {len(self.categories)} listed categories"
+
+
+@dataclass(frozen=True)
+class Signed:
+    """+1 if the value is one of ``positive``, -1 if it is anything else, 0 if it is missing (nan)."""
+
+    column: str
+    positive: tuple[float, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the one feature."""
+        return (self.column,)
+
+    def features(self, values: np.ndarray) -> np.ndarray:
+        """Signs, shape (n, 1)."""
+        signs = np.where(np.isin(values, self.positive), 1.0, -1.0)
+        return np.where(np.isnan(values), 0.0, signs)[:, None]
+
+    def __str__(self) -> str:
+        return f"{self.column}: +1 for {', '.join(f'{v:g}' for v in self.positive)}, -1 otherwise, 0 if missing"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """1 if the value is missing (nan), else 0."""
+
+    column: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the one feature."""
+        return (f"{self.column} missing",)
+
+    def features(self, values: np.ndarray) -> np.ndarray:
+        """Indicators, shape (n, 1)."""
+        return np.isnan(values).astype(np.float64)[:, None]
+
+    def __str__(self) -> str:
+        return f"{self.column} missing: 1 if missing, else 0"
+
+
+@dataclass(frozen=True)
+class Bands:
+    """One 0/1 feature per label; ``starts`` are the first codes of ranges with their labels, up to ``end``.
+
+    A label may have several ranges. A code outside all of them gives all zeros.
+    """
+
+    column: str
+    starts: tuple[tuple[float, str], ...]
+    end: float
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Without repetition, in order of first appearance."""
+        return tuple(dict.fromkeys(label for _, label in self.starts))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the features, one per label."""
+        return tuple(f"{self.column}={label}" for label in self.labels)
+
+    def features(self, values: np.ndarray) -> np.ndarray:
+        """Indicators, shape (n, number of labels)."""
+        band = np.searchsorted([start for start, _ in self.starts], values, side="right") - 1
+        label = np.array([self.labels.index(name) for _, name in self.starts])[band]
+        inside = (band >= 0) & (values < self.end)
+        return (label[:, None] == np.arange(len(self.labels))[None, :]) * inside[:, None].astype(np.float64)
+
+    def __str__(self) -> str:
+        return f"{self.column} one-hot over {len(self.labels)} groups of codes"
+
+
+Column = Bounded | OneHot | Signed | Missing | Bands
+
+
+@dataclass(frozen=True)
+class Sensitive:
+    """A sensitive attribute: its listed values become 0, 1, ... in this order, in every silo."""
+
+    column: str
+    values: tuple[float, ...]
+    labels: tuple[str, ...]
+
+    def codes(self, column: np.ndarray) -> np.ndarray:
+        """Place of each entry in ``values``."""
+        unlisted = ~np.isin(column, self.values)
+        if unlisted.any():
+            raise DataError(
+                f"Expected every {self.column} to be one of {self.values}; record {int(unlisted.argmax())} "
+                f"has {column[unlisted.argmax()]}."
+            )
+        return np.searchsorted(self.values, column).astype(np.int32)
+
+    @staticmethod
+    def choose(known: Mapping[str, Sensitive], name: str) -> Sensitive:
+        """The attribute called ``name``."""
+        if name not in known:
+            raise DataError(f"Expected sensitive={name!r} to be one of {', '.join(known)}.")
+        return known[name]
+
+
+def encode_columns(raw: np.ndarray, names: Sequence[str], columns: Sequence[Column]) -> np.ndarray:
+    """The features of ``columns`` side by side, from a raw float array whose columns are called ``names``.
+
+    >>> raw = np.array([[40.0, 2.0], [np.nan, 3.0]])
+    >>> encode_columns(raw, ["age", "kind"], [Bounded("age", 20, 60), OneHot("kind", (1, 2))])
+    array([[0., 0., 1.],
+           [0., 0., 0.]])
+    """
+    position = {name: index for index, name in enumerate(names)}
+    return np.concatenate([column.features(raw[:, position[column.column]]) for column in columns], axis=1)
+
+
+def bound_norm(features: np.ndarray, bound: float) -> np.ndarray:
+    """Shrink every row whose l2 norm exceeds ``bound`` onto the sphere of that radius, and return float32.
+
+    The norm of the float32 row, computed in float64, is at most ``bound``.
+
+    >>> bound_norm(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0).round(3)
+    array([[0.6, 0.8],
+           [0.3, 0.4]], dtype=float32)
+    """
+    bounded = np.empty(features.shape, np.float32)
+    for start in range(0, len(features), _BLOCK):
+        block = features[start : start + _BLOCK].astype(np.float64)
+        norms = np.sqrt((block**2).sum(axis=tuple(range(1, block.ndim)), keepdims=True))
+        factor = np.minimum(1.0, bound * (1 - _FLOAT32_SLACK) / np.maximum(norms, np.finfo(np.float64).tiny))
+        bounded[start : start + _BLOCK] = block * factor
+    return bounded
+
+
+def fixed_encoding(
+    names: Sequence[str],
+    columns: Sequence[Column],
+    norm: float,
+    without: str | None = None,
+    steps: tuple[Step, ...] = (),
+) -> Callable[[np.ndarray, np.ndarray], Encoding]:
+    """A table's ``fit`` where nothing is fitted: ``columns``, but not ``without``, with bounded norm."""
+    used = [column for column in columns if column.column != without]
+    apart = (Step("sensitive attribute", True, f"{without} is kept apart from the features."),) if without else ()
+    encoding = Encoding(
+        apply=lambda raw: bound_norm(encode_columns(raw, names, used), norm),
+        steps=(*steps, *apart, columns_step(used), norm_step(norm)),
+        norm=norm,
+        names=tuple(name for column in used for name in column.names),
+    )
+    return lambda _reserve, _train: encoding
+
+
+def target_step(name: str, low: float, high: float) -> Step:
+    """The public step that scales a target to [0, 1]."""
+    return Step("target", True, f"The {name}, clipped to [{low:g}, {high:g}] and scaled to [0, 1].")
+
+
+def columns_step(columns: Sequence[Column]) -> Step:
+    """The public step that describes ``columns``."""
+    return Step("fixed columns", True, "; ".join(str(column) for column in columns) + ".")
+
+
+def norm_step(bound: float) -> Step:
+    """The public step that describes :func:`bound_norm`."""
+    return Step("norm bound", True, f"Each record by itself is shrunk to l2 norm at most {bound:g}.")

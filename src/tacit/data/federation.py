@@ -1,0 +1,91 @@
+"""What a data set looks like to the rest of the library: silos of records, and how they came about.
+
+A :class:`Federation` is the end of the road that data takes before training: records are given to silos, each
+silo splits its own records at random into train, validation and test, and only then is anything else done to
+them. Every later step is written down as a :class:`Step` that says whether it is *public* (fixed in advance,
+or fitted on records that belong to no silo) or touches private records. A result computed from a federation
+with a private step is not private, whatever the training algorithm does, unless that step was priced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tacit.errors import TacitError
+
+Records = dict[str, np.ndarray]
+"""Parallel arrays: ``x`` (n, ...) float32; ``y`` (n,) int32 for classes or float32 for a regression target;
+and, where there is one, the sensitive attribute ``s`` (n,) int32."""
+
+Task = Literal["binary", "multiclass", "regression"]
+
+
+class DataError(TacitError):
+    """A data set cannot be loaded as asked. The message names the value, the rule and the way out."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of preprocessing, in words.
+
+    Attributes:
+        name: what was done, in two or three words.
+        public: true if the step is fixed in advance or fitted on records of no silo.
+        detail: enough to do it again.
+    """
+
+    name: str
+    public: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class SiloData:
+    """The records of one silo, already split."""
+
+    name: str
+    train: Records
+    validation: Records
+    test: Records
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Silos and everything that a study needs to know about their records.
+
+    Attributes:
+        name: the data set.
+        silos: in a fixed order.
+        task: what ``y`` is.
+        num_classes: how many values ``y`` takes; ``None`` for regression.
+        feature_shape: the shape of one ``x``.
+        feature_norm: a public bound on the l2 norm of every ``x`` that the preprocessing enforces, or
+            ``None``.
+        steps: all preprocessing, in order.
+        citation: whom to thank, and the licence where it asks for that.
+        partition: the kind of partition and its parameters, in words.
+        feature_names: one name per coordinate of a flat ``x``; empty for images and projections.
+        class_names: what the values of ``y`` mean; empty for regression.
+        group_names: what the values of ``s`` mean; empty where there is no ``s``.
+    """
+
+    name: str
+    silos: tuple[SiloData, ...]
+    task: Task
+    num_classes: int | None
+    feature_shape: tuple[int, ...]
+    feature_norm: float | None
+    steps: tuple[Step, ...]
+    citation: str
+    partition: str = ""
+    feature_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
+
+    @property
+    def touches_private_data(self) -> bool:
+        """Whether a step read private records: then a result is "not private" unless that step was priced."""
+        return any(not step.public for step in self.steps)

@@ -1,0 +1,180 @@
+"""Finding, checking and, where a public source exists, fetching the files of a data set.
+
+A file is looked for in the directory that the caller names, else in ``TACIT_DATA``, and then in a cache in
+the home directory. If it is nowhere it is fetched from its public source into the cache. Whatever is read has
+been compared with a known checksum; the cache remembers the size and time of the files that it has compared,
+so that a large file is read in full only once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+
+from tacit.data.download import download
+from tacit.data.federation import DataError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the public can get a file.
+
+    Attributes:
+        url: of the public file.
+        sha256: of the public file, byte for byte.
+        convert: from the public file's bytes to those of the layout.
+    """
+
+    url: str
+    sha256: str
+    convert: Callable[[bytes], bytes] = bytes
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of the layout.
+
+    Attributes:
+        path: relative to the data directory.
+        sha256: checksums of acceptable versions: the layout's, and that of a converted public file.
+        source: where to fetch it.
+        how: what to do where there is no source.
+        arrays: of an npz file, the checksum of its arrays, for archives that differ only in compression.
+    """
+
+    path: str
+    sha256: tuple[str, ...]
+    source: Source | None = None
+    how: str = ""
+    arrays: str | None = None
+
+
+def locate(file: DataFile, directory: Path | None, verify: bool) -> Path:
+    """The path of a file that has been checked, after fetching it if need be."""
+    places = [place / file.path for place in _places(directory)]
+    for path in places:
+        if path.is_file():
+            if verify:
+                check(file, path)
+            return path
+    if file.source is None:
+        raise DataError(f"{_missing(file, places)} It has no public source to fetch it from. {file.how}")
+    try:
+        return fetch(file, file.source, cache_directory() / file.path)
+    except DataError as error:
+        raise DataError(f"{_missing(file, places)} {error}") from error
+
+
+def cache_directory() -> Path:
+    """Where fetched files and remembered checksums live."""
+    return Path(platformdirs.user_cache_dir("tacit")) / "data"
+
+
+def check(file: DataFile, path: Path) -> None:
+    """Raise unless the file at ``path`` has a known checksum; a file checked before is not read again."""
+    stamp = _stamp(file, path)
+    if _remembered().get(str(path.resolve())) != stamp:
+        _compare(file, path)
+        _remember(path, stamp)
+
+
+def fetch(file: DataFile, source: Source, path: Path) -> Path:
+    """Download, check, convert and store a file; a failure leaves nothing behind."""
+    content = download(source.url)
+    found = hashlib.sha256(content).hexdigest()
+    if found != source.sha256:
+        raise DataError(
+            f"Expected {source.url} to have sha256 {source.sha256}, but it has {found}: the source has "
+            "changed or the download was damaged. Nothing was stored; try again, or put the file there "
+            "yourself."
+        )
+    try:
+        with _atomically(path) as temporary:
+            temporary.write_bytes(source.convert(content))
+            _compare(file, temporary)
+    except OSError as error:
+        raise DataError(f"Could not store it as {path} ({error}); make room, or name another folder.") from error
+    _remember(path, _stamp(file, path))
+    return path
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _compare(file: DataFile, path: Path) -> None:
+    found = digest(path)
+    if found not in file.sha256 and not (file.arrays and _arrays_digest(path) == file.arrays):
+        raise DataError(
+            f"Expected {path} to have sha256 {file.sha256[0]}, but it has {found}: it is damaged, or another "
+            "version. Replace it, or pass verify=False to read a file of your own with the same columns."
+        )
+
+
+def _places(directory: Path | None) -> list[Path]:
+    named = directory if directory is not None else os.environ.get("TACIT_DATA")
+    return ([Path(named).expanduser()] if named else []) + [cache_directory()]
+
+
+def _missing(file: DataFile, places: list[Path]) -> str:
+    looked = " and ".join(str(path) for path in places)
+    return (
+        f"Missing data file {file.path!r}: looked for {looked}. Set the environment variable TACIT_DATA, "
+        f"or directory=, to a folder that holds {file.path}."
+    )
+
+
+def _arrays_digest(path: Path) -> str:
+    total = hashlib.sha256()
+    try:
+        with np.load(path) as archive:
+            for name in sorted(archive.files):
+                total.update(name.encode() + archive[name].tobytes())
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        return "unreadable"
+    return total.hexdigest()
+
+
+@contextlib.contextmanager
+def _atomically(path: Path) -> Iterator[Path]:
+    """A temporary file beside ``path`` that replaces it on success and vanishes on failure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _stamp(file: DataFile, path: Path) -> list[str | int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, file.sha256[0]]
+
+
+def _remembered() -> dict[str, list[str | int]]:
+    try:
+        memory = json.loads((cache_directory() / "verified.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return memory if isinstance(memory, dict) else {}
+
+
+def _remember(path: Path, stamp: list[str | int]) -> None:
+    # A cache that cannot be written costs time at the next load, nothing else.
+    with contextlib.suppress(OSError), _atomically(cache_directory() / "verified.json") as temporary:
+        temporary.write_text(json.dumps(_remembered() | {str(path.resolve()): stamp}), encoding="utf-8")

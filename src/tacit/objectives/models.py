@@ -1,0 +1,65 @@
+"""Models of dense layers, tapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tacit.algorithm import Params
+from tacit.objectives.objective import Model, Tap
+
+
+def _dense(params: Params, name: str, inputs: Array, tap: Tap) -> Array:
+    layer = params[name]
+    outputs = inputs @ layer["w"]
+    return tap(name, inputs, outputs + layer["b"] if "b" in layer else outputs)
+
+
+def linear(features: int, outputs: int, *, bias: bool = True) -> Model:
+    """One dense layer, started at zero: linear, logistic and softmax regression.
+
+    >>> model = linear(3, 1)
+    >>> model.init(jax.random.key(0))["linear"]["w"].shape
+    (3, 1)
+    """
+
+    def init(key: Array) -> Params:
+        layer = {"w": jnp.zeros((features, outputs))}
+        return {"linear": {**layer, "b": jnp.zeros(outputs)} if bias else layer}
+
+    def apply(params: Params, x: Array, tap: Tap) -> Array:
+        return _dense(params, "linear", x, tap)
+
+    return Model(init, apply, ("linear",))
+
+
+def mlp(sizes: Sequence[int], *, activation: Callable[[Array], Array] = jax.nn.relu) -> Model:
+    """A multi-layer perceptron, ``sizes`` from features to outputs; Glorot-uniform weights, zero biases.
+
+    >>> [layer for layer in mlp((50, 64, 2)).layers]
+    ['layer_1', 'layer_2']
+    """
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise ValueError(
+            f"Expected sizes={tuple(sizes)} to hold at least two positive widths (features, ..., outputs)."
+        )
+    names = tuple(f"layer_{i}" for i in range(1, len(sizes)))
+
+    def init(key: Array) -> Params:
+        params = {}
+        for name, fan_in, fan_out in zip(names, sizes[:-1], sizes[1:], strict=True):
+            key, key_layer = jax.random.split(key)
+            limit = (6.0 / (fan_in + fan_out)) ** 0.5
+            weights = jax.random.uniform(key_layer, (fan_in, fan_out), minval=-limit, maxval=limit)
+            params[name] = {"w": weights, "b": jnp.zeros(fan_out)}
+        return params
+
+    def apply(params: Params, x: Array, tap: Tap) -> Array:
+        for name in names[:-1]:
+            x = activation(_dense(params, name, x, tap))
+        return _dense(params, names[-1], x, tap)
+
+    return Model(init, apply, names)

@@ -1,0 +1,24 @@
+"""A problem: what is minimised, over what set, and what is known about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tacit.geometry import Regulariser, zero
+from tacit.objectives.objective import Objective
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Minimise the mean of the objective's losses plus a regulariser that is known by its proximal operator.
+
+    The constants are public bounds where they are known: ``lipschitz`` (L) and ``smoothness`` (beta) of each record's
+    loss, ``strong_convexity`` (mu) of the average, ``radius`` of a ball that holds the initial point and an optimum.
+    """
+
+    objective: Objective
+    regulariser: Regulariser = field(default_factory=zero)
+    lipschitz: float | None = None
+    smoothness: float | None = None
+    strong_convexity: float | None = None
+    radius: float | None = None

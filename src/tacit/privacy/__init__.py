@@ -1,0 +1,71 @@
+"""From plan to price: differential-privacy events, accountants, calibration and conversions.
+
+Adjacency is replace-one-record with public sizes. Nothing here imports jax, and dp_accounting is imported
+only when a subsampled schedule is priced.
+"""
+
+from tacit.privacy.accountant import Accountant, Price, capped, price, spent
+from tacit.privacy.calibration import calibrate, split_budget
+from tacit.privacy.conversions import (
+    SILO_SAMPLING,
+    Guarantee,
+    add_remove_multiplier,
+    calibrate_user_level,
+    record_budget_for_user_level,
+    replace_from_add_remove,
+    to_central,
+    to_user_level,
+    user_level,
+    user_level_mu,
+)
+from tacit.privacy.discrete import grid_width, mu_one
+from tacit.privacy.events import Event, Mechanism, PricingError, Protects, Sampling, joint_multiplier
+from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu, gdp_tpr
+from tacit.privacy.papers import paper_noise
+from tacit.privacy.risk import Risk, risk, risk_of
+from tacit.privacy.schedule import gaussian_mu
+from tacit.privacy.statements import Condition, PaperNoise, PaperRelease
+from tacit.privacy.views import rdp_epsilon, zcdp_epsilon, zcdp_rho
+
+__all__ = [
+    "SILO_SAMPLING",
+    "Accountant",
+    "Condition",
+    "Event",
+    "Guarantee",
+    "Mechanism",
+    "PaperNoise",
+    "PaperRelease",
+    "Price",
+    "PricingError",
+    "Protects",
+    "Risk",
+    "Sampling",
+    "add_remove_multiplier",
+    "calibrate",
+    "calibrate_user_level",
+    "capped",
+    "gauss_delta",
+    "gaussian_mu",
+    "gdp_epsilon",
+    "gdp_mu",
+    "gdp_tpr",
+    "grid_width",
+    "joint_multiplier",
+    "mu_one",
+    "paper_noise",
+    "price",
+    "rdp_epsilon",
+    "record_budget_for_user_level",
+    "replace_from_add_remove",
+    "risk",
+    "risk_of",
+    "spent",
+    "split_budget",
+    "to_central",
+    "to_user_level",
+    "user_level",
+    "user_level_mu",
+    "zcdp_epsilon",
+    "zcdp_rho",
+]

@@ -1,0 +1,141 @@
+"""The table that compares every theorem's noise with what is needed.
+
+`python -m tacit.privacy.paper_table` writes it to `results/accounting/papers_table.{md,json}`.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+import tacit
+from tacit.privacy import theorems
+from tacit.privacy.events import Sampling
+from tacit.privacy.statements import PaperNoise, Setting
+
+RECORDS, ROUNDS, EPSILON = 1234, 50, 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table: a theorem at n = 1234, R = 50, epsilon = 1, delta = 1/n^2."""
+
+    label: str
+    noise: PaperNoise
+
+    def as_dict(self) -> dict[str, object]:
+        """The row as plain data; sigmas are in units of the clip bound, multipliers are per message."""
+        noise = self.noise
+        return {
+            "label": self.label,
+            "algorithm": noise.algorithm,
+            "source": noise.source,
+            "sampling": [r.sampling for r in noise.releases],
+            "counts": [r.count for r in noise.releases],
+            "batches": [r.batch for r in noise.releases],
+            "sigma_paper": list(noise.sigma_over_clip),
+            "multiplier_paper": [r.noise_multiplier * r.messages**0.5 for r in noise.releases],
+            "epsilon_certified": noise.epsilon_certified,
+            "epsilon_corrected_certified": noise.epsilon_corrected,
+            "sigma_tight": list(noise.tight_sigma_over_clip),
+            "multiplier_tight": [
+                e.noise_multiplier * r.messages**0.5 for e, r in zip(noise.tight, noise.releases, strict=True)
+            ],
+            "ratio": noise.ratio,
+            "conditions": [{"text": c.text, "holds": c.holds} for c in noise.conditions],
+            "correction": noise.correction,
+        }
+
+
+def table() -> tuple[Row, ...]:
+    """Every theorem at n = 1234, R = 50, epsilon = 1, delta = 1/n^2."""
+    base = Setting(records=RECORDS, rounds=ROUNDS, batch=RECORDS, epsilon=EPSILON, delta=1 / RECORDS**2)
+
+    def at(**changes: object) -> Setting:
+        return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+    schemes: tuple[Sampling, ...] = ("wr", "wor", "poisson")
+    rows = [
+        (f"multi-pass, K={k}, {how}", theorems.multi_pass(at(batch=k, sampling=how)))
+        for k in (8, 87)
+        for how in schemes
+    ]
+    rows.append(("multi-pass, full batch", theorems.multi_pass(at(sampling="full"))))
+    rows += [
+        (f"experiments, K=87, {how}", theorems.multi_pass_experiments(at(batch=87, sampling=how))) for how in schemes
+    ]
+    rows += [
+        ("one-pass accelerated, K=1", theorems.one_pass_accelerated(at(batch=1, rounds=RECORDS))),
+        ("Prox-SGD, K=24", theorems.prox_sgd(at(batch=24))),
+        ("Prox-SVRG, E=5, Q=10, K=123", theorems.prox_svrg(at(batch=123))),
+        ("Prox-SPIDER, q=5", theorems.prox_spider(at(period=5))),
+        ("DP-mu^2, T=n", theorems.mu2_sgd(at(batch=1, rounds=RECORDS))),
+        ("SteFFLe, m=88, epochs", theorems.steffle(at(batch=88))),
+        ("SteFFLe, m=88, iid batches", theorems.steffle(at(batch=88, sampling="wor"))),
+        ("CE-PSGM local, J=50, b=123", theorems.psgm(at(batch=123, local_steps=10, silos=10))),
+    ]
+    return tuple(Row(label=label, noise=noise) for label, noise in rows)
+
+
+def as_markdown(rows: tuple[Row, ...]) -> str:
+    """The table as Markdown."""
+    lines = [
+        "| theorem | batches | sigma, printed | its certified epsilon | sigma, needed | printed / needed |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        noise = row.noise
+        drawn = "; ".join(f"{r.count} x {r.batch} {r.sampling}" for r in noise.releases)
+        printed = "; ".join(f"{s:.4g}" for s in noise.sigma_over_clip)
+        needed = "; ".join(f"{s:.4g}" for s in noise.tight_sigma_over_clip)
+        cells = [row.label, drawn, printed, f"{noise.epsilon_certified:.3g}", needed, f"{noise.ratio:.3g}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(folder: Path) -> None:
+    """Write the table with the command, machine and date that produced it."""
+    rows = table()
+    made = {
+        "command": "python -m tacit.privacy.paper_table",
+        "version": tacit.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    setting = {"records": RECORDS, "rounds": ROUNDS, "epsilon": EPSILON, "delta": 1 / RECORDS**2}
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {"made": made, "setting": setting, "rows": [row.as_dict() for row in rows]}
+    (folder / "papers_table.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+    header = "\n".join(
+        [
+            "# The papers' noise, and what it buys",
+            "",
+            f"n = {RECORDS}, R = {ROUNDS}, epsilon = {EPSILON:g}, delta = 1/n^2. Sigmas are in units of the "
+            "clip bound (SteFFLe: joint, in units of 1/sqrt(rho)). A ratio above 1 is noise wasted; below 1 "
+            "the printed noise does not give the epsilon it claims.",
+            "",
+            "; ".join(f"{name}: {value}" for name, value in made.items()),
+            "",
+        ]
+    )
+    notes = [f"- {row.label}: {row.noise.source}. {row.noise.correction}" for row in rows]
+    text = "\n".join([header, as_markdown(rows), "", *notes, ""])
+    (folder / "papers_table.md").write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `python -m tacit.privacy.paper_table`."""
+    parser = argparse.ArgumentParser(description="Write the table of the papers' noise.")
+    parser.add_argument("--folder", type=Path, default=Path("results/accounting"))
+    folder = parser.parse_args(arguments).folder
+    write(folder)
+    sys.stdout.write(f"Wrote {folder / 'papers_table.md'} and {folder / 'papers_table.json'}.\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""What a guarantee means to somebody who does not speak epsilon: how well the best attacker can do.
+
+The attacker knows every record of the silo but one, sees all messages, and must tell which of two candidate
+records was used. *Advantage* is the true-positive rate minus the false-positive rate at its best, which is
+also how far a balanced guess can beat a coin: accuracy (1 + advantage)/2. The true-positive rate at a
+false-positive rate of 1% says how many records an attacker can expose who is rarely wrong.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from scipy import special
+
+from tacit.privacy import cache
+from tacit.privacy.events import Event, PricingError, non_negative, probability
+from tacit.privacy.gaussian import gdp_tpr
+from tacit.privacy.pld import Composition
+from tacit.privacy.schedule import gaussian_mu, is_subsampled, loss_parts, payable
+
+FALSE_POSITIVE_RATE = 0.01
+_RISK_DELTA = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Risk:
+    """Upper bounds on the success of any attack that a guarantee allows.
+
+    Args:
+        advantage: Best true-positive rate minus false-positive rate; 0 is a coin toss, 1 is certainty.
+        tpr_at_1pct_fpr: Best true-positive rate among attacks that are wrong about 1% of the others.
+    """
+
+    advantage: float
+    tpr_at_1pct_fpr: float
+
+    @property
+    def sentence(self) -> str:
+        """The reading in one plain sentence."""
+        return (
+            "An attacker who knows everything but one record guesses which of two it was with accuracy at "
+            f"most {(1 + self.advantage) / 2:.1%} (a coin: 50.0%), and exposes at most "
+            f"{self.tpr_at_1pct_fpr:.1%} of records at a false-positive rate of 1%."
+        )
+
+
+def risk(*, mu: float | None = None, epsilon: float | None = None, delta: float | None = None) -> Risk:
+    """Attack risk of a guarantee, from mu (exact for Gaussians) or from (epsilon, delta) alone.
+
+    Formal guarantee: no attack on a mechanism with this guarantee does better. The reading of one
+    (epsilon, delta) pair is much more pessimistic than that of the whole schedule; prefer `risk_of`.
+
+    Examples:
+        >>> reading = risk(mu=0.232)
+        >>> round(reading.advantage, 3), round(reading.tpr_at_1pct_fpr, 4)
+        (0.092, 0.0181)
+        >>> round(risk(epsilon=1.0, delta=1e-6).advantage, 3)
+        0.462
+    """
+    if mu is not None:
+        if epsilon is not None or delta is not None:
+            raise PricingError("Expected either mu or (epsilon, delta), not both.")
+        mu = math.inf if mu == math.inf else non_negative("mu", mu)
+        if mu == math.inf:
+            return Risk(advantage=1.0, tpr_at_1pct_fpr=1.0)
+        advantage = float(special.erf(mu / (2 * math.sqrt(2))))
+        return Risk(advantage=advantage, tpr_at_1pct_fpr=gdp_tpr(mu, FALSE_POSITIVE_RATE))
+    if epsilon is None or delta is None:
+        raise PricingError("Expected mu, or epsilon and delta together.")
+    delta = probability("delta", delta)
+    if epsilon == math.inf:
+        return Risk(advantage=1.0, tpr_at_1pct_fpr=1.0)
+    epsilon = non_negative("epsilon", epsilon)
+    shrink = math.exp(-epsilon)
+    advantage = min(1.0, (-math.expm1(-epsilon) + 2 * delta * shrink) / (1 + shrink))
+    by_growth = math.exp(min(epsilon, 700.0)) * FALSE_POSITIVE_RATE + delta
+    by_complement = 1 - shrink * (1 - delta - FALSE_POSITIVE_RATE)
+    return Risk(advantage=advantage, tpr_at_1pct_fpr=min(1.0, by_growth, max(by_complement, 0.0)))
+
+
+def risk_of(events: Iterable[Event]) -> Risk:
+    """Attack risk of a schedule of releases, from its whole privacy profile.
+
+    Formal guarantee: as `risk`, for the events themselves; exact for un-subsampled Gaussians.
+
+    Examples:
+        >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
+        >>> round(risk_of([plan]).advantage, 3)
+        0.092
+    """
+    paid = payable(events)
+    if any(e.noise_multiplier == 0.0 for e in paid):
+        return risk(mu=math.inf)
+    plain = risk(mu=gaussian_mu(paid))
+    if not any(is_subsampled(e) for e in paid):
+        return plain
+    advantage = cache.remember("advantage", paid, _RISK_DELTA, lambda: _composed(paid).delta_at(0.0))
+    tpr = cache.remember("tpr", paid, _RISK_DELTA, lambda: _best_tpr(_composed(paid)))
+    return Risk(advantage=min(advantage, plain.advantage), tpr_at_1pct_fpr=min(tpr, plain.tpr_at_1pct_fpr))
+
+
+def _composed(events: tuple[Event, ...]) -> Composition:
+    return Composition(loss_parts(events), _RISK_DELTA)
+
+
+def _best_tpr(composition: Composition) -> float:
+    """min over epsilon of e^epsilon alpha + delta(epsilon); any grid of epsilons gives a valid bound."""
+    grid = np.concatenate([[0.0], np.geomspace(1e-3, -math.log(FALSE_POSITIVE_RATE), 200)])
+    return min(1.0, *(math.exp(e) * FALSE_POSITIVE_RATE + composition.delta_at(float(e)) for e in grid))

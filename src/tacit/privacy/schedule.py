@@ -1,0 +1,106 @@
+"""The pieces of a schedule: what may be composed, the Gaussian part, and the profiles of the rest."""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from tacit.privacy.discrete import effective_multiplier
+from tacit.privacy.events import Event, PricingError, check_pass
+from tacit.privacy.gaussian import gauss_delta
+from tacit.privacy.profiles import Profile, profile_of
+
+
+def payable(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The events that cost something, after checking that they describe one silo and one guarantee."""
+    events = tuple(events)
+    for event in events:
+        if not isinstance(event, Event):
+            raise PricingError(f"Expected events of type tacit.privacy.Event, got {event!r}.")
+    paid = tuple(e for e in events if e.count > 0)
+    for name in ("records", "protects"):
+        values = sorted({str(getattr(e, name)) for e in paid})
+        if len(values) > 1:
+            raise PricingError(
+                f"Expected one value of {name} in a schedule, got {', '.join(values)}; "
+                "price each silo, and each thing it protects, on its own."
+            )
+    check_pass(e for e in paid if e.sampling == "one-pass")
+    check_running_sums([e for e in paid if e.sampling == "full" or e.protects == "silo"])
+    return paid
+
+
+def check_running_sums(events: Iterable[Event]) -> None:
+    """Raise if several of these events are running sums, whose joint price depends on how they interleave."""
+    if sum(e.mechanism == "cumulative" for e in events) > 1:
+        raise PricingError(
+            'Expected at most one event with mechanism "cumulative" where a record is in every increment; the '
+            "price depends on which running sum an increment enters, so merge them into one."
+        )
+
+
+def gaussian_mu(events: Iterable[Event]) -> float:
+    """Total separation mu of releases that are not amplified by sampling.
+
+    Formal guarantee: the composition is mu-GDP, fully adaptively; subsampled events are counted as if every
+    record were in every batch (with all `batch` draws, if with replacement).
+    """
+    events = tuple(events)
+    shared = [e for e in events if e.sampling == "one-pass" and e.protects != "silo"]
+    squares = [_pass_square(shared)]
+    for event in events:
+        if event in shared:
+            continue
+        base = effective_multiplier(event) ** -2
+        if event.mechanism == "cumulative":
+            squares.append(_running_sum(event.count, event.count) * base)
+        elif event.sampling == "wr" and event.protects != "silo":
+            squares.append(event.count * event.batch**2 * base)
+        else:
+            squares.append(event.count * base)
+    return math.sqrt(math.fsum(squares))
+
+
+def _pass_square(events: Sequence[Event]) -> float:
+    """Largest mu^2 of one record over events that share a pass (parallel composition).
+
+    With one pass a record is in one batch, so it pays for the worst of them; if that batch belongs to a
+    running sum, it pays for every later release of the sum. With more passes it may be in several events,
+    which are added up.
+    """
+    if not events:
+        return 0.0
+    passes = events[0].passes
+    running = [e for e in events if e.mechanism == "cumulative"]
+    plain = [e for e in events if e.mechanism != "cumulative"]
+    if len(running) == 1:
+        sums = _running_sum(running[0].count, passes) * effective_multiplier(running[0]) ** -2
+    else:
+        sums = math.fsum(e.count * passes**2 * effective_multiplier(e) ** -2 for e in running)
+    batches = min(passes, sum(e.count for e in plain))
+    means = batches * max((effective_multiplier(e) ** -2 for e in plain), default=0.0)
+    return max(sums, means) if passes == 1 else sums + means
+
+
+def _running_sum(count: int, entries: int) -> float:
+    """sum_t min(t, entries)^2, t = 1..count: how a record in `entries` increments moves the running sums."""
+    m = min(count, entries)
+    return m * (m + 1) * (2 * m + 1) / 6 + (count - m) * m * m
+
+
+def is_subsampled(event: Event) -> bool:
+    """Whether the event's random batches make it cheaper than releases that contain every record.
+
+    Not if a batch is always everything, nor if the whole silo is protected: then every batch changes.
+    """
+    if event.sampling in ("full", "one-pass") or event.protects == "silo":
+        return False
+    return event.sampling == "wr" or event.batch < event.records
+
+
+def loss_parts(events: Sequence[Event]) -> list[tuple[Profile, int]]:
+    """Profiles and counts of a schedule: each subsampled kind, and one Gaussian for all the rest."""
+    parts = [(profile_of(e, effective_multiplier(e)), e.count) for e in events if is_subsampled(e)]
+    rest = [e for e in events if not is_subsampled(e)]
+    if rest:
+        parts.append((partial(gauss_delta, mu=gaussian_mu(rest)), 1))
+    return parts

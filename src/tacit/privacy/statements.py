@@ -1,0 +1,143 @@
+"""A theorem's noise beside the noise that is needed: the types that `tacit.privacy.theorems` fills in."""
+
+import dataclasses
+import math
+from functools import cached_property
+
+from tacit.privacy.accountant import price
+from tacit.privacy.calibration import calibrate
+from tacit.privacy.events import Event, Mechanism, Protects, Sampling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A condition of a theorem with the numbers put in."""
+
+    text: str
+    holds: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperRelease:
+    """One kind of release as a theorem prints it.
+
+    Args:
+        kind: Name of the kind of round.
+        noise_multiplier: Printed sigma over the replace-one sensitivity of the release.
+        corrected_multiplier: The same after correcting the theorem by its own argument.
+        sensitivity: Replace-one sensitivity in units of the clip bound.
+        count: Releases per silo.
+        batch: Records per release.
+        sampling: How the batch is drawn.
+        mechanism: As in `Event`.
+        passes: As in `Event`.
+        protects: As in `Event`.
+        messages: Messages of equal multiplier that make up the release; the multipliers above are joint.
+    """
+
+    kind: str
+    noise_multiplier: float
+    corrected_multiplier: float
+    sensitivity: float
+    count: int
+    batch: int
+    sampling: Sampling
+    mechanism: Mechanism = "gaussian"
+    passes: int = 1
+    protects: Protects = "record"
+    messages: int = 1
+
+    def event(self, records: int, noise_multiplier: float) -> Event:
+        """The release as an event of a silo with so many records."""
+        return Event(
+            kind=self.kind,
+            noise_multiplier=noise_multiplier,
+            count=self.count,
+            records=records,
+            batch=self.batch,
+            sampling=self.sampling,
+            mechanism=self.mechanism,
+            passes=self.passes,
+            protects=self.protects,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaperNoise:
+    """A theorem's noise beside the noise that is needed; prices are computed when asked for."""
+
+    algorithm: str
+    source: str
+    records: int
+    epsilon: float
+    delta: float
+    releases: tuple[PaperRelease, ...]
+    conditions: tuple[Condition, ...]
+    correction: str
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The releases at the printed noise."""
+        return tuple(r.event(self.records, r.noise_multiplier) for r in self.releases)
+
+    @property
+    def corrected_events(self) -> tuple[Event, ...]:
+        """The releases at the corrected noise."""
+        return tuple(r.event(self.records, r.corrected_multiplier) for r in self.releases)
+
+    @property
+    def sigma_over_clip(self) -> tuple[float, ...]:
+        """Printed sigma of each release, in units of the clip bound."""
+        return tuple(r.noise_multiplier * r.sensitivity for r in self.releases)
+
+    @cached_property
+    def epsilon_certified(self) -> float:
+        """What the printed noise really buys, with the theorem's sampling."""
+        return price(self.events, delta=self.delta).epsilon
+
+    @cached_property
+    def epsilon_corrected(self) -> float:
+        """What the corrected noise really buys."""
+        return price(self.corrected_events, delta=self.delta).epsilon
+
+    @cached_property
+    def tight(self) -> tuple[Event, ...]:
+        """The releases at the smallest noise that is enough, in the theorem's proportions."""
+        return calibrate(self.events, epsilon=self.epsilon, delta=self.delta)
+
+    @property
+    def tight_sigma_over_clip(self) -> tuple[float, ...]:
+        """Our sigma of each release, in units of the clip bound."""
+        pairs = zip(self.tight, self.releases, strict=True)
+        return tuple(e.noise_multiplier * r.sensitivity for e, r in pairs)
+
+    @property
+    def ratio(self) -> float:
+        """Printed noise over needed noise; below 1 the theorem's noise is not private enough."""
+        return self.events[0].noise_multiplier / self.tight[0].noise_multiplier
+
+    @property
+    def conditions_hold(self) -> bool:
+        """Whether every condition of the theorem is met."""
+        return all(c.holds for c in self.conditions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a theorem is applied to; the last four are read by the algorithms that have them."""
+
+    records: int
+    rounds: int
+    batch: int
+    epsilon: float
+    delta: float
+    sampling: Sampling | None = None
+    period: int | None = None
+    restarts: int = 1
+    local_steps: int = 1
+    silos: int = 1
+
+    @property
+    def log(self) -> float:
+        """ln(1/delta)."""
+        return -math.log(self.delta)

@@ -1,0 +1,1 @@
+"""Where algorithms run: compiled simulation, and the plain loop beside it."""

@@ -1,0 +1,135 @@
+"""Who takes part in a round: all silos, a fixed number drawn at random, a random number, or one in turn.
+
+Sampling silos amplifies nothing at record level, hidden or not: a silo that is in or out shifts a whole batch while
+the noise hides one record. It is a fact of life (silos are not always there), not a privacy tool. So who comes is
+settled in a roster before training, from a key alone, and a silo is never asked more often than it agreed to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from tacit.algorithm import Algorithm
+from tacit.errors import TacitError
+
+
+class Participation(NamedTuple):
+    """Between ``fewest`` and ``most`` silos a round (uniformly many, uniformly chosen).
+
+    ``weights`` are the p_i of the objective sum_i p_i F_i (``None``: equal); ``cap`` is how often a silo answers at
+    most.
+    """
+
+    fewest: int
+    most: int
+    weights: tuple[float, ...] | None = None
+    cap: int | None = None
+
+
+def participation(
+    silos: int,
+    participants: int | Sequence[int] | None = None,
+    weights: Sequence[float] | None = None,
+    cap: int | None = None,
+) -> Participation:
+    """Everyone (``None``), a fixed number, or a pair (fewest, most) for a random number of silos each round.
+
+    >>> participation(4)
+    Participation(fewest=4, most=4, weights=None, cap=None)
+    >>> participation(4, (2, 3))
+    Participation(fewest=2, most=3, weights=None, cap=None)
+    """
+    if participants is None:
+        fewest = most = silos
+    elif isinstance(participants, int):
+        fewest = most = participants
+    else:
+        fewest, most = participants
+    if not 1 <= fewest <= most <= silos:
+        raise TacitError(
+            f"Expected 1 <= participants={participants} <= silos={silos}; lower the participants of a round."
+        )
+    if weights is None:
+        return Participation(fewest, most, None, cap)
+    values = np.asarray(weights, float)
+    if values.shape != (silos,) or not np.all(np.isfinite(values)) or values.min() < 0 or values.sum() <= 0:
+        raise TacitError(f"Expected {silos} non-negative weights with a positive sum, got {tuple(weights)}.")
+    return Participation(fewest, most, tuple(float(v) for v in values / values.sum()), cap)
+
+
+class Roster(NamedTuple):
+    """Who takes part in each round: rows are rounds, columns are places to fill.
+
+    ``weights`` is the weight of each message in the mean, ``taken`` says which places are filled (a random number of
+    silos fills only some).
+    """
+
+    places: np.ndarray
+    weights: np.ndarray
+    taken: np.ndarray
+
+    def answers(self, silos: int) -> np.ndarray:
+        """How often each silo takes part."""
+        return np.bincount(self.places[self.taken], minlength=silos)
+
+
+def width(kind: str, who: Participation, silos: int) -> int:
+    """How many places a kind of round has."""
+    return {"in turn": 1, "all": silos}.get(kind, who.most)
+
+
+def everyone(kind: str, who: Participation, silos: int) -> bool:
+    """Whether a kind of round always has every silo, in order."""
+    return kind == "all" or (kind == "sampled" and who.fewest == silos)
+
+
+def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> Roster:
+    """Settle who takes part in every round.
+
+    The mean is (1/M) sum of N p_i x message_i over the M silos present, so that its expectation does not depend on who
+    comes.
+    """
+    generator = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint64))
+    relative = np.ones(silos) if who.weights is None else silos * np.asarray(who.weights)
+    kinds = [algorithm.rounds[name].participants for name in algorithm.schedule]
+    columns = max((width(kind, who, silos) for kind in kinds), default=1)
+    places = np.zeros((len(kinds), columns), np.int32)
+    weights = np.zeros((len(kinds), columns), np.float32)
+    taken = np.zeros((len(kinds), columns), bool)
+    answered = np.zeros(silos, int)
+    for number, kind in enumerate(kinds):
+        chosen = _present(generator, kind, who, silos, number, answered)
+        answered[chosen] += 1
+        places[number, : len(chosen)] = chosen
+        weights[number, : len(chosen)] = relative[chosen] / len(chosen)
+        taken[number, : len(chosen)] = True
+    return Roster(places, weights, taken)
+
+
+def _present(
+    generator: np.random.Generator,
+    kind: str,
+    who: Participation,
+    silos: int,
+    number: int,
+    answered: np.ndarray,
+) -> np.ndarray:
+    willing = np.arange(silos) if who.cap is None else np.flatnonzero(answered < who.cap)
+    if kind == "in turn":
+        chosen = np.asarray([number % silos])
+    elif everyone(kind, who, silos):
+        chosen = np.arange(silos)
+    else:
+        size = int(generator.integers(who.fewest, who.most + 1))
+        chosen = generator.permutation(willing)[:size]
+    if len(chosen) < (who.fewest if kind == "sampled" else 1) or not np.isin(chosen, willing).all():
+        raise TacitError(
+            f"Round {number + 1} finds too few silos that agreed to answer again: max_participations={who.cap} is used "
+            "up; raise it, or lower the rounds or the participants of a round."
+        )
+    return chosen

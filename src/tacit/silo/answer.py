@@ -1,0 +1,127 @@
+"""A silo's answer to one round: the only place where records, clip and noise meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
+from tacit.silo.gradients import clipped_sum, plain_sum
+from tacit.silo.noise import add_gaussian, standard_deviation
+from tacit.silo.sampling import draw, slots_needed
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What one silo brings to an answer.
+
+    ``fetch`` hands out rows of its records (``None``: all), which are finite (``enrol`` checks) and padded to
+    ``padded`` rows; the first ``count`` are real. ``order`` is the silo's random order for one-pass sampling. ``place``
+    picks the silo's entry from terms that differ by silo.
+    """
+
+    fetch: Callable[[Int[Array, " slots"] | None], Record]
+    padded: int
+    count: Int[Array, ""] | int
+    order: Int[Array, " padded"] | None
+    place: Int[Array, ""] | int
+
+
+def desk_of(records: Record, count: Array | int, order: Array | None, place: Array | int) -> Desk:
+    """The desk of a silo whose records lie in one pytree of arrays."""
+
+    def fetch(rows: Array | None) -> Record:
+        return records if rows is None else jax.tree.map(lambda leaf: leaf[rows], records)
+
+    return Desk(fetch, int(jax.tree.leaves(records)[0].shape[0]), count, order, place)
+
+
+def answer(
+    silo: Silo, broadcast: Broadcast, memory: Memory, desk: Desk, *, key: Array, position: Array | int
+) -> tuple[Message, Memory]:
+    """Start, then local steps of release and absorb, then report.
+
+    Formal guarantee: the message is post-processing of ``local_steps`` releases, each of which is the Gaussian
+    mechanism with the release's noise multiplier on a statistic of replace-one sensitivity computed from its clip
+    and batch size; each is priced by its sampling scheme.
+    """
+    work = silo.start(broadcast, memory)
+    keys = step_keys(key, silo.local_steps)
+
+    def step(work: Work, now: tuple[Array, Array]) -> tuple[Work, None]:
+        own_keys, offset = now
+        released = privatise(silo, work, desk, keys=own_keys, position=position + offset)
+        return silo.absorb(work, released), None
+
+    offsets = jnp.arange(silo.local_steps) * silo.stride
+    if silo.local_steps == 1:
+        work, _ = step(work, (keys[0], offsets[0]))
+    else:
+        work, _ = jax.lax.scan(step, work, (keys, offsets))
+    return silo.report(work, memory)
+
+
+def step_keys(key: Array, local_steps: int) -> Array:
+    """For each local step, a key for the batch and a key for the noise."""
+    return jax.random.split(key, (local_steps, 2))
+
+
+def privatise(silo: Silo, work: Work, desk: Desk, *, keys: Array, position: Array | int) -> Statistic:
+    """One release: sample, query, clip, mean, noise."""
+    key_batch, key_noise = keys[0], keys[1]
+    mean, deviation = exact_statistic(silo, work, desk, key=key_batch, position=position)
+    if deviation is None:
+        return mean
+    return add_gaussian(key_noise, mean, deviation)
+
+
+def exact_statistic(
+    silo: Silo, work: Work, desk: Desk, *, key: Array, position: Array | int
+) -> tuple[Statistic, PerBlock | None]:
+    """The clipped mean of a release *before* noise, and the standard deviation that its noise must have.
+
+    Not private by itself: whoever calls this must add the noise before anything is said. ``None`` in place of a
+    deviation marks a release through the open channel, which is not private.
+    """
+    release = silo.release
+    size = desk.count if release.batch_size is None else _own(release.batch_size, desk.place)
+    capacity = desk.count if release.capacity is None else _own(release.capacity, desk.place)
+    batch = draw(
+        key,
+        release.sampling,
+        count=desk.count,
+        batch_size=size,
+        capacity=capacity,
+        slots=slots_needed(release.sampling, release.batch_size, release.capacity, desk.padded),
+        padded=desk.padded,
+        order=desk.order,
+        position=position,
+    )
+    records = desk.fetch(batch.rows)
+    if release.channel == "open":
+        return _over(plain_sum(silo.query, work, records, batch.present), size), None
+    if release.noise_multiplier is None:
+        raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
+    bound = _own_terms(release, work, desk.place)
+    total = clipped_sum(silo.query, work, records, batch.present, bound)
+    multiplier = jax.tree.map(lambda z: _own(z, desk.place), release.noise_multiplier)
+    return _over(total, size), standard_deviation(bound, multiplier, size)
+
+
+def _own(value: Any, place: Array | int) -> Array:
+    """A silo's own entry of a term that may differ by silo."""
+    value = jnp.asarray(value)
+    return value[place] if value.ndim else value
+
+
+def _own_terms(release: Release, work: Work, place: Array | int) -> PerBlock:
+    return jax.tree.map(lambda limit: _own(limit, place), release.clip(work))
+
+
+def _over(total: Statistic, size: Any) -> Statistic:
+    return jax.tree.map(lambda leaf: leaf / size, total)

@@ -1,0 +1,94 @@
+"""Records at the silo's door: checked once, then trusted to be finite and of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from tacit.algorithm import Record
+from tacit.errors import TacitError
+
+
+class RecordsError(TacitError):
+    """Records that cannot be enrolled; the message names the silo, the field and the fix."""
+
+
+class Silos(NamedTuple):
+    """The records of all silos of a simulation, padded to the largest; row ``i`` is one silo."""
+
+    records: Record
+    counts: Int[Array, " silos"]
+
+    @property
+    def number(self) -> int:
+        """How many silos there are."""
+        return int(self.counts.shape[0])
+
+
+def enrol(tables: Sequence[Mapping[str, np.ndarray]], names: Sequence[str] | None = None) -> Silos:
+    """Check every silo's records and pad them to one length.
+
+    >>> two = enrol([{"x": np.ones((3, 2)), "y": np.zeros(3)}, {"x": np.ones((1, 2)), "y": np.ones(1)}])
+    >>> two.records["x"].shape, two.counts.tolist()
+    ((2, 3, 2), [3, 1])
+    """
+    names = [f"silo {i}" for i in range(len(tables))] if names is None else list(names)
+    if not tables:
+        raise RecordsError("Expected at least one silo, got none.")
+    checked = [check_records(table, name) for table, name in zip(tables, names, strict=True)]
+    for table, name in zip(checked, names, strict=True):
+        if set(table) != set(checked[0]):
+            raise RecordsError(
+                f"Expected {name} to have the fields {sorted(checked[0])} of {names[0]}, got {sorted(table)}."
+            )
+        for field, column in table.items():
+            if column.shape[1:] != checked[0][field].shape[1:]:
+                raise RecordsError(
+                    f"Expected {field} of {name} to have shape {checked[0][field].shape[1:]} per record as at "
+                    f"{names[0]}, got {column.shape[1:]}."
+                )
+    counts = [len(next(iter(table.values()))) for table in checked]
+    longest = max(counts)
+
+    def pad(column: np.ndarray) -> np.ndarray:
+        return np.pad(column, [(0, longest - len(column))] + [(0, 0)] * (column.ndim - 1))
+
+    stacked = {field: jnp.asarray(np.stack([pad(table[field]) for table in checked])) for field in checked[0]}
+    return Silos(stacked, jnp.asarray(counts, jnp.int32))
+
+
+def check_records(table: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Records of one silo as float32 and int32 arrays, or an error that names what is wrong."""
+    if "x" not in table or "y" not in table:
+        raise RecordsError(f"Expected {name} to have fields 'x' (features) and 'y' (target), got {sorted(table)}.")
+    arrays = {field: np.asarray(column) for field, column in table.items()}
+    length = len(arrays["y"])
+    if length == 0:
+        raise RecordsError(f"Expected {name} to hold at least one record, got none; leave an empty silo out.")
+    for field, column in arrays.items():
+        if len(column) != length:
+            raise RecordsError(f"Expected {field} of {name} to have {length} rows as y has, got {len(column)}.")
+        if column.dtype.kind not in "fiub":
+            raise RecordsError(f"Expected {field} of {name} to be numbers, got {column.dtype}; encode it first.")
+        bad = int(np.count_nonzero(~np.isfinite(column))) if column.dtype.kind == "f" else 0
+        if bad:
+            raise RecordsError(
+                f"Expected {field} of {name} to be finite, got {bad} missing or infinite values; fill them with a "
+                "public value, or drop the column at every silo."
+            )
+        kind = np.float32 if field == "x" or column.dtype.kind == "f" else np.int32
+        limit = np.finfo(kind).max if kind is np.float32 else np.iinfo(kind).max
+        if np.abs(column.astype(np.float64)).max(initial=0.0) > limit:
+            raise RecordsError(f"Expected {field} of {name} to fit in {kind.__name__}; scale it by a public bound.")
+        arrays[field] = column.astype(kind)
+    return arrays
+
+
+def rows_of(silos: Silos, place: int) -> Record:
+    """The records of one silo without padding."""
+    return jax.tree.map(lambda leaf: leaf[place, : int(silos.counts[place])], silos.records)

@@ -1,0 +1,126 @@
+"""The run folder: resolved study, result, metrics by round, model, preprocessing and provenance."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tomli_w
+
+from tacit.privacy import risk_of
+from tacit.studies.run import Result, summary
+from tacit.studies.spec import Study
+
+
+def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
+    """The result as plain data, in the documented shape."""
+    study = result.prepared.study
+    silos = [
+        {
+            "name": silo.name,
+            "records": silo.records,
+            "epsilon": None if silo.price is None else silo.price.epsilon,
+            "epsilon_spent": spent,
+            "delta": None if silo.price is None else silo.price.delta,
+            "noise_multiplier": silo.multipliers if silo.price is not None else {},
+            "risk": None if silo.price is None else vars(risk_of(silo.events)),
+        }
+        for silo, spent in zip(result.prepared.plan.silos, result.epsilon_spent, strict=True)
+    ]
+    return {
+        "study": study.name,
+        "algorithm": study.algorithm.name,
+        "channel": study.algorithm.channel if study.privacy.private else "open",
+        "seeds": list(study.run.seed_list),
+        "silos": silos,
+        "metrics": _summaries(result.metrics),
+        "baselines": {
+            "non_private": _summaries(result.non_private),
+            "alone": {name: _summaries(values) for name, values in result.alone.items()},
+        },
+        "preprocessing_private": result.prepared.federations[0].touches_private_data,
+        "grid": result.grid,
+        "seconds": result.seconds,
+        "run_dir": None if run_dir is None else str(run_dir),
+    }
+
+
+def _summaries(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
+    return {name: summary(column) for name, column in values.items()}
+
+
+def provenance() -> dict[str, Any]:
+    """What made a result: versions, machine, date, command and revision."""
+    packages = ("tacit", "jax", "jaxlib", "numpy", "scipy", "dp-accounting")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["tacit", *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "devices": [str(device) for device in jax.devices()],
+        "versions": {name: version(name) for name in packages},
+        "git_revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def new_folder(parent: Path, study: Study) -> Path:
+    """A fresh folder for a run; an existing one is never written over."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
+        folder = parent / f"{study.name}-{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"Could not make a new folder under {parent}.")
+
+
+def write(result: Result, folder: Path) -> dict[str, Any]:
+    """Write a run folder and return the result as plain data."""
+    study = result.prepared.study
+    written = result_json(result, folder)
+    resolved = study.model_dump(exclude_none=True, mode="json")
+    (folder / "study.toml").write_text(tomli_w.dumps(resolved), encoding="utf-8")
+    (folder / "result.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance(), indent=1), encoding="utf-8")
+    steps = [vars(step) for step in result.prepared.federations[0].steps]
+    (folder / "preprocessing.json").write_text(json.dumps(steps, indent=1), encoding="utf-8")
+    _write_metrics(result, folder / "metrics.csv")
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(result.params)}
+    np.savez(folder / "model.npz", allow_pickle=False, **leaves)
+    return written
+
+
+def _write_metrics(result: Result, path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["run", "seed", "round", *result.trace])
+        for label, trace in (("private", result.trace), ("non_private", result.open_trace)):
+            for s, seed in enumerate(result.prepared.study.run.seed_list):
+                for r, number in enumerate(result.rounds):
+                    rows.writerow([label, seed, int(number), *(f"{trace[name][s, r]:.6g}" for name in trace)])

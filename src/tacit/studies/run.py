@@ -1,0 +1,231 @@
+"""Run a study: the private training, the same without privacy, and every silo alone."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.algorithm import Params
+from tacit.data import Federation
+from tacit.objectives import Objective
+from tacit.privacy import spent
+from tacit.runtime.participation import Participation, participation, roster
+from tacit.runtime.program import split_keys
+from tacit.runtime.simulate import Outcome, Seed, simulate_grid
+from tacit.silo import enrol
+from tacit.studies.assemble import Builder, builder_of, federation_of, problem_of
+from tacit.studies.plan import Plan, plan_of
+from tacit.studies.spec import Study, StudyError
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study, checked, assembled and priced: everything before the first round."""
+
+    study: Study
+    federations: tuple[Federation, ...]
+    builder: Builder
+    plan: Plan
+    who: Participation
+
+    @property
+    def names(self) -> list[str]:
+        """The silos' names."""
+        return [silo.name for silo in self.federations[0].silos]
+
+
+@dataclass
+class Result:
+    """What a run found. Traces have axes (seeds, measured rounds)."""
+
+    prepared: Prepared
+    params: Params
+    metrics: dict[str, np.ndarray]
+    non_private: dict[str, np.ndarray]
+    alone: dict[str, dict[str, np.ndarray]]
+    rounds: np.ndarray
+    trace: dict[str, np.ndarray]
+    open_trace: dict[str, np.ndarray]
+    epsilon_spent: list[float | None]
+    seconds: float
+    grid: list[dict[str, Any]] = field(default_factory=list)
+
+
+def prepare(study: Study) -> Prepared:
+    """Load, assemble and price a study; every mistake in it is found here."""
+    federations = tuple(federation_of(study, seed) for seed in study.run.seed_list)
+    first = federations[0]
+    records = [len(silo.train["y"]) for silo in first.silos]
+    weights = records if study.run.weights == "records" else None
+    who = participation(len(records), study.run.participants, weights=weights, cap=study.privacy.max_participations)
+    builder = builder_of(study, problem_of(study, first), records)
+    plan = plan_of(study, builder, [silo.name for silo in first.silos], records)
+    return Prepared(study, federations, builder, plan, who)
+
+
+def run(study: Study, progress: Progress | None = None) -> Result:
+    """Run a study and its baselines. Deterministic for the study's seeds."""
+    started = time.perf_counter()
+    prepared = prepare(study)
+    seeds = list(_seeds(prepared))
+    every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
+
+    def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
+        watch = None if progress is None else lambda done, total: progress(label, done, total)
+        measure = _watch(prepared.builder.problem.objective)
+        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=watch)
+
+    def private(**point: Any) -> Any:
+        return prepared.builder.build(**{**prepared.plan.parameters, **point})
+
+    chosen = train("training" if study.privacy.private else "training, not private", private, {}, seeds, prepared.who)
+    plain = _plain(prepared)
+    public = train("without privacy", plain, {}, seeds, prepared.who) if study.privacy.private else chosen
+    alone = _alone(prepared, seeds, train, plain) if study.run.alone else {}
+    grid = _grid(prepared, seeds, train) if study.run.grid else []
+    return Result(
+        prepared=prepared,
+        params=jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), chosen.params),
+        metrics=_final(chosen),
+        non_private=_final(public),
+        alone=alone,
+        rounds=chosen.rounds,
+        trace={name: values[:, 0] for name, values in chosen.trace.items()},
+        open_trace={name: values[:, 0] for name, values in public.trace.items()},
+        epsilon_spent=_spent(prepared, seeds),
+        seconds=time.perf_counter() - started,
+        grid=grid,
+    )
+
+
+def _seeds(prepared: Prepared) -> Iterator[Seed]:
+    names = prepared.names
+    for seed, federation in zip(prepared.study.run.seed_list, prepared.federations, strict=True):
+        key_run, key_init = jax.random.split(jax.random.key(seed))
+        silos = enrol([_flat(silo.train) for silo in federation.silos], names)
+        evaluation = {part: _pooled(federation, part) for part in ("train", "validation", "test")}
+        yield Seed(key_run, prepared.builder.problem.objective.init(key_init), silos, evaluation)
+
+
+def _flat(records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: column for name, column in records.items() if name != "s"}
+
+
+def _pooled(federation: Federation, part: str) -> dict[str, np.ndarray]:
+    tables = [_flat(getattr(silo, part)) for silo in federation.silos]
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def _watch(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
+    def measure(params: Params, evaluation: Any) -> dict[str, Any]:
+        measured = {}
+        for part, records in evaluation.items():
+            for name, value in objective.measure(params, records).items():
+                measured[f"{part}_{name}"] = value
+        return measured
+
+    return measure
+
+
+def _final(outcome: Outcome) -> dict[str, np.ndarray]:
+    return {name: values[:, 0, -1] for name, values in outcome.trace.items()}
+
+
+def _plain(prepared: Prepared) -> Callable[..., Any]:
+    """The same algorithm without clip and noise, with the study's own settings for the baseline."""
+    changes = {"channel": "open", "noise_multiplier": None, **prepared.study.baseline}
+    return lambda **point: prepared.builder.build(**{**changes, **point})
+
+
+def _alone(
+    prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome], plain: Callable[..., Any]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Every silo trains by itself, without privacy (nothing leaves it); measured on the records of all silos."""
+    names = prepared.names
+    pairs = [
+        seed._replace(silos=jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], seed.silos))
+        for seed in seeds
+        for i in range(len(names))
+    ]
+    final = _final(train("each silo alone", plain, {}, pairs, participation(1)))
+    by_silo = {name: values.reshape(len(seeds), len(names)) for name, values in final.items()}
+    return {silo: {name: values[:, i] for name, values in by_silo.items()} for i, silo in enumerate(names)}
+
+
+def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) -> list[dict[str, Any]]:
+    """Every point of the study's grid in one program; the noise of each point is calibrated to its budget."""
+    study = prepared.study
+    known = {"privacy.epsilon", *(f"algorithm.{name}" for name in ("step_size", "clip_norm"))}
+    known |= {f"algorithm.{name}" for name, value in study.algorithm.own.items() if isinstance(value, float)}
+    strange = sorted(set(study.run.grid) - known)
+    if strange:
+        raise StudyError(f"run.grid: expected keys among {sorted(known)}, got {strange}.")
+    keys = list(study.run.grid)
+    points = [dict(zip(keys, values, strict=True)) for values in itertools.product(*study.run.grid.values())]
+    rows: dict[str, list[Any]] = {}
+    for point in points:
+        for key, value in point.items():
+            if key != "privacy.epsilon":
+                rows.setdefault(key.removeprefix("algorithm."), []).append(value)
+        if study.privacy.private:
+            rows.setdefault("noise_multiplier", []).append(_noise_at(prepared, point))
+    outcome = train(
+        "grid",
+        prepared.builder.build,
+        {k: jnp.asarray(np.asarray(v)) for k, v in rows.items()},
+        seeds,
+        prepared.who,
+    )
+    last = {name: values[:, :, -1] for name, values in outcome.trace.items()}
+    return [
+        {"point": point, "metrics": {name: summary(values[:, i]) for name, values in last.items()}}
+        for i, point in enumerate(points)
+    ]
+
+
+def _noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
+    epsilon = point.get("privacy.epsilon", prepared.study.privacy.epsilon)
+    privacy = prepared.study.privacy.model_copy(update={"epsilon": epsilon})
+    study = prepared.study.model_copy(update={"privacy": privacy})
+    records = [silo.records for silo in prepared.plan.silos]
+    noise = plan_of(study, prepared.builder, prepared.names, records).noise
+    if noise is None:
+        raise StudyError("run.grid: expected a private study for a grid over noise.")
+    return noise
+
+
+def _spent(prepared: Prepared, seeds: list[Seed]) -> list[float | None]:
+    """What the realised participations cost each silo, in the seed in which it answered most."""
+    algorithm = prepared.builder.build(**prepared.plan.parameters)
+    silos = len(prepared.names)
+    answers = np.max(
+        [roster(split_keys(seed.key).choice, algorithm, prepared.who, silos).answers(silos) for seed in seeds],
+        axis=0,
+    )
+    found: list[float | None] = []
+    for silo, count in zip(prepared.plan.silos, answers, strict=True):
+        if silo.price is None:
+            found.append(None)
+            continue
+        # With several kinds of round a silo may have answered any of them: each is charged up to its own count.
+        made = {
+            event.kind: min(event.count, int(count) * algorithm.rounds[event.kind].silo.local_steps)
+            for event in silo.events
+        }
+        found.append(spent(silo.events, made, delta=silo.price.delta).epsilon)
+    return found
+
+
+def summary(values: np.ndarray) -> dict[str, float]:
+    """Mean and standard deviation over seeds."""
+    values = np.asarray(values, float)
+    return {"mean": float(values.mean()), "std": float(values.std(ddof=1)) if len(values) > 1 else 0.0}

@@ -1,0 +1,261 @@
+"""A study as a TOML file: validated before any work, with errors that name the field, the value and the fix."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tacit.algorithm import Channel, Sampling
+from tacit.errors import TacitError, unknown
+
+FORMAT = 1
+"""The version of the study format that this Tacit reads."""
+
+
+class StudyError(TacitError):
+    """A study that cannot be run as written."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class DataSection(_Section):
+    """Which records: the name of a data set and its own options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class PartitionSection(_Section):
+    """How records are given to silos and split; everything absent is the data set's own default."""
+
+    kind: str | None = None
+    silos: Count | None = None
+    level: float | None = None
+    records_per_silo: Count | None = None
+    validation: float | None = None
+    test: float | None = None
+
+
+class ObjectiveSection(_Section):
+    """What is learnt."""
+
+    model: Literal["linear", "mlp"] = "linear"
+    hidden: tuple[Count, ...] = ()
+    loss: Literal["logistic", "softmax", "squared"] | None = None
+    regulariser: str | dict[str, Any] = "zero"
+
+    @model_validator(mode="after")
+    def _hidden_belongs_to_mlp(self) -> ObjectiveSection:
+        if (self.model == "mlp") != bool(self.hidden):
+            raise ValueError('set hidden = [widths] exactly where model = "mlp"')
+        return self
+
+
+class AlgorithmSection(BaseModel):
+    """How it is learnt; keys beyond these are the algorithm's own."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+    channel: Channel = "direct"
+    num_rounds: Count
+    batch_size: Count | None = None
+    sampling: Sampling | None = None
+    step_size: Positive
+    clip_norm: Positive | None = None
+
+    @model_validator(mode="after")
+    def _batch_fits_sampling(self) -> AlgorithmSection:
+        if self.sampling == "full" and self.batch_size is not None:
+            raise ValueError('leave batch_size out for sampling = "full"')
+        if self.sampling not in (None, "full") and self.batch_size is None:
+            raise ValueError(f'set batch_size for sampling = "{self.sampling}"')
+        return self
+
+    @property
+    def scheme(self) -> Sampling:
+        """The sampling in force: Poisson for mini-batches, else the full batch."""
+        return self.sampling or ("full" if self.batch_size is None else "poisson")
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The algorithm's own parameters."""
+        return dict(self.model_extra or {})
+
+
+class PrivacySection(_Section):
+    """The budget of each silo; no epsilon and no noise multiplier means not private."""
+
+    epsilon: Positive | tuple[Positive, ...] | None = None
+    noise_multiplier: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    accountant: Literal["tight", "rdp", "zcdp"] = "tight"
+    protects: Literal["record"] = "record"
+    max_participations: Count | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> PrivacySection:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise ValueError("set epsilon or noise_multiplier, not both: each follows from the other")
+        return self
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is protected."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+
+class RunSection(_Section):
+    """Repetitions, participation, and a grid of settings."""
+
+    seeds: Count | tuple[int, ...] = 1
+    participants: Count | tuple[Count, Count] | None = None
+    weights: Literal["equal", "records"] = "equal"
+    measure_every: Count | None = None
+    alone: bool = True
+    grid: dict[str, tuple[Any, ...]] = {}
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, value: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if isinstance(value, tuple) and (not value or len(set(value)) != len(value) or min(value) < 0):
+            raise ValueError("give a number of seeds, or a list of different seeds >= 0")
+        return value
+
+    @property
+    def seed_list(self) -> tuple[int, ...]:
+        """The seeds as a list."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+
+class Study(_Section):
+    """An experiment: data, partition, objective, algorithm, privacy, run."""
+
+    format: int = FORMAT
+    name: str
+    title: str = ""
+    data: DataSection
+    partition: PartitionSection = PartitionSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    algorithm: AlgorithmSection
+    privacy: PrivacySection = PrivacySection()
+    baseline: dict[str, Any] = {}
+    run: RunSection = RunSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Study:
+        if self.privacy.private:
+            if self.algorithm.channel == "open":
+                raise ValueError('algorithm.channel = "open" releases without noise; leave out privacy.epsilon')
+            if self.algorithm.clip_norm is None:
+                raise ValueError("algorithm.clip_norm is needed for a private run; set it to a norm bound > 0")
+        return self
+
+
+def study_names() -> tuple[str, ...]:
+    """The studies that ship with the package."""
+    folder = resources.files("tacit.studies") / "files"
+    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+def load_study(source: str | Path, overrides: Iterable[str] = ()) -> Study:
+    """A study by name or path, with ``section.key=value`` overrides applied."""
+    return parse_study(_read(source), overrides)
+
+
+def parse_study(text: str, overrides: Iterable[str] = ()) -> Study:
+    """A study from TOML text."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"The study is not valid TOML: {error}.") from None
+    version = tree.get("format", FORMAT)
+    if version != FORMAT:
+        raise StudyError(
+            f"Expected format={FORMAT}, got format={version!r}: the study was written for another version of Tacit; "
+            "install that version, or bring the file up to date and set format accordingly."
+        )
+    for override in overrides:
+        _override(tree, override)
+    return study_from(tree)
+
+
+def study_from(tree: dict[str, Any]) -> Study:
+    """A study from a tree of plain values."""
+    try:
+        return Study.model_validate(tree)
+    except ValidationError as error:
+        raise StudyError(_explain(error)) from None
+
+
+def _read(source: str | Path) -> str:
+    path = Path(source)
+    if path.suffix == ".toml" or path.exists():
+        if not path.is_file():
+            raise StudyError(f"No study file at {path}; give a path to a TOML file or a name: {_listed()}.")
+        return path.read_text(encoding="utf-8")
+    if str(source) not in study_names():
+        raise StudyError(unknown("study", str(source), study_names()) + " A path to a .toml file works too.")
+    return (resources.files("tacit.studies") / "files" / f"{source}.toml").read_text(encoding="utf-8")
+
+
+def _listed() -> str:
+    return ", ".join(study_names())
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise StudyError(f"Expected --set section.key=value, got {override!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    node = tree
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise StudyError(f"Expected {part!r} in --set {override} to be a section of the study.")
+    if isinstance(value, str) and value.lower() in ("none", "null"):
+        node.pop(parts[-1], None)
+    else:
+        node[parts[-1]] = value
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        place = ".".join(
+            str(part) for part in problem["loc"] if not str(part).startswith(("constrained", "tuple", "function"))
+        )
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            section, _, key = place.rpartition(".")
+            message = unknown("key", key, _known_keys(section))
+            lines.append(f"{place}: {message}")
+        elif problem["type"] == "missing":
+            lines.append(f"{place}: missing; set it in the study or with --set {place}=VALUE.")
+        else:
+            got = "" if isinstance(problem["input"], dict | BaseModel) else f", got {problem['input']!r}"
+            lines.append(f"{place}: {message}{got}." if place else f"{message}{got}.")
+    return "The study cannot be run:\n  " + "\n  ".join(dict.fromkeys(lines))
+
+
+def _known_keys(section: str) -> list[str]:
+    if not section:
+        return list(Study.model_fields)
+    field = Study.model_fields.get(section)
+    kind = field.annotation if field is not None else None
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

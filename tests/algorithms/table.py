@@ -1,0 +1,84 @@
+"""The table that drives the shared tests: a later algorithm joins by adding a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.algorithm import Algorithm
+from tacit.algorithms import ALGORITHMS, local_sgd, mb_sgd
+from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax, squared
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm with small parameters for the shared tests, and what makes it converge without noise."""
+
+    name: str
+    factory: Callable[..., Algorithm]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    convergence: dict[str, Any] = field(default_factory=dict)
+    samplings: tuple[str, ...] = ("full", "wor", "wr", "poisson", "one-pass")
+
+    def build(self, problem: Problem, **changes: Any) -> Algorithm:
+        common = {
+            "step_size": 0.2,
+            "num_rounds": 6,
+            "clip_norm": 0.7,
+            "noise_multiplier": 0.2,
+            "batch_size": None,
+            "sampling": "full",
+        }
+        return self.factory(problem, **{**common, **self.parameters, **changes})
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("mb-sgd", mb_sgd, convergence={"output": "last"}),
+        Case("local-sgd", local_sgd, {"local_steps": 2, "num_rounds": 3}),
+    )
+}
+
+
+def test_every_algorithm_has_a_row():
+    assert set(CASES) == set(ALGORITHMS)
+
+
+def tables(seed=0, sizes=(30, 17, 24), features=5, classes=2):
+    rng = np.random.default_rng(seed)
+    return [
+        {"x": rng.normal(size=(n, features)).astype(np.float32), "y": rng.integers(0, classes, n).astype(np.int32)}
+        for n in sizes
+    ]
+
+
+def least_squares(seed=0, sizes=(40, 40, 40), features=4):
+    """Tables whose pooled least-squares solution is known, and the problem."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=features)
+    made = []
+    for n in sizes:
+        x = rng.normal(size=(n, features)) / np.sqrt(features)
+        made.append({"x": x.astype(np.float32), "y": (x @ truth + 0.1 * rng.normal(size=n)).astype(np.float32)})
+    x, y = (np.concatenate([np.asarray(t[k], np.float64) for t in made]) for k in ("x", "y"))
+    solution = np.linalg.lstsq(x, y, rcond=None)[0]
+    return made, Problem(Objective(linear(features, 1, bias=False), squared())), solution
+
+
+LOGISTIC = Problem(Objective(linear(5, 1), logistic()))
+MLP = Problem(Objective(mlp((5, 8, 2)), softmax()))
+
+
+def start(problem: Problem) -> Any:
+    return problem.objective.init(jax.random.key(0))
+
+
+def largest_difference(a: Any, b: Any) -> float:
+    gaps = jax.tree.map(lambda u, v: float(jnp.abs(u - v).max()), a, b)
+    return max(jax.tree.leaves(gaps))

@@ -1,0 +1,88 @@
+"""Every algorithm: the compiled program equals the plain loop, and noise summed is noise added."""
+
+import jax
+import numpy as np
+import pytest
+
+from tacit.runtime.debug import debug
+from tacit.runtime.participation import participation
+from tacit.runtime.simulate import Seed, simulate, simulate_grid
+from tacit.silo import enrol, rows_of
+from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, least_squares, start, tables
+from tests.algorithms.table import test_every_algorithm_has_a_row as test_every_algorithm_has_a_row
+
+SAMPLINGS = {
+    "full": {"sampling": "full"},
+    "wor": {"sampling": "wor", "batch_size": 8},
+    "wr": {"sampling": "wr", "batch_size": 8},
+    "poisson": {"sampling": "poisson", "batch_size": 8, "capacity": 12},
+    "one-pass": {"sampling": "one-pass", "batch_size": 2},
+}
+WHO = {"all": None, "two of three": 2, "one or two": (1, 2)}
+
+
+def both(case, problem, changes, participants=None):
+    silos = enrol(tables())
+    who = participation(3, participants)
+    algorithm = case.build(problem, **changes)
+    fast = simulate(algorithm, start(problem), silos, key=jax.random.key(1), who=who, noise="each")
+    slow = debug(algorithm, start(problem), [rows_of(silos, i) for i in range(3)], key=jax.random.key(1), who=who)
+    return fast, slow
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", CASES)
+def test_simulate_equals_the_plain_loop_for_every_sampling(name, sampling):
+    if sampling not in CASES[name].samplings:
+        pytest.skip(f"{name} does not sample {sampling}")
+    fast, slow = both(CASES[name], MLP, SAMPLINGS[sampling])
+    assert largest_difference(fast.params, slow.params) < 1e-5
+
+
+@pytest.mark.parametrize("participants", WHO)
+@pytest.mark.parametrize("name", CASES)
+def test_simulate_equals_the_plain_loop_for_every_participation(name, participants):
+    fast, slow = both(CASES[name], LOGISTIC, {}, WHO[participants])
+    assert largest_difference(fast.params, slow.params) < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_noise_it_converges_to_the_known_solution(name):
+    made, problem, solution = least_squares()
+    algorithm = CASES[name].build(
+        problem, step_size=0.5, num_rounds=400, clip_norm=1e3, noise_multiplier=0.0, **CASES[name].convergence
+    )
+    found = simulate(algorithm, start(problem), enrol(made), key=jax.random.key(0)).params
+    np.testing.assert_allclose(np.asarray(found["linear"]["w"])[:, 0], solution, atol=0.02)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_error_falls_as_noise_falls(name):
+    """Paired seeds, a grid of noise multipliers in one program."""
+    made, problem, solution = least_squares()
+    case = CASES[name]
+    seeds = [Seed(jax.random.key(s), start(problem), enrol(made)) for s in range(6)]
+
+    def build(noise_multiplier):
+        return case.build(problem, num_rounds=25, clip_norm=2.0, noise_multiplier=noise_multiplier)
+
+    found = simulate_grid(build, {"noise_multiplier": np.asarray([0.1, 3.0, 100.0], np.float32)}, seeds).params
+    error = np.linalg.norm(np.asarray(found["linear"]["w"])[..., 0] - solution, axis=-1).mean(axis=0)
+    assert error[0] < error[1] < error[2]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_open_channel_needs_no_clip_and_no_noise(name):
+    algorithm = CASES[name].build(LOGISTIC, channel="open", clip_norm=None, noise_multiplier=None)
+    outcome = simulate(algorithm, start(LOGISTIC), enrol(tables()), key=jax.random.key(0))
+    clipped = CASES[name].build(LOGISTIC, clip_norm=1e6, noise_multiplier=0.0)
+    same = simulate(clipped, start(LOGISTIC), enrol(tables()), key=jax.random.key(0))
+    assert largest_difference(outcome.params, same.params) < 1e-4
+
+
+def test_one_local_step_is_minibatch_sgd():
+    local = CASES["local-sgd"].build(MLP, local_steps=1, num_rounds=5)
+    plain = CASES["mb-sgd"].build(MLP, num_rounds=5, output="last")
+    silos = enrol(tables())
+    found = [simulate(a, start(MLP), silos, key=jax.random.key(3), noise="each").params for a in (local, plain)]
+    assert largest_difference(*found) < 1e-5

@@ -1,0 +1,58 @@
+"""Folders are trust domains: imports point one way."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tacit
+
+ROOT = Path(tacit.__file__).parent
+LEAVES = {"errors"}
+ALLOWED = {
+    "algorithm": set(),
+    "errors": set(),
+    "geometry": {"algorithm"},
+    "objectives": {"algorithm", "geometry"},
+    "algorithms": {"algorithm", "objectives", "geometry"},
+    "silo": {"algorithm", "objectives"},
+    "channel": {"algorithm"},
+    "privacy": {"algorithm"},
+    "data": set(),
+    "runtime": {"algorithm", "objectives", "geometry", "algorithms", "silo", "channel", "privacy"},
+    "studies": {"algorithm", "objectives", "geometry", "algorithms", "silo", "channel", "privacy", "data", "runtime"},
+    "cli": None,
+    "__init__": None,
+    "fit": None,
+}
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tacit":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("tacit.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    domain = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert domain in ALLOWED, f"{domain} is not a known trust domain; say what it may see"
+    allowed = ALLOWED[domain]
+    if allowed is not None:
+        assert imported(path) - LEAVES - {domain, "__version__"} <= allowed
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_fit_in_the_head(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+            body = [n for n in node.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+            length = node.end_lineno - body[0].lineno + 1 if body else 0
+            assert length <= 60, f"{node.name} has {length} lines"
