@@ -23,7 +23,7 @@ ALLOWED = {
     "studies": {"algorithm", "objectives", "geometry", "algorithms", "silo", "channel", "privacy", "data", "runtime"},
     "cli": None,
     "__init__": None,
-    "fit": None,
+    "fitting": None,
 }
 
 

@@ -16,8 +16,9 @@ most 1.
 
 Options:
     features: ``"compact"`` (the default, 13 features) leaves out fasting blood sugar and the resting ECG, which
-        say least beside an exercise test: under noise every feature has a price. ``"full"`` (20 features) has
-        them too, and tells which of exercise test, slope, vessels and thallium scan are missing.
+        say least beside an exercise test: under noise every feature has a price (validation error in
+        simulated private training decided). ``"full"`` (20 features) has them too, and tells which of exercise
+        test, slope, vessels and thallium scan are missing.
 """
 
 from __future__ import annotations

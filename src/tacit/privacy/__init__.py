@@ -22,6 +22,7 @@ from tacit.privacy.discrete import grid_width, mu_one
 from tacit.privacy.events import Event, Mechanism, PricingError, Protects, Sampling, joint_multiplier
 from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu, gdp_tpr
 from tacit.privacy.papers import paper_noise
+from tacit.privacy.plan import Budget, SiloPlan, events_of, plan_silos
 from tacit.privacy.risk import Risk, risk, risk_of
 from tacit.privacy.schedule import gaussian_mu
 from tacit.privacy.statements import Condition, PaperNoise, PaperRelease
@@ -30,6 +31,7 @@ from tacit.privacy.views import rdp_epsilon, zcdp_epsilon, zcdp_rho
 __all__ = [
     "SILO_SAMPLING",
     "Accountant",
+    "Budget",
     "Condition",
     "Event",
     "Guarantee",
@@ -41,10 +43,12 @@ __all__ = [
     "Protects",
     "Risk",
     "Sampling",
+    "SiloPlan",
     "add_remove_multiplier",
     "calibrate",
     "calibrate_user_level",
     "capped",
+    "events_of",
     "gauss_delta",
     "gaussian_mu",
     "gdp_epsilon",
@@ -54,6 +58,7 @@ __all__ = [
     "joint_multiplier",
     "mu_one",
     "paper_noise",
+    "plan_silos",
     "price",
     "rdp_epsilon",
     "record_budget_for_user_level",

@@ -3,13 +3,100 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tacit.algorithm import Algorithm, Round
+from tacit.privacy.accountant import Accountant, Price, price
+from tacit.privacy.calibration import calibrate
 from tacit.privacy.events import Event, PricingError, joint_multiplier
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every record may be charged: an epsilon (or one per silo) and a delta, or a noise multiplier to be priced.
+
+    >>> Budget(epsilon=1.0, delta=1e-5).epsilon
+    1.0
+    """
+
+    epsilon: float | tuple[float, ...] | None = None
+    delta: float = 1e-6
+    noise_multiplier: float | None = None
+    accountant: Accountant = "tight"
+    max_participations: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise PricingError("Expected an epsilon or a noise_multiplier, and not both: each follows from the other.")
+
+
+@dataclass(frozen=True)
+class SiloPlan:
+    """What one silo would release and what it costs; no price where nothing is protected."""
+
+    name: str
+    records: int
+    events: tuple[Event, ...]
+    price: Price | None
+
+    @property
+    def multipliers(self) -> dict[str, float]:
+        """The noise multiplier of each kind of round."""
+        return {event.kind: event.noise_multiplier for event in self.events}
+
+
+def plan_silos(
+    unit: Algorithm, names: Sequence[str], records: Sequence[int], budget: Budget | None
+) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
+    """Price every silo by itself, with its own number of records, and find its noise.
+
+    ``unit`` is the algorithm built with noise multiplier one. Returns the plans and, for each silo, the noise
+    multiplier to build the algorithm with; no budget means no noise and no price.
+
+    Formal guarantee: an algorithm built with the noise returned here makes, at each silo, releases that are
+    (epsilon, delta)-DP for each record, as its plan says.
+    """
+    cap = None if budget is None else budget.max_participations
+    bare = [
+        events_of(unit, place=i, silos=len(names), records=n, max_participations=cap) for i, n in enumerate(records)
+    ]
+    if budget is None:
+        return tuple(SiloPlan(*row, None) for row in zip(names, records, bare, strict=True)), None
+    plans, noise = [], []
+    for name, n, events, epsilon in zip(names, records, bare, _epsilons(budget, len(names)), strict=True):
+        if epsilon is None:
+            paid = tuple(event.scaled(budget.noise_multiplier or 0.0) for event in events)
+        else:
+            paid = _calibrated(events, epsilon, budget.delta, budget.accountant)
+        plans.append(SiloPlan(name, n, paid, _priced(paid, budget.delta, budget.accountant)))
+        noise.append(paid[0].noise_multiplier / events[0].noise_multiplier)
+    # Rounded up to float32, which is what the silo computes with.
+    return tuple(plans), np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
+
+
+def _epsilons(budget: Budget, silos: int) -> list[float | None]:
+    if not isinstance(budget.epsilon, tuple):
+        return [budget.epsilon] * silos
+    if len(budget.epsilon) != silos:
+        raise PricingError(
+            f"Expected epsilon to be one number or {silos} of them (one per silo), got {len(budget.epsilon)}."
+        )
+    return list(budget.epsilon)
+
+
+@lru_cache(maxsize=1024)
+def _calibrated(events: tuple[Event, ...], epsilon: float, delta: float, accountant: Any) -> tuple[Event, ...]:
+    return calibrate(events, epsilon=epsilon, delta=delta, accountant=accountant)
+
+
+@lru_cache(maxsize=1024)
+def _priced(events: tuple[Event, ...], delta: float, accountant: Any) -> Price:
+    return price(events, delta=delta, accountant=accountant)
 
 
 def events_of(

@@ -81,11 +81,12 @@ def check_records(table: Mapping[str, np.ndarray], name: str) -> dict[str, np.nd
                 f"Expected {field} of {name} to be finite, got {bad} missing or infinite values; fill them with a "
                 "public value, or drop the column at every silo."
             )
-        kind = np.float32 if field == "x" or column.dtype.kind == "f" else np.int32
-        limit = np.finfo(kind).max if kind is np.float32 else np.iinfo(kind).max
+        is_float = field == "x" or column.dtype.kind == "f"
+        limit = float(np.finfo(np.float32).max if is_float else np.iinfo(np.int32).max)
         if np.abs(column.astype(np.float64)).max(initial=0.0) > limit:
-            raise RecordsError(f"Expected {field} of {name} to fit in {kind.__name__}; scale it by a public bound.")
-        arrays[field] = column.astype(kind)
+            size = "float32" if is_float else "int32"
+            raise RecordsError(f"Expected {field} of {name} to fit in {size}; scale it by a public bound.")
+        arrays[field] = column.astype(np.float32 if is_float else np.int32)
     return arrays
 
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tacit.privacy import Event, PaperNoise, Price, calibrate, paper_noise, price
-from tacit.privacy.plan import events_of
+from tacit.privacy import PaperNoise, paper_noise
+from tacit.privacy.plan import Budget, SiloPlan, plan_silos
 from tacit.studies.assemble import Builder
-from tacit.studies.spec import Study, StudyError
-
-
-@dataclass(frozen=True)
-class SiloPlan:
-    """What one silo would release and what it costs; no price where nothing is protected."""
-
-    name: str
-    records: int
-    events: tuple[Event, ...]
-    price: Price | None
-
-    @property
-    def multipliers(self) -> dict[str, float]:
-        """The noise multiplier of each kind of round."""
-        return {event.kind: event.noise_multiplier for event in self.events}
+from tacit.studies.spec import Study
 
 
 @dataclass(frozen=True)
@@ -44,48 +28,23 @@ class Plan:
 
 
 def plan_of(study: Study, builder: Builder, names: list[str], records: list[int]) -> Plan:
-    """Price a study: calibrate each silo's noise to its epsilon, or price the noise that is given.
+    """Price a study: calibrate each silo's noise to its epsilon, or price the noise that is given."""
+    silos, noise = plan_silos(builder.build(noise_multiplier=1.0), names, records, budget_of(study))
+    return Plan(study, silos, noise)
 
-    Each silo is priced by itself with its own number of records. Silos may have budgets of their own.
-    """
+
+def budget_of(study: Study) -> Budget | None:
+    """The study's budget; none where it is not private."""
     section = study.privacy
-    unit = builder.build(noise_multiplier=1.0)
-    plain = [
-        events_of(unit, place=i, silos=len(names), records=n, max_participations=section.max_participations)
-        for i, n in enumerate(records)
-    ]
     if not section.private:
-        silos = tuple(SiloPlan(*row, None) for row in zip(names, records, plain, strict=True))
-        return Plan(study, silos, None)
-    budgets = _budgets(study, len(names))
-    plans = []
-    for name, n, events, epsilon in zip(names, records, plain, budgets, strict=True):
-        if epsilon is None:
-            events = tuple(event.scaled(section.noise_multiplier or 0.0) for event in events)
-        else:
-            events = _calibrated(events, epsilon, section.delta, section.accountant)
-        plans.append(SiloPlan(name, n, events, _priced(events, section.delta, section.accountant)))
-    factors = [p.events[0].noise_multiplier / e[0].noise_multiplier for p, e in zip(plans, plain, strict=True)]
-    return Plan(study, tuple(plans), np.asarray(factors, np.float32))
-
-
-def _budgets(study: Study, silos: int) -> list[float | None]:
-    epsilon = study.privacy.epsilon
-    if not isinstance(epsilon, tuple):
-        return [epsilon] * silos
-    if len(epsilon) != silos:
-        raise StudyError(f"privacy.epsilon: expected one number or {silos} of them (one per silo), got {len(epsilon)}.")
-    return list(epsilon)
-
-
-@lru_cache(maxsize=1024)
-def _calibrated(events: tuple[Event, ...], epsilon: float, delta: float, accountant: Any) -> tuple[Event, ...]:
-    return calibrate(events, epsilon=epsilon, delta=delta, accountant=accountant)
-
-
-@lru_cache(maxsize=1024)
-def _priced(events: tuple[Event, ...], delta: float, accountant: Any) -> Price:
-    return price(events, delta=delta, accountant=accountant)
+        return None
+    return Budget(
+        epsilon=section.epsilon,
+        delta=section.delta,
+        noise_multiplier=section.noise_multiplier,
+        accountant=section.accountant,
+        max_participations=section.max_participations,
+    )
 
 
 def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:

@@ -235,7 +235,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    lines = []
+    lines: dict[str, str] = {}
     for problem in error.errors():
         place = ".".join(
             str(part) for part in problem["loc"] if not str(part).startswith(("constrained", "tuple", "function"))
@@ -243,14 +243,14 @@ def _explain(error: ValidationError) -> str:
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             section, _, key = place.rpartition(".")
-            message = unknown("key", key, _known_keys(section))
-            lines.append(f"{place}: {message}")
+            text = unknown("key", key, _known_keys(section))
         elif problem["type"] == "missing":
-            lines.append(f"{place}: missing; set it in the study or with --set {place}=VALUE.")
+            text = f"missing; set it in the study or with --set {place}=VALUE."
         else:
             got = "" if isinstance(problem["input"], dict | BaseModel) else f", got {problem['input']!r}"
-            lines.append(f"{place}: {message}{got}." if place else f"{message}{got}.")
-    return "The study cannot be run:\n  " + "\n  ".join(dict.fromkeys(lines))
+            text = f"{message}{got}."
+        lines.setdefault(place, f"{place}: {text}" if place else text)
+    return "The study cannot be run:\n  " + "\n  ".join(lines.values())
 
 
 def _known_keys(section: str) -> list[str]:

@@ -1,0 +1,57 @@
+"""The command as people type it, in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def tacit(*arguments: str, cwd=None) -> subprocess.CompletedProcess:
+    code = "from tacit.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300, check=False
+    )
+
+
+def test_run_prints_one_json_object_and_leaves_a_folder(tmp_path):
+    done = tacit("run", "heart-disease", "--set", "run.seeds=1", "--set", "run.alone=false", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["silos"][0]["noise_multiplier"]["gradient"] > 1
+    assert (tmp_path / found["run_dir"] / "report.html").is_file()
+
+
+def test_plan_prints_the_documented_shape(tmp_path):
+    done = tacit("plan", "heart-disease", "--set", "run.seeds=1", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    silo = found["silos"][0]
+    assert set(silo) == {"name", "records", "epsilon", "delta", "kinds", "paper"}
+    assert set(silo["kinds"][0]) == {"kind", "count", "sampling", "batch", "noise_multiplier", "sigma_over_clip"}
+    assert silo["paper"]["noise_ratio"] > 10
+    assert 0 < silo["paper"]["epsilon_certified"] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("run", "hart-disease"), "did you mean 'heart-disease'"),
+        (("run", "heart-disease", "--set", "privacy.epsilon=-1"), "privacy.epsilon"),
+        (("run", "heart-disease", "--set", "run.participants=7"), "participants=7"),
+        (("report", "nowhere"), "tacit run STUDY"),
+        (("data", "hart-disease"), "heart-disease"),
+        (("price", "--records", "10", "--rounds", "5", "--noise-multiplier", "-1"), "noise_multiplier"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(arguments, text, tmp_path):
+    done = tacit(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_lists_are_machine_readable(tmp_path):
+    assert any(row["name"] == "mb-sgd" for row in json.loads(tacit("algorithms", "--json").stdout))
+    assert any(row["name"] == "heart-disease" for row in json.loads(tacit("studies", "--json").stdout))
+    assert tacit("--version").stdout.startswith("tacit 0.")

@@ -1,0 +1,111 @@
+"""A study from file to folder: the demo itself, on fewer seeds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tacit.privacy import price
+from tacit.studies.folder import new_folder, write
+from tacit.studies.report import write_report
+from tacit.studies.run import run
+from tacit.studies.spec import load_study
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run(load_study("heart-disease", ["run.seeds=4"]))
+
+
+def test_the_price_is_the_requested_one_at_every_silo(result):
+    for silo, spent in zip(result.prepared.plan.silos, result.epsilon_spent, strict=True):
+        assert 0.999 <= silo.price.epsilon <= 1.0
+        assert spent == silo.price.epsilon
+        assert price(silo.events, delta=1e-5).epsilon == silo.price.epsilon
+
+
+def test_together_beats_most_hospitals_alone(result):
+    private, public = (m["test_error"].mean() for m in (result.metrics, result.non_private))
+    alone = [values["test_error"].mean() for values in result.alone.values()]
+    assert public <= private < 0.24
+    assert sum(private < error for error in alone) >= 2
+
+
+def test_the_run_is_deterministic(result):
+    again = run(load_study("heart-disease", ["run.seeds=4", "run.alone=false"]))
+    np.testing.assert_array_equal(again.metrics["test_error"], result.metrics["test_error"])
+
+
+def test_the_folder_and_the_report_hold_everything(result, tmp_path):
+    study = result.prepared.study
+    folder = new_folder(tmp_path, study)
+    assert new_folder(tmp_path, study) != folder
+    written = write(result, folder)
+    assert set(written) >= {
+        "study",
+        "algorithm",
+        "channel",
+        "seeds",
+        "silos",
+        "metrics",
+        "baselines",
+        "seconds",
+        "run_dir",
+    }
+    assert load_study(folder / "study.toml") == study
+    assert json.loads((folder / "result.json").read_text())["silos"][0]["name"] == "cleveland"
+    model = np.load(folder / "model.npz")
+    assert any(leaf.shape == (4, 13, 1) for leaf in model.values())
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 4 * len(result.rounds)
+    page = write_report(folder).read_text()
+    for text in ("cleveland", "switzerland", "<svg", "1.000", "Provenance"):
+        assert text in page
+    assert "src=" not in page
+    assert "https://" not in page.replace("http://www.w3.org", "").replace("https://matplotlib.org", "")
+
+
+def test_partial_participation_spends_less_than_it_reserves():
+    found = run(load_study("heart-disease", ["run.seeds=1", "run.participants=2", "run.alone=false"]))
+    for silo, spent in zip(found.prepared.plan.silos, found.epsilon_spent, strict=True):
+        assert spent < silo.price.epsilon
+
+
+def test_a_study_without_epsilon_is_not_private():
+    found = run(load_study("heart-disease", ["privacy.epsilon=none", "run.seeds=1", "run.alone=false"]))
+    assert found.prepared.plan.silos[0].price is None
+    assert found.epsilon_spent == [None] * 4
+
+
+def test_minibatches_with_poisson_sampling_run_and_are_priced():
+    found = run(
+        load_study(
+            "heart-disease",
+            [
+                "run.seeds=1",
+                "run.alone=false",
+                "algorithm.sampling=poisson",
+                "algorithm.batch_size=30",
+                "algorithm.num_rounds=10",
+            ],
+        )
+    )
+    event = found.prepared.plan.silos[0].events[0]
+    assert (event.sampling, event.batch, event.capacity) == ("poisson", 30, 52)
+    assert found.prepared.plan.silos[0].price.epsilon <= 1.0
+
+
+def test_a_grid_runs_every_point_and_shows_the_price_of_privacy():
+    found = run(
+        load_study(
+            "heart-disease",
+            [
+                "run.seeds=3",
+                "run.alone=false",
+                'run.grid={"privacy.epsilon"=[0.05, 8.0], "algorithm.step_size"=[4.0, 8.0]}',
+            ],
+        )
+    )
+    assert found.grid[0]["point"] == {"privacy.epsilon": 0.05, "algorithm.step_size": 4.0}
+    losses = [row["metrics"]["train_loss"]["mean"] for row in found.grid]
+    assert max(losses[2:]) < min(losses[:2])

@@ -1,0 +1,111 @@
+"""Bad studies are refused before any work, with the field, the value and the fix."""
+
+import pytest
+
+from tacit.errors import TacitError
+from tacit.studies.run import prepare
+from tacit.studies.spec import StudyError, load_study, parse_study, study_names
+
+
+def refused(*overrides: str, study: str = "heart-disease") -> str:
+    with pytest.raises(TacitError) as caught:
+        prepare(load_study(study, overrides))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("privacy.epsilon=0", ("privacy.epsilon", "greater than 0")),
+        ("privacy.epsilon=nan", ("privacy.epsilon", "finite")),
+        ("privacy.epsilon=-1", ("privacy.epsilon", "-1")),
+        ("privacy.delta=1", ("privacy.delta", "less than 1")),
+        ("privacy.delta=0.0", ("privacy.delta", "greater than 0")),
+        ("privacy.epsilom=1", ("privacy.epsilom", "did you mean 'epsilon'")),
+        ("algorithm.name=mb-sdg", ("'mb-sdg'", "did you mean 'mb-sgd'")),
+        ("algorithm.stepsize=1", ("stepsize", "parameter of mb-sgd")),
+        ("algorithm.num_rounds=0", ("algorithm.num_rounds", "greater than or equal to 1")),
+        ("algorithm.step_size=inf", ("algorithm.step_size", "finite")),
+        ("algorithm.clip_norm=none", ("clip_norm", "norm bound")),
+        ("algorithm.channel=open", ("channel", "privacy.epsilon")),
+        ("algorithm.channel=opn", ("algorithm.channel", "direct")),
+        ("algorithm.name=local-sgd", ("output", "local-sgd")),
+        ("data.name=hart-disease", ("hart-disease", "heart-disease")),
+        ("objective.loss=squared", ("objective.loss", "logistic")),
+        ("objective.model=mlp", ("hidden",)),
+        ("objective.regulariser=l3:1", ("objective.regulariser", "l3")),
+        ("run.participants=9", ("participants=9", "silos=4")),
+        ("run.seeds=0", ("run.seeds",)),
+        ("run.seeds=[1,1]", ("run.seeds", "different")),
+        ("partition.silos=0", ("partition.silos",)),
+        ("nonsense", ("section.key=value",)),
+        ("name.too.deep=1", ("'name'", "section")),
+    ],
+)
+def test_a_bad_field_is_named_with_its_fix(override, parts):
+    message = refused(override)
+    for part in parts:
+        assert part in message
+
+
+def test_a_batch_larger_than_a_silo_is_refused_with_the_numbers():
+    message = refused("algorithm.sampling=wor", "algorithm.batch_size=100")
+    assert "batch=100" in message
+    assert "records=86" in message
+
+
+def test_one_pass_needs_enough_records():
+    message = refused("algorithm.sampling=one-pass", "algorithm.batch_size=10")
+    assert "rounds=30" in message
+    assert "records=" in message
+
+
+def test_sampling_and_batch_size_must_agree():
+    assert "batch_size" in refused("algorithm.sampling=wor")
+    assert "batch_size" in refused("algorithm.batch_size=3")
+
+
+def test_epsilon_and_noise_exclude_each_other():
+    assert "not both" in refused("privacy.noise_multiplier=3")
+
+
+def test_one_epsilon_per_silo_or_one_for_all():
+    assert "4 of them" in refused("privacy.epsilon=[1.0, 2.0]")
+    plan = prepare(load_study("heart-disease", ["privacy.epsilon=[1.0, 2.0, 4.0, 8.0]", "run.seeds=1"])).plan
+    noise = [silo.multipliers["gradient"] for silo in plan.silos]
+    assert noise == sorted(noise, reverse=True)
+    assert [round(silo.price.epsilon, 3) for silo in plan.silos] == [1, 2, 4, 8]
+
+
+def test_a_study_of_another_version_is_refused():
+    with pytest.raises(StudyError, match=r"format=7.*another version"):
+        parse_study('format = 7\nname = "x"')
+
+
+def test_broken_toml_and_missing_fields():
+    with pytest.raises(StudyError, match="not valid TOML"):
+        parse_study("name = ")
+    with pytest.raises(StudyError, match=r"algorithm: missing"):
+        parse_study('name = "x"\n[data]\nname = "heart-disease"')
+
+
+def test_unknown_and_missing_studies(tmp_path):
+    with pytest.raises(StudyError, match="did you mean 'heart-disease'"):
+        load_study("heart-diseas")
+    with pytest.raises(StudyError, match="No study file"):
+        load_study(tmp_path / "mine.toml")
+
+
+def test_overrides_reach_every_type():
+    study = load_study(
+        "heart-disease",
+        ["privacy.epsilon=none", "run.seeds=[3,4]", "algorithm.output=last", "objective.regulariser=l1:0.1"],
+    )
+    assert not study.privacy.private
+    assert study.run.seed_list == (3, 4)
+    assert study.algorithm.own == {"output": "last"}
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_shipped_study_is_valid_and_named_like_its_file(name):
+    assert load_study(name).name == name
