@@ -26,7 +26,9 @@ def test_plan_prints_the_documented_shape(tmp_path):
     done = tacit("plan", "heart-disease", "--set", "run.seeds=1", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
     silo = found["silos"][0]
-    assert set(silo) == {"name", "records", "epsilon", "delta", "kinds", "paper"}
+    assert set(silo) == {"name", "records", "epsilon", "delta", "kinds", "risk", "user_level", "paper"}
+    assert silo["user_level"]["epsilon"] > 50 * silo["epsilon"]
+    assert 0 < silo["risk"]["advantage"] < 0.2
     assert set(silo["kinds"][0]) == {"kind", "count", "sampling", "batch", "noise_multiplier", "sigma_over_clip"}
     assert silo["paper"]["noise_ratio"] > 10
     assert 0 < silo["paper"]["epsilon_certified"] < 0.1

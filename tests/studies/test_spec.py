@@ -109,3 +109,18 @@ def test_overrides_reach_every_type():
 @pytest.mark.parametrize("name", study_names())
 def test_every_shipped_study_is_valid_and_named_like_its_file(name):
     assert load_study(name).name == name
+
+
+def test_the_papers_noise_is_used_as_printed_and_priced_as_it_is():
+    ours, theirs = (
+        prepare(load_study("heart-disease", ["run.seeds=1", f"privacy.accountant={name}"])).plan.silos[0]
+        for name in ("tight", "paper")
+    )
+    assert theirs.multipliers["gradient"] > 20 * ours.multipliers["gradient"]
+    assert theirs.price.epsilon < 0.05
+
+
+def test_the_papers_noise_is_refused_where_its_conditions_fail():
+    message = refused("privacy.accountant=paper", "privacy.epsilon=60")
+    assert "Theorem" in message
+    assert "epsilon" in message

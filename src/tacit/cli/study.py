@@ -191,19 +191,9 @@ def _grid_table(grid: list[dict[str, Any]]) -> Table:
 
 def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
     console = Console()
-    columns = (
-        "silo",
-        "records",
-        "kind",
-        "releases",
-        "sampling",
-        "batch",
-        "noise multiplier",
-        "sigma / clip",
-        "epsilon",
-        "delta",
-    )
-    table = Table(*columns, title=f"{found['study']}: the price before anything runs")
+    table = Table(title=f"{found['study']}: the price before anything runs")
+    for name in ("silo", "n", "kind", "count", "batch", "z", "sigma/C", "epsilon"):
+        table.add_column(name, no_wrap=True)
     for silo in found["silos"]:
         for kind in silo["kinds"]:
             table.add_row(
@@ -211,22 +201,16 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
                 str(silo["records"]),
                 kind["kind"],
                 str(kind["count"]),
-                kind["sampling"],
-                str(kind["batch"]),
-                _number(kind["noise_multiplier"]),
-                _number(kind["sigma_over_clip"], 5),
+                f"{kind['batch']} {kind['sampling']}",
+                _number(kind["noise_multiplier"], 2),
+                _number(kind["sigma_over_clip"], 4),
                 _number(silo["epsilon"]),
-                "none" if silo["delta"] is None else f"{silo['delta']:.1e}",
             )
     console.print(table)
-    papers = Table(
-        "silo",
-        "the paper's sigma / clip",
-        "which really buys epsilon",
-        "paper's noise / ours",
-        "conditions",
-        title="the paper's noise at the same epsilon",
-    )
+    delta = plan.study.privacy.delta
+    console.print(f"delta = {delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's own.")
+    papers = Table("silo", "sigma/C", "really buys epsilon", "noise / ours", "its conditions")
+    papers.title = "the noise that the paper prints, at the same epsilon"
     for silo in found["silos"]:
         paper = silo["paper"]
         if paper is not None:
@@ -240,9 +224,22 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
             )
     if papers.row_count:
         console.print(papers)
-    if plan.study.run.participants is not None:
-        from tacit.privacy import SILO_SAMPLING
+    _print_reading(plan, console)
 
+
+def _print_reading(plan: Plan, console: Console) -> None:
+    """What the price means to people, and what it does not promise."""
+    from tacit.privacy import SILO_SAMPLING, risk_of, user_level
+
+    priced = [silo for silo in plan.silos if silo.price is not None]
+    if priced:
+        worst = max(priced, key=lambda silo: silo.price.epsilon if silo.price else 0.0)
+        console.print(f"{worst.name}: {risk_of(worst.events).sentence}")
+        whole = user_level(worst.events, delta=plan.study.privacy.delta)
+        console.print(
+            f"If all {worst.records} records of {worst.name} change together, epsilon is {whole.epsilon:.4g}."
+        )
+    if plan.study.run.participants is not None:
         console.print(SILO_SAMPLING)
 
 

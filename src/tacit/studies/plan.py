@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tacit.privacy import PaperNoise, paper_noise
-from tacit.privacy.plan import Budget, SiloPlan, plan_silos
+from tacit.algorithm import Algorithm
+from tacit.privacy import PaperNoise, paper_noise, price, risk_of, user_level
+from tacit.privacy.plan import Budget, SiloPlan, events_of, plan_silos
 from tacit.studies.assemble import Builder
-from tacit.studies.spec import Study
+from tacit.studies.spec import Study, StudyError
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,15 @@ class Plan:
 
 
 def plan_of(study: Study, builder: Builder, names: list[str], records: list[int]) -> Plan:
-    """Price a study: calibrate each silo's noise to its epsilon, or price the noise that is given."""
-    silos, noise = plan_silos(builder.build(noise_multiplier=1.0), names, records, budget_of(study))
+    """Price a study: calibrate each silo's noise to its epsilon, or price the noise that is given.
+
+    ``accountant = "paper"`` takes the noise that the algorithm's theorem prints for the epsilon asked for, where its
+    conditions hold, and certifies what that noise really buys.
+    """
+    unit = builder.build(noise_multiplier=1.0)
+    if study.privacy.private and study.privacy.accountant == "paper":
+        return _paper_plan(study, unit, names, records)
+    silos, noise = plan_silos(unit, names, records, budget_of(study))
     return Plan(study, silos, noise)
 
 
@@ -42,25 +51,59 @@ def budget_of(study: Study) -> Budget | None:
         epsilon=section.epsilon,
         delta=section.delta,
         noise_multiplier=section.noise_multiplier,
-        accountant=section.accountant,
+        accountant="tight" if section.accountant == "paper" else section.accountant,
         max_participations=section.max_participations,
     )
+
+
+def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[int]) -> Plan:
+    """Every silo at the noise that the theorem prints, priced by the tight accountant."""
+    epsilon, delta = study.privacy.epsilon, study.privacy.delta
+    if not isinstance(epsilon, float | int):
+        raise StudyError(
+            'privacy.accountant: "paper" needs one epsilon for all silos; set privacy.epsilon to a number.'
+        )
+    silos = []
+    for place, (name, n) in enumerate(zip(names, records, strict=True)):
+        printed = _paper(study, n, float(epsilon), delta)
+        if printed is None:
+            raise StudyError(f'privacy.accountant: no theorem prints noise for {study.algorithm.name}; use "tight".')
+        failed = [condition.text for condition in printed.conditions if not condition.holds]
+        if failed:
+            raise StudyError(
+                f"privacy.accountant: {printed.source} does not hold at {name}: expected {failed[0]}; "
+                'change the study or use accountant = "tight".'
+            )
+        events = events_of(unit, place=place, silos=len(names), records=n)
+        # Where kinds of round differ in proportion from the theorem's, the noisier reading is taken for all.
+        factor = max(e.noise_multiplier for e in printed.events) / min(e.noise_multiplier for e in events)
+        paid = tuple(event.scaled(factor) for event in events)
+        silos.append((SiloPlan(name, n, paid, price(paid, delta=delta)), factor))
+    noise = np.asarray([factor for _, factor in silos], np.float32)
+    return Plan(study, tuple(silo for silo, _ in silos), noise)
 
 
 def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:
     """The noise that the algorithm's theorem asks for at the same budget, where there is a theorem."""
     if silo.price is None or not np.isfinite(silo.price.epsilon):
         return None
-    section = plan.study.algorithm
+    asked = plan.study.privacy.epsilon
+    epsilon = asked if isinstance(asked, float | int) else silo.price.epsilon
+    return _paper(plan.study, silo.records, float(epsilon), silo.price.delta)
+
+
+def _paper(study: Study, records: int, epsilon: float, delta: float) -> PaperNoise | None:
+    section = study.algorithm
+    own = {name: int(section.own[name]) for name in ("period", "restarts", "local_steps") if name in section.own}
     return paper_noise(
         section.name,
-        records=silo.records,
+        records=records,
         rounds=section.num_rounds,
-        batch=section.batch_size or silo.records,
-        epsilon=silo.price.epsilon,
-        delta=silo.price.delta,
+        batch=section.batch_size or records,
+        epsilon=epsilon,
+        delta=delta,
         sampling=section.scheme,
-        local_steps=int(section.own.get("local_steps", 1)),
+        **own,
     )
 
 
@@ -87,6 +130,8 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
             }
             for event in silo.events
         ],
+        "risk": None if silo.price is None else dataclasses.asdict(risk_of(silo.events)),
+        "user_level": None if silo.price is None else _user_level(silo),
         "paper": None
         if paper is None
         else {
@@ -97,3 +142,11 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
             "conditions": [{"text": c.text, "holds": c.holds} for c in paper.conditions],
         },
     }
+
+
+def _user_level(silo: SiloPlan) -> dict[str, float] | None:
+    """What the same noise promises if all records of the silo change together, where that is a promise at all."""
+    if silo.price is None:
+        return None
+    found = user_level(silo.events, delta=silo.price.delta)
+    return {"epsilon": found.epsilon, "delta": found.delta}

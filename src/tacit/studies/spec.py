@@ -100,7 +100,7 @@ class PrivacySection(_Section):
     epsilon: Positive | tuple[Positive, ...] | None = None
     noise_multiplier: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    accountant: Literal["tight", "rdp", "zcdp"] = "tight"
+    accountant: Literal["tight", "rdp", "zcdp", "paper"] = "tight"
     protects: Literal["record"] = "record"
     max_participations: Count | None = None
 
