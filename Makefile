@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export TACIT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test check lint types format bench bench-accounting clean
+.PHONY: demo test check lint types format bench audit soak clean
 
 demo: $(VENV)/installed
 	$(BIN)/tacit run heart-disease
@@ -33,6 +33,17 @@ format: $(VENV)/installed
 # Private against non-private rounds, tapped against materialised gradients, memory, growth; ratios in one run.
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.rounds
+
+# A million attacks on every kind of release of every algorithm; writes results/audit.
+audit: $(VENV)/installed
+	$(BIN)/python -m tacit.audit --trials 1000000 --seed 0
+
+# Kill daemons at random points and send them a hundred thousand hostile messages.
+soak: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[soak]"
+	$(BIN)/python -m soak.kill --times 200
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.fuzz --messages 100000
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.bytes --runs 50000
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

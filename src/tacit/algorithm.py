@@ -41,13 +41,19 @@ Number = Any
 PerBlock = Any
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
-Mechanism = Literal["gaussian"]
-Channel = Literal["direct", "open"]
+Mechanism = Literal["gaussian", "cumulative"]
+Channel = Literal["direct", "trusted", "shuffled-sum", "open"]
 Protects = Literal["record"]
 Participants = Literal["all", "sampled", "in turn"]
 
 SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
-CHANNELS: tuple[Channel, ...] = ("direct", "open")
+CHANNELS: tuple[Channel, ...] = ("direct", "trusted", "shuffled-sum", "open")
+GUARANTEES: dict[Channel, str] = {
+    "direct": "ISRL-DP: every message is private before it leaves its silo; nobody else is trusted",
+    "trusted": "central DP: trusts the server, which sees messages without noise and adds the noise itself",
+    "shuffled-sum": "shuffle DP: trusts a shuffler to open only sums, and the declared share of silos not to collude",
+    "open": "none",
+}
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,18 @@ class Release:
 
     ``clip`` maps the silo's work to a norm bound per record; ``noise_multiplier`` is sigma over the
     replace-one sensitivity; both are one number or a mapping from blocks of the statistic to numbers, and
-    each number may be an array with one entry per silo. A release whose ``channel`` is ``"open"`` is not
-    private: no clip, no noise, an infinite price. ``batch_size`` is the fixed divisor K (``None``: every
+    each number may be an array with one entry per silo. ``batch_size`` is the fixed divisor K (``None``: every
     record); ``capacity`` is the physical limit of a Poisson batch, over which a uniformly random subset of
     that size is kept.
+
+    A ``"gaussian"`` release has fresh noise. A ``"cumulative"`` one is an increment of a running sum: what is private
+    is the sum so far plus fresh noise, so an increment leaves with its round's noise less that of the silo's round
+    before. A record stays in every later sum, so the clip must be the same in all rounds: it is not shown the work.
+
+    Through the ``"trusted"`` channel the server adds the noise, once, to the mean of un-noised messages. Through the
+    ``"shuffled-sum"`` channel every record adds a share of binomial noise and only the sum over all silos is seen; the
+    noise multiplier is that of the sum, and the largest of all silos' is used. A release whose ``channel`` is
+    ``"open"`` is not private: no clip, no noise, an infinite price.
     """
 
     clip: Callable[[Work], PerBlock]
@@ -94,6 +108,15 @@ class Silo:
     start: Callable[[Broadcast, Memory], Work] = _broadcast_is_work
     absorb: Callable[[Work, Statistic], Work] = _released_is_work
     report: Callable[[Work, Memory], tuple[Message, Memory]] = _work_is_message
+
+    def __post_init__(self) -> None:
+        special = self.release.mechanism == "cumulative" or self.release.channel in ("trusted", "shuffled-sum")
+        if special and not self.says_what_it_released:
+            raise ValueError(
+                "Expected one local step, and a message that is the release itself, for a cumulative release and for "
+                'the trusted and shuffled-sum channels; use mechanism="gaussian" through the direct channel for local '
+                "steps."
+            )
 
     @property
     def stride(self) -> int:

@@ -1,7 +1,25 @@
 """One file per algorithm, silo half and server half side by side. Nothing here sees a record."""
 
+from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
 from tacit.algorithms.catalogue import ALGORITHMS, Entry, find
 from tacit.algorithms.local_sgd import local_sgd
-from tacit.algorithms.mb_sgd import mb_sgd
+from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
+from tacit.algorithms.mu2_sgd import mu2_sgd
+from tacit.algorithms.prox_spider import alternate_spider, prox_spider
+from tacit.algorithms.prox_svrg import pl_svrg, prox_svrg
 
-__all__ = ["ALGORITHMS", "Entry", "find", "local_sgd", "mb_sgd"]
+__all__ = [
+    "ALGORITHMS",
+    "Entry",
+    "accelerated_mb_sgd",
+    "alternate_spider",
+    "find",
+    "local_sgd",
+    "mb_sgd",
+    "mu2_sgd",
+    "one_pass_accelerated",
+    "pl_svrg",
+    "prox_sgd",
+    "prox_spider",
+    "prox_svrg",
+]

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tacit.algorithm import Algorithm
+from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
 from tacit.algorithms.local_sgd import local_sgd
-from tacit.algorithms.mb_sgd import mb_sgd
+from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
+from tacit.algorithms.mu2_sgd import mu2_sgd
+from tacit.algorithms.prox_spider import alternate_spider, prox_spider
+from tacit.algorithms.prox_svrg import pl_svrg, prox_svrg
 from tacit.errors import TacitError, unknown
 
 
@@ -38,6 +42,62 @@ ALGORITHMS: dict[str, Entry] = {
             "Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 1",
             "ISRL-DP, exact Gaussian or subsampled accounting",
             "convex losses for its theorems; any differentiable loss in practice",
+        ),
+        Entry(
+            "accelerated-mb-sgd",
+            accelerated_mb_sgd,
+            "Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 2",
+            "ISRL-DP, exact Gaussian or subsampled accounting",
+            "smooth convex losses, or non-smooth ones smoothed; empirical risk",
+        ),
+        Entry(
+            "one-pass-accelerated",
+            one_pass_accelerated,
+            "Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 2 in one pass (Theorem 2.2)",
+            "ISRL-DP, each record pays for one release",
+            "smooth convex losses; population risk, silos may differ",
+        ),
+        Entry(
+            "mu2-sgd",
+            mu2_sgd,
+            "Reshef and Levy 2024, Algorithms 1 (direct channel) and 2 (trusted channel)",
+            "ISRL-DP through the direct channel, central DP through the trusted one; running sums in one pass",
+            "smooth convex losses on a bounded set; every silo in every round",
+        ),
+        Entry(
+            "prox-sgd",
+            prox_sgd,
+            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 6",
+            "ISRL-DP, each record pays for one release",
+            "smooth proximal-PL losses; population risk, silos may differ",
+        ),
+        Entry(
+            "prox-svrg",
+            prox_svrg,
+            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 1",
+            "ISRL-DP, exact Gaussian or subsampled accounting",
+            "smooth losses plus any convex regulariser; empirical risk",
+        ),
+        Entry(
+            "pl-svrg",
+            pl_svrg,
+            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 2",
+            "ISRL-DP, exact Gaussian or subsampled accounting",
+            "smooth proximal-PL losses; empirical risk",
+        ),
+        Entry(
+            "prox-spider",
+            prox_spider,
+            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 3",
+            "ISRL-DP, exact Gaussian or subsampled accounting",
+            "smooth non-convex losses plus any convex regulariser; empirical risk",
+        ),
+        Entry(
+            "alternate-spider",
+            alternate_spider,
+            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 11",
+            "ISRL-DP, exact Gaussian or subsampled accounting",
+            "as prox-spider",
         ),
         Entry(
             "local-sgd",

@@ -1,7 +1,8 @@
 """Noisy minibatch SGD.
 
 Lowy and Razaviyayn, "Private Federated Learning Without a Trusted Server: Optimal Algorithms for Convex Losses",
-Algorithm 1 (arXiv:2106.09779); with a proximal step it is also noisy proximal minibatch SGD.
+Algorithm 1 (arXiv:2106.09779). With a proximal step, in one pass, it is noisy proximal SGD: Lowy, Ghafelebashi and
+Razaviyayn (arXiv:2203.06735), Algorithm 6, and Algorithm 7 through the shuffled-sum channel (``prox_sgd``).
 
     message of silo i     g_i = (1/K) sum over its batch of clip_C(grad f(w_r; record)) + N(0, sigma^2 I)
     server                w_{r+1} = prox_{eta_r h}(w_r - eta_r mean_i g_i)
@@ -100,6 +101,43 @@ def mb_sgd(
         {"gradient": gradient},
         ("gradient",) * num_rounds,
         lambda state: state.params if isinstance(output, str) and output == "last" else state.average,
+    )
+
+
+def prox_sgd(
+    problem: Problem,
+    *,
+    step_size: Number | None = None,
+    num_rounds: int,
+    clip_norm: Number,
+    noise_multiplier: Number,
+    batch_size: Number | None,
+    sampling: Sampling = "one-pass",
+    capacity: Number | None = None,
+    channel: Channel = "direct",
+) -> Algorithm:
+    """Noisy proximal SGD for proximal-PL losses: one pass over disjoint batches, and the last iterate.
+
+    ``step_size=None`` is the theorem's 1/(2 smoothness). A record is in one batch, so it pays for one release however
+    many rounds there are; to see records again use mb-sgd.
+    """
+    if sampling != "one-pass":
+        raise ValueError(f'Expected sampling="one-pass", got {sampling!r}; to see records again use mb-sgd.')
+    if step_size is None:
+        if problem.smoothness is None:
+            raise ValueError("Expected a step_size, or a problem whose smoothness is known (the step is 1/(2 beta)).")
+        step_size = 1.0 / (2.0 * problem.smoothness)
+    return mb_sgd(
+        problem,
+        step_size=step_size,
+        num_rounds=num_rounds,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        batch_size=batch_size,
+        sampling=sampling,
+        capacity=capacity,
+        channel=channel,
+        output="last",
     )
 
 

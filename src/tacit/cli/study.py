@@ -224,6 +224,11 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
             )
     if papers.row_count:
         console.print(papers)
+    console.print(f"Guarantee: {found['guarantee']}.")
+    if found["theory"] is not None:
+        from tacit.studies.bound import bound_text
+
+        console.print(bound_text(found["theory"]))
     _print_reading(plan, console)
 
 

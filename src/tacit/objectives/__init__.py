@@ -1,23 +1,37 @@
-"""Public mathematics of what is learnt: models with taps, losses for each record, structured queries."""
+"""Public mathematics of what is learnt: models with taps, losses for each record, fairness, structured queries."""
 
-from tacit.objectives.losses import logistic, softmax, squared
+from tacit.objectives.constants import Constants, constants, ridge
+from tacit.objectives.convolution import cnn
+from tacit.objectives.fairness import Ermi, ermi
+from tacit.objectives.losses import absolute, hinge, logistic, pinball, softmax, squared
 from tacit.objectives.models import linear, mlp
-from tacit.objectives.objective import Loss, Model, Objective, Tap, untapped
+from tacit.objectives.objective import Linear, Loss, Model, Objective, Smoothing, Tap, untapped
 from tacit.objectives.problem import Problem
 from tacit.objectives.query import GradientQuery, gradient_at, gradient_difference
 
 __all__ = [
+    "Constants",
+    "Ermi",
     "GradientQuery",
+    "Linear",
     "Loss",
     "Model",
     "Objective",
     "Problem",
+    "Smoothing",
     "Tap",
+    "absolute",
+    "cnn",
+    "constants",
+    "ermi",
     "gradient_at",
     "gradient_difference",
+    "hinge",
     "linear",
     "logistic",
     "mlp",
+    "pinball",
+    "ridge",
     "softmax",
     "squared",
     "untapped",

@@ -1,4 +1,13 @@
-"""Losses, one number per record, with the metrics that people read beside them."""
+"""Losses, one number per record, with the metrics that people read beside them.
+
+Hinge, absolute and pinball loss are the largest of the lines ``s r`` for slopes ``s`` in an interval, where the
+residual ``r`` is affine in the output. Their Moreau envelope in the parameters ``w`` of a linear model is
+
+    f_b(w) = min_v f(v) + b/2 ||v - w||^2 = s r - s^2 ||a||^2 / (2b),      s = clip(b r / ||a||^2, interval),
+
+for features ``a``: b-smooth, as Lipschitz as ``f``, and below ``f`` by at most L^2/(2b). Smoothing buys the rates of
+smooth optimisation (Lowy and Razaviyayn, arXiv:2106.09779); privacy does not need it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tacit.objectives.objective import Loss
+from tacit.errors import TacitError
+from tacit.objectives.objective import Loss, Metric, Smoothing
+
+_FLOOR = 1e-30
 
 
 def logistic() -> Loss:
@@ -23,7 +35,7 @@ def logistic() -> Loss:
     def error(outputs: Array, targets: Array) -> Array:
         return ((outputs[:, 0] > 0) != (targets > 0)).astype(jnp.float32)
 
-    return Loss(value, {"error": error})
+    return Loss(value, {"error": error}, slope=1.0, curvature=0.25)
 
 
 def softmax() -> Loss:
@@ -36,11 +48,11 @@ def softmax() -> Loss:
     def error(outputs: Array, targets: Array) -> Array:
         return (outputs.argmax(axis=1) != targets).astype(jnp.float32)
 
-    return Loss(value, {"error": error})
+    return Loss(value, {"error": error}, slope=2**0.5, curvature=0.5)
 
 
 def squared() -> Loss:
-    """Half the squared residual; the metric is the mean squared error."""
+    """Half the squared residual; the metric is the mean squared error. Its slope grows with the residual."""
 
     def value(outputs: Array, targets: Array) -> Array:
         return 0.5 * (outputs[:, 0] - targets) ** 2
@@ -48,4 +60,72 @@ def squared() -> Loss:
     def squared_error(outputs: Array, targets: Array) -> Array:
         return (outputs[:, 0] - targets) ** 2
 
-    return Loss(value, {"mse": squared_error})
+    return Loss(value, {"mse": squared_error}, slope=lambda output, target: output + target, curvature=1.0)
+
+
+def hinge(smoothness: float | None = None) -> Loss:
+    """``max(0, 1 - y output)``, the loss of support vector machines; targets are 0 or 1, read as y = -1 or 1.
+
+    >>> hinge().value(jnp.array([[0.25], [0.25]]), jnp.array([1, 0])).tolist()
+    [0.75, 1.25]
+    """
+
+    def residual(outputs: Array, targets: Array) -> Array:
+        return 1.0 - jnp.where(targets > 0, 1.0, -1.0) * outputs[:, 0]
+
+    def error(outputs: Array, targets: Array) -> Array:
+        return ((outputs[:, 0] > 0) != (targets > 0)).astype(jnp.float32)
+
+    return _largest_line(residual, 0.0, 1.0, smoothness, {"error": error})
+
+
+def absolute(smoothness: float | None = None) -> Loss:
+    """``|output - y|``; its smoothing is the Huber loss with a bend that depends on the features' norm."""
+
+    def residual(outputs: Array, targets: Array) -> Array:
+        return outputs[:, 0] - targets
+
+    return _largest_line(residual, -1.0, 1.0, smoothness, {"mse": squared().metrics["mse"]})
+
+
+def pinball(quantile: float, smoothness: float | None = None) -> Loss:
+    """``quantile (y - output)`` above the output and ``(1 - quantile) (output - y)`` below: least at that quantile.
+
+    >>> pinball(0.75).value(jnp.zeros((2, 1)), jnp.array([1.0, -1.0])).tolist()
+    [0.75, 0.25]
+    """
+    if not 0 < quantile < 1:
+        raise TacitError(f"Expected 0 < quantile={quantile} < 1; the median is 0.5.")
+
+    def residual(outputs: Array, targets: Array) -> Array:
+        return targets - outputs[:, 0]
+
+    def below(outputs: Array, targets: Array) -> Array:
+        return (targets <= outputs[:, 0]).astype(jnp.float32)
+
+    return _largest_line(residual, quantile - 1.0, quantile, smoothness, {"coverage": below})
+
+
+def _largest_line(
+    residual: Metric, low: float, high: float, smoothness: float | None, metrics: dict[str, Metric]
+) -> Loss:
+    """The loss ``max over s in [low, high] of s residual``, with its Moreau envelope if ``smoothness`` is given."""
+    steepest = max(abs(low), abs(high))
+
+    def value(outputs: Array, targets: Array) -> Array:
+        r = residual(outputs, targets)
+        return jnp.maximum(low * r, high * r)
+
+    if smoothness is None:
+        return Loss(value, metrics, slope=steepest)
+    bend = float(smoothness)
+    if not 0 < bend < float("inf"):
+        raise TacitError(f"Expected 0 < smoothness={smoothness} < infinity; use None for the loss itself.")
+
+    def envelope(outputs: Array, targets: Array, squared_norms: Array) -> Array:
+        r = residual(outputs, targets)
+        # Without features the loss is constant, which is what the floor makes of it.
+        slope = jnp.clip(r * (bend / jnp.maximum(squared_norms, _FLOOR)), low, high)
+        return slope * r - slope**2 * squared_norms / (2.0 * bend)
+
+    return Loss(value, metrics, slope=steepest, smoothing=Smoothing(bend, envelope))

@@ -9,13 +9,21 @@ import jax.numpy as jnp
 from jax import Array
 
 from tacit.algorithm import Params
-from tacit.objectives.objective import Model, Tap
+from tacit.objectives.objective import Linear, Model, Tap
 
 
-def _dense(params: Params, name: str, inputs: Array, tap: Tap) -> Array:
+def dense(params: Params, name: str, inputs: Array, tap: Tap) -> Array:
+    """A dense layer with an optional bias, tapped."""
     layer = params[name]
     outputs = inputs @ layer["w"]
     return tap(name, inputs, outputs + layer["b"] if "b" in layer else outputs)
+
+
+def glorot(key: Array, fan_in: int, fan_out: int, *, area: int = 1) -> dict[str, Array]:
+    """Glorot-uniform weights and a zero bias of one dense layer, or of a kernel that covers ``area`` pixels."""
+    limit = (6.0 / (area * (fan_in + fan_out))) ** 0.5
+    weights = jax.random.uniform(key, (area * fan_in, fan_out), minval=-limit, maxval=limit)
+    return {"w": weights, "b": jnp.zeros(fan_out)}
 
 
 def linear(features: int, outputs: int, *, bias: bool = True) -> Model:
@@ -31,9 +39,9 @@ def linear(features: int, outputs: int, *, bias: bool = True) -> Model:
         return {"linear": {**layer, "b": jnp.zeros(outputs)} if bias else layer}
 
     def apply(params: Params, x: Array, tap: Tap) -> Array:
-        return _dense(params, "linear", x, tap)
+        return dense(params, "linear", x, tap)
 
-    return Model(init, apply, ("linear",))
+    return Model(init, apply, ("linear",), linear=Linear(features, outputs, bias))
 
 
 def mlp(sizes: Sequence[int], *, activation: Callable[[Array], Array] = jax.nn.relu) -> Model:
@@ -52,14 +60,12 @@ def mlp(sizes: Sequence[int], *, activation: Callable[[Array], Array] = jax.nn.r
         params = {}
         for name, fan_in, fan_out in zip(names, sizes[:-1], sizes[1:], strict=True):
             key, key_layer = jax.random.split(key)
-            limit = (6.0 / (fan_in + fan_out)) ** 0.5
-            weights = jax.random.uniform(key_layer, (fan_in, fan_out), minval=-limit, maxval=limit)
-            params[name] = {"w": weights, "b": jnp.zeros(fan_out)}
+            params[name] = glorot(key_layer, fan_in, fan_out)
         return params
 
     def apply(params: Params, x: Array, tap: Tap) -> Array:
         for name in names[:-1]:
-            x = activation(_dense(params, name, x, tap))
-        return _dense(params, names[-1], x, tap)
+            x = activation(dense(params, name, x, tap))
+        return dense(params, names[-1], x, tap)
 
     return Model(init, apply, names)

@@ -4,17 +4,23 @@ A *tap* is called once for each dense layer with the layer's name, its input ``a
 and returns the output that the model goes on with. The identity tap changes nothing; the silo's tap adds a zero,
 so that one backward pass over a batch yields the cotangent ``c`` of every record's output, and the layer's
 per-record gradient is the outer product of ``a`` and ``c``: it need never be formed.
+
+A convolution is a dense layer too, applied at every position of an image: ``a`` and ``z`` then have an axis of
+positions after the axis of records, and the per-record gradient is the sum of the outer products over positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from tacit.algorithm import Params, Record
+from tacit.errors import TacitError
 
 Tap = Callable[[str, Array, Array], Array]  # (layer, inputs, outputs) -> the outputs that the model goes on with
 
@@ -28,33 +34,78 @@ Metric = Callable[[Array, Array], Array]  # (outputs, targets) -> one number per
 
 
 @dataclass(frozen=True)
+class Linear:
+    """The shape of a model whose outputs are linear in its parameters: ``outputs = x w + b``."""
+
+    features: int
+    outputs: int
+    bias: bool
+
+    def squared_norm(self, x: Array) -> Array:
+        """The squared norm of each record's features, of which the bias is one more, equal to one."""
+        return jnp.sum(x**2, axis=1) + float(self.bias)
+
+
+@dataclass(frozen=True)
 class Model:
     """``apply(params, x, tap)`` maps a batch of features to outputs, record by record.
 
     ``layers`` names the tapped dense layers. They must hold every parameter (``params[name]`` is
     ``{"w": ..., "b": ...}``, the bias optional) for the fast path to be taken; an empty tuple means that the model
-    is not tapped.
+    is not tapped. Where a layer multiplies by other matrices than its parameters, such as a kernel repeated at
+    several offsets, ``unfold[name]`` maps the parameters to the ``{"w": ..., "b": ...}`` that it multiplies by.
+    ``linear`` is the shape of a linear model, whose constants are known.
     """
 
     init: Callable[[Array], Params]
     apply: Callable[[Params, Array, Tap], Array]
     layers: tuple[str, ...] = ()
+    unfold: Mapping[str, Callable[[Any], dict[str, Array]]] = field(default_factory=dict)
+    linear: Linear | None = None
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """The Moreau envelope of a loss that is not smooth, for linear models with one output.
+
+    ``value(outputs, targets, squared_norms)`` also takes the squared norm of each record's features: the envelope
+    ``min_v f(v) + smoothness / 2 ||v - w||^2`` is taken over the parameters and not over the output.
+    """
+
+    smoothness: float
+    value: Callable[[Array, Array, Array], Array]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """``value(outputs, targets)`` is one loss per record; ``metrics`` are what people read."""
+    """``value(outputs, targets)`` is one loss per record; ``metrics`` are what people read.
+
+    ``slope`` bounds the norm of the gradient with respect to the outputs, either a number or a function of bounds on
+    the magnitudes of output and target; ``curvature`` bounds the largest eigenvalue of the Hessian. ``None``: unknown.
+    """
 
     value: Metric
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    slope: float | Callable[[float, float], float] | None = None
+    curvature: float | None = None
+    smoothing: Smoothing | None = None
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The average over records of ``loss(params, record)``."""
+    """The average over records of ``loss(params, record)``, the smoothed loss if it has a smoothing."""
 
     model: Model
     cost: Loss
+
+    def __post_init__(self) -> None:
+        shape = self.model.linear
+        if self.cost.smoothing is not None and (shape is None or shape.outputs != 1):
+            got = "another model" if shape is None else f"{shape.outputs} outputs"
+            raise TacitError(
+                f"Expected a linear model with one output for a smoothed loss, got {got}; its envelope is not known "
+                "in closed form there. Use smoothness=None, or linear(features, 1)."
+            )
 
     @property
     def init(self) -> Callable[[Array], Params]:
@@ -63,14 +114,17 @@ class Objective:
 
     def losses(self, params: Params, records: Record, tap: Tap = untapped) -> Array:
         """One loss for each record of a batch."""
-        return self.cost.value(self.model.apply(params, records["x"], tap), records["y"])
+        outputs = self.model.apply(params, records["x"], tap)
+        if self.cost.smoothing is None or self.model.linear is None:
+            return self.cost.value(outputs, records["y"])
+        return self.cost.smoothing.value(outputs, records["y"], self.model.linear.squared_norm(records["x"]))
 
     def loss(self, params: Params, record: Record) -> Array:
         """The loss of one record."""
         return self.losses(params, jax.tree.map(lambda leaf: leaf[None], record))[0]
 
     def measure(self, params: Params, records: Record) -> dict[str, Array]:
-        """The loss and every metric, averaged over records."""
+        """The loss itself, not its smoothing, and every metric, averaged over records."""
         outputs = self.model.apply(params, records["x"], untapped)
         measured = {"loss": self.cost.value, **self.cost.metrics}
         return {name: metric(outputs, records["y"]).mean() for name, metric in measured.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -28,11 +28,36 @@ class GradientQuery:
     def __call__(self, work: Work, record: Record) -> Statistic:
         """Evaluate the statistic of one record."""
         gradient = jax.grad(self.objective.loss)
-        weighted = [
-            jax.tree.map(lambda g, k=weight: k * g, gradient(point, record))
-            for point, weight in zip(self.points(work), self.weights(work), strict=True)
-        ]
-        return jax.tree.map(lambda *terms: sum(terms[1:], terms[0]), *weighted)
+        terms = differences([gradient(point, record) for point in self.points(work)], self.weights(work))
+        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *terms)
+
+
+def differences(statistics: Sequence[Statistic], weights: Sequence[float | Array]) -> list[Statistic]:
+    """Terms that add up to ``sum_i weights[i] * statistics[i]``, in differences of neighbours.
+
+    With ``s_i = weights[0] + ... + weights[i]`` the terms are ``s_i (g_i - g_{i+1})`` and ``s_P g_P``. Where points are
+    close none is much larger than the sum, so that rounding stays small beside it.
+
+    >>> differences([5.0, 3.0], [1.0, -1.0]), differences([5.0, 3.0], [2.0, -1.0])
+    ([2.0], [4.0, 3.0])
+    """
+    if len(statistics) != len(weights) or not weights:
+        raise ValueError(f"Expected as many weights as points, got {len(weights)} and {len(statistics)}.")
+    terms: list[Statistic] = []
+    running: float | Array = 0.0
+    for i, weight in enumerate(weights[:-1]):
+        running = running + weight
+        both = statistics[i], statistics[i + 1]
+        terms.append(jax.tree.map(lambda g, after, s=running: s * (g - after), *both))
+    running = running + weights[-1]
+    if not is_zero(running) or not terms:
+        terms.append(jax.tree.map(lambda g: running * g, statistics[-1]))
+    return terms
+
+
+def is_zero(weight: float | Array) -> bool:
+    """Whether a weight is known to be zero before anything runs."""
+    return isinstance(weight, float | int) and weight == 0
 
 
 def gradient_at(objective: Objective, point: Callable[[Work], Params] = lambda work: work) -> GradientQuery:

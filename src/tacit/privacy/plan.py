@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,16 +68,27 @@ def plan_silos(
     ]
     if budget is None:
         return tuple(SiloPlan(*row, None) for row in zip(names, records, bare, strict=True)), None
+    delta = budget.delta - _reserved(unit, budget.delta)
     plans, noise = [], []
     for name, n, events, epsilon in zip(names, records, bare, _epsilons(budget, len(names)), strict=True):
         if epsilon is None:
             paid = tuple(event.scaled(budget.noise_multiplier or 0.0) for event in events)
         else:
-            paid = _calibrated(events, epsilon, budget.delta, budget.accountant)
-        plans.append(SiloPlan(name, n, paid, _priced(paid, budget.delta, budget.accountant)))
+            paid = _calibrated(events, epsilon, delta, budget.accountant)
+        priced = dataclasses.replace(_priced(paid, delta, budget.accountant), delta=budget.delta)
+        plans.append(SiloPlan(name, n, paid, priced))
         noise.append(paid[0].noise_multiplier / events[0].noise_multiplier)
     # Rounded up to float32, which is what the silo computes with.
     return tuple(plans), np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
+
+
+def _reserved(unit: Algorithm, delta: float) -> float:
+    """The part of delta that is kept for the tails of binomial noise: 1e-23 per round and coordinate, with room."""
+    if all(kind.silo.release.channel != "shuffled-sum" for kind in unit.rounds.values()):
+        return 0.0
+    if delta < 1e-9:
+        raise PricingError(f'Expected delta={delta} >= 1e-9 for channel="shuffled-sum", whose noise has short tails.')
+    return 1e-12
 
 
 def _epsilons(budget: Budget, silos: int) -> list[float | None]:

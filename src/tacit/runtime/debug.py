@@ -15,11 +15,22 @@ import numpy as np
 from jaxtyping import Array
 
 from tacit.algorithm import Algorithm, Message, Params, Record, Round
-from tacit.channel import weighted_mean
+from tacit.channel import mean_of_shares, weighted_mean
 from tacit.runtime.participation import Participation, participation
-from tacit.runtime.program import Keys, silo_key, silo_order, split_keys, turns_of
+from tacit.runtime.program import (
+    Keys,
+    batch_sizes,
+    crowd_of,
+    exact_answer,
+    noised_mean,
+    silo_before,
+    silo_key,
+    silo_order,
+    split_keys,
+    turns_of,
+)
 from tacit.runtime.simulate import Outcome
-from tacit.silo import Desk, answer, desk_of
+from tacit.silo import Crowd, Desk, answer, desk_of
 
 
 class StageError(RuntimeError):
@@ -44,24 +55,31 @@ def debug(
     desks = [_desk(algorithm, keys, table, place) for place, table in enumerate(tables)]
     state = _stage("init", "server", 0, algorithm.init, params)
     memories = [algorithm.memory(params) for _ in tables]
+    counts = jnp.asarray([desk.count for desk in desks])
+    sizes = {kind: batch_sizes(part, counts) for kind, part in algorithm.rounds.items()}
     compiled = {
-        (kind, place): _answerer(algorithm.rounds[kind], desk)
-        for kind in algorithm.rounds
-        for place, desk in enumerate(desks)
+        kind: _answerer(part, keys, crowd_of(part, sizes[kind], who)) for kind, part in algorithm.rounds.items()
     }
     trace: list[dict[str, Array]] = []
     for number, kind in enumerate(algorithm.schedule):
         server = algorithm.rounds[kind].server
         broadcast = _stage("ask", "server", number, server.ask, state)
-        places, weights, taken = (row[number] for row in turns.roster)
+        places, weights, taken, before = (row[number] for row in turns.roster)
         messages: list[Message] = []
-        for place in places[taken]:
-            stage, own_key = f"answer to {kind!r}", silo_key(keys, int(place), number)
-            own = broadcast, memories[place], own_key, turns.position[number]
-            message, memories[place] = _stage(stage, names[place], number, compiled[kind, int(place)], *own)
+        for place, last in zip(places[taken], before[taken], strict=True):
+            stage, position = f"answer to {kind!r}", turns.position[number]
+            own = _bring(desks[place]), broadcast, memories[place], number, position, last
+            message, memories[place] = _stage(stage, names[place], number, compiled[kind], *own)
             messages.append(_finite(message, names[place], number, kind))
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-        mean = weighted_mean(stacked, jnp.asarray(weights[taken]))
+        shares = jnp.asarray(weights[taken])
+        if algorithm.rounds[kind].silo.release.channel == "trusted":
+            means, deviations = stacked
+            mean = noised_mean(algorithm.rounds[kind], means, deviations, shares, keys, number, before[0])
+        elif algorithm.rounds[kind].silo.release.channel == "shuffled-sum":
+            mean = mean_of_shares(stacked, sizes[kind][places[taken]])
+        else:
+            mean = weighted_mean(stacked, shares)
         state = _stage("tell", "server", number, server.tell, state, mean)
         if measure is not None:
             trace.append(measure(algorithm.output(state)))
@@ -69,14 +87,25 @@ def debug(
     return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1)
 
 
-def _answerer(part: Round, desk: Desk) -> Callable[..., Any]:
-    """One silo's answer, compiled by itself."""
+def _answerer(part: Round, keys: Keys, crowd: Crowd | None) -> Callable[..., Any]:
+    """A silo's answer, compiled once for silos of one size; for a trusted server, the message and its noise."""
 
     @jax.jit
-    def act(broadcast: Any, memory: Any, key: Array, position: Any) -> Any:
-        return answer(part.silo, broadcast, memory, desk, key=key, position=position)
+    def act(own: tuple[Any, Any, Any], broadcast: Any, memory: Any, number: Any, position: Any, last: Any) -> Any:
+        records, order, place = own
+        desk = desk_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, place)
+        if part.silo.release.channel == "trusted":
+            return exact_answer(part, broadcast, memory, desk, keys, number, position), memory
+        key, before = silo_key(keys, place, number), silo_before(keys, place, last)
+        terms = {"key": key, "position": position, "before": before, "crowd": crowd}
+        return answer(part.silo, broadcast, memory, desk, **terms)
 
     return act
+
+
+def _bring(desk: Desk) -> tuple[Any, Any, Any]:
+    """What one silo brings, as arrays."""
+    return desk.fetch(None), desk.order, desk.place
 
 
 def _desk(algorithm: Algorithm, keys: Keys, table: Record, place: int) -> Desk:

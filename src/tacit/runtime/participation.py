@@ -22,13 +22,15 @@ class Participation(NamedTuple):
     """Between ``fewest`` and ``most`` silos a round (uniformly many, uniformly chosen).
 
     ``weights`` are the p_i of the objective sum_i p_i F_i (``None``: equal); ``cap`` is how often a silo answers at
-    most.
+    most; ``honest`` is the share of the silos present that is sure not to collude, for channels that hide a record in
+    a crowd.
     """
 
     fewest: int
     most: int
     weights: tuple[float, ...] | None = None
     cap: int | None = None
+    honest: float = 1.0
 
 
 def participation(
@@ -36,13 +38,14 @@ def participation(
     participants: int | Sequence[int] | None = None,
     weights: Sequence[float] | None = None,
     cap: int | None = None,
+    honest: float = 1.0,
 ) -> Participation:
     """Everyone (``None``), a fixed number, or a pair (fewest, most) for a random number of silos each round.
 
     >>> participation(4)
-    Participation(fewest=4, most=4, weights=None, cap=None)
+    Participation(fewest=4, most=4, weights=None, cap=None, honest=1.0)
     >>> participation(4, (2, 3))
-    Participation(fewest=2, most=3, weights=None, cap=None)
+    Participation(fewest=2, most=3, weights=None, cap=None, honest=1.0)
     """
     if participants is None:
         fewest = most = silos
@@ -54,24 +57,29 @@ def participation(
         raise TacitError(
             f"Expected 1 <= participants={participants} <= silos={silos}; lower the participants of a round."
         )
+    if not 0 < honest <= 1:
+        raise TacitError(
+            f"Expected 0 < honest={honest} <= 1; it is the share of the silos present that do not collude."
+        )
     if weights is None:
-        return Participation(fewest, most, None, cap)
+        return Participation(fewest, most, None, cap, honest)
     values = np.asarray(weights, float)
     if values.shape != (silos,) or not np.all(np.isfinite(values)) or values.min() < 0 or values.sum() <= 0:
         raise TacitError(f"Expected {silos} non-negative weights with a positive sum, got {tuple(weights)}.")
-    return Participation(fewest, most, tuple(float(v) for v in values / values.sum()), cap)
+    return Participation(fewest, most, tuple(float(v) for v in values / values.sum()), cap, honest)
 
 
 class Roster(NamedTuple):
     """Who takes part in each round: rows are rounds, columns are places to fill.
 
     ``weights`` is the weight of each message in the mean, ``taken`` says which places are filled (a random number of
-    silos fills only some).
+    silos fills only some), ``before`` is the round in which the silo last answered this kind of round (-1: never).
     """
 
     places: np.ndarray
     weights: np.ndarray
     taken: np.ndarray
+    before: np.ndarray
 
     def answers(self, silos: int) -> np.ndarray:
         """How often each silo takes part."""
@@ -101,14 +109,18 @@ def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> 
     places = np.zeros((len(kinds), columns), np.int32)
     weights = np.zeros((len(kinds), columns), np.float32)
     taken = np.zeros((len(kinds), columns), bool)
+    before = np.full((len(kinds), columns), -1, np.int32)
     answered = np.zeros(silos, int)
-    for number, kind in enumerate(kinds):
+    latest = {name: np.full(silos, -1, np.int32) for name in algorithm.rounds}
+    for number, (name, kind) in enumerate(zip(algorithm.schedule, kinds, strict=True)):
         chosen = _present(generator, kind, who, silos, number, answered)
         answered[chosen] += 1
+        before[number, : len(chosen)] = latest[name][chosen]
+        latest[name][chosen] = number
         places[number, : len(chosen)] = chosen
         weights[number, : len(chosen)] = relative[chosen] / len(chosen)
         taken[number, : len(chosen)] = True
-    return Roster(places, weights, taken)
+    return Roster(places, weights, taken, before)
 
 
 def _present(

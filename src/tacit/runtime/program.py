@@ -11,9 +11,21 @@ import numpy as np
 from jaxtyping import Array
 
 from tacit.algorithm import Algorithm, Memory, Message, Params, PerBlock, Round, State
-from tacit.channel import weighted_mean
+from tacit.channel import mean_of_shares, weighted_mean
 from tacit.runtime.participation import Participation, Roster, everyone, roster, width
-from tacit.silo import Desk, Silos, add_gaussian, answer, desk_of, exact_statistic, pass_order, step_keys
+from tacit.silo import (
+    Before,
+    Crowd,
+    Desk,
+    Silos,
+    add_cumulative,
+    add_gaussian,
+    answer,
+    desk_of,
+    exact_statistic,
+    pass_order,
+    step_keys,
+)
 
 Noise = Literal["each", "summed"]
 Measure = Callable[[Params, Any], dict[str, Array]]
@@ -46,11 +58,12 @@ class Turn(NamedTuple):
 
 
 class Present(NamedTuple):
-    """The silos of one round: their places (``None``: everyone, in order), weights in the mean, and which are taken."""
+    """The silos of one round: places (``None``: everyone, in order), weights, which are taken, and last answers."""
 
     places: Any
     weights: Any
     taken: Any
+    before: Any
 
 
 def split_keys(key: Array) -> Keys:
@@ -63,6 +76,11 @@ def silo_key(keys: Keys, place: Array | int, number: Array | int) -> Array:
     return jax.random.fold_in(jax.random.fold_in(keys.silos, number), place)
 
 
+def silo_before(keys: Keys, place: Array | int, last: Array | int) -> Before:
+    """A silo's previous answer to this kind of round; it was in round ``last`` (-1: there was none)."""
+    return Before(silo_key(keys, place, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
+
+
 def silo_order(algorithm: Algorithm, keys: Keys, place: Array | int, count: Array | int, padded: int) -> Array | None:
     """A silo's order for one-pass sampling, where the algorithm uses it."""
     if not any(kind.silo.release.sampling == "one-pass" for kind in algorithm.rounds.values()):
@@ -72,6 +90,7 @@ def silo_order(algorithm: Algorithm, keys: Keys, place: Array | int, count: Arra
 
 def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos: int, keys: Keys) -> Turn:
     """The schedule as arrays; ``measure_every=0`` measures nothing, and the last round is always measured."""
+    _check_running_sums(algorithm, who, silos)
     kinds = sorted(algorithm.rounds)
     total = len(algorithm.schedule)
     number = np.arange(total, dtype=np.int32)
@@ -85,6 +104,17 @@ def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos
         used += silo.stride * silo.local_steps
     kind = np.asarray([kinds.index(name) for name in algorithm.schedule], np.int32)
     return Turn(number, kind, np.asarray(positions, np.int32), measured, roster(keys.choice, algorithm, who, silos))
+
+
+def _check_running_sums(algorithm: Algorithm, who: Participation, silos: int) -> None:
+    for kind in algorithm.rounds.values():
+        release = kind.silo.release
+        running = release.channel == "trusted" and release.mechanism == "cumulative"
+        if running and not everyone(kind.participants, who, silos):
+            raise ValueError(
+                "Expected every silo in every round for a cumulative release through the trusted channel: the server's "
+                'noise is on the sum over all of them; drop participants, or use channel="direct".'
+            )
 
 
 def start(algorithm: Algorithm, params: Params, silos: int) -> Carry:
@@ -135,67 +165,121 @@ def _player(
     kind: Round, silos: Silos, orders: Array | None, keys: Keys, who: Participation, noise: Noise
 ) -> Callable[[Carry, Turn], Carry]:
     """One kind of round as a function of carry and turn."""
-    summed = noise == "summed" and kind.silo.says_what_it_released
     in_order = everyone(kind.participants, who, silos.number)
     columns = width(kind.participants, who, silos.number)
+    at_once = noised_at_once(kind, noise, in_order)
 
     def play(carry: Carry, turn: Turn) -> Carry:
-        places, weights, taken = (row[:columns] for row in turn.roster)
-        present = Present(None if in_order else places, weights, taken)
+        places, weights, taken, before = (row[:columns] for row in turn.roster)
+        present = Present(None if in_order else places, weights, taken, before)
         broadcast = kind.server.ask(carry.state)
-        if summed:
-            mean = _summed_mean(kind, broadcast, silos, orders, present, keys, turn)
+        if at_once:
+
+            def plain(desk: Desk, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
+                return exact_answer(kind, broadcast, memory, desk, keys, turn.number, turn.position)
+
+            means, deviations = _at_each_desk(plain, silos, orders, present, ())
+            mean = noised_mean(kind, means, deviations, weights, keys, turn.number, before[0])
             return carry._replace(state=kind.server.tell(carry.state, mean))
 
-        def one(desk: Desk, memory: Memory) -> tuple[Message, Memory]:
-            key = silo_key(keys, desk.place, turn.number)
-            return answer(kind.silo, broadcast, memory, desk, key=key, position=turn.position)
+        sizes = batch_sizes(kind, silos.counts)
+        crowd = crowd_of(kind, sizes, who)
+
+        def one(desk: Desk, memory: Memory, last: Array) -> tuple[Message, Memory]:
+            key, earlier = silo_key(keys, desk.place, turn.number), silo_before(keys, desk.place, last)
+            own = {"key": key, "position": turn.position, "before": earlier, "crowd": crowd}
+            return answer(kind.silo, broadcast, memory, desk, **own)
 
         messages, memory = _at_each_desk(one, silos, orders, present, carry.memory)
-        mean = weighted_mean(messages, present.weights)
+        if crowd is None:
+            mean = weighted_mean(messages, present.weights)
+        else:
+            mean = mean_of_shares(messages, (sizes if in_order else sizes[places]) * taken)
         return Carry(kind.server.tell(carry.state, mean), _remembered(carry.memory, memory, present))
 
     return play
 
 
-def _summed_mean(
-    kind: Round, broadcast: Any, silos: Silos, orders: Array | None, present: Present, keys: Keys, turn: Turn
+def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
+    """Whether the noise of a round is drawn once, on the mean: by a trusted server, or as a short cut.
+
+    The short cut for a running sum needs everyone in every round, so that all silos' last noises are of one round.
+    """
+    release = kind.silo.release
+    if release.channel == "shuffled-sum":
+        return False
+    summed = noise == "summed" and kind.silo.says_what_it_released
+    return release.channel == "trusted" or (summed and (in_order or release.mechanism != "cumulative"))
+
+
+def batch_sizes(kind: Round, counts: Array) -> Array:
+    """The fixed batch size of every silo, in records."""
+    size = kind.silo.release.batch_size
+    return counts if size is None else jnp.broadcast_to(jnp.asarray(size, counts.dtype), counts.shape)
+
+
+def crowd_of(kind: Round, sizes: Array, who: Participation) -> Crowd | None:
+    """In how many records one hides through the shuffled sum when as few silos come, and as small, as may."""
+    if kind.silo.release.channel != "shuffled-sum":
+        return None
+    least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.fewest)
+    records = jnp.sum(jnp.sort(sizes)[:least]).astype(jnp.float32)
+    return Crowd(jnp.sum(sizes).astype(jnp.float32), jnp.floor(records * who.honest))
+
+
+def exact_answer(
+    kind: Round, broadcast: Any, memory: Memory, desk: Desk, keys: Keys, number: Array, position: Array
+) -> tuple[Message, PerBlock | None]:
+    """A silo's message before noise, and the deviation that its noise must have.
+
+    The same batches as `answer` draws, so that all ways of drawing noise share everything else.
+    """
+    key_batch = step_keys(silo_key(keys, desk.place, number), 1)[0, 0]
+    work = kind.silo.start(broadcast, memory)
+    return exact_statistic(kind.silo, work, desk, key=key_batch, position=position)
+
+
+def noised_mean(
+    kind: Round, means: Message, deviations: PerBlock | None, weights: Any, keys: Keys, number: Any, last: Any
 ) -> Message:
-    """The mean of all messages, its noise drawn at once: independent Gaussians add up to a Gaussian."""
+    """The mean of all messages, its noise drawn at once.
 
-    def one(desk: Desk, memory: Memory) -> tuple[Message, PerBlock | None]:
-        # The same batches as `answer` draws, so that the two ways of drawing noise share everything else.
-        key_batch = step_keys(silo_key(keys, desk.place, turn.number), 1)[0, 0]
-        work = kind.silo.start(broadcast, memory)
-        return exact_statistic(kind.silo, work, desk, key=key_batch, position=turn.position)
-
-    means, deviations = _at_each_desk(one, silos, orders, present, ())
-    mean = weighted_mean(means, present.weights)
+    Silos' own noises are independent Gaussians and add up to one. A trusted server adds the noise that hides a record
+    of any silo: the mean moves by at most the largest weight x sensitivity.
+    """
+    mean = weighted_mean(means, weights)
     if deviations is None:
         return mean
-    joint = jax.tree.map(lambda s: jnp.sqrt(jnp.sum((present.weights * s) ** 2)), deviations)
-    return add_gaussian(jax.random.fold_in(keys.summed, turn.number), mean, joint)
+    if kind.silo.release.channel == "trusted":
+        joint = jax.tree.map(lambda s: jnp.max(weights * s), deviations)
+    else:
+        joint = jax.tree.map(lambda s: jnp.sqrt(jnp.sum((weights * s) ** 2)), deviations)
+    key = jax.random.fold_in(keys.summed, number)
+    if kind.silo.release.mechanism != "cumulative":
+        return add_gaussian(key, mean, joint)
+    before = Before(jax.random.fold_in(keys.summed, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
+    return add_cumulative(key, before, mean, joint)
 
 
 def _at_each_desk(
-    act: Callable[[Desk, Memory], Any], silos: Silos, orders: Array | None, present: Present, memory: Memory
+    act: Callable[[Desk, Memory, Array], Any], silos: Silos, orders: Array | None, present: Present, memory: Memory
 ) -> Any:
     """Map ``act`` over the silos present. Where everyone is, no record is copied."""
     if present.places is None:
-        return jax.vmap(lambda r, n, o, i, m: act(desk_of(r, n, o, i), m))(
-            silos.records, silos.counts, orders, jnp.arange(silos.number), memory
+        return jax.vmap(lambda r, n, o, i, m, b: act(desk_of(r, n, o, i), m, b))(
+            silos.records, silos.counts, orders, jnp.arange(silos.number), memory, present.before
         )
     padded = jax.tree.leaves(silos.records)[0].shape[1]
 
-    def one(place: Array) -> Any:
+    def one(place: Array, last: Array) -> Any:
         def fetch(rows: Array | None) -> Any:
             return jax.tree.map(lambda leaf: leaf[place] if rows is None else leaf[place, rows], silos.records)
 
         order = None if orders is None else orders[place]
         own = jax.tree.map(lambda leaf: leaf[place], memory)
-        return act(Desk(fetch, padded, silos.counts[place], order, place), own)
+        return act(Desk(fetch, padded, silos.counts[place], order, place), own, last)
 
-    return jax.vmap(one)(present.places)
+    return jax.vmap(one)(present.places, present.before)
 
 
 def _remembered(before: Memory, after: Memory, present: Present) -> Memory:

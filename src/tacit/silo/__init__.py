@@ -1,18 +1,22 @@
 """The trusted layer: the only code that touches a record. It never imports an algorithm."""
 
-from tacit.silo.answer import Desk, answer, desk_of, exact_statistic, privatise, step_keys
+from tacit.silo.answer import Before, Desk, add_cumulative, answer, desk_of, exact_statistic, privatise, step_keys
 from tacit.silo.clipping import SLACK, sensitivity
 from tacit.silo.gradients import clipped_sum, is_tapped, plain_sum
 from tacit.silo.noise import add_gaussian, standard_deviation
 from tacit.silo.records import RecordsError, Silos, check_records, enrol, rows_of
 from tacit.silo.sampling import Batch, draw, pass_order, slots_needed
+from tacit.silo.shuffled import Crowd
 
 __all__ = [
     "SLACK",
     "Batch",
+    "Before",
+    "Crowd",
     "Desk",
     "RecordsError",
     "Silos",
+    "add_cumulative",
     "add_gaussian",
     "answer",
     "check_records",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from jaxtyping import Array, Int
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
 from tacit.silo.gradients import clipped_sum, plain_sum
 from tacit.silo.noise import add_gaussian, standard_deviation
-from tacit.silo.sampling import draw, slots_needed
+from tacit.silo.sampling import Batch, draw, slots_needed
+from tacit.silo.shuffled import Crowd, shuffled_share
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,13 @@ class Desk:
     place: Int[Array, ""] | int
 
 
+class Before(NamedTuple):
+    """A silo's previous answer to the same kind of round: its key, and whether there was one."""
+
+    key: Array
+    exists: Array | bool
+
+
 def desk_of(records: Record, count: Array | int, order: Array | None, place: Array | int) -> Desk:
     """The desk of a silo whose records lie in one pytree of arrays."""
 
@@ -42,20 +50,33 @@ def desk_of(records: Record, count: Array | int, order: Array | None, place: Arr
 
 
 def answer(
-    silo: Silo, broadcast: Broadcast, memory: Memory, desk: Desk, *, key: Array, position: Array | int
+    silo: Silo,
+    broadcast: Broadcast,
+    memory: Memory,
+    desk: Desk,
+    *,
+    key: Array,
+    position: Array | int,
+    before: Before | None = None,
+    crowd: Crowd | None = None,
 ) -> tuple[Message, Memory]:
     """Start, then local steps of release and absorb, then report.
 
     Formal guarantee: the message is post-processing of ``local_steps`` releases, each of which is the Gaussian
     mechanism with the release's noise multiplier on a statistic of replace-one sensitivity computed from its clip
-    and batch size; each is priced by its sampling scheme.
+    and batch size; each is priced by its sampling scheme. Of a cumulative release it is the running sum over the
+    silo's answers that is such a statistic, whichever rounds the silo missed. Through the trusted channel nothing
+    is private before the server adds noise, so a silo that is asked to answer by itself refuses. Through the shuffled
+    sum the message is a share: private only in the sum over its ``crowd``.
     """
+    if silo.release.channel == "trusted":
+        raise ValueError('Expected the server to add the noise for channel="trusted"; a silo cannot answer alone.')
     work = silo.start(broadcast, memory)
     keys = step_keys(key, silo.local_steps)
 
     def step(work: Work, now: tuple[Array, Array]) -> tuple[Work, None]:
         own_keys, offset = now
-        released = privatise(silo, work, desk, keys=own_keys, position=position + offset)
+        released = privatise(silo, work, desk, keys=own_keys, position=position + offset, before=before, crowd=crowd)
         return silo.absorb(work, released), None
 
     offsets = jnp.arange(silo.local_steps) * silo.stride
@@ -71,13 +92,41 @@ def step_keys(key: Array, local_steps: int) -> Array:
     return jax.random.split(key, (local_steps, 2))
 
 
-def privatise(silo: Silo, work: Work, desk: Desk, *, keys: Array, position: Array | int) -> Statistic:
+def privatise(
+    silo: Silo,
+    work: Work,
+    desk: Desk,
+    *,
+    keys: Array,
+    position: Array | int,
+    before: Before | None = None,
+    crowd: Crowd | None = None,
+) -> Statistic:
     """One release: sample, query, clip, mean, noise."""
     key_batch, key_noise = keys[0], keys[1]
+    if silo.release.channel == "shuffled-sum":
+        return _share(silo, work, desk, keys, position, crowd)
     mean, deviation = exact_statistic(silo, work, desk, key=key_batch, position=position)
     if deviation is None:
         return mean
-    return add_gaussian(key_noise, mean, deviation)
+    if silo.release.mechanism != "cumulative":
+        return add_gaussian(key_noise, mean, deviation)
+    if before is None:
+        raise ValueError(
+            "Expected the silo's previous answer for a cumulative release; say Before(key, False) if none."
+        )
+    earlier = Before(step_keys(before.key, 1)[0, 1], before.exists)
+    return add_cumulative(key_noise, earlier, mean, deviation)
+
+
+def add_cumulative(key: Array, before: Before, increment: Statistic, deviation: PerBlock) -> Statistic:
+    """An increment of a running sum that has fresh noise in every round: add this round's, take off the last one's.
+
+    Formal guarantee: the sum of all increments so far is the sum of the statistics plus one N(0, deviation^2), and
+    is independent of earlier noise. The deviation must be the same in all rounds.
+    """
+    taken_off = jax.tree.map(lambda s: -s * jnp.asarray(before.exists, jnp.float32), deviation)
+    return add_gaussian(before.key, add_gaussian(key, increment, deviation), taken_off)
 
 
 def exact_statistic(
@@ -89,6 +138,47 @@ def exact_statistic(
     deviation marks a release through the open channel, which is not private.
     """
     release = silo.release
+    size, batch = _batch(release, desk, key, position)
+    records = desk.fetch(batch.rows)
+    if release.channel == "open":
+        return _over(plain_sum(silo.query, work, records, batch.present), size), None
+    if release.noise_multiplier is None:
+        raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
+    bound = _own_terms(release, work, desk.place)
+    total = clipped_sum(silo.query, work, records, batch.present, bound)
+    multiplier = jax.tree.map(lambda z: _own(z, desk.place), release.noise_multiplier)
+    return _over(total, size), standard_deviation(bound, multiplier, size)
+
+
+def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | int, crowd: Crowd | None) -> Statistic:
+    """A share of a shuffled sum. A random batch size would let the crowd shrink, so it must be fixed."""
+    release = silo.release
+    if release.sampling in ("poisson", "wr"):
+        raise ValueError(
+            f'Expected sampling "full", "wor" or "one-pass" through the shuffled sum, got "{release.sampling}": every '
+            "record counts once and the crowd has a fixed size."
+        )
+    if crowd is None:
+        raise ValueError("Expected a crowd for a share of a shuffled sum; by itself a share is not private.")
+    size, batch = _batch(release, desk, keys[0], position)
+    bound = jnp.asarray(release.clip(work))
+    if bound.ndim:
+        raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
+    return shuffled_share(
+        silo.query,
+        work,
+        desk.fetch(batch.rows),
+        batch.present,
+        bound,
+        keys=jax.random.split(keys[1]),
+        size=size,
+        noise_multiplier=release.noise_multiplier,
+        crowd=crowd,
+    )
+
+
+def _batch(release: Release, desk: Desk, key: Array, position: Array | int) -> tuple[Any, Batch]:
+    """The fixed divisor of a release, and the batch of this round."""
     size = desk.count if release.batch_size is None else _own(release.batch_size, desk.place)
     capacity = desk.count if release.capacity is None else _own(release.capacity, desk.place)
     batch = draw(
@@ -102,15 +192,7 @@ def exact_statistic(
         order=desk.order,
         position=position,
     )
-    records = desk.fetch(batch.rows)
-    if release.channel == "open":
-        return _over(plain_sum(silo.query, work, records, batch.present), size), None
-    if release.noise_multiplier is None:
-        raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
-    bound = _own_terms(release, work, desk.place)
-    total = clipped_sum(silo.query, work, records, batch.present, bound)
-    multiplier = jax.tree.map(lambda z: _own(z, desk.place), release.noise_multiplier)
-    return _over(total, size), standard_deviation(bound, multiplier, size)
+    return size, batch
 
 
 def _own(value: Any, place: Array | int) -> Array:
@@ -120,7 +202,9 @@ def _own(value: Any, place: Array | int) -> Array:
 
 
 def _own_terms(release: Release, work: Work, place: Array | int) -> PerBlock:
-    return jax.tree.map(lambda limit: _own(limit, place), release.clip(work))
+    # A running sum mixes all rounds: a clip that followed the broadcasts would let noise and sensitivity part.
+    shown = None if release.mechanism == "cumulative" else work
+    return jax.tree.map(lambda limit: _own(limit, place), release.clip(shown))
 
 
 def _over(total: Statistic, size: Any) -> Statistic:

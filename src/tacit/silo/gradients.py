@@ -11,12 +11,16 @@ so that no term is larger than the answer by more than a factor of order one (th
 for nearby points, under-estimates the norm and lets a record through unclipped). Norms and clipped sums follow
 from the factors; no (batch x parameters) matrix is formed.
 
-The *general* path evaluates any query with ``vmap`` in micro-batches that bound memory.
+A layer applied at many positions, as a convolution is, has the gradient ``sum_p a_p (x) c_p``. Where its matrix is
+small, each record's gradient of it is *formed*: what is summed is what is normed. Where forming would cost more than
+the products of all pairs of positions, it stays in factors, with squared norm ``sum_pq <a_p, a_q> <c_p, c_q>``.
+
+The *general* path evaluates any query with ``vmap``. Both bound memory by micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,20 +29,32 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tacit.algorithm import Params, PerBlock, Record, Statistic, Work
-from tacit.objectives.objective import Objective
-from tacit.objectives.query import GradientQuery
+from tacit.objectives.objective import Model, Objective
+from tacit.objectives.query import GradientQuery, differences, is_zero
 from tacit.silo.clipping import by_block, scales, squared_norms, usable
 
 _MICRO_BATCH_FLOATS = 2**20
+_MICRO_BATCH_FLOATS_TAPPED = 2**21
+_MANY_SIGNS = 8.0  # sums over pairs of positions cancel: their rounding is measured by sizes, and in more units
 
 
 class _Term(NamedTuple):
-    """A rank-one part of each record's layer gradient: ``left (x) right``, and whether the bias takes part."""
+    """A part ``left (x) right`` of each record's layer gradient, and whether the bias takes part.
 
-    left: Float[Array, "records inputs"]
-    right: Float[Array, "records outputs"]
+    Of rank one, or the sum over an axis of positions after that of records.
+    """
+
+    left: Float[Array, "records *positions inputs"]
+    right: Float[Array, "records *positions outputs"]
     bias: bool
     left_is_data: bool
+
+
+class _Factors(NamedTuple):
+    """Of one point, per layer: the inputs and the cotangents of the outputs."""
+
+    inputs: dict[str, Array]
+    cotangents: dict[str, Array]
 
 
 def is_tapped(query: Any, params: Params | None = None) -> bool:
@@ -73,8 +89,8 @@ def plain_sum(query: Any, work: Work, records: Record, present: Bool[Array, " re
     return jax.tree.map(lambda leaf: jnp.tensordot(present.astype(leaf.dtype), leaf, 1), statistics)
 
 
-def _factors(objective: Objective, params: Params, records: Record) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Per layer: the inputs (the very arrays, so that shared ones can be recognised) and the cotangents."""
+def _factors(objective: Objective, params: Params, records: Record) -> _Factors:
+    """Inputs (the very arrays, so that shared ones can be recognised) and cotangents of every tapped layer."""
     inputs: dict[str, Array] = {}
 
     def record_shapes(name: str, a: Array, z: Array) -> Array:
@@ -95,33 +111,61 @@ def _factors(objective: Objective, params: Params, records: Record) -> tuple[dic
 
     cotangents, traced = jax.grad(total, has_aux=True)(shapes)
     same = {name for name, a in inputs.items() if any(a is leaf for leaf in jax.tree.leaves(records))}
-    return {name: inputs[name] if name in same else traced[name] for name in traced}, cotangents
+    return _Factors({name: inputs[name] if name in same else traced[name] for name in traced}, cotangents)
 
 
-def _terms(query: GradientQuery, work: Work, records: Record) -> dict[str, list[_Term]]:
-    """The rank-one terms of each layer of the combination, in differences of neighbouring points."""
-    parts = [_factors(query.objective, point, records) for point in query.points(work)]
-    weights = query.weights(work)
-    if len(parts) != len(weights):
-        raise ValueError(f"Expected as many weights as points, got {len(weights)} and {len(parts)}.")
+def _is_formed(model: Model, name: str, a: Any, c: Any) -> bool:
+    """Whether a layer's per-record gradients are formed: decided by shapes alone."""
+    if name in model.unfold or a.ndim == 2:
+        return name in model.unfold
+    positions, inputs, outputs = a.shape[1], a.shape[-1], c.shape[-1]
+    return a.ndim != 3 or positions * (inputs + outputs) >= inputs * outputs
+
+
+def _formed_gradients(model: Model, layer: Params, name: str, a: Array, c: Array) -> Statistic:
+    """Each record's gradient of one layer: products summed over positions, folded back onto the parameters."""
+    a, c = (array.reshape(array.shape[0], -1, array.shape[-1]) for array in (a, c))
+    gradients = {"w": jnp.einsum("rpi,rpo->rio", a, c, precision="highest")}
+    unfold = model.unfold.get(name, lambda own: own)
+    matrices, fold = jax.vjp(unfold, layer)
+    if "b" in matrices:
+        gradients["b"] = c.sum(axis=1)
+    return jax.vmap(lambda own: fold(own)[0])(gradients)
+
+
+def _terms(parts: list[_Factors], weights: Any, name: str, records: Record) -> list[_Term]:
+    """The terms of one layer of the combination, in differences of neighbouring points."""
     data = jax.tree.leaves(records)
-    terms: dict[str, list[_Term]] = {name: [] for name in parts[0][0]}
+    terms: list[_Term] = []
     running: Any = 0.0
-    for i, (inputs, cotangents) in enumerate(parts):
+    for i, part in enumerate(parts):
         running = running + weights[i]
-        last = i == len(parts) - 1
-        for name in terms:
-            a, c = inputs[name], cotangents[name]
-            is_data = any(a is leaf for leaf in data)
-            if last:
-                if not (isinstance(running, float | int) and running == 0):
-                    terms[name].append(_Term(a, running * c, True, is_data))
-                continue
-            after, c_after = parts[i + 1][0][name], parts[i + 1][1][name]
-            if a is not after:
-                terms[name].append(_Term(a - after, running * c, False, False))
-            terms[name].append(_Term(after, running * (c - c_after), True, any(after is leaf for leaf in data)))
+        a, c = part.inputs[name], part.cotangents[name]
+        if i == len(parts) - 1:
+            if not is_zero(running) or not terms:
+                terms.append(_Term(a, running * c, True, any(a is leaf for leaf in data)))
+            continue
+        after, c_after = parts[i + 1].inputs[name], parts[i + 1].cotangents[name]
+        if a is not after:
+            terms.append(_Term(a - after, running * c, False, False))
+        terms.append(_Term(after, running * (c - c_after), True, any(after is leaf for leaf in data)))
     return terms
+
+
+def _product(s: _Term, t: _Term, has_bias: bool) -> tuple[Float[Array, " records"], Float[Array, " records"]]:
+    """The inner product of two terms for each record, and the size of what was added up."""
+    bias = float(has_bias and s.bias and t.bias)
+    if s.left.ndim == 2:
+        product = (jnp.sum(s.left * t.left, axis=1) + bias) * jnp.sum(s.right * t.right, axis=1)
+        return product, jnp.abs(product)
+    left = jnp.einsum("rpi,rqi->rpq", s.left, t.left, precision="highest") + bias
+    right = jnp.einsum("rpo,rqo->rpq", s.right, t.right, precision="highest")
+
+    def size(term: _Term) -> Array:
+        squares = (jnp.sum(term.left**2, axis=2) + bias) * jnp.sum(term.right**2, axis=2)
+        return jnp.sum(jnp.sqrt(squares), axis=1)
+
+    return jnp.sum(left * right, axis=(1, 2)), _MANY_SIGNS * size(s) * size(t)
 
 
 def _tapped_sum(
@@ -131,32 +175,109 @@ def _tapped_sum(
     present: Bool[Array, " records"],
     bound: Float[Array, ""],
 ) -> Statistic:
-    layout = query.points(work)[0]
-    terms = _terms(query, work, records)
-    if set(terms) != set(layout):
-        raise ValueError(f"Expected every layer of {sorted(layout)} to be tapped, got {sorted(terms)}.")
+    def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
+        return _tapped_part(query, work, some, there, bound)
+
+    chunk = _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
+    return _in_micro_batches(part, records, present, chunk)
+
+
+def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
+    """How many floats a record takes in layers with positions or formed gradients; at least one."""
+    points = query.points(work)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), records)
+    inputs, cotangents = jax.eval_shape(lambda some: _factors(query.objective, points[0], some), one)
+    width = 0
+    for name, a in inputs.items():
+        c = cotangents[name]
+        formed = _is_formed(query.objective.model, name, a, c)
+        if formed or a.ndim > 2:
+            width += a.size + c.size + (a.shape[-1] * c.shape[-1] if formed else (a.size // a.shape[-1]) ** 2)
+    return max(1, width * len(points))
+
+
+def _tapped_part(
+    query: GradientQuery, work: Work, records: Record, present: Bool[Array, " records"], bound: Float[Array, ""]
+) -> Statistic:
+    points, weights, model = query.points(work), query.weights(work), query.objective.model
+    if len(points) != len(weights):
+        raise ValueError(f"Expected as many weights as points, got {len(weights)} and {len(points)}.")
+    layout = points[0]
+    parts = [_factors(query.objective, point, records) for point in points]
+    if set(parts[0].inputs) != set(layout):
+        raise ValueError(f"Expected every layer of {sorted(layout)} to be tapped, got {sorted(parts[0].inputs)}.")
+    formed: dict[str, Statistic] = {}
+    terms: dict[str, list[_Term]] = {}
     squared = magnitude = jnp.zeros(present.shape)
-    for name, layer in terms.items():
-        has_bias = "b" in layout[name]
-        for i, s in enumerate(layer):
-            for t in layer[i:]:
-                left = jnp.sum(s.left * t.left, axis=1) + float(has_bias and s.bias and t.bias)
-                product = left * jnp.sum(s.right * t.right, axis=1) * (1.0 if s is t else 2.0)
-                squared, magnitude = squared + product, magnitude + jnp.abs(product)
+    for name in layout:
+        factors = [(part.inputs[name], part.cotangents[name]) for part in parts]
+        if not _is_formed(model, name, *factors[0]):
+            terms[name] = _terms(parts, weights, name, records)
+            for i, s in enumerate(terms[name]):
+                for t in terms[name][i:]:
+                    product, size = _product(s, t, "b" in layout[name])
+                    times = 1.0 if s is t else 2.0
+                    squared, magnitude = squared + times * product, magnitude + times * size
+            continue
+        pairs = zip(points, factors, strict=True)
+        summands = differences([_formed_gradients(model, point[name], name, a, c) for point, (a, c) in pairs], weights)
+        formed[name] = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *summands)
+        sizes = jax.tree.map(lambda *leaves: sum(map(jnp.abs, leaves[1:]), jnp.abs(leaves[0])), *summands)
+        squared, magnitude = squared + squared_norms(formed[name]), magnitude + squared_norms(sizes)
     factor, counts = scales(squared, magnitude, bound, present)
+    summed = {name: _sum_of_terms(terms[name], "b" in layout[name], factor, counts) for name in terms}
+    return summed | {name: _scaled_sum(formed[name], factor, counts) for name in formed}
 
-    def layer_sum(name: str) -> dict[str, Array]:
-        # Not finite times zero is not zero: such records are masked on both sides.
-        right = [jnp.where(counts[:, None], t.right * factor[:, None], 0.0) for t in terms[name]]
-        left = [t.left if t.left_is_data else jnp.where(counts[:, None], t.left, 0.0) for t in terms[name]]
-        products = [jnp.matmul(u.T, v, precision="highest") for u, v in zip(left, right, strict=True)]
-        summed = {"w": sum(products[1:], products[0])}
-        if "b" in layout[name]:
-            biased = [v.sum(axis=0) for t, v in zip(terms[name], right, strict=True) if t.bias]
-            summed["b"] = sum(biased[1:], biased[0])
-        return summed
 
-    return {name: layer_sum(name) for name in terms}
+def _rows(per_record: Array, like: Array) -> Array:
+    """One value per record, shaped to act on the records of an array."""
+    return per_record.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def _sum_of_terms(terms: list[_Term], has_bias: bool, factor: Array, counts: Array) -> dict[str, Array]:
+    """The clipped sum of one layer that stays in factors."""
+    # Not finite times zero is not zero: such records are masked on both sides.
+    right = [jnp.where(_rows(counts, t.right), t.right * _rows(factor, t.right), 0.0) for t in terms]
+    left = [t.left if t.left_is_data else jnp.where(_rows(counts, t.left), t.left, 0.0) for t in terms]
+    left, right = ([array.reshape(-1, array.shape[-1]) for array in side] for side in (left, right))
+    products = [jnp.matmul(u.T, v, precision="highest") for u, v in zip(left, right, strict=True)]
+    summed = {"w": sum(products[1:], products[0])}
+    if has_bias:
+        biased = [v.sum(axis=0) for t, v in zip(terms, right, strict=True) if t.bias]
+        summed["b"] = sum(biased[1:], biased[0])
+    return summed
+
+
+def _scaled_sum(statistics: Statistic, factor: Array, counts: Array) -> Statistic:
+    """The sum over records of their statistics times their factors; a record that does not count is masked."""
+
+    def total(leaf: Array) -> Array:
+        return jnp.tensordot(factor, jnp.where(_rows(counts, leaf), leaf, 0.0), 1, precision="highest")
+
+    return jax.tree.map(total, statistics)
+
+
+def _in_micro_batches(
+    part: Callable[[Record, Array], Statistic], records: Record, present: Bool[Array, " records"], limit: int
+) -> Statistic:
+    """The sum of ``part`` over batches of at most ``limit`` records, padded with absent ones to equal size."""
+    size = present.shape[0]
+    number = -(-size // max(1, limit))
+    if number <= 1:
+        return part(records, present)
+    chunk = -(-size // number)
+
+    def fold(leaf: Array) -> Array:
+        widths = [(0, number * chunk - size)] + [(0, 0)] * (leaf.ndim - 1)
+        return jnp.pad(leaf, widths).reshape(number, chunk, *leaf.shape[1:])
+
+    def add(total: Statistic, some: tuple[Record, Array]) -> tuple[Statistic, None]:
+        return jax.tree.map(jnp.add, total, part(*some)), None
+
+    folded = (jax.tree.map(fold, records), fold(present))
+    shapes = jax.eval_shape(part, *jax.tree.map(lambda leaf: leaf[0], folded))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(add, zeros, folded)[0]
 
 
 def _general_sum(
@@ -165,25 +286,12 @@ def _general_sum(
     def one(record: Record) -> Statistic:
         return query(work, record)
 
+    def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
+        return _clip_and_sum(jax.vmap(one)(some), there, bound)
+
     first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], records))
     width = max(1, sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(first)))
-    size = present.shape[0]
-    chunk = max(1, min(size, _MICRO_BATCH_FLOATS // width))
-    padded = -(-size // chunk) * chunk
-
-    def fold(leaf: Array) -> Array:
-        widths = [(0, padded - size)] + [(0, 0)] * (leaf.ndim - 1)
-        return jnp.pad(leaf, widths).reshape(-1, chunk, *leaf.shape[1:])
-
-    def add(total: Statistic, part: tuple[Record, Array]) -> tuple[Statistic, None]:
-        chunk_records, chunk_present = part
-        summed = _clip_and_sum(jax.vmap(one)(chunk_records), chunk_present, bound)
-        return jax.tree.map(jnp.add, total, summed), None
-
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), first)
-    if padded == chunk:
-        return add(zeros, (records, present))[0]
-    return jax.lax.scan(add, zeros, (jax.tree.map(fold, records), fold(present)))[0]
+    return _in_micro_batches(part, records, present, _MICRO_BATCH_FLOATS // width)
 
 
 def _clip_and_sum(statistics: Statistic, present: Bool[Array, " records"], bound: PerBlock) -> Statistic:
@@ -191,14 +299,7 @@ def _clip_and_sum(statistics: Statistic, present: Bool[Array, " records"], bound
 
     def block(values: Statistic, limit: Any) -> Statistic:
         squared = squared_norms(values)
-        factor, counts = scales(squared, squared, usable(limit), present)
-
-        def total(leaf: Array) -> Array:
-            shape = (-1,) + (1,) * (leaf.ndim - 1)
-            kept = jnp.where(counts.reshape(shape), leaf, 0.0)
-            return jnp.tensordot(factor, kept, 1, precision="highest")
-
-        return jax.tree.map(total, values)
+        return _scaled_sum(values, *scales(squared, squared, usable(limit), present))
 
     limits = by_block(bound, statistics)
     if isinstance(limits, Mapping):

@@ -124,7 +124,7 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "batch_size": section.batch_size,
         "sampling": section.scheme,
         "capacity": capacity_for(study, records),
-        "channel": "direct" if study.privacy.private else "open",
+        "channel": section.channel if study.privacy.private else "open",
         **section.own,
     }
     return Builder(entry, problem, fixed)

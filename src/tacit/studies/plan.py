@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tacit.algorithm import Algorithm
+from tacit.algorithm import GUARANTEES, Algorithm
+from tacit.objectives import Problem
 from tacit.privacy import PaperNoise, paper_noise, price, risk_of, user_level
 from tacit.privacy.plan import Budget, SiloPlan, events_of, plan_silos
 from tacit.studies.assemble import Builder
+from tacit.studies.bound import bound_json, bound_of
 from tacit.studies.spec import Study, StudyError
+from tacit.theory import Statement
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,13 @@ class Plan:
     study: Study
     silos: tuple[SiloPlan, ...]
     noise: np.ndarray | None
+    problem: Problem
+
+    @property
+    def bound(self) -> Statement | str | None:
+        """What the algorithm's theorem promises at the tightest budget of all silos, and the lower bound."""
+        spent = [silo.price.epsilon for silo in self.silos if silo.price is not None]
+        return bound_of(self.study, self.problem, [s.records for s in self.silos], min(spent, default=None))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -37,9 +47,9 @@ def plan_of(study: Study, builder: Builder, names: list[str], records: list[int]
     """
     unit = builder.build(noise_multiplier=1.0)
     if study.privacy.private and study.privacy.accountant == "paper":
-        return _paper_plan(study, unit, names, records)
+        return _paper_plan(study, unit, names, records, builder.problem)
     silos, noise = plan_silos(unit, names, records, budget_of(study))
-    return Plan(study, silos, noise)
+    return Plan(study, silos, noise, builder.problem)
 
 
 def budget_of(study: Study) -> Budget | None:
@@ -56,7 +66,7 @@ def budget_of(study: Study) -> Budget | None:
     )
 
 
-def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[int]) -> Plan:
+def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[int], problem: Problem) -> Plan:
     """Every silo at the noise that the theorem prints, priced by the tight accountant."""
     epsilon, delta = study.privacy.epsilon, study.privacy.delta
     if not isinstance(epsilon, float | int):
@@ -80,7 +90,7 @@ def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[i
         paid = tuple(event.scaled(factor) for event in events)
         silos.append((SiloPlan(name, n, paid, price(paid, delta=delta)), factor))
     noise = np.asarray([factor for _, factor in silos], np.float32)
-    return Plan(study, tuple(silo for silo, _ in silos), noise)
+    return Plan(study, tuple(silo for silo, _ in silos), noise, problem)
 
 
 def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:
@@ -109,7 +119,13 @@ def _paper(study: Study, records: int, epsilon: float, delta: float) -> PaperNoi
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain data."""
-    return {"study": plan.study.name, "silos": [_silo_json(plan, silo) for silo in plan.silos]}
+    channel = plan.study.algorithm.channel if plan.study.privacy.private else "open"
+    return {
+        "study": plan.study.name,
+        "guarantee": GUARANTEES[channel],
+        "silos": [_silo_json(plan, silo) for silo in plan.silos],
+        "theory": bound_json(plan.bound),
+    }
 
 
 def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:

@@ -66,7 +66,13 @@ def prepare(study: Study) -> Prepared:
     first = federations[0]
     records = [len(silo.train["y"]) for silo in first.silos]
     weights = records if study.run.weights == "records" else None
-    who = participation(len(records), study.run.participants, weights=weights, cap=study.privacy.max_participations)
+    who = participation(
+        len(records),
+        study.run.participants,
+        weights=weights,
+        cap=study.privacy.max_participations,
+        honest=study.run.honest,
+    )
     builder = builder_of(study, problem_of(study, first), records)
     plan = plan_of(study, builder, [silo.name for silo in first.silos], records)
     return Prepared(study, federations, builder, plan, who)

@@ -122,6 +122,7 @@ class RunSection(_Section):
     seeds: Count | tuple[int, ...] = 1
     participants: Count | tuple[Count, Count] | None = None
     weights: Literal["equal", "records"] = "equal"
+    honest: Annotated[float, Field(gt=0, le=1)] = 1.0
     measure_every: Count | None = None
     alone: bool = True
     grid: dict[str, tuple[Any, ...]] = {}

@@ -1,0 +1,178 @@
+"""FedProx-SVRG, and FedProx-PL-SVRG with restarts.
+
+Lowy, Ghafelebashi and Razaviyayn, "Private Non-Convex Federated Learning Without a Trusted Server", Algorithms 1 and 2
+(arXiv:2203.06735); through the shuffled-sum channel they are Algorithms 8 and 9. In an epoch that starts at the
+anchor a = w^0, for t = 0, ..., Q-1:
+
+    anchor (t = 0)        g = mean_i [(1/n) sum over all records of clip_C(grad f(a; record)) + noise]
+    difference (t > 0)    D_t = min(2C, C_s ||w^t - a||)
+                          v^t = g + mean_i [(1/K) sum over the batch of clip_{D_t}(grad f(w^t; .) - grad f(a; .)) + ...]
+    server                w^{t+1} = prox_{eta h}(w^t - eta v^t),      v^0 = g
+    next epoch            a = w^Q
+    next stage            starts at the iterate of this stage whose number was drawn in advance (or the last)
+
+    paper     here
+    -----     ----
+    S         restarts
+    E Q       num_rounds / restarts (every update is a round)
+    Q         phase_length
+    K         difference_batch_size
+    L         clip_norm
+
+Every message is the Gaussian mechanism on a clipped mean, so all of them together are differentially private for each
+record whatever the server broadcasts. The difference at t = 0 is zero whatever the records are: it is not released
+and costs nothing. The paper clips to 2C only; a ``difference_slope`` lets the noise shrink with the distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tacit.algorithm import Algorithm, Channel, Message, Number, Params, Release, Round, Sampling, Server, Silo
+from tacit.algorithms.prox_spider import TwoPoints, check_phase, difference_clip, keep_at, scaled
+from tacit.objectives import Problem, gradient_at, gradient_difference
+
+
+class SvrgState(NamedTuple):
+    """The iterate, the anchor with its noisy gradient, the picked iterate of this stage, and the round number."""
+
+    params: Params
+    anchor: Params
+    gradient: Params
+    picked: Params
+    number: Array
+
+
+def prox_svrg(
+    problem: Problem,
+    *,
+    step_size: Number,
+    num_rounds: int,
+    clip_norm: Number,
+    noise_multiplier: Number,
+    batch_size: Number | None,
+    sampling: Sampling,
+    phase_length: int,
+    difference_slope: Number | None = None,
+    capacity: Number | None = None,
+    channel: Channel = "direct",
+    difference_noise: Number = 1.0,
+    difference_sampling: Sampling | None = None,
+    difference_batch_size: Number | None = None,
+    difference_capacity: Number | None = None,
+    restarts: int = 1,
+    picks: Sequence[int] | None = None,
+) -> Algorithm:
+    """FedProx-SVRG; ``phase_length=1`` is noisy proximal minibatch SGD, and ``restarts > 1`` FedProx-PL-SVRG.
+
+    Differences are clipped, noised and sampled as in ``prox_spider``. ``num_rounds`` counts the rounds of all stages,
+    ``restarts`` of equal length. ``picks`` are, for each stage, the number within it of the iterate that it hands on
+    (0 is its start; ``None``: its last); the paper draws them uniformly.
+    """
+    length, wanted = _stages(num_rounds, restarts, picks)
+    check_phase(phase_length, num_rounds, None)
+    steps = jnp.broadcast_to(jnp.asarray(step_size, jnp.float32), (num_rounds,))
+
+    def init(params: Params) -> SvrgState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return SvrgState(params, params, zeros, params, jnp.zeros((), jnp.int32))
+
+    def start_of(state: SvrgState) -> Params:
+        return keep_at(state.number % length, 0, state.picked, state.params)
+
+    def move(state: SvrgState, estimate: Params) -> SvrgState:
+        step, within = steps[state.number], state.number % length + 1
+        moved = jax.tree.map(lambda w, g: w - step * g, state.params, estimate)
+        params = problem.regulariser.prox(moved, step)
+        picked = keep_at(within, wanted[state.number // length], params, state.picked)
+        return state._replace(params=params, picked=picked, number=state.number + 1)
+
+    def tell_anchor(state: SvrgState, gradient: Message) -> SvrgState:
+        start = start_of(state)
+        picked = keep_at(state.number % length, 0, start, state.picked)
+        return move(state._replace(params=start, anchor=start, gradient=gradient, picked=picked), gradient)
+
+    def tell_difference(state: SvrgState, change: Message) -> SvrgState:
+        return move(state, jax.tree.map(jnp.add, state.gradient, change))
+
+    anchor = Release(lambda work: clip_norm, noise_multiplier, batch_size, sampling, capacity, channel=channel)
+    batch = (batch_size, sampling, capacity)
+    if difference_sampling is not None:
+        batch = (difference_batch_size, difference_sampling, difference_capacity)
+    difference = Release(
+        difference_clip(clip_norm, difference_slope),
+        scaled(noise_multiplier, difference_noise),
+        *batch,
+        channel=channel,
+    )
+    between = gradient_difference(problem.objective, lambda work: work.new, lambda work: work.old)
+    rounds = {
+        "anchor": Round(Silo(gradient_at(problem.objective), anchor), Server(start_of, tell_anchor)),
+        "difference": Round(
+            Silo(between, difference), Server(lambda state: TwoPoints(state.params, state.anchor), tell_difference)
+        ),
+    }
+    schedule = tuple("anchor" if r % length % phase_length == 0 else "difference" for r in range(num_rounds))
+    kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
+    return Algorithm(init, kinds, schedule, lambda state: state.params if picks is None else state.picked)
+
+
+def pl_svrg(
+    problem: Problem,
+    *,
+    step_size: Number,
+    num_rounds: int,
+    clip_norm: Number,
+    noise_multiplier: Number,
+    batch_size: Number | None,
+    sampling: Sampling,
+    phase_length: int,
+    restarts: int,
+    capacity: Number | None = None,
+    channel: Channel = "direct",
+    difference_slope: Number | None = None,
+    difference_noise: Number = 1.0,
+    difference_sampling: Sampling | None = None,
+    difference_batch_size: Number | None = None,
+    difference_capacity: Number | None = None,
+    picks: Sequence[int] | None = None,
+) -> Algorithm:
+    """FedProx-PL-SVRG for proximal-PL losses: FedProx-SVRG, restarted at least once."""
+    if restarts < 2:
+        raise ValueError(f"Expected restarts={restarts} >= 2; one stage is prox-svrg.")
+    return prox_svrg(
+        problem,
+        step_size=step_size,
+        num_rounds=num_rounds,
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        batch_size=batch_size,
+        sampling=sampling,
+        phase_length=phase_length,
+        restarts=restarts,
+        capacity=capacity,
+        channel=channel,
+        difference_slope=difference_slope,
+        difference_noise=difference_noise,
+        difference_sampling=difference_sampling,
+        difference_batch_size=difference_batch_size,
+        difference_capacity=difference_capacity,
+        picks=picks,
+    )
+
+
+def _stages(num_rounds: int, restarts: int, picks: Sequence[int] | None) -> tuple[int, Array]:
+    """The rounds of a stage, and the number of the iterate that each stage hands on."""
+    if restarts < 1 or num_rounds % restarts:
+        raise ValueError(f"Expected num_rounds={num_rounds} to be a multiple of restarts={restarts} >= 1.")
+    length = num_rounds // restarts
+    wanted = np.full(restarts, length) if picks is None else np.asarray(picks)
+    if wanted.shape != (restarts,) or wanted.min() < 0 or wanted.max() > length:
+        raise ValueError(f"Expected {restarts} picks from 0 to {length}, one per stage, got {picks}.")
+    return length, jnp.asarray(wanted, jnp.int32)

@@ -1,0 +1,176 @@
+"""The mechanism audit: a lower bound on epsilon beside the epsilon that is claimed, for any algorithm.
+
+Three sets of trials that share nothing: one to fit the attack, one to choose its threshold, one to count. The
+confidence is that of the last alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from tacit.algorithm import Algorithm
+from tacit.audit.attack import Model, best_rule, fit, strongest
+from tacit.audit.bounds import Counts, epsilon_lower_bound, mu_lower_bound
+from tacit.audit.transcript import Scene, Seat, scenes_of
+from tacit.audit.worst_case import Canary
+from tacit.errors import TacitError, unknown
+from tacit.privacy import Price, gdp_epsilon, price
+from tacit.privacy.plan import events_of
+
+CONFIDENCES = (0.95, 0.99)
+_FEWEST_TRIALS = 1000
+
+
+class AuditError(TacitError):
+    """An audit that cannot be made as asked."""
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What an attack found beside what was claimed.
+
+    ``route`` is ``"gdp"`` where the bound went through mu, ``"direct"`` where it needed no assumption. ``bounds`` maps
+    each confidence to its lower bound.
+    """
+
+    label: str
+    sampling: tuple[str, ...]
+    canary: str
+    route: str
+    delta: float
+    epsilon_claimed: float
+    bounds: dict[float, float]
+    confidence: float
+    trials: int
+    counts: Counts
+
+    @property
+    def epsilon_lower_bound(self) -> float:
+        """The lower bound at the chosen confidence."""
+        return self.bounds[self.confidence]
+
+    @property
+    def tightness(self) -> float | None:
+        """Lower bound over claim; none where the claim is infinite."""
+        if not math.isfinite(self.epsilon_claimed) or self.epsilon_claimed == 0:
+            return None
+        return self.epsilon_lower_bound / self.epsilon_claimed
+
+    @property
+    def violated(self) -> bool:
+        """Whether the attack proves more loss than is claimed."""
+        return self.epsilon_lower_bound > self.epsilon_claimed
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as plain data; an infinite claim is null."""
+        true_rate, false_rate = self.counts.rates
+        finite = math.isfinite(self.epsilon_claimed)
+        return {
+            "label": self.label,
+            "sampling": list(self.sampling),
+            "canary": self.canary,
+            "route": self.route,
+            "delta": self.delta,
+            "epsilon_claimed": self.epsilon_claimed if finite else None,
+            "epsilon_lower_bound": self.epsilon_lower_bound,
+            "lower_bounds": {f"{c:g}": bound for c, bound in self.bounds.items()},
+            "confidence": self.confidence,
+            "trials": self.trials,
+            "tightness": self.tightness,
+            "true_positive_rate": true_rate,
+            "false_positive_rate": false_rate,
+            "violated": self.violated,
+        }
+
+
+def claim_of(algorithm: Algorithm, seat: Seat, delta: float, kind: str | None = None) -> Price:
+    """What the accountant says about the silo's releases, or about those of one kind."""
+    events = events_of(
+        algorithm,
+        place=seat.place,
+        silos=seat.silos,
+        records=seat.records,
+        max_participations=seat.max_participations,
+    )
+    if kind is not None and kind not in algorithm.rounds:
+        raise AuditError(unknown("kind of round", kind, algorithm.rounds))
+    return price([e for e in events if kind in (None, e.kind)], delta=delta)
+
+
+def audit_mechanism(
+    algorithm: Algorithm,
+    seat: Seat,
+    *,
+    delta: float,
+    trials: int,
+    key: Array,
+    label: str,
+    canary: Canary = "opposite",
+    kind: str | None = None,
+    claim: Price | None = None,
+    confidence: float = 0.95,
+) -> AuditResult:
+    """Attack the transcript of one silo in a schedule of ``algorithm``, built for the attacker's problem.
+
+    Formal guarantee: whatever the algorithm and the attack, if the silo's messages are as private as ``claim``
+    (default: what the accountant says), the lower bound exceeds the claimed epsilon with probability at most
+    ``1 - confidence`` over ``key``.
+    """
+    if trials < _FEWEST_TRIALS:
+        raise AuditError(f"Expected trials={trials} >= {_FEWEST_TRIALS}; fewer prove nothing.")
+    if not 0.5 <= confidence < 1:
+        raise AuditError(f"Expected 0.5 <= confidence={confidence} < 1; a common choice is 0.95.")
+    claim = claim_of(algorithm, seat, delta, kind) if claim is None else claim
+    route = "gdp" if claim.mu is not None and math.isfinite(claim.mu) else "direct"
+    key_scene, key_fit, key_threshold, key_count = jax.random.split(key, 4)
+    scene = strongest(scenes_of(algorithm, seat, canary=canary, kind=kind), key_scene)
+    model = fit(scene, key_fit, max(2000, min(trials // 10, 50_000)))
+    # Rare events decide the direct route, so its threshold deserves as many trials as the count.
+    rehearsal = max(1000, (trials // 2 if route == "direct" else trials // 10) // 2)
+    one, zero = _scores(scene, model, key_threshold, rehearsal)
+    rule = best_rule(one, zero, trials // 2, partial(_strength, route, delta), calibrated=model.weights is None)
+    counts = rule.count(*_scores(scene, model, key_count, trials // 2))
+    levels = sorted({*CONFIDENCES, confidence})
+    return AuditResult(
+        label=label,
+        sampling=tuple(sorted({e.sampling for e in claim.events if kind in (None, e.kind)})),
+        canary=canary,
+        route=route,
+        delta=delta,
+        epsilon_claimed=claim.epsilon,
+        bounds={level: _bound(route, delta, level)(counts) for level in levels},
+        confidence=confidence,
+        trials=2 * counts.trials,
+        counts=counts,
+    )
+
+
+def _bound(route: str, delta: float, confidence: float) -> Callable[[Counts], float]:
+    if route == "direct":
+        return lambda counts: epsilon_lower_bound(counts, delta, confidence)
+    return lambda counts: gdp_epsilon(mu_lower_bound(counts, confidence), delta)
+
+
+def _strength(route: str, delta: float, counts: Counts, confidence: float) -> float:
+    """What a threshold is chosen by; mu and epsilon rise together, and mu is quick."""
+    if route == "direct":
+        return epsilon_lower_bound(counts, delta, confidence)
+    return mu_lower_bound(counts, confidence)
+
+
+def _scores(scene: Scene, model: Model, key: Array, trials: int) -> tuple[np.ndarray, np.ndarray]:
+    """The attack's numbers on fresh transcripts of world one and world zero."""
+    keys = jax.random.split(key)
+    one, zero = (
+        np.concatenate([model.scores(part) for part in scene.stream(keys[world], world, trials)])[:trials]
+        for world in (0, 1)
+    )
+    return one, zero

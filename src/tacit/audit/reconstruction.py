@@ -1,0 +1,173 @@
+"""A picture of what privacy is for: images taken out of one message, and the same attack on a protected one.
+
+The hostile server sends a model whose hidden units all measure the brightness of an image, each with its own threshold,
+and all count the same in the output. The gradient of a unit is then a sum over the images that are brighter than its
+threshold, and the difference of two neighbouring units holds the images between two thresholds: often just one, and
+dividing by the gradient of the bias develops it. The silo answers one ordinary round of minibatch SGD.
+
+References:
+    Fowl, Geiping, Czaja, Goldblum, Goldstein. Robbing the fed. arXiv:2110.13057.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit import data
+from tacit.algorithm import Channel, Params
+from tacit.algorithms import mb_sgd
+from tacit.objectives import Objective, Problem, mlp, softmax
+from tacit.privacy import gdp_mu
+from tacit.silo import answer, check_records, desk_of
+
+BINS = 512
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Images of a silo, and what the attack makes of its message without and with protection.
+
+    Similarity is the correlation of pixels with the best match.
+    """
+
+    originals: np.ndarray
+    unprotected: np.ndarray
+    protected: np.ndarray
+    similarity_unprotected: np.ndarray
+    similarity_protected: np.ndarray
+    epsilon: float
+    delta: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome in numbers."""
+        return {
+            "images": len(self.originals),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "recovered_unprotected": int(np.sum(self.similarity_unprotected > 0.95)),
+            "recovered_protected": int(np.sum(self.similarity_protected > 0.95)),
+            "median_similarity_unprotected": float(np.median(self.similarity_unprotected)),
+            "median_similarity_protected": float(np.median(self.similarity_protected)),
+        }
+
+
+def pictures(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images of a silo with values from 0 to 1, their classes, and images of somebody else.
+
+    MNIST where it is at hand, else the small digits that ship with scikit-learn.
+    """
+    try:
+        silo, other = data.load(
+            "mnist", partition="iid", silos=2, records_per_silo=2000, validation=0.0, test=0.0, features="pixels"
+        ).silos
+        return silo.train["x"][:number], silo.train["y"][:number], other.train["x"]
+    except data.DataError:
+        from sklearn.datasets import load_digits
+
+        images, classes = load_digits(return_X_y=True)
+        return images[:number] / 16.0, classes[:number], images[number:] / 16.0
+
+
+def hostile_model(pixels: int, classes: int, thresholds: np.ndarray) -> Params:
+    """Hidden units that compare brightness with a threshold each, and all count the same in the output."""
+    units = len(thresholds)
+    out = np.zeros((units, classes), np.float32)
+    out[:, 0] = 1e-3
+    return {
+        "layer_1": {"w": jnp.full((pixels, units), 1.0 / pixels), "b": jnp.asarray(-thresholds, jnp.float32)},
+        "layer_2": {"w": jnp.asarray(out), "b": jnp.zeros(classes)},
+    }
+
+
+def reconstruct(*, epsilon: float = 1.0, delta: float = 1e-5, number: int = 64, seed: int = 0) -> Reconstruction:
+    """Attack one message of a silo with ``number`` images, through the code that ships, twice."""
+    images, classes, elsewhere = pictures(number)
+    pixels, kinds = images.shape[1], int(classes.max()) + 1
+    # The attacker needs no record of the silo for this: images elsewhere are about as bright.
+    thresholds = np.quantile(elsewhere.mean(axis=1), np.linspace(0, 1, BINS))
+    objective = Objective(mlp((pixels, BINS, kinds)), softmax())
+    model = hostile_model(pixels, kinds, thresholds)
+    found = []
+    channels: tuple[tuple[Channel, float | None], ...] = (("open", None), ("direct", 1 / gdp_mu(epsilon, delta)))
+    for channel, multiplier in channels:
+        message = _message(objective, model, images, classes, channel, multiplier, seed)
+        found.append(_develop(message, images))
+    (plain, plain_like), (noisy, noisy_like) = found
+    return Reconstruction(images, plain, noisy, plain_like, noisy_like, epsilon, delta)
+
+
+def _message(
+    objective: Objective, model: Params, images: Any, classes: Any, channel: Channel, multiplier: Any, seed: int
+) -> Params:
+    """One answer of the silo to one round of minibatch SGD over all its records."""
+    algorithm = mb_sgd(
+        Problem(objective),
+        step_size=0.1,
+        num_rounds=1,
+        clip_norm=CLIP,
+        noise_multiplier=multiplier,
+        batch_size=None,
+        sampling="full",
+        channel=channel,
+    )
+    records = {k: jnp.asarray(v) for k, v in check_records({"x": images, "y": classes}, "silo").items()}
+    desk = desk_of(records, len(classes), None, 0)
+    return answer(algorithm.rounds["gradient"].silo, model, (), desk, key=jax.random.key(seed), position=0)[0]
+
+
+def _develop(message: Params, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each image the most similar of all that the attack develops, and how similar it is."""
+    weights, bias = (np.asarray(message["layer_1"][name], np.float64) for name in ("w", "b"))
+    steps, scale = np.diff(weights, axis=1).T, np.diff(bias)
+    steps, scale = np.vstack([steps, weights[:, -1]]), np.append(scale, bias[-1])
+    seen = np.abs(scale) > 1e-12
+    developed = steps[seen] / scale[seen, None]
+    likeness = _correlation(images, developed)
+    best = likeness.argmax(axis=1)
+    return developed[best], likeness.max(axis=1)
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def unit(rows: np.ndarray) -> np.ndarray:
+        rows = rows - rows.mean(axis=1, keepdims=True)
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+    return unit(a) @ unit(b).T
+
+
+def draw_picture(found: Reconstruction, path: Path, columns: int = 8) -> None:
+    """Originals, what the attacker has without protection, and what is left of it with protection."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    side = int(np.sqrt(found.originals.shape[1]))
+    shown = np.argsort(-found.similarity_unprotected)[:columns]
+    rows = (
+        ("In the silo", found.originals),
+        ("Taken from an\nunprotected message", found.unprotected),
+        (f"The same attack\nat ε = {found.epsilon:g}", found.protected),
+    )
+    figure = Figure(figsize=(1.1 * columns + 2.2, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(rows), columns)
+    for line, (title, images) in zip(grid, rows, strict=True):
+        for axis, which in zip(line, shown, strict=True):
+            picture = images[which].reshape(side, side)
+            low, high = np.percentile(picture, [1, 99]) if images is found.protected else (0.0, 1.0)
+            axis.imshow(picture, cmap="gray_r", vmin=low, vmax=high, interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+        line[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=12)
+    figure.suptitle(
+        f"One message of a silo with {len(found.originals)} images. Without protection the server recovers "
+        f"{found.as_json()['recovered_unprotected']} of them; with ε = {found.epsilon:g}, "
+        f"{found.as_json()['recovered_protected']}.",
+        fontsize=12,
+    )
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,179 @@
+"""The whole-training audit: canaries in one silo of a real study, one training run, and its transcript.
+
+Half of a silo's records are replaced by canaries: a random direction with one of two targets, by a fair coin. The
+study then trains as it is, all silos with their own noise. The attacker knows everything but the coins and the noise:
+the other records, the canaries' features and every broadcast. Canaries overlap, so the attacker estimates all coins
+at once, by the linear estimate of least squared error, and guesses those that are clearest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from tacit.algorithm import Algorithm, Record, Round
+from tacit.audit.mechanism import AuditError
+from tacit.audit.one_run import one_run_epsilon, one_run_mu
+from tacit.channel import weighted_mean
+from tacit.privacy import gdp_epsilon
+from tacit.runtime import program
+from tacit.silo import answer, check_records, clipped_sum, desk_of
+from tacit.studies.run import Prepared, prepare
+from tacit.studies.spec import Study
+
+_GUESSED_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class OneRunResult:
+    """Coins guessed in one training run, and what they prove."""
+
+    silo: str
+    canaries: int
+    guesses: int
+    correct: int
+    epsilon_claimed: float
+    epsilon_lower_bound: float
+    epsilon_lower_bound_direct: float
+    delta: float
+    confidence: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as plain data."""
+        claimed, bound = self.epsilon_claimed, self.epsilon_lower_bound
+        return {**self.__dict__, "tightness": bound / claimed, "violated": bound > claimed}
+
+
+def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneRunResult:
+    """Train a private study once, with canaries in its largest silo, and guess them."""
+    prepared = prepare(study)
+    place = int(np.argmax([silo.records for silo in prepared.plan.silos]))
+    price = prepared.plan.silos[place].price
+    algorithm = prepared.builder.build(**prepared.plan.parameters)
+    if price is None or not math.isfinite(price.epsilon):
+        raise AuditError(f"Expected a private study, got {study.name} without a budget; set privacy.epsilon.")
+    for kind, part in algorithm.rounds.items():
+        release = part.silo.release
+        if not part.silo.says_what_it_released or release.mechanism != "gaussian" or release.channel != "direct":
+            raise AuditError(
+                f"Expected messages that are Gaussian releases for a one-run audit, got kind {kind!r} of "
+                f"{study.algorithm.name}; audit the mechanism instead."
+            )
+    generator = np.random.default_rng(seed)
+    tables = [dict(silo.train) for silo in prepared.federations[0].silos]
+    canaries = len(tables[place]["y"]) // 2
+    coins = generator.choice([-1, 1], canaries)
+    versions = _versions(tables[place], canaries, generator)
+    tables[place] = {k: np.where(_column(coins, v[0]) > 0, v[0], v[1]) for k, v in _joined(tables[place], versions)}
+    estimate = _estimate(prepared, algorithm, tables, place, versions, seed)
+    clearest = np.argsort(-np.abs(estimate))[: max(1, int(_GUESSED_SHARE * canaries))]
+    correct = int(np.sum(np.sign(estimate[clearest]) == coins[clearest]))
+    delta, made = price.delta, (canaries, len(clearest), correct)
+    direct = one_run_epsilon(*made, delta=delta, confidence=confidence)
+    by_mu = gdp_epsilon(one_run_mu(*made, confidence=confidence), delta) if price.mu is not None else direct
+    return OneRunResult(
+        prepared.plan.silos[place].name, *made, price.epsilon, max(by_mu, 0.0), direct, delta, confidence
+    )
+
+
+def _column(coins: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """The coins of the canaries, and plus one for all other records, shaped to act on a column."""
+    padded = np.concatenate([coins, np.ones(len(like) - len(coins))])
+    return padded.reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def _versions(table: Record, canaries: int, generator: np.random.Generator) -> tuple[Record, Record]:
+    """Both versions of every canary: one random direction, and the lowest or the highest target of the silo."""
+    x = generator.standard_normal((canaries, *table["x"].shape[1:]))
+    norms = np.sqrt(np.sum(x.reshape(canaries, -1) ** 2, axis=1))
+    x = x / norms.reshape((-1,) + (1,) * (x.ndim - 1)) * max(1.0, float(np.abs(table["x"]).max()))
+    low, high = (np.full(canaries, value, table["y"].dtype) for value in (table["y"].min(), table["y"].max()))
+    return {"x": x, "y": high}, {"x": x, "y": low}
+
+
+def _joined(table: Record, versions: tuple[Record, Record]) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """Each column of the silo with the canaries in front, in both versions."""
+    size = len(versions[0]["y"])
+    joined = []
+    for name in ("x", "y"):
+        first, second = (np.concatenate([v[name], table[name][size:]]).astype(table[name].dtype) for v in versions)
+        joined.append((name, (first, second)))
+    return joined
+
+
+def _estimate(
+    prepared: Prepared,
+    algorithm: Algorithm,
+    tables: list[Record],
+    place: int,
+    versions: tuple[Record, Record],
+    seed: int,
+) -> np.ndarray:
+    """The linear estimate of the coins, from the transcript of one training run."""
+    names = prepared.names
+    checked = [check_records({"x": t["x"], "y": t["y"]}, n) for t, n in zip(tables, names, strict=True)]
+    keys = program.split_keys(jax.random.key(seed))
+    turns = program.turns_of(algorithm, 0, prepared.who, len(names), keys)
+    size = len(versions[0]["y"])
+    rest = {k: v[size:] for k, v in checked[place].items()}
+    state = algorithm.init(prepared.builder.problem.objective.init(jax.random.key(seed)))
+    precision, signal = np.eye(size), np.zeros(size)
+    compiled: dict[Any, Any] = {}
+    for number, kind in enumerate(algorithm.schedule):
+        part = algorithm.rounds[kind]
+        broadcast, messages = part.server.ask(state), []
+        taken = turns.roster.taken[number]
+        for i in turns.roster.places[number][taken]:
+            act = compiled.setdefault((kind, int(i)), _answerer(algorithm, part, checked[i], int(i), keys))
+            message = act(broadcast, number, turns.position[number])
+            messages.append(message)
+            if i == place:
+                shift, base, deviation = _expected(part, broadcast, versions, rest, len(checked[i]["y"]), place)
+                precision += shift @ shift.T / deviation**2
+                signal += shift @ (np.asarray(ravel_pytree(message)[0], np.float64) - base) / deviation**2
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        state = part.server.tell(state, weighted_mean(stacked, jnp.asarray(turns.roster.weights[number][taken])))
+    return np.linalg.solve(precision, signal)
+
+
+def _answerer(algorithm: Algorithm, part: Round, table: Record, place: int, keys: program.Keys) -> Any:
+    records = {name: jnp.asarray(column) for name, column in table.items()}
+    count = len(table["y"])
+    desk = desk_of(records, count, program.silo_order(algorithm, keys, place, count, count), place)
+
+    @jax.jit
+    def act(broadcast: Any, number: Any, position: Any) -> Any:
+        key = program.silo_key(keys, place, number)
+        return answer(part.silo, broadcast, (), desk, key=key, position=position)[0]
+
+    return act
+
+
+def _expected(
+    part: Round, broadcast: Any, versions: tuple[Record, Record], rest: Record, count: int, place: int
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What each coin adds to the expected message, the message without coins, and the noise."""
+    silo, release = part.silo, part.silo.release
+    work = silo.start(broadcast, ())
+    bound = jnp.asarray(release.clip(work), jnp.float32)
+    bound = bound[place] if bound.ndim else bound
+    # A batch holds K of n records, and its sum is divided by K: a record is expected to add 1/n of itself.
+    single = jax.jit(jax.vmap(lambda r: ravel_pytree(clipped_sum(silo.query, work, r, jnp.ones(1, bool), bound))[0]))
+    one, zero, others = (
+        np.asarray(single({k: jnp.asarray(v)[:, None] for k, v in table.items()}), np.float64) / count
+        for table in (*_typed(versions, rest), rest)
+    )
+    size = count if release.batch_size is None else int(np.max(release.batch_size))
+    z = np.asarray(release.noise_multiplier)
+    deviation = float(z[place] if z.ndim else z) * 2 * float(bound) / size
+    return (one - zero) / 2, (one + zero).sum(axis=0) / 2 + others.sum(axis=0), deviation
+
+
+def _typed(versions: tuple[Record, Record], like: Record) -> list[Record]:
+    return [{k: np.asarray(v[k]).astype(like[k].dtype) for k in ("x", "y")} for v in versions]

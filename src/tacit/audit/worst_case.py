@@ -1,0 +1,117 @@
+"""Neighbouring data sets and broadcasts that make a silo say as much as it can about one record.
+
+The attacker's problem has one parameter w and the loss ``y (w x)^2 / 2``. Its gradient at w is ``y w x^2`` and a
+difference of gradients is ``y x^2 (w - w')``, so a loud record with ``y > 0`` and one with ``y < 0`` have opposite
+clipped statistics for every combination of gradients, at any points that the attacker likes. An algorithm that is
+built for it is the one that ships; only the problem is the attacker's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tacit.algorithm import Algorithm, Broadcast, Params, Round, Sampling
+from tacit.objectives import Loss, Objective, Problem, linear
+from tacit.runtime import program
+from tacit.runtime.participation import participation
+from tacit.silo import Before, Crowd, Desk, answer, check_records, exact_statistic
+
+Canary = Literal["opposite", "overflow", "faint"]
+CANARIES: tuple[Canary, ...] = ("opposite", "overflow", "faint")
+
+LOUD = 1e4
+POINT = 1e3
+_PUSH = (
+    -777.7
+)  # what the hostile server pretends the other silos said; no round lands on a point where gradients vanish
+
+
+def attackers_problem() -> Problem:
+    """One parameter, and records whose clipped gradients are whatever the attacker wants."""
+
+    def value(outputs: Array, targets: Array) -> Array:
+        return 0.5 * targets * outputs[:, 0] ** 2
+
+    objective = Objective(linear(1, 1, bias=False), Loss(value))
+    return Problem(objective, lipschitz=1.0, smoothness=1.0, radius=1e6)
+
+
+def start_point() -> Params:
+    """Initial parameters far from zero, where gradients would vanish."""
+    return {"linear": {"w": jnp.full((1, 1), POINT, jnp.float32)}}
+
+
+def neighbours(canary: Canary, records: int, target: int, samplings: set[Sampling]) -> dict[str, np.ndarray]:
+    """Two silos that differ in the record ``target``; a leading axis tells the worlds apart.
+
+    Beside a batch of fixed size the worst other records are all opposite to the target, so that a batch without it
+    is a world of its own; beside a Poisson batch, whose size is random, they are silent. ``overflow`` is a record
+    whose gradient is not finite; ``faint`` hides a loud gradient behind features whose squares underflow.
+    """
+    others = 0.0 if "poisson" in samplings else -LOUD
+    x = np.ones((2, records, 1))
+    y = np.full((2, records), others)
+    y[:, target] = LOUD, -LOUD
+    if canary == "overflow":
+        y[0, target] = 3e38
+    if canary == "faint":
+        x[:, target] = 1e-19
+        y[:, target] = 5e34, -5e34
+    worlds = [check_records({"x": x[i], "y": y[i]}, f"world {i}") for i in range(2)]
+    return {name: np.stack([world[name] for world in worlds]) for name in worlds[0]}
+
+
+def lonely_crowd(part: Round, desk: Desk) -> Crowd | None:
+    """The crowd of a shuffled sum in which no other silo hides this one, so that its share is the whole sum."""
+    sizes = program.batch_sizes(part, jnp.asarray([desk.count]))
+    return program.crowd_of(part, sizes, participation(1))
+
+
+def message_shapes(algorithm: Algorithm, params: Params, desk: Desk) -> dict[str, Any]:
+    """The form of a message in each kind of round of the schedule."""
+    shapes: dict[str, Any] = {}
+    state, memory = algorithm.init(params), algorithm.memory(params)
+    for kind in sorted(set(algorithm.schedule)):
+        part = algorithm.rounds[kind]
+
+        def say(state: Any, memory: Any, part: Any = part) -> Any:
+            key, broadcast = jax.random.key(0), part.server.ask(state)
+            if part.silo.release.channel == "trusted":
+                work = part.silo.start(broadcast, memory)
+                return exact_statistic(part.silo, work, desk, key=key, position=0)[0]
+            before = Before(key, jnp.asarray(False))
+            crowd = lonely_crowd(part, desk)
+            return answer(part.silo, broadcast, memory, desk, key=key, position=0, before=before, crowd=crowd)[0]
+
+        shapes[kind] = jax.eval_shape(say, state, memory)
+    return shapes
+
+
+def hostile_broadcasts(
+    algorithm: Algorithm, params: Params, shapes: Mapping[str, Any], turning: bool
+) -> list[Broadcast]:
+    """What the hostile server says in each round of the schedule.
+
+    It plays the algorithm's own server half, so that every broadcast has the right form, but pretends that the
+    silos said something loud. ``turning`` negates what it says in every other round, and with it every gradient of
+    the attacker's problem: noise that is used twice then cancels.
+    """
+    state, said = algorithm.init(params), []
+    for number, kind in enumerate(algorithm.schedule):
+        server = algorithm.rounds[kind].server
+        broadcast = server.ask(state)
+        said.append(jax.tree.map(_turned, broadcast) if turning and number % 2 else broadcast)
+        heard = jax.tree.map(lambda leaf: jnp.full(leaf.shape, _PUSH, leaf.dtype), shapes[kind])
+        state = server.tell(state, heard)
+    return said
+
+
+def _turned(leaf: Array) -> Array:
+    leaf = jnp.asarray(leaf)
+    return -leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

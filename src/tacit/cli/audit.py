@@ -1,0 +1,59 @@
+"""``tacit audit``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tacit.cli.study import Json, Set, Study
+
+
+def audit_command(
+    study: Study,
+    overrides: Set = None,
+    kind: Annotated[str | None, typer.Option(help="Listen to one kind of round only.")] = None,
+    trials: Annotated[int, typer.Option(help="Transcripts to count errors on, half in each world.")] = 20_000,
+    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
+    into: Annotated[Path | None, typer.Option(help="A run folder to write audit.json to, for its report.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Attack a study's own guarantee: a lower bound on epsilon beside the epsilon that is claimed.
+
+    A bound above the claim is a proof that the claim is wrong, and ends the command with exit code 1.
+
+    Example: tacit audit heart-disease --trials 100000
+    """
+    from tacit.audit.study import audit_study, write_audit
+    from tacit.studies.spec import load_study
+
+    resolved = load_study(study, overrides or ())
+    found = audit_study(resolved, kind=kind, trials=trials, confidence=confidence)
+    if into is not None:
+        write_audit(into, found)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        _print(found)
+    if found["violated"]:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any]) -> None:
+    console = Console()
+    heard = "every round" if found["kind"] is None else f"rounds of kind {found['kind']}"
+    title = f"{found['study']}, {found['silo']}: {heard}, delta = {found['delta']:.0e}"
+    table = Table("canary", "claimed epsilon", "lower bound", "tightness", "trials", title=title)
+    for row in found["results"]:
+        claimed = "infinite" if row["epsilon_claimed"] is None else f"{row['epsilon_claimed']:.3f}"
+        tight = "" if row["tightness"] is None else f"{row['tightness']:.2f}"
+        table.add_row(row["canary"], claimed, f"{row['epsilon_lower_bound']:.3f}", tight, str(row["trials"]))
+    console.print(table)
+    if found["violated"]:
+        console.print("[bold red]Violated:[/] the attack proves more loss than is claimed.")
+    else:
+        console.print(f"No violation, at {found['confidence']:.0%} confidence.")

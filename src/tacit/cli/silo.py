@@ -1,0 +1,223 @@
+"""``tacit silo`` (the daemon and its owner's decisions) and ``tacit ledger`` (what was spent, and what is left)."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from tacit.errors import TacitError
+
+silo_app = typer.Typer(
+    name="silo",
+    help="A silo that defends itself: serve its records under a policy, approve studies, look at them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Folder = Annotated[Path, typer.Argument(help="The silo's folder: policy.toml, ledger and socket.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+_POLICY = """\
+# What this silo allows. See docs/threat-model.md.
+name = "{name}"
+pad_seconds = 0.1            # replies leave at multiples of this after their request
+# expires = 2030-01-01       # after this day nothing is answered
+# counter = "/elsewhere/counter"   # a file that the ledger's backups must not hold
+
+[budget]                     # what all studies together may ever cost each record
+epsilon = 4.0
+delta = 1e-6
+
+[allow]
+algorithms = ["mb-sgd", "accelerated-mb-sgd", "local-sgd"]
+channels = ["direct"]
+min_silos = 2
+max_rounds = 10000
+max_open = 4
+
+[approval]
+mode = "manual"              # "auto": whatever fits the policy is consented to
+study_days = 30.0            # what a study has not used by then goes back
+
+[data]
+file = "records.npz"         # arrays x and y; or name and silo of a data set that ships with Tacit
+task = "binary"
+classes = 2
+"""
+
+
+@silo_app.command("init")
+def init_command(folder: Folder) -> None:
+    """Write a policy to start from.
+
+    Example: tacit silo init clinic
+    """
+    path = folder / "policy.toml"
+    if path.exists():
+        raise TacitError(f"{path} exists; edit it, or choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.write_text(_POLICY.format(name=folder.resolve().name), encoding="utf-8")
+    typer.echo(f"Wrote {path}: edit it, put the records beside it, then: tacit silo serve {folder}")
+
+
+@silo_app.command("serve")
+def serve_command(
+    folder: Folder,
+    socket_mode: Annotated[str, typer.Option(help="Permissions of the socket, in octal.")] = "600",
+    noise_off: Annotated[
+        bool, typer.Option("--insecure-test-noise-off", hidden=True, help="A test build without noise: not private.")
+    ] = False,
+) -> None:
+    """Serve the silo's records on a Unix socket until stopped; only this process ever reads them.
+
+    Example: tacit silo serve clinic
+    """
+    from tacit.runtime.daemon.server import serve
+
+    try:
+        mode = int(socket_mode, 8)
+    except ValueError:
+        raise TacitError(f"Expected --socket-mode in octal, such as 660, got {socket_mode!r}.") from None
+    if mode & 0o007 or mode > 0o777:
+        raise TacitError(f"Expected --socket-mode={socket_mode} to shut out others; use 600 or 660.")
+    serve(folder, noise_off=noise_off, socket_mode=mode)
+
+
+@silo_app.command("status")
+def status_command(folder: Folder, as_json: Json = False) -> None:
+    """Show the studies that are open, and those that wait for approval.
+
+    Example: tacit silo status clinic
+    """
+    from tacit.silo.chain import replay
+    from tacit.silo.ledger import inspect, waiting
+
+    _, home = _home(folder)
+    accounts = replay(inspect(home.ledger))
+    open_studies = {study: a for study, a in accounts.items() if a.live}
+    plans = {study: json.loads(plan) for study, plan in waiting(home.ledger).items()}
+    if as_json:
+        live = [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in open_studies.items()]
+        pending = [{"study": study, "plan": plan} for study, plan in plans.items()]
+        typer.echo(json.dumps({"open": live, "pending": pending}))
+        return
+    table = Table(Column("study", no_wrap=True), "state", "asks for", "answers", "until", title="studies")
+    for study, account in open_studies.items():
+        table.add_row(study, "open", "", str(account.answers), _moment(account.expires))
+    for study, plan in plans.items():
+        asked = f"{plan['algorithm']['name']}, epsilon {plan['epsilon']:g}, delta {plan['delta']:g}"
+        table.add_row(study, "pending", asked, "0", "")
+    Console().print(table)
+
+
+@silo_app.command("approve")
+def approve_command(
+    folder: Folder,
+    study: Annotated[str, typer.Argument(help="The study's identity, as `tacit silo status` shows it.")],
+) -> None:
+    """Approve a proposed study: it is reserved when the server next asks, if it still fits the budget.
+
+    Example: tacit silo approve clinic 0123456789abcdef0123456789abcdef
+    """
+    from tacit.silo.ledger import waiting
+
+    _, home = _home(folder)
+    found = waiting(home.ledger)
+    if study not in found:
+        listed = ", ".join(found) or "none"
+        raise TacitError(f"Expected a study that waits for approval, got {study!r}; waiting: {listed}.")
+    home.approved.mkdir(mode=0o700, exist_ok=True)
+    (home.approved / study).touch(mode=0o600)
+    typer.echo(f"Approved {study}.")
+
+
+def ledger_command(
+    folder: Folder,
+    rounds: Annotated[bool, typer.Option("--rounds", help="List every debit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a silo has spent, by study and round, and what is left; verify the ledger's chain.
+
+    Example: tacit ledger clinic --rounds
+    """
+    policy, home = _home(folder)
+    found = _account(policy, home)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    console = Console()
+    columns = Column("study", no_wrap=True), "state", "answers", "releases", "epsilon alone"
+    table = Table(*columns, title=f"ledger of {policy.name}")
+    for row in found["studies"]:
+        made = ", ".join(f"{kind}: {count}" for kind, count in row["releases"].items()) or "none"
+        table.add_row(row["study"], row["state"], str(row["answers"]), made, f"{row['epsilon']:.4f}")
+    console.print(table)
+    if rounds:
+        lines = Table("entry", "time", "what", "study", "round", "kind", "releases", title="entries")
+        for row in found["entries"]:
+            detail = (str(row.get(key, "")) for key in ("round", "kind", "releases"))
+            lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"], *detail)
+        console.print(lines)
+    console.print(
+        f"All studies together: spent epsilon {found['spent']:.4f}, with reservations {found['charged']:.4f}, of "
+        f"{found['budget']:g} at delta {found['delta']:g}. The chain of {found['length']} entries holds."
+    )
+
+
+def _home(folder: Path) -> tuple[Any, Any]:
+    from tacit.runtime.daemon.policy import load_policy
+    from tacit.runtime.daemon.steward import home_of
+
+    policy = load_policy(folder / "policy.toml")
+    return policy, home_of(folder, policy)
+
+
+def _account(policy: Any, home: Any) -> dict[str, Any]:
+    from tacit.privacy import price
+    from tacit.silo.chain import Counter, replay
+    from tacit.silo.ledger import inspect
+    from tacit.silo.spending import joint_price
+
+    # The counter first: a debit that lands in between makes the ledger longer, never shorter.
+    counter = Counter(home.counter)
+    known = counter.read()
+    entries = inspect(home.ledger)
+    if known is not None:
+        counter.check(entries)
+    accounts, delta = replay(entries), policy.budget.delta
+    return {
+        "silo": policy.name,
+        "budget": policy.budget.epsilon,
+        "delta": delta,
+        "spent": joint_price([a.debited() for a in accounts.values()], delta=delta).epsilon,
+        "charged": joint_price([a.charged() for a in accounts.values()], delta=delta).epsilon,
+        "length": len(entries),
+        "test": bool(entries[0].data.get("test")),
+        "studies": [
+            {
+                "study": study,
+                "state": "open" if a.live else "closed",
+                "answers": a.answers,
+                "releases": dict(a.made),
+                "epsilon": price(a.debited(), delta=delta).epsilon,
+            }
+            for study, a in accounts.items()
+        ],
+        "entries": [
+            {"entry": e.seq, "time": _moment(e.time), "what": e.kind, "study": e.study, **_detail(e)} for e in entries
+        ],
+    }
+
+
+def _detail(entry: Any) -> dict[str, Any]:
+    return {k: v for k, v in entry.data.items() if k in ("round", "kind", "releases", "reason")}
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,80 @@
+"""Constants of a problem where they are known: linear models on features of bounded norm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tacit.errors import TacitError
+from tacit.geometry import squared_l2
+from tacit.objectives.losses import squared
+from tacit.objectives.models import linear
+from tacit.objectives.objective import Objective
+from tacit.objectives.problem import Problem
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Public bounds, ``None`` where none is known.
+
+    ``lipschitz`` (L) and ``smoothness`` (beta) are of each record's loss as a function of all parameters together,
+    on the ball that ``radius`` gives where L depends on it; ``strong_convexity`` (mu) is of the regularised average.
+    """
+
+    lipschitz: float | None = None
+    smoothness: float | None = None
+    strong_convexity: float | None = None
+
+
+def constants(
+    objective: Objective,
+    *,
+    feature_norm: float | None,
+    radius: float | None = None,
+    target_bound: float | None = None,
+    strength: float = 0.0,
+) -> Constants:
+    """L, beta and mu of a linear model whose features have norm at most ``feature_norm``.
+
+    A bias is one more feature, equal to one. L of the squared loss also needs the ``radius`` of a ball around zero
+    that holds the parameters, and a ``target_bound`` on the targets' magnitudes. ``strength`` is that of a
+    ``squared_l2`` regulariser: it alone makes the average strongly convex whatever the records are. Of the other
+    models nothing is known.
+
+    >>> from tacit.objectives import logistic
+    >>> constants(Objective(linear(4, 1, bias=False), logistic()), feature_norm=2.0)
+    Constants(lipschitz=2.0, smoothness=1.0, strong_convexity=None)
+    """
+    for name, value in (("feature_norm", feature_norm), ("radius", radius), ("target_bound", target_bound)):
+        if value is not None and not 0 <= value < math.inf:
+            raise TacitError(f"Expected 0 <= {name}={value} < infinity; leave it out if no bound is known.")
+    convexity = strength if strength > 0 else None
+    shape, cost = objective.model.linear, objective.cost
+    if shape is None or feature_norm is None:
+        return Constants(strong_convexity=convexity)
+    norm = math.sqrt(feature_norm**2 + shape.bias)
+    slope = cost.slope
+    if callable(slope):
+        slope = None if radius is None or target_bound is None else slope(norm * radius, target_bound)
+    smoothness = None if cost.curvature is None else cost.curvature * norm**2
+    if cost.smoothing is not None:
+        smoothness = cost.smoothing.smoothness
+    return Constants(None if slope is None else slope * norm, smoothness, convexity)
+
+
+def ridge(features: int, strength: float, *, feature_norm: float, target_bound: float, bias: bool = True) -> Problem:
+    """Ridge regression, with every constant known: squared loss plus ``strength / 2 ||w||^2``, bias included.
+
+    The regulariser is public and lives in the proximal step, so that it takes no part of the clip. The optimum lies in
+    the ball of radius ``target_bound / sqrt(strength)``, as its value is at most that of zero; L holds there.
+
+    >>> problem = ridge(3, 0.25, feature_norm=1.0, target_bound=1.0, bias=False)
+    >>> problem.radius, problem.lipschitz, problem.smoothness, problem.strong_convexity
+    (2.0, 3.0, 1.0, 0.25)
+    """
+    if not 0 < strength < math.inf:
+        raise TacitError(f"Expected 0 < strength={strength} < infinity; without it use squared() and linear().")
+    objective = Objective(linear(features, 1, bias=bias), squared())
+    radius = target_bound / math.sqrt(strength)
+    known = constants(objective, feature_norm=feature_norm, radius=radius, target_bound=target_bound, strength=strength)
+    return Problem(objective, squared_l2(strength), known.lipschitz, known.smoothness, known.strong_convexity, radius)

@@ -1,0 +1,255 @@
+"""From a proposed plan to what this silo would release: built from its own Tacit, priced with its own records."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.algorithm import Algorithm, Silo
+from tacit.data import Federation
+from tacit.errors import TacitError
+from tacit.privacy import Event, Price, calibrate, events_of, price
+from tacit.privacy.discrete import effective_multiplier
+from tacit.runtime.daemon.policy import AllowSection
+from tacit.runtime.daemon.protocol import Plan, RefusalError
+from tacit.silo import desk_of, exact_statistic
+from tacit.silo.secure_noise import least_grid_sigma
+from tacit.studies.assemble import Builder, builder_of, problem_of
+from tacit.studies.spec import study_from
+
+# Schedules grow with the product of a plan's counts; beyond this none is worth building.
+_MOST_WORK = 10**7
+_NOT_COUNTS = {"batch_size", "capacity"}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A plan as this silo would run it.
+
+    ``grid_sigma`` is the priced noise of each kind in grid units; ``broadcasts`` are shapes; ``memory`` is what the
+    silo remembers before the first round; ``positions`` say where in a pass over the records each round begins.
+    """
+
+    plan: Plan
+    algorithm: Algorithm
+    events: tuple[Event, ...]
+    price: Price
+    grid_sigma: Mapping[str, float]
+    broadcasts: Mapping[str, Any]
+    memory: Any
+    positions: tuple[int, ...]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the study has."""
+        return len(self.algorithm.schedule)
+
+    def may_answer(self, number: int) -> bool:
+        """Whether a round is this silo's to answer: all are, but those that go round in turn."""
+        part = self.algorithm.rounds[self.algorithm.schedule[number]]
+        return part.participants != "in turn" or number % self.plan.silos == self.plan.place
+
+
+def builder_from(plan: Plan, records: int) -> Builder:
+    """The algorithm of a plan, at a silo with this many records, before noise is decided; server and silo share it."""
+    tree = {
+        "name": plan.name,
+        "data": {"name": "silo"},
+        "objective": _tuples(plan.objective),
+        "algorithm": _tuples(plan.algorithm),
+        "privacy": {"epsilon": plan.epsilon, "delta": plan.delta},
+    }
+    study = study_from(tree)
+    facts = Federation(plan.name, (), plan.task, plan.classes, plan.features, None, (), "")
+    return builder_of(study, problem_of(study, facts), [records])
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(part) for key, part in value.items()}
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+
+
+def consider(plan: Plan, *, records: int, record: Any, allow: AllowSection) -> Offer:
+    """Build and price a plan for a silo with this many records of this shape; a plan that is not allowed is refused.
+
+    Formal guarantee: a run of the offer's algorithm with the noise and grids that it names, in which the silo answers
+    as the plan says, releases no more than the offer's events, which are (epsilon, delta)-DP as the plan asks.
+    Nothing here depends on the content of a record.
+    """
+    _check_allowed(plan, allow)
+    try:
+        return _offer(plan, records, record, allow)
+    except TacitError:
+        raise
+    except Exception as error:
+        # A factory may fail in its own ways on odd parameters; no record is in reach here.
+        raise RefusalError("bad-plan", f"the plan cannot be built: {str(error)[:300]}") from None
+
+
+def _offer(plan: Plan, records: int, record: Any, allow: AllowSection) -> Offer:
+    builder = builder_from(plan, records)
+    unit = builder.build(noise_multiplier=1.0)
+    shapes = shapes_of(unit, builder, record)
+    _check_built(unit, shapes, allow)
+    algorithm, events, cost = _affordable(builder, unit, plan, records, shapes.dimensions)
+    multipliers = {e.kind: e.noise_multiplier for e in _bare(algorithm, plan, records)}
+    grids = {kind: least_grid_sigma(z, shapes.dimensions[kind]) for kind, z in multipliers.items()}
+    memory = _first_memory(algorithm, shapes.params)
+    _rehearse(algorithm, plan, shapes, memory, record, records)
+    return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, _positions(algorithm))
+
+
+def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, record: Any, records: int) -> None:
+    """Go through every kind of round with shapes alone: what cannot run is refused before it is consented to."""
+    table = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((records, *leaf.shape), leaf.dtype), record)
+    order = jax.ShapeDtypeStruct((records,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    for kind, part in algorithm.rounds.items():
+
+        def once(broadcast: Any, memory: Any, table: Any, order: Any, key: Any, silo: Silo = part.silo) -> Any:
+            work, desk = silo.start(broadcast, memory), desk_of(table, records, order, plan.place)
+            mean, deviation = exact_statistic(silo, work, desk, key=key, position=0)
+            if deviation is None:
+                raise RefusalError("not-allowed", "expected every release to have noise")
+            return silo.report(silo.absorb(work, mean), memory)
+
+        jax.eval_shape(once, shapes.broadcasts[kind], memory, table, order, key)
+
+
+def _check_allowed(plan: Plan, allow: AllowSection) -> None:
+    name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
+    if name not in allow.algorithms:
+        raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
+    if plan.algorithm.get("channel", "direct") not in allow.channels:
+        raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
+    if plan.silos < allow.min_silos:
+        raise RefusalError("not-allowed", f"expected at least {allow.min_silos} silos", {"silos": plan.silos})
+    if not isinstance(rounds, int) or not 1 <= rounds <= allow.max_rounds:
+        raise RefusalError("not-allowed", f"expected num_rounds from 1 to {allow.max_rounds}")
+    counts = [v for k, v in plan.algorithm.items() if k not in _NOT_COUNTS and type(v) is int and v > 0]
+    if math.prod(counts) > _MOST_WORK:
+        raise RefusalError("not-allowed", f"expected fewer rounds and steps than {_MOST_WORK} in all")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shapes of what is said in each kind of round, the dimension of what is released, and the model's shape."""
+
+    dimensions: dict[str, int]
+    broadcasts: dict[str, Any]
+    messages: dict[str, Any]
+    params: Any
+
+
+def record_of(plan: Plan) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shape of one record, as the plan says."""
+    target = jnp.float32 if plan.task == "regression" else jnp.int32
+    return {"x": jax.ShapeDtypeStruct(plan.features, jnp.float32), "y": jax.ShapeDtypeStruct((), target)}
+
+
+def shapes_of(algorithm: Algorithm, builder: Builder, record: Any) -> Shapes:
+    """Shapes of everything that is said, found without computing anything."""
+    params = jax.eval_shape(builder.problem.objective.init, jax.eval_shape(lambda: jax.random.key(0)))
+    state, memory = jax.eval_shape(algorithm.init, params), jax.eval_shape(algorithm.memory, params)
+    broadcasts, messages, dimensions = {}, {}, {}
+    for kind, part in algorithm.rounds.items():
+        broadcasts[kind] = jax.eval_shape(part.server.ask, state)
+        work = jax.eval_shape(part.silo.start, broadcasts[kind], memory)
+        statistic = jax.eval_shape(part.silo.query, work, record)
+        dimensions[kind] = _coordinates(statistic)
+        work = jax.eval_shape(part.silo.absorb, work, statistic)
+        messages[kind] = jax.eval_shape(part.silo.report, work, memory)[0]
+    return Shapes(dimensions, broadcasts, messages, params)
+
+
+def _first_memory(algorithm: Algorithm, shapes: Any) -> Any:
+    """What a silo remembers before the first round: it never sees initial parameters, so it must not need them."""
+    zeros, ones = (
+        algorithm.memory(jax.tree.map(lambda leaf, v=v: jnp.full(leaf.shape, v, leaf.dtype), shapes)) for v in (0, 1)
+    )
+    same = jax.tree.map(lambda a, b: bool(jnp.all(a == b)), zeros, ones)
+    if not all(jax.tree.leaves(same)):
+        raise RefusalError("bad-plan", "expected a memory that does not depend on the initial parameters")
+    return zeros
+
+
+def _coordinates(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection) -> None:
+    if _coordinates(shapes.params) > allow.max_parameters:
+        raise RefusalError("not-allowed", f"expected a model of at most {allow.max_parameters} parameters")
+    steps = sum(algorithm.rounds[kind].silo.local_steps for kind in algorithm.schedule)
+    if steps > 10 * allow.max_rounds:
+        raise RefusalError("not-allowed", f"expected at most {10 * allow.max_rounds} releases in all")
+    for part in algorithm.rounds.values():
+        # Checked where it matters, on what was built, whatever the plan calls it.
+        if part.silo.release.channel != "direct":
+            raise RefusalError("not-allowed", "expected every release through the direct channel")
+        if part.silo.release.protects != "record":
+            raise RefusalError("not-allowed", "expected every release to protect whole records")
+
+
+def _bare(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
+    return events_of(
+        algorithm,
+        place=plan.place,
+        silos=plan.silos,
+        records=records,
+        max_participations=plan.max_participations,
+    )
+
+
+def secure_events(algorithm: Algorithm, plan: Plan, records: int, dimensions: Mapping[str, int]) -> tuple[Event, ...]:
+    """The releases of an algorithm with noise on a grid, rounding included.
+
+    A running sum on a grid is post-processing of a continuous one with a little less noise, and is priced as that.
+    """
+    found = []
+    for event in _bare(algorithm, plan, records):
+        dimension = dimensions[event.kind]
+        grid = least_grid_sigma(event.noise_multiplier, dimension)
+        twin = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=grid, dimension=dimension)
+        if event.mechanism == "cumulative":
+            twin = dataclasses.replace(event, noise_multiplier=effective_multiplier(twin))
+        found.append(twin)
+    return tuple(found)
+
+
+def _affordable(
+    builder: Builder, unit: Algorithm, plan: Plan, records: int, dimensions: Mapping[str, int]
+) -> tuple[Algorithm, tuple[Event, ...], Price]:
+    """The algorithm with the least noise whose releases, as built, cost what the plan asks for."""
+    events = secure_events(unit, plan, records, dimensions)
+    paid = calibrate(events, epsilon=plan.epsilon, delta=plan.delta)
+    factor = paid[0].noise_multiplier / events[0].noise_multiplier
+    nudge = 1e-7
+    while nudge < 0.1:
+        # Rounded up to float32, which is what the silo computes with.
+        noise = np.nextafter(np.float32(factor), np.float32(np.inf))
+        algorithm = builder.build(noise_multiplier=noise)
+        built = secure_events(algorithm, plan, records, dimensions)
+        cost = price(built, delta=plan.delta)
+        if cost.epsilon <= plan.epsilon:
+            return algorithm, built, cost
+        factor, nudge = factor * (1 + nudge), 2 * nudge
+    raise RefusalError("unpriceable", f"no noise was found that fits epsilon={plan.epsilon}")
+
+
+def _positions(algorithm: Algorithm) -> tuple[int, ...]:
+    """How many records of its pass a silo has used up before each round."""
+    positions, used = [], 0
+    for name in algorithm.schedule:
+        positions.append(used)
+        silo = algorithm.rounds[name].silo
+        used += silo.stride * silo.local_steps
+    return tuple(positions)

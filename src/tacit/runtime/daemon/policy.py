@@ -1,0 +1,150 @@
+"""What the silo's owner allows: one TOML file beside the ledger."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tacit.errors import TacitError
+from tacit.silo import check_records
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class PolicyError(TacitError):
+    """A policy that cannot be used as written."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class BudgetSection(_Section):
+    """What all studies together may ever cost each record."""
+
+    epsilon: Annotated[float, Field(gt=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
+class AllowSection(_Section):
+    """Which studies are considered at all."""
+
+    algorithms: tuple[str, ...]
+    channels: tuple[Literal["direct"], ...] = ("direct",)
+    min_silos: Count = 2
+    max_rounds: Count = 10_000
+    max_parameters: Count = 1_000_000
+    max_open: Count = 4
+
+
+class ApprovalSection(_Section):
+    """Who says yes: the policy by itself, or the owner with ``tacit silo approve``."""
+
+    mode: Literal["auto", "manual"] = "manual"
+    study_days: Annotated[float, Field(gt=0)] = 30.0
+
+
+class DataSection(_Section):
+    """The records: an npz file with arrays x and y, or one silo of a data set that ships with Tacit."""
+
+    file: str | None = None
+    name: str | None = None
+    silo: str | None = None
+    task: Literal["binary", "multiclass", "regression"]
+    classes: Annotated[int, Field(ge=2)] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataSection:
+        if (self.file is None) == (self.name is None) or (self.name is None) != (self.silo is None):
+            raise ValueError("set file, or name and silo")
+        if (self.task == "regression") != (self.classes is None):
+            raise ValueError("set classes exactly where task is not regression")
+        return self
+
+
+class Policy(_Section):
+    """The owner's policy."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    budget: BudgetSection
+    allow: AllowSection
+    approval: ApprovalSection = ApprovalSection()
+    data: DataSection
+    expires: datetime.datetime | datetime.date | None = None
+    counter: str | None = None
+    pad_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
+    test: bool = False
+    test_seed: int | None = None
+
+    @property
+    def last_second(self) -> float:
+        """When the policy ends, in seconds since the epoch."""
+        if self.expires is None:
+            return float("inf")
+        moment = self.expires
+        if not isinstance(moment, datetime.datetime):
+            moment = datetime.datetime.combine(moment, datetime.time(0))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+
+
+def load_policy(path: Path) -> Policy:
+    """The policy in a TOML file, or an error that names the field."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PolicyError(f"No policy at {path}; write one there, see docs/threat-model.md.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path} is not valid TOML: {error}.") from None
+    return policy_from(tree)
+
+
+def policy_from(tree: dict[str, Any]) -> Policy:
+    """A policy from plain values."""
+    try:
+        return Policy.model_validate(tree)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
+        raise PolicyError("The policy cannot be used:\n  " + "\n  ".join(lines)) from None
+
+
+def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
+    """The silo's records, checked; relative files are looked for beside the policy."""
+    section = policy.data
+    if section.file is not None:
+        path = home / section.file
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                table = {name: stored[name] for name in stored.files}
+        except (OSError, ValueError) as error:
+            raise PolicyError(f"data.file: {path} cannot be read as an npz file of arrays: {error}.") from None
+    else:
+        from tacit import data
+
+        federation = data.load(str(section.name))
+        found = {silo.name: silo.train for silo in federation.silos}
+        if section.silo not in found:
+            raise PolicyError(f"data.silo: expected one of {sorted(found)}, got {section.silo!r}.")
+        table = found[section.silo]
+    records = check_records({k: v for k, v in table.items() if k in ("x", "y")}, policy.name)
+    labels = records["y"]
+    if section.classes is not None and (
+        labels.dtype.kind != "i" or labels.min() < 0 or labels.max() >= section.classes
+    ):
+        raise PolicyError(f"data.classes: expected labels 0 to {section.classes - 1}; encode y that way.")
+    return records
+
+
+def digest(records: dict[str, np.ndarray]) -> str:
+    """A fingerprint of the records, to tell whether a ledger belongs to them."""
+    found = hashlib.sha256()
+    for name in sorted(records):
+        column = np.ascontiguousarray(records[name])
+        found.update(f"{name} {column.dtype.str} {column.shape}".encode())
+        found.update(column.tobytes())
+    return found.hexdigest()

@@ -1,0 +1,152 @@
+"""The append-only chain of a ledger, and the counter that is kept apart from it.
+
+Every entry holds the hash of the one before, so that a changed, removed or reordered entry is found. A chain cannot
+know that its newest entries are missing; so a small file elsewhere remembers how long the chain was. A ledger that is
+shorter than its counter was restored from a backup, and releases that it has forgotten were made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tacit.silo.spending import Account, LedgerError, events_from_json
+
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger."""
+
+    seq: int
+    time: float
+    kind: str
+    study: str
+    body: str
+    previous: str
+    hash: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the entry says."""
+        found = json.loads(self.body)
+        if not isinstance(found, dict):
+            raise LedgerError("ledger", f"Expected entry {self.seq} of the ledger to hold an object.")
+        return found
+
+
+def entry_after(previous: Entry | None, *, time: float, kind: str, study: str, body: Mapping[str, Any]) -> Entry:
+    """The next entry of a chain."""
+    seq, before = (1, GENESIS) if previous is None else (previous.seq + 1, previous.hash)
+    text = json.dumps(body, sort_keys=True, allow_nan=False)
+    return Entry(seq, time, kind, study, text, before, _hash(seq, time, kind, study, text, before))
+
+
+def _hash(seq: int, time: float, kind: str, study: str, body: str, previous: str) -> str:
+    return hashlib.sha256(json.dumps([seq, time, kind, study, body, previous]).encode()).hexdigest()
+
+
+def verify(entries: Iterable[Entry]) -> Entry | None:
+    """The last entry of a chain whose every link holds; an altered, missing or reordered entry raises."""
+    last: Entry | None = None
+    for entry in entries:
+        seq, before = (1, GENESIS) if last is None else (last.seq + 1, last.hash)
+        own = _hash(entry.seq, entry.time, entry.kind, entry.study, entry.body, entry.previous)
+        if (entry.seq, entry.previous, entry.hash) != (seq, before, own):
+            raise LedgerError(
+                "ledger", f"Entry {entry.seq} of the ledger does not follow from the one before: it was altered."
+            )
+        last = entry
+    return last
+
+
+def replay(entries: Iterable[Entry]) -> dict[str, Account]:
+    """The accounts that a chain adds up to."""
+    accounts: dict[str, Account] = {}
+    for entry in entries:
+        data = entry.data
+        if entry.kind == "reserve":
+            accounts[entry.study] = Account(events_from_json(data["events"]), float(data["expires"]))
+        elif entry.kind == "debit":
+            accounts[entry.study] = accounts[entry.study].after(data["kind"], data["releases"], data["round"])
+        elif entry.kind == "close":
+            old = accounts[entry.study]
+            accounts[entry.study] = Account(old.events, old.expires, False, old.made, old.last, old.answers)
+        elif entry.kind != "open":
+            raise LedgerError("ledger", f"Entry {entry.seq} is of the unknown kind {entry.kind!r}.")
+    return accounts
+
+
+class Counter:
+    """A file that remembers the longest chain seen; it must not share the ledger's backups."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> tuple[int, str] | None:
+        """Length and last hash of the longest chain, or nothing if there never was one."""
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            return int(stored["seq"]), str(stored["hash"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise LedgerError(
+                "counter", f"The counter {self.path} cannot be read; restore that file, or start a new ledger."
+            ) from None
+
+    def advance(self, entry: Entry) -> None:
+        """Remember this entry, durably."""
+        temporary = self.path.with_name(self.path.name + ".new")
+        body = json.dumps({"seq": entry.seq, "hash": entry.hash})
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(handle, body.encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        temporary.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def check(self, entries: list[Entry]) -> None:
+        """Raise if the chain is shorter than, or branches off from, the one that the counter remembers."""
+        known = self.read()
+        if known is None:
+            # Only a ledger that has never been used may lack a counter: it was being created.
+            if len(entries) > 1:
+                raise LedgerError(
+                    "counter", f"The counter {self.path} is missing for a ledger in use; restore that file."
+                )
+            return
+        seq, expected = known
+        if len(entries) < seq or entries[seq - 1].hash != expected:
+            raise LedgerError(
+                "restored",
+                f"The ledger has {len(entries)} entries but its counter has seen {seq}: it was restored from a backup "
+                "and has forgotten releases that were made. Put the newest ledger back; if it is lost, these records' "
+                "budget must be taken as spent.",
+            )
+
+
+def lock(path: Path) -> int:
+    """Hold a file for this process alone, until its handle is closed; a second holder raises."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+        raise LedgerError("locked", f"{path} is held by another daemon; one ledger has one daemon.") from None
+    return handle

@@ -1,0 +1,311 @@
+"""The silo's ledger: one SQLite file that outlives every run.
+
+Reserve, then debit before the reply leaves, then a receipt. A debit, the reply it pays for and whatever the silo must
+remember for the next round are one durable transaction, followed by the counter that is kept apart; only then may the
+reply be sent. A crash before the transaction has released nothing; a crash after it has stored the very reply that a
+repeated request is given. Nothing is ever released that the ledger does not show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tacit.privacy import Event, Price
+from tacit.silo.chain import Counter, Entry, entry_after, lock, replay, verify
+from tacit.silo.spending import Account, LedgerError, events_to_json, joint_price
+
+T = TypeVar("T")
+
+_TABLES = """
+CREATE TABLE entries(
+  seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, study TEXT NOT NULL,
+  body TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TRIGGER entries_keep BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'append only'); END;
+CREATE TRIGGER entries_stay BEFORE DELETE ON entries BEGIN SELECT RAISE(ABORT, 'append only'); END;
+CREATE TABLE studies(study TEXT PRIMARY KEY, plan TEXT NOT NULL, asked REAL NOT NULL, pending INTEGER NOT NULL,
+  state BLOB);
+CREATE TABLE replies(study TEXT NOT NULL, round INTEGER NOT NULL, request TEXT NOT NULL, header TEXT NOT NULL,
+  payload BLOB NOT NULL, PRIMARY KEY(study, round));
+"""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What all studies together may ever cost each record."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as it left: the digest of the request that it answers, a header and the bytes of the message."""
+
+    request: str
+    header: str
+    payload: bytes
+
+
+class Ledger:
+    """One ledger, held by one process.
+
+    ``identity`` says what the ledger protects (digest and number of the records, whether this is a test build); a
+    ledger that was opened for something else refuses.
+    """
+
+    def __init__(
+        self, path: Path, counter: Path, identity: Mapping[str, Any], clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path, self._clock = path, clock
+        self._counter = Counter(counter)
+        self._broken: str | None = None
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        counter.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.ExitStack() as undo:
+            # A copy of the ledger under another name shares the counter, so the counter is locked too.
+            for place in {path.with_name(path.name + ".lock"), counter.with_name(counter.name + ".lock")}:
+                undo.callback(os.close, lock(place))
+            # Made before SQLite opens it, so that nobody else can read it even for a moment.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._database = _connect(path)
+            undo.callback(self._database.close)
+            self._load(identity)
+            self._undo = undo.pop_all()
+
+    def _load(self, identity: Mapping[str, Any]) -> None:
+        try:
+            fresh = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+            entries = [] if fresh else read_entries(self._database)
+        except sqlite3.Error as error:
+            raise LedgerError("ledger", f"The ledger {self.path} cannot be read: {error}.") from None
+        self._head = verify(entries)
+        self._counter.check(entries)
+        self._accounts = replay(entries)
+        if self._head is None:
+            body = {**identity, "ledger": uuid.uuid4().hex}
+            with self._write("open", "", body) as database:
+                for statement in _TABLES.split(";\n"):
+                    database.execute(statement) if statement.strip() else None
+            return
+        opened = entries[0].data
+        different = sorted(key for key, value in identity.items() if opened.get(key) != value)
+        if different:
+            raise LedgerError(
+                "identity",
+                f"The ledger {self.path} was opened for other records or another build ({', '.join(different)} differ);"
+                " a ledger belongs to one fixed set of records.",
+            )
+        self._counter.advance(self._head)
+
+    @contextlib.contextmanager
+    def _write(self, kind: str, study: str, body: Mapping[str, Any]) -> Iterator[sqlite3.Connection]:
+        """One durable transaction that appends an entry; memory follows only after disk and counter."""
+        if self._broken:
+            raise LedgerError("ledger", self._broken)
+        database = self._database
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+            head = database.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+            if head != (None if self._head is None else (self._head.seq, self._head.hash)):
+                raise LedgerError("ledger", "The ledger was changed by somebody else while it was open.")
+            entry = entry_after(self._head, time=self.now(), kind=kind, study=study, body=body)
+            row = (entry.seq, entry.time, entry.kind, entry.study, entry.body, entry.previous, entry.hash)
+            database.execute("INSERT INTO entries VALUES(?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("COMMIT")
+            self._counter.advance(entry)
+        except BaseException as error:
+            with contextlib.suppress(sqlite3.Error):
+                database.execute("ROLLBACK")
+            self._broken = "The ledger could not be written, so nothing is released; make room, then start again."
+            if isinstance(error, sqlite3.Error | OSError):
+                raise LedgerError("ledger", self._broken) from None
+            raise
+        self._head = entry
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._undo.close()
+
+    def now(self) -> float:
+        """The time, which never runs backwards past what the ledger has seen."""
+        return max(self._clock(), 0.0 if self._head is None else self._head.time)
+
+    @property
+    def head(self) -> Entry:
+        """The newest entry."""
+        assert self._head is not None
+        return self._head
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        """Every study that ever reserved anything."""
+        return self._accounts
+
+    def charged(self, delta: float) -> Price:
+        """What all studies together cost at most: releases made, and those still reserved."""
+        return joint_price([account.charged() for account in self._accounts.values()], delta=delta)
+
+    def spent(self, delta: float) -> Price:
+        """What the releases made so far cost together."""
+        return joint_price([account.debited() for account in self._accounts.values()], delta=delta)
+
+    def reserve(
+        self, study: str, plan: str, events: tuple[Event, ...], *, limit: Limit, expires: float, state: bytes
+    ) -> Price:
+        """Set aside what a study may release.
+
+        Formal guarantee: after it, everything released or reserved is (epsilon, delta)-DP within ``limit`` together;
+        a study that does not fit is refused and leaves no trace.
+        """
+        if study in self._accounts:
+            raise LedgerError("study", f"Expected a new study, but {study} has been reserved before.")
+        parts = [account.charged() for account in self._accounts.values()]
+        price = joint_price([*parts, events], delta=limit.delta)
+        # Written so that a price which is not a number is refused.
+        if not price.epsilon <= limit.epsilon:
+            before = joint_price(parts, delta=limit.delta).epsilon
+            raise LedgerError(
+                "over-budget",
+                f"Expected all studies together within epsilon={limit.epsilon} at delta={limit.delta}, got "
+                f"{price.epsilon:.4f} with this one and {before:.4f} without; ask for less.",
+                {"epsilon": price.epsilon, "before": before, "limit": limit.epsilon, "delta": limit.delta},
+            )
+        body = {"events": events_to_json(events), "expires": expires, "plan": plan}
+        with self._write("reserve", study, body) as database:
+            row = (study, plan, self.now(), 0, state)
+            database.execute("INSERT OR REPLACE INTO studies VALUES(?, ?, ?, ?, ?)", row)
+        self._accounts[study] = Account(events, expires)
+        return price
+
+    def debit(self, study: str, round_number: int, kind: str, releases: int, *, reply: Reply, state: bytes) -> None:
+        """Pay for one answer; when this returns, debit, reply and state are on disk and the reply may leave."""
+        account = self._accounts.get(study)
+        if account is None:
+            raise LedgerError("study", f"Expected a study with a reservation, got {study}.")
+        if account.expires <= self.now():
+            raise LedgerError("expired", f"The reservation of {study} has expired.")
+        after = account.after(kind, releases, round_number)
+        body = {"round": round_number, "kind": kind, "releases": releases, "request": reply.request}
+        with self._write("debit", study, body) as database:
+            row = (study, round_number, reply.request, reply.header, reply.payload)
+            database.execute("INSERT INTO replies VALUES(?, ?, ?, ?, ?)", row)
+            database.execute("UPDATE studies SET state = ? WHERE study = ?", (state, study))
+        self._accounts[study] = after
+
+    def finish(self, study: str, reason: str) -> Entry:
+        """Close a study: what it did not use goes back, its stored replies and state are forgotten."""
+        account = self._accounts[study]
+        if account.live:
+            body = {"reason": reason, "made": dict(account.made), "answers": account.answers}
+            with self._write("close", study, body) as database:
+                database.execute("DELETE FROM replies WHERE study = ?", (study,))
+                database.execute("UPDATE studies SET state = NULL WHERE study = ?", (study,))
+            closed = Account(account.events, account.expires, False, account.made, account.last, account.answers)
+            self._accounts[study] = closed
+        return self.head
+
+    def expire(self) -> None:
+        """Close every study whose time is up: what it did not use goes back."""
+        for study, account in list(self._accounts.items()):
+            if account.live and account.expires <= self.now():
+                self.finish(study, "expired")
+
+    def stored(self, study: str, round_number: int) -> Reply | None:
+        """The reply to a round that was answered, while its study is open."""
+        row = self._ask(
+            "SELECT request, header, payload FROM replies WHERE study = ? AND round = ?", study, round_number
+        )
+        return None if row is None else Reply(*row)
+
+    def state(self, study: str) -> bytes:
+        """What the silo must remember about a study between rounds."""
+        row = self._ask("SELECT state FROM studies WHERE study = ?", study)
+        return b"" if row is None or row[0] is None else bytes(row[0])
+
+    def plan(self, study: str) -> str | None:
+        """The plan of a study, pending or reserved."""
+        row = self._ask("SELECT plan FROM studies WHERE study = ?", study)
+        return None if row is None else str(row[0])
+
+    def pending(self) -> dict[str, float]:
+        """Studies that wait for their owner's approval, and when they were proposed."""
+        rows = self._all("SELECT study, asked FROM studies WHERE pending = 1")
+        return {str(study): float(asked) for study, asked in rows}
+
+    def hold(self, study: str, plan: str) -> None:
+        """Keep a proposal for its owner's approval; it reserves nothing."""
+        self._note("INSERT OR IGNORE INTO studies VALUES(?, ?, ?, 1, NULL)", study, plan, self.now())
+
+    def drop(self, study: str) -> None:
+        """Forget a proposal that was not approved."""
+        self._note("DELETE FROM studies WHERE study = ? AND pending = 1", study)
+
+    def _note(self, statement: str, *values: Any) -> None:
+        try:
+            self._database.execute(statement, values)
+        except sqlite3.Error:
+            raise LedgerError("ledger", "The ledger cannot be written; make room, then ask again.") from None
+
+    def _all(self, statement: str, *values: Any) -> list[Any]:
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error:
+            raise LedgerError("ledger", "The ledger cannot be read.") from None
+
+    def _ask(self, statement: str, *values: Any) -> Any:
+        rows = self._all(statement, *values)
+        return rows[0] if rows else None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+    except sqlite3.Error as error:
+        database.close()
+        raise LedgerError("ledger", f"{path} is not a ledger, or cannot be opened: {error}.") from None
+    return database
+
+
+def read_entries(database: sqlite3.Connection) -> list[Entry]:
+    """All entries, oldest first."""
+    columns = "seq, time, kind, study, body, previous, hash"
+    return [Entry(*row) for row in database.execute(f"SELECT {columns} FROM entries ORDER BY seq")]
+
+
+def inspect(path: Path) -> list[Entry]:
+    """The verified entries of a ledger that another process may hold; nothing is changed."""
+    entries = _look(path, read_entries)
+    verify(entries)
+    return entries
+
+
+def waiting(path: Path) -> dict[str, str]:
+    """The plans that wait for their owner's approval in a ledger that another process may hold."""
+
+    def read(database: sqlite3.Connection) -> dict[str, str]:
+        return dict(database.execute("SELECT study, plan FROM studies WHERE pending = 1").fetchall())
+
+    return _look(path, read)
+
+
+def _look(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
+    if not path.is_file():
+        raise LedgerError("ledger", f"No ledger at {path}.")
+    database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
+    try:
+        return read(database)
+    except sqlite3.Error as error:
+        raise LedgerError("ledger", f"{path} is not a ledger: {error}.") from None
+    finally:
+        database.close()

@@ -1,0 +1,89 @@
+"""A silo's answer with secure noise: the steps of `answer`, each compiled, with the noise drawn between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from tacit.algorithm import Broadcast, Memory, Message, Record, Silo, Statistic, Work
+from tacit.silo.answer import desk_of, exact_statistic
+from tacit.silo.secure_noise import Integers, Sampler, add_discrete_gaussian, discrete_gaussian
+
+
+class Answered(NamedTuple):
+    """The message, what the silo keeps for its next round, and the last noise, which must not leave."""
+
+    message: Message
+    memory: Memory
+    noise: dict[str, Integers]
+
+
+class Responder:
+    """The silo half of one kind of round, at one silo.
+
+    ``grid_sigma`` is the noise in grid units that was priced; ``None`` leaves all noise and rounding out, which only a
+    test build may do.
+    """
+
+    def __init__(
+        self,
+        silo: Silo,
+        records: Record,
+        *,
+        place: int,
+        grid_sigma: float | None,
+        sampler: Sampler = discrete_gaussian,
+    ) -> None:
+        if silo.release.channel != "direct":
+            raise ValueError('Expected channel="direct": a silo adds its noise itself, or says nothing.')
+        self._silo, self._grid_sigma, self._sampler = silo, grid_sigma, sampler
+        self._records = records
+        count = int(jax.tree.leaves(records)[0].shape[0])
+
+        def exact(work: Work, records: Record, order: Array | None, key: Array, position: Array) -> Any:
+            desk = desk_of(records, count, order, place)
+            return exact_statistic(silo, work, desk, key=key, position=position)
+
+        self._exact = jax.jit(exact)
+        self._start, self._absorb, self._report = jax.jit(silo.start), jax.jit(silo.absorb), jax.jit(silo.report)
+
+    def answer(
+        self,
+        broadcast: Broadcast,
+        memory: Memory,
+        *,
+        keys: Sequence[Array],
+        position: int,
+        order: Array | None,
+        before: Mapping[str, Integers] | None,
+    ) -> Answered:
+        """Start, then local steps of release and absorb, then report; ``keys`` choose the batches, one for each step.
+
+        Formal guarantee: the message is post-processing of as many releases as there are local steps, each of them on
+        the grid and with the noise that `add_discrete_gaussian` promises. Everything is computed to the end whatever
+        the records are.
+        """
+        work = self._start(broadcast, memory)
+        noise: dict[str, Integers] = {}
+        for number, key in enumerate(keys):
+            at = position + number * self._silo.stride
+            mean, deviation = self._exact(work, self._records, order, key, at)
+            released, noise = self._release(mean, deviation, before)
+            work = self._absorb(work, released)
+        message, memory = self._report(work, memory)
+        return Answered(message, memory, noise)
+
+    def _release(
+        self, mean: Statistic, deviation: Any, before: Mapping[str, Integers] | None
+    ) -> tuple[Statistic, dict[str, Integers]]:
+        if self._grid_sigma is None:
+            return mean, {}
+        if deviation is None:
+            raise ValueError("Expected a private release; this one has no noise.")
+        running = before if self._silo.release.mechanism == "cumulative" else None
+        return add_discrete_gaussian(
+            mean, deviation, grid_sigma=self._grid_sigma, before=running, sampler=self._sampler
+        )

@@ -1,0 +1,129 @@
+"""What the papers' experiments share: silos from records, noise from a budget, tuned curves, and result folders."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.algorithm import Algorithm
+from tacit.data import Federation
+from tacit.objectives import Objective
+from tacit.privacy.plan import Budget, plan_silos
+from tacit.runtime.participation import Participation
+from tacit.runtime.simulate import Outcome, Seed, simulate_grid
+from tacit.silo import enrol
+from tacit.studies.folder import provenance
+
+
+def seeds_of(federations: Sequence[Federation], objective: Objective) -> list[Seed]:
+    """One repetition for each federation, measured on the validation and test records of all its silos."""
+    found = []
+    for number, federation in enumerate(federations):
+        key_run, key_init = jax.random.split(jax.random.key(number))
+        pooled = {
+            part: {
+                field: jnp.asarray(np.concatenate([getattr(silo, part)[field] for silo in federation.silos]))
+                for field in ("x", "y")
+            }
+            for part in ("validation", "test")
+        }
+        silos = enrol([silo.train for silo in federation.silos], [silo.name for silo in federation.silos])
+        found.append(Seed(key_run, objective.init(key_init), silos, pooled))
+    return found
+
+
+def measured(objective: Objective) -> Callable[[Any, Any], dict[str, Any]]:
+    """Loss and metrics on validation and test records."""
+
+    def measure(params: Any, evaluation: Any) -> dict[str, Any]:
+        return {
+            f"{part}_{name}": value
+            for part, records in evaluation.items()
+            for name, value in objective.measure(params, records).items()
+        }
+
+    return measure
+
+
+def noise_for(build: Callable[..., Algorithm], records: Sequence[int], epsilon: float, delta: float) -> np.ndarray:
+    """The noise multiplier of each silo at this budget, every silo priced by itself for every round."""
+    names = [str(i) for i in range(len(records))]
+    _, noise = plan_silos(build(noise_multiplier=1.0), names, records, Budget(epsilon=epsilon, delta=delta))
+    if noise is None:
+        raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
+    return noise
+
+
+def grid_of(**axes: Sequence[Any]) -> list[dict[str, Any]]:
+    """All combinations of the axes' values."""
+    points: list[dict[str, Any]] = [{}]
+    for name, values in axes.items():
+        points = [{**point, name: value} for point in points for value in values]
+    return points
+
+
+def train(
+    build: Callable[..., Algorithm],
+    points: Sequence[Mapping[str, Any]],
+    seeds: Sequence[Seed],
+    objective: Objective,
+    *,
+    who: Participation | None = None,
+    rounds: int,
+) -> dict[str, np.ndarray]:
+    """Final measurements with axes (seeds, points), all points in one program."""
+    grid = {name: np.asarray([point[name] for point in points], np.float32) for name in points[0]}
+    outcome: Outcome = simulate_grid(build, grid, seeds, who=who, measure=measured(objective), measure_every=rounds)
+    return {name: values[:, :, -1] for name, values in outcome.trace.items()}
+
+
+def best_by(labels: Sequence[Any], scores: np.ndarray) -> dict[Any, int]:
+    """For each label, the point of the smallest mean score (a run that diverged counts as infinite)."""
+    means = np.where(np.isfinite(scores), scores, np.inf).mean(axis=0)
+    return {
+        label: min((i for i, own in enumerate(labels) if own == label), key=lambda i: means[i])
+        for label in dict.fromkeys(labels)
+    }
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """Mean, standard deviation, and the half-width of a 90% interval for the mean."""
+    values = np.asarray(values, float)
+    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(values.mean()), "std": spread, "half90": 1.645 * spread / len(values) ** 0.5}
+
+
+def out_folder(name: str) -> Path:
+    """The folder that a study writes to, from its command line."""
+    parser = argparse.ArgumentParser(prog=f"python -m tacit.studies.papers.{name.replace('-', '_')}")
+    parser.add_argument("--out", type=Path, default=Path("results") / name, help="Folder to write.")
+    folder: Path = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write(folder: Path, data: dict[str, Any], readme: str, started: float) -> None:
+    """Numbers with their provenance, and the paragraph."""
+    module = f"tacit.studies.papers.{folder.name.replace('-', '_')}"
+    made = {**provenance(), "command": f"python -m {module}", "seconds": round(time.perf_counter() - started, 1)}
+    (folder / "data.json").write_text(json.dumps({"provenance": made, **data}, indent=1) + "\n", encoding="utf-8")
+    versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
+    footer = (
+        f"\nMade by `{made['command']}` on {made['date'][:10]} in {made['seconds']:.0f} s "
+        f"(Python {made['python']}, {versions}, {made['machine']}, CPU).\n"
+    )
+    (folder / "README.md").write_text(readme + footer, encoding="utf-8")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [list(header), ["---"] * len(header), *[[str(cell) for cell in row] for row in rows]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

@@ -1,0 +1,54 @@
+"""The theorems with numbers put in: parameters, conditions, bounds and lower bounds, per algorithm."""
+
+from collections.abc import Callable
+
+from tacit.theory.convex import (
+    accelerated_mb_sgd_from_theory,
+    lower_bound,
+    mb_sgd_from_theory,
+    one_pass_accelerated_from_theory,
+)
+from tacit.theory.mu2 import mu2_sgd_from_theory
+from tacit.theory.nonconvex import (
+    NonconvexSetting,
+    at_user_level,
+    pl_svrg_from_theory,
+    prox_sgd_from_theory,
+    prox_spider_from_theory,
+    stationarity_lower_bound,
+)
+from tacit.theory.shuffled import Shuffled, shuffled_mb_sgd, shuffled_rate
+from tacit.theory.statement import ConvexSetting, Statement, TheoryError
+from tacit.theory.stationarity import gradient_mapping, proximal_descent, risk
+
+FROM_THEORY: dict[str, Callable[[ConvexSetting], Statement]] = {
+    "mb-sgd": mb_sgd_from_theory,
+    "accelerated-mb-sgd": accelerated_mb_sgd_from_theory,
+    "one-pass-accelerated": one_pass_accelerated_from_theory,
+    "mu2-sgd": mu2_sgd_from_theory,
+}
+"""Algorithm by name: what its theorem asks for and promises."""
+
+__all__ = [
+    "FROM_THEORY",
+    "ConvexSetting",
+    "NonconvexSetting",
+    "Shuffled",
+    "Statement",
+    "TheoryError",
+    "accelerated_mb_sgd_from_theory",
+    "at_user_level",
+    "gradient_mapping",
+    "lower_bound",
+    "mb_sgd_from_theory",
+    "mu2_sgd_from_theory",
+    "one_pass_accelerated_from_theory",
+    "pl_svrg_from_theory",
+    "prox_sgd_from_theory",
+    "prox_spider_from_theory",
+    "proximal_descent",
+    "risk",
+    "shuffled_mb_sgd",
+    "shuffled_rate",
+    "stationarity_lower_bound",
+]

@@ -1,0 +1,119 @@
+"""What a theorem is told, and what it says: the types that this folder fills in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal
+
+from tacit.errors import TacitError
+from tacit.privacy import Condition, gdp_mu
+
+Risk = Literal["population", "empirical"]
+
+
+class TheoryError(TacitError):
+    """A theorem that cannot be applied; the message names what is missing or out of range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvexSetting:
+    """A convex problem, a federation and a budget.
+
+    ``lipschitz`` (L), ``smoothness`` (beta; ``None``: not smooth) and ``strong_convexity`` (mu) hold for each record's
+    loss; ``radius`` (D) bounds the distance from the initial point to an optimum. There are ``silos`` (N) of
+    ``records`` (n) each, of whom ``participants`` (M; ``None``: all) come to a round; ``dimension`` (d) counts
+    parameters.
+
+    >>> s = ConvexSetting(lipschitz=1, radius=1, records=1234, silos=25, dimension=50, epsilon=1, delta=1 / 1234**2)
+    >>> round(s.mu, 4), s.present
+    (0.232, 25)
+    """
+
+    lipschitz: float
+    radius: float
+    records: int
+    silos: int
+    dimension: int
+    epsilon: float
+    delta: float
+    smoothness: float | None = None
+    strong_convexity: float = 0.0
+    participants: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0.0 if field.name == "strong_convexity" else None
+            if value is not None and not (math.isfinite(value) and (value > 0 or value == least)):
+                raise TheoryError(f"Expected {field.name}={value} > 0 and finite.")
+        if self.delta >= 1:
+            raise TheoryError(f"Expected delta={self.delta} < 1.")
+        if self.present > self.silos:
+            raise TheoryError(f"Expected participants={self.participants} <= silos={self.silos}.")
+        if self.smoothness is not None and self.strong_convexity > self.smoothness:
+            raise TheoryError(
+                f"Expected strong_convexity={self.strong_convexity:g} <= smoothness={self.smoothness:g}: no loss "
+                "curves more than its smoothness allows."
+            )
+
+    @property
+    def present(self) -> int:
+        """How many silos come to a round."""
+        return self.silos if self.participants is None else self.participants
+
+    @cached_property
+    def mu(self) -> float:
+        """The budget as a Gaussian separation: all releases together must be mu-GDP."""
+        return gdp_mu(self.epsilon, self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A theorem with the numbers put in.
+
+    Args:
+        algorithm: Name as typed in a study.
+        source: The theorem.
+        parameters: Arguments of the algorithm's factory.
+        bound: Excess risk that is guaranteed, with all constants, at these parameters.
+        rate: The theorem's expression as printed, its hidden constant set to one.
+        lower_bound: What no algorithm of the class can beat, its hidden constant set to one.
+        risk: Whose excess is bounded.
+        conditions: What the bound rests on, with the numbers put in.
+        lower_conditions: What the lower bound rests on.
+        smoothing: The smoothness b of the Moreau envelope to run on, for losses that are not smooth.
+    """
+
+    algorithm: str
+    source: str
+    parameters: Mapping[str, Any]
+    bound: float
+    rate: float
+    lower_bound: float
+    risk: Risk
+    conditions: tuple[Condition, ...] = ()
+    lower_conditions: tuple[Condition, ...] = ()
+    smoothing: float | None = None
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The conditions that do not hold, each with its numbers."""
+        return tuple(c.text for c in self.conditions if not c.holds)
+
+
+def at_most(name: str, value: float, rule: str, limit: float) -> Condition:
+    """``value <= limit`` in words."""
+    return Condition(text=f"{name}={value:.4g} <= {rule}{'=' if rule else ''}{limit:.4g}", holds=value <= limit)
+
+
+def at_least(name: str, value: float, rule: str, limit: float) -> Condition:
+    """``value >= limit`` in words."""
+    return Condition(text=f"{name}={value:.4g} >= {rule}{'=' if rule else ''}{limit:.4g}", holds=value >= limit)
+
+
+def says_something(bound: float, s: ConvexSetting) -> Condition:
+    """Whether the bound beats the initial point, whose excess risk is at most L D whatever the data."""
+    return at_most("bound", bound, "L D", s.lipschitz * s.radius)

@@ -1,0 +1,68 @@
+"""Noisy minibatch SGD: silos that differ in everything, steps and weights by round."""
+
+import jax
+import numpy as np
+import pytest
+
+from tacit.algorithms import mb_sgd
+from tacit.privacy import price
+from tacit.privacy.plan import Budget, events_of, plan_silos
+from tacit.runtime.debug import debug
+from tacit.runtime.participation import participation
+from tacit.runtime.simulate import simulate
+from tacit.silo import enrol, rows_of
+from tacit.theory.convex import stich_schedule
+from tests.algorithms.table import LOGISTIC, largest_difference, least_squares, start, tables
+
+UNEQUAL = {
+    "step_size": 0.3,
+    "num_rounds": 6,
+    "clip_norm": np.asarray([0.4, 1.0, 0.7], np.float32),
+    "batch_size": (10, 5, 8),
+    "sampling": "wor",
+}
+
+
+def test_silos_may_differ_in_records_budget_clip_batch_and_weight():
+    """n_i, epsilon_i, L_i, K_i and p_i by silo, a random number of silos each round: both runtimes agree."""
+    budget = Budget(epsilon=(0.5, 2.0, 8.0), delta=1e-4)
+    plans, noise = plan_silos(mb_sgd(LOGISTIC, noise_multiplier=1.0, **UNEQUAL), "abc", (30, 17, 24), budget)
+    algorithm = mb_sgd(LOGISTIC, noise_multiplier=noise, **UNEQUAL)
+    for place, (plan, epsilon) in enumerate(zip(plans, (0.5, 2.0, 8.0), strict=True)):
+        events = events_of(algorithm, place=place, silos=3, records=plan.records)
+        assert 0.99 * epsilon < price(events, delta=1e-4).epsilon <= epsilon
+    silos, key = enrol(tables()), jax.random.key(1)
+    who = participation(3, (1, 3), weights=(0.6, 0.1, 0.3))
+    fast = simulate(algorithm, start(LOGISTIC), silos, key=key, who=who, noise="each")
+    slow = debug(algorithm, start(LOGISTIC), [rows_of(silos, i) for i in range(3)], key=key, who=who)
+    assert largest_difference(fast.params, slow.params) < 1e-5
+
+
+def test_the_output_is_the_weighted_mean_of_the_iterates_before_the_last():
+    """Two phases of steps and weights, as the theorem for smooth strongly convex losses has them, in numpy."""
+    made, problem, _ = least_squares(sizes=(20,))
+    x, y = (np.asarray(made[0][k], float) for k in ("x", "y"))
+    steps, weights = stich_schedule(20, 0.3, 1.5)
+    assert len(set(weights)) > 5
+    w, iterates = np.zeros(4), []
+    for step in steps:
+        iterates.append(w)
+        w = w - step * x.T @ (x @ w - y) / 20
+    algorithm = mb_sgd(
+        problem,
+        step_size=steps,
+        output=weights,
+        num_rounds=20,
+        clip_norm=1e3,
+        noise_multiplier=0.0,
+        batch_size=None,
+        sampling="full",
+    )
+    found = simulate(algorithm, start(problem), enrol(made), key=jax.random.key(0)).params
+    expected = np.average(iterates, axis=0, weights=weights)
+    np.testing.assert_allclose(np.asarray(found["linear"]["w"])[:, 0], expected, rtol=1e-4)
+
+
+def test_weights_must_be_usable():
+    with pytest.raises(ValueError, match="6 non-negative weights"):
+        mb_sgd(LOGISTIC, noise_multiplier=1.0, output=[1.0, 2.0], **UNEQUAL)

@@ -1,0 +1,91 @@
+"""No swap of one record moves a statistic further than is priced, and the search comes close to that."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tacit.algorithm import Release, Silo
+from tacit.algorithms import find
+from tacit.audit.sensitivity import audit_extremes, audit_sensitivity
+from tacit.audit.table import Setting, parameters_for
+from tacit.objectives import Loss, Objective, Problem, gradient_at, linear, logistic, mlp, squared
+from tacit.silo import answer, clipped_sum, desk_of, sensitivity
+
+# Found by the audit in the silo layer: each passes, and its mark must go, once the silo layer is repaired.
+UNDERFLOW = pytest.mark.xfail(reason="squares of tiny factors underflow, so that their product passes unclipped")
+NO_NOISE = pytest.mark.xfail(reason="the noise of a tiny clip underflows to nothing")
+ROUNDING = pytest.mark.xfail(reason="the slack of the sensitivity does not grow with the length of the sum")
+
+FULL = Setting("full batch", "full", 4, 3, None, None)
+LOGISTIC, SQUARES = Objective(linear(3, 1), logistic()), Objective(linear(3, 1, bias=False), squared())
+NETWORK = Objective(mlp((3, 4, 1)), logistic())
+
+
+def built(name, objective):
+    entry = find(name)
+    problem = Problem(objective, smoothness=1.0, lipschitz=1.0, radius=1.0)
+    return entry.factory(problem, **parameters_for(entry, FULL), noise_multiplier=2.0)
+
+
+@pytest.mark.parametrize(("name", "objective"), [("prox-spider", SQUARES), ("mu2-sgd", SQUARES), ("mb-sgd", NETWORK)])
+def test_climbing_comes_close_to_the_price_and_not_beyond(name, objective):
+    results = audit_sensitivity(built(name, objective), objective, 3, key=jax.random.key(0), starts=16, steps=30)
+    for result in results:
+        assert not result.violated
+        assert result.largest > 0.95
+
+
+def test_the_search_sees_a_sensitivity_that_is_priced_too_low(monkeypatch):
+    answering = importlib.import_module("tacit.silo.answer")
+    right = answering.standard_deviation
+    monkeypatch.setattr(answering, "standard_deviation", lambda *terms: 0.9 * right(*terms))
+    [result] = audit_sensitivity(built("mb-sgd", SQUARES), SQUARES, 3, key=jax.random.key(0), starts=16, steps=20)
+    assert result.violated
+
+
+@UNDERFLOW
+@pytest.mark.parametrize(("name", "objective"), [("mb-sgd", LOGISTIC), ("mb-sgd", SQUARES), ("prox-spider", SQUARES)])
+def test_no_magnitude_of_float32_gets_past_the_clip(name, objective):
+    for result in audit_extremes(built(name, objective), objective, 3, key=jax.random.key(0)):
+        assert not result.violated, result
+
+
+@NO_NOISE
+def test_a_tiny_clip_is_not_answered_without_noise():
+    """A hostile server may make a clip that follows its points as small as it likes."""
+    silo = Silo(lambda work, record: record["x"], Release(lambda work: work, 4.0, None, "full"))
+    said = []
+    for sign in (1.0, -1.0):
+        records = {"x": jnp.ones((1000, 1)).at[0].set(sign)}
+        desk = desk_of(records, 1000, None, 0)
+        keys = jax.random.split(jax.random.key(0), 4)
+        act = jax.jit(jax.vmap(lambda k, desk=desk: answer(silo, jnp.float32(1.2e-37), (), desk, key=k, position=0)[0]))
+        said.append(np.asarray(act(keys)))
+    silent = all(np.all(part == 0) for part in said)
+    noisy = all(len(np.unique(part)) == 4 for part in said)
+    assert silent or noisy
+
+
+@ROUNDING
+@pytest.mark.parametrize("records", [2_000, 100_000])
+def test_rounding_of_a_long_sum_is_priced(records):
+    objective = Objective(linear(1, 1, bias=False), Loss(lambda outputs, targets: outputs[:, 0] * targets))
+    query, point, bound = gradient_at(objective), {"linear": {"w": jnp.ones((1, 1))}}, 0.7
+
+    @jax.jit
+    def total(x, y):
+        return clipped_sum(query, point, {"x": x, "y": y}, jnp.ones(records, bool), bound)["linear"]["w"][0, 0]
+
+    rng, largest = np.random.default_rng(0), 0.0
+    for _ in range(20):
+        x = rng.uniform(0.5, 3.0, (records, 1)).astype(np.float32)
+        y = rng.uniform(0.5, 3.0, records).astype(np.float32)
+        place = rng.integers(records)
+        worlds = [y.copy(), y.copy()]
+        worlds[0][place], worlds[1][place] = 5.0, -5.0
+        one, zero = (np.float64(total(x, world)) for world in worlds)
+        largest = max(largest, abs(one - zero))
+    assert largest <= float(sensitivity(bound, records)) * records

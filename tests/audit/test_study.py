@@ -1,0 +1,76 @@
+"""The audit of a study, from its plan to the command line."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tacit.audit.mechanism import AuditError
+from tacit.audit.study import audit_study, write_audit
+from tacit.cli.audit import audit_command
+from tacit.errors import TacitError
+from tacit.studies.spec import load_study
+
+KEYS = {"epsilon_claimed", "epsilon_lower_bound", "confidence", "trials", "tightness"}
+SMALL = ["algorithm.num_rounds=4"]
+
+
+def test_a_study_is_attacked_with_its_own_schedule_and_noise(tmp_path):
+    found = audit_study(load_study("heart-disease", SMALL), trials=8000, canaries=("opposite",))
+    assert found.keys() >= KEYS
+    assert found["epsilon_claimed"] == pytest.approx(1.0, rel=1e-3)
+    assert 0.4 < found["tightness"] <= 1
+    assert not found["violated"]
+    assert json.loads(write_audit(tmp_path, found).read_text())["silo"] == found["silo"]
+
+
+def test_the_confidence_is_shared_among_canaries():
+    found = audit_study(load_study("heart-disease", SMALL), trials=2000, canaries=("opposite", "overflow"))
+    assert [row["confidence"] for row in found["results"]] == [0.975, 0.975]
+    assert found["confidence"] == 0.95
+    assert found["epsilon_lower_bound"] == max(row["epsilon_lower_bound"] for row in found["results"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "message"),
+    [(["privacy.epsilon=none"], {}, "private study"), ([], {"kind": "gradeint"}, "did you mean 'gradient'")],
+)
+def test_what_cannot_be_audited_is_refused(overrides, changes, message):
+    with pytest.raises(AuditError, match=message):
+        audit_study(load_study("heart-disease", overrides), trials=2000, **changes)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(AuditError, match="tacit run"):
+        write_audit(tmp_path / "nowhere", {})
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer()
+    app.command("audit")(audit_command)
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def test_the_command_prints_one_json_object(run, monkeypatch, tmp_path):
+    plain = audit_study
+    monkeypatch.setattr("tacit.audit.study.audit_study", lambda *a, **k: plain(*a, **k, canaries=("opposite",)))
+    done = run("heart-disease", "--set", SMALL[0], "--trials", "2000", "--into", str(tmp_path), "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output).keys() >= KEYS
+    assert (tmp_path / "audit.json").is_file()
+
+
+def test_a_violation_ends_with_an_error(run, monkeypatch):
+    row = {"canary": "faint", "epsilon_claimed": 1.0, "epsilon_lower_bound": 2.0, "tightness": 2.0, "trials": 10}
+    found = {"study": "s", "silo": "a", "kind": None, "delta": 1e-5, "violated": True, "results": [row], **row}
+    monkeypatch.setattr("tacit.audit.study.audit_study", lambda *a, **k: found)
+    done = run("heart-disease")
+    assert done.exit_code == 1
+    assert "Violated" in done.output
+
+
+def test_an_unknown_study_is_refused(run):
+    done = run("hart-disease")
+    assert isinstance(done.exception, TacitError)

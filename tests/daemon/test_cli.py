@@ -1,0 +1,109 @@
+"""The owner's commands: a folder to start from, approval, and a ledger that adds up."""
+
+import json
+import sqlite3
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tacit.cli.silo import ledger_command, silo_app
+from tacit.errors import TacitError
+from tacit.runtime.daemon.policy import load_policy
+from tacit.runtime.daemon.protocol import Answer, Finish, Propose
+from tacit.runtime.daemon.steward import Steward
+from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_of, records_of
+
+app = typer.Typer()
+app.add_typer(silo_app)
+app.command("ledger")(ledger_command)
+PLAN = plan_of({"name": "mb-sgd"})
+
+
+def run(*words):
+    found = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+@pytest.fixture
+def silo(tmp_path):
+    records = records_of(0, 40)
+    home, policy = make_home(tmp_path / "clinic", records, approval={"mode": "manual"}, budget={"epsilon": 3.0})
+    steward = Steward(policy, records, home)
+    yield steward
+    steward.close()
+
+
+def test_a_study_is_proposed_approved_answered_and_shown(silo):
+    folder, client = silo.home.folder, LocalClient(silo)
+    client.ask(Propose(plan=PLAN))
+    shown = json.loads(run("silo", "status", folder, "--json"))
+    assert [row["study"] for row in shown["pending"]] == [PLAN.study]
+    assert shown["pending"][0]["plan"]["epsilon"] == 1.0
+    shown = run("silo", "status", folder)
+    assert "pending" in shown
+    assert PLAN.study in shown
+    with pytest.raises(TacitError, match="waits for approval"):
+        run("silo", "approve", folder, "0" * 32)
+    run("silo", "approve", folder, PLAN.study)
+    specs, payload = broadcast_of(PLAN)
+    for number in range(2):
+        client.ask(Answer(study=PLAN.study, round=number, arrays=specs), payload)
+    shown = json.loads(run("silo", "status", folder, "--json"))
+    assert (shown["open"][0]["answers"], shown["pending"]) == (2, [])
+    found = json.loads(run("ledger", folder, "--json"))
+    assert found["studies"][0]["releases"] == {"gradient": 2}
+    assert 0 < found["spent"] < found["charged"] < 1.0 < found["budget"] == 3.0
+    client.ask(Finish(study=PLAN.study))
+    found = json.loads(run("ledger", folder, "--json"))
+    assert found["spent"] == found["charged"]
+    assert [row["what"] for row in found["entries"]] == ["open", "reserve", "debit", "debit", "close"]
+    shown = run("ledger", folder, "--rounds")
+    assert "The chain of 5 entries holds" in " ".join(shown.split())
+
+
+def test_a_forged_ledger_is_found(silo):
+    silo.close()
+    database = sqlite3.connect(silo.home.ledger)
+    database.execute("DROP TRIGGER entries_keep")
+    database.execute("UPDATE entries SET body = '{}'")
+    database.commit()
+    database.close()
+    with pytest.raises(TacitError, match="altered"):
+        run("ledger", silo.home.folder)
+
+
+def test_a_restored_ledger_is_found(silo):
+    silo.close()
+    copy = silo.home.ledger.read_bytes()
+    again = Steward(silo.policy, records_of(0, 40), silo.home)
+    silo.home.approved.mkdir()
+    (silo.home.approved / PLAN.study).touch()
+    LocalClient(again).ask(Propose(plan=PLAN))
+    again.close()
+    silo.home.ledger.write_bytes(copy)
+    with pytest.raises(TacitError, match="restored from a backup"):
+        run("ledger", silo.home.folder)
+    with pytest.raises(TacitError, match="restored from a backup"):
+        Steward(silo.policy, records_of(0, 40), silo.home)
+
+
+def test_init_writes_a_policy_that_can_be_read(tmp_path):
+    run("silo", "init", tmp_path / "clinic")
+    policy = load_policy(tmp_path / "clinic" / "policy.toml")
+    assert (policy.name, policy.approval.mode, policy.test) == ("clinic", "manual", False)
+    with pytest.raises(TacitError, match="exists"):
+        run("silo", "init", tmp_path / "clinic")
+
+
+@pytest.mark.parametrize("mode", ["666", "nonsense", "7777"])
+def test_the_socket_shuts_out_others(tmp_path, mode):
+    with pytest.raises(TacitError, match="socket-mode"):
+        run("silo", "serve", tmp_path, "--socket-mode", mode)
+
+
+def test_every_command_has_an_example():
+    for name in ("init", "serve", "status", "approve"):
+        assert f"Example: tacit silo {name}" in " ".join(run("silo", name, "--help").split())
+    assert "Example: tacit ledger" in " ".join(run("ledger", "--help").split())

@@ -1,0 +1,140 @@
+"""Four daemons in processes of their own, and a driver over their sockets: the simulation, with ledgers."""
+
+import jax
+import pytest
+
+from tacit.privacy import price
+from tacit.runtime.daemon.client import train
+from tacit.runtime.daemon.contract import builder_from
+from tacit.runtime.daemon.protocol import Propose, RefusalError
+from tacit.runtime.participation import participation
+from tacit.runtime.program import split_keys
+from tacit.runtime.simulate import simulate
+from tacit.silo import enrol
+from tacit.silo.chain import replay
+from tacit.silo.ledger import inspect
+from tacit.silo.spending import joint_price
+from tests.algorithms.table import CASES, largest_difference
+from tests.daemon.consortium import SEED, Daemon, fork_server, make_home, plan_of, records_of
+
+SIZES = (30, 17, 24, 21)
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return [records_of(i, size) for i, size in enumerate(SIZES)]
+
+
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory, tables):
+    root = tmp_path_factory.mktemp("d")
+    context = fork_server()
+    started = []
+    for i, table in enumerate(tables):
+        make_home(root / f"s{i}", table, test=True, test_seed=SEED, budget={"epsilon": 500.0})
+        started.append(Daemon(root / f"s{i}", context, noise_off=True))
+    for daemon in started:
+        daemon.ready()
+    yield started
+    for daemon in started:
+        daemon.stop()
+
+
+@pytest.fixture
+def clients(daemons):
+    connected = [daemon.client() for daemon in daemons]
+    yield connected
+    for client in connected:
+        client.close()
+
+
+def simulated(plan, tables, who=None):
+    builder = builder_from(plan, SIZES[0])
+    algorithm = builder.build(noise_multiplier=0.0)
+    params = builder.problem.objective.init(jax.random.key(0))
+    return simulate(algorithm, params, enrol(tables), key=jax.random.key(SEED), who=who, noise="each"), algorithm
+
+
+def case_plan(name, **changes):
+    case = CASES[name]
+    common = {"name": name, "step_size": 0.2, "num_rounds": 6, "clip_norm": 0.7, "sampling": "full"}
+    return plan_of({**common, **case.parameters, **changes}, name=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, clients, daemons, tables):
+    plan = case_plan(name)
+    run = train(plan, clients)
+    expected, algorithm = simulated(plan, tables)
+    assert largest_difference(run.params, expected.params) < 1e-5
+    rounds = len(algorithm.schedule)
+    for place, (daemon, receipt) in enumerate(zip(daemons, run.receipts, strict=True)):
+        own = plan.model_copy(update={"place": place})
+        account = replay(inspect(daemon.home.ledger))[own.study]
+        steps = {k: algorithm.rounds[k].silo.local_steps * algorithm.schedule.count(k) for k in algorithm.schedule}
+        assert account.made == steps
+        assert account.answers == receipt.answers == rounds
+        assert not account.live
+        spent = price(account.debited(), delta=plan.delta).epsilon
+        assert receipt.epsilon == pytest.approx(spent)
+        assert 0.99 * plan.epsilon < spent <= plan.epsilon
+
+
+def test_silos_that_miss_rounds_pay_for_those_they_answer(clients, daemons, tables):
+    plan = case_plan("mb-sgd", batch_size=6, sampling="wor").model_copy(update={"everyone": False, "name": "partial"})
+    who = participation(4, 2)
+    run = train(plan, clients, key=split_keys(jax.random.key(SEED)).choice, who=who)
+    expected, _ = simulated(plan, tables, who)
+    assert largest_difference(run.params, expected.params) < 1e-5
+    assert sum(receipt.answers for receipt in run.receipts) == 6 * 2
+    for receipt in run.receipts:
+        assert (receipt.epsilon < 0.9 * plan.epsilon) == (receipt.answers < 5)
+
+
+def test_a_driver_that_starts_again_gets_the_stored_replies(clients, daemons):
+    plan = case_plan("mb-sgd").model_copy(update={"nonce": "ab"})
+
+    class StopError(Exception):
+        pass
+
+    def stop(number):
+        if number == 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(plan, clients, after_round=stop)
+    before = [len(inspect(daemon.home.ledger)) for daemon in daemons]
+    run = train(plan, clients)
+    # Three rounds were stored; three debits and a closing entry are new.
+    assert [len(inspect(daemon.home.ledger)) for daemon in daemons] == [n + 4 for n in before]
+    assert all(receipt.answers == 6 for receipt in run.receipts)
+    with pytest.raises(RefusalError, match="another nonce"):
+        train(plan, clients)
+
+
+def test_what_a_ledger_reports_is_the_joint_price_of_all_its_studies(clients, daemons):
+    for daemon in daemons:
+        accounts = replay(inspect(daemon.home.ledger)).values()
+        joint = joint_price([account.debited() for account in accounts], delta=1e-5).epsilon
+        alone = sum(price(account.debited(), delta=1e-5).epsilon for account in accounts)
+        assert len(accounts) >= 3
+        assert joint < 0.7 * alone
+
+
+def test_a_second_daemon_on_the_same_ledger_ends_at_once(daemons):
+    second = Daemon(daemons[0].folder, fork_server(), noise_off=True)
+    second._process.join(60)
+    assert second.exit_code == 1
+    daemons[0].ready()
+
+
+def test_the_door_is_closed_to_others(daemons):
+    path = daemons[0].home.socket
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_plan_for_other_records_is_refused(clients):
+    with pytest.raises(RefusalError) as caught:
+        clients[0].ask(Propose(plan=plan_of({"name": "mb-sgd"}, features=(6,))))
+    assert caught.value.code == "bad-plan"

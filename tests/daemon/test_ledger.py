@@ -1,0 +1,375 @@
+"""The ledger: nothing is released that it does not show, whatever happens to the file, the clock and the disk."""
+
+import contextlib
+import dataclasses
+import shutil
+import sqlite3
+import stat
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tacit.privacy import Event, PricingError, price
+from tacit.silo.chain import Counter, replay
+from tacit.silo.ledger import Ledger, Limit, Reply, inspect
+from tacit.silo.spending import Account, LedgerError, joint_price
+
+IDENTITY = {"records": 100, "digest": "abc", "test": False}
+LIMIT = Limit(2.0, 1e-5)
+
+
+def event(z=40.0, count=5, kind="g", **changes):
+    terms = {"records": 100, "batch": 100, "sampling": "full", **changes}
+    return Event(kind=kind, noise_multiplier=z, count=count, **terms)
+
+
+class Clock:
+    def __init__(self):
+        self.time = 1000.0
+
+    def __call__(self):
+        return self.time
+
+
+class Home:
+    """A ledger's files, and a way to open them."""
+
+    def __init__(self, folder):
+        self.path, self.counter, self.clock = folder / "silo" / "ledger.sqlite", folder / "apart" / "c", Clock()
+
+    def open(self, identity=IDENTITY):
+        return Ledger(self.path, self.counter, identity, self.clock)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path)
+
+
+def reserve(ledger, study="s", events=None, expires=2000.0, limit=LIMIT):
+    return ledger.reserve(study, "{}", events or (event(),), limit=limit, expires=expires, state=b"start")
+
+
+def debit(ledger, number, study="s", payload=b"noise", kind="g", releases=1):
+    reply = Reply(f"request {number}", "{}", payload)
+    ledger.debit(study, number, kind, releases, reply=reply, state=b"after %d" % number)
+
+
+def refused(code, act, *args, **kwargs):
+    with pytest.raises(LedgerError) as caught:
+        act(*args, **kwargs)
+    assert caught.value.code == code
+    return caught.value
+
+
+def test_what_is_written_is_there_after_reopening(home):
+    ledger = home.open()
+    reserve(ledger)
+    debit(ledger, 0)
+    debit(ledger, 1)
+    before = ledger.accounts["s"], ledger.head
+    ledger.close()
+    again = home.open()
+    assert (again.accounts["s"], again.head) == before
+    assert again.accounts["s"].made == {"g": 2}
+    assert again.stored("s", 1) == Reply("request 1", "{}", b"noise")
+    assert again.state("s") == b"after 1"
+    assert [entry.kind for entry in inspect(home.path)] == ["open", "reserve", "debit", "debit"]
+    again.close()
+
+
+def test_a_commit_is_on_disk_when_it_returns(home):
+    ledger = home.open()
+    modes = [ledger._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    assert modes == ["wal", 2]
+    ledger.close()
+
+
+def test_only_its_owner_may_read_it(home):
+    ledger = home.open()
+    reserve(ledger)
+    for path in home.path.parent.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE(home.path.parent.stat().st_mode) == 0o700
+    ledger.close()
+
+
+def test_no_more_is_released_than_was_reserved(home):
+    ledger = home.open()
+    reserve(ledger, events=(event(count=2), event(count=4, kind="h")))
+    debit(ledger, 0)
+    debit(ledger, 1, kind="h", releases=3)
+    refused("round", debit, ledger, 1)
+    refused("exhausted", debit, ledger, 2, kind="h", releases=2)
+    refused("exhausted", debit, ledger, 2, kind="other")
+    refused("exhausted", debit, ledger, 2, releases=0)
+    debit(ledger, 2)
+    refused("exhausted", debit, ledger, 3)
+    refused("study", debit, ledger, 3, study="unknown")
+    ledger.finish("s", "finished")
+    refused("closed", debit, ledger, 4, kind="h")
+    ledger.close()
+
+
+def test_a_study_that_does_not_fit_leaves_no_trace(home):
+    ledger = home.open()
+    reserve(ledger, "one", (event(20.0, 10),))
+    before = ledger.head
+    numbers = refused("over-budget", reserve, ledger, "two", (event(5.0, 10),)).numbers
+    assert numbers["before"] == pytest.approx(price([event(20.0, 10)], delta=1e-5).epsilon)
+    assert numbers["epsilon"] > numbers["limit"] == 2.0
+    assert ledger.head == before
+    assert set(ledger.accounts) == {"one"}
+    refused("over-budget", reserve, ledger, "free", (event(0.0, 1),))
+    with pytest.raises(PricingError, match="records"):
+        reserve(ledger, "other records", (event(batch=50, records=50),))
+    ledger.close()
+
+
+def test_two_studies_at_once_share_the_budget_and_what_is_unused_goes_back(home):
+    ledger = home.open()
+    # Each alone fits, both together do not.
+    half = (event(2.3 * 10**0.5, 10),)
+    assert reserve(ledger, "one", half).epsilon < 2.0
+    refused("over-budget", reserve, ledger, "two", half)
+    debit(ledger, 0, "one")
+    ledger.finish("one", "finished")
+    assert reserve(ledger, "two", (event(2.6 * 10**0.5, 10),)).epsilon < 2.0
+    made = (dataclasses.replace(half[0], count=1), event(2.6 * 10**0.5, 10))
+    assert ledger.charged(1e-5).epsilon == pytest.approx(price(made, delta=1e-5).epsilon, rel=1e-9)
+    assert ledger.stored("one", 0) is None
+    ledger.close()
+
+
+MIXED = [
+    (event(40.0, 9),),
+    (event(6.0, 20, sampling="wor", batch=10),),
+    (event(6.0, 7, sampling="wor", batch=10), event(60.0, 3, kind="anchor")),
+]
+
+
+def test_three_studies_cost_what_the_accountant_says_they_cost_together(home):
+    ledger = home.open()
+    for number, events in enumerate(MIXED):
+        reserve(ledger, f"study {number}", events, limit=Limit(9.0, 1e-5))
+        for round_number in range(4):
+            debit(ledger, round_number, f"study {number}")
+        ledger.finish(f"study {number}", "finished")
+    made = [dataclasses.replace(e, count=4 if e.kind == "g" else 0) for events in MIXED for e in events]
+    joint = price(made, delta=1e-5).epsilon
+    assert ledger.spent(1e-5).epsilon == pytest.approx(joint, rel=2e-3)
+    assert joint < 0.8 * sum(price([e], delta=1e-5).epsilon for e in made)
+    ledger.close()
+
+
+def test_passes_of_different_studies_are_not_one_pass():
+    """A record is in one batch of each study's pass, so two studies cost more than one."""
+    one = event(5.0, 4, sampling="one-pass", batch=10)
+    alone = joint_price([[one]], delta=1e-5).epsilon
+    assert alone == pytest.approx(price([one], delta=1e-5).epsilon)
+    both = joint_price([[one], [one]], delta=1e-5).epsilon
+    assert both == pytest.approx(price([event(5.0, 2)], delta=1e-5).epsilon)
+    sums = event(5.0, 4, sampling="one-pass", batch=10, mechanism="cumulative")
+    twice = joint_price([[sums], [sums]], delta=1e-5).epsilon
+    assert twice == pytest.approx(price([event(5.0, 8)], delta=1e-5).epsilon)
+
+
+def test_a_second_daemon_is_refused(home):
+    ledger = home.open()
+    refused("locked", home.open)
+    copy = home.path.with_name("copy.sqlite")
+    shutil.copy(home.path, copy)
+    refused("locked", Ledger, copy, home.counter, IDENTITY)
+    ledger.close()
+    home.open().close()
+
+
+def test_a_restored_backup_is_refused(home, tmp_path):
+    ledger = home.open()
+    reserve(ledger)
+    debit(ledger, 0)
+    ledger.close()
+    shutil.copytree(home.path.parent, tmp_path / "backup")
+    ledger = home.open()
+    debit(ledger, 1)
+    ledger.close()
+    newest = tmp_path / "newest"
+    shutil.move(home.path.parent, newest)
+    shutil.copytree(tmp_path / "backup", home.path.parent)
+    refused("restored", home.open)
+    shutil.rmtree(home.path.parent)
+    refused("restored", home.open)
+    # The refusal to start afresh may have made an empty file; the newest ledger put back is accepted.
+    shutil.rmtree(home.path.parent)
+    shutil.copytree(newest, home.path.parent)
+    home.open().close()
+    home.counter.unlink()
+    refused("counter", home.open)
+    home.counter.write_text("nonsense")
+    refused("counter", home.open)
+
+
+def test_a_branch_of_the_same_length_is_refused(home, tmp_path):
+    ledger = home.open()
+    reserve(ledger)
+    ledger.close()
+    shutil.copytree(home.path.parent, tmp_path / "backup")
+    counter = home.counter.read_bytes()
+    ledger = home.open()
+    debit(ledger, 0)
+    ledger.close()
+    newest = home.counter.read_bytes()
+    shutil.rmtree(home.path.parent)
+    shutil.copytree(tmp_path / "backup", home.path.parent)
+    home.counter.write_bytes(counter)
+    home.clock.time += 1
+    ledger = home.open()
+    debit(ledger, 0)
+    ledger.close()
+    home.counter.write_bytes(newest)
+    refused("restored", home.open)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE entries SET body = replace(body, '\"count\": 5', '\"count\": 9') WHERE seq = 2",
+        "UPDATE entries SET time = time + 1 WHERE seq = 3",
+        "DELETE FROM entries WHERE seq = 3",
+        "UPDATE entries SET study = 't' WHERE seq = 3",
+    ],
+)
+def test_an_altered_entry_is_found(home, change):
+    ledger = home.open()
+    reserve(ledger)
+    debit(ledger, 0)
+    debit(ledger, 1)
+    ledger.close()
+    database = sqlite3.connect(home.path)
+    with pytest.raises(sqlite3.Error, match="append only"):
+        database.execute(change)
+    database.execute("DROP TRIGGER entries_keep")
+    database.execute("DROP TRIGGER entries_stay")
+    assert database.execute(change).rowcount == 1
+    database.commit()
+    database.close()
+    refused("ledger", home.open)
+    refused("ledger", inspect, home.path)
+
+
+def test_other_records_or_another_build_are_refused(home):
+    home.open().close()
+    refused("identity", home.open, {**IDENTITY, "digest": "other"})
+    refused("identity", home.open, {**IDENTITY, "test": True})
+
+
+def test_a_full_disk_releases_nothing_and_recovers(home):
+    ledger = home.open()
+    reserve(ledger, events=(event(400.0, 50),))
+    debit(ledger, 0)
+    pages = ledger._database.execute("PRAGMA page_count").fetchone()[0]
+    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    refused("ledger", debit, ledger, 1, payload=bytes(100_000))
+    assert ledger.accounts["s"].made == {"g": 1}
+    assert ledger.stored("s", 1) is None
+    refused("ledger", debit, ledger, 1)
+    ledger.close()
+    ledger = home.open()
+    debit(ledger, 1, payload=bytes(100_000))
+    ledger.close()
+
+
+def test_the_clock_cannot_bring_an_expired_study_back(home):
+    ledger = home.open()
+    reserve(ledger)
+    debit(ledger, 0)
+    home.clock.time = 2500.0
+    refused("expired", debit, ledger, 1)
+    ledger.expire()
+    assert not ledger.accounts["s"].live
+    home.clock.time = 10.0
+    refused("expired", debit, ledger, 1)
+    assert ledger.now() >= 2500.0
+    assert ledger.accounts["s"].charged()[0].count == 1
+    ledger.close()
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_dying_between_the_disk_and_the_counter_loses_nothing(home, monkeypatch):
+    ledger = home.open()
+    reserve(ledger)
+
+    def die(self, entry):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "advance", die)
+        with pytest.raises(Killed):
+            debit(ledger, 0)
+    ledger.close()
+    again = home.open()
+    assert again.accounts["s"].made == {"g": 1}
+    assert again.stored("s", 0) is not None
+    assert Counter(home.counter).read() == (again.head.seq, again.head.hash)
+    again.close()
+
+
+def test_dying_while_a_ledger_is_made_leaves_it_usable(home, monkeypatch):
+    def die(self, entry):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "advance", die)
+        with pytest.raises(Killed):
+            home.open()
+    home.open().close()
+
+
+def test_somebody_else_writing_is_noticed(home):
+    ledger = home.open()
+    reserve(ledger)
+    other = sqlite3.connect(home.path)
+    other.execute("INSERT INTO entries VALUES(3, 0, 'close', 's', '{}', '', '')")
+    other.commit()
+    other.close()
+    refused("ledger", debit, ledger, 0)
+    refused("ledger", debit, ledger, 1)
+    ledger.close()
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["reserve", "debit", "finish"])), max_size=25)
+
+
+@settings(max_examples=12, deadline=None)
+@given(steps=STEPS)
+def test_the_chain_adds_up_to_the_accounts(tmp_path_factory, steps):
+    """Any order of acts, accepted or refused: what the chain replays is what the ledger thinks."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    ledger = home.open()
+    for number, (study, act) in enumerate(steps):
+        with contextlib.suppress(LedgerError):
+            if act == "reserve":
+                reserve(ledger, study, (event(60.0, 3),))
+            elif act == "debit":
+                debit(ledger, number, study)
+            elif study in ledger.accounts:
+                ledger.finish(study, "finished")
+    assert replay(inspect(home.path)) == dict(ledger.accounts)
+    assert all(sum(a.made.values()) == a.answers <= 3 for a in ledger.accounts.values())
+    ledger.close()
+
+
+def test_an_account_charges_its_reservation_while_it_lives():
+    account = Account((event(count=5),), 1.0).after("g", 2, 0)
+    assert account.charged()[0].count == 5
+    assert account.debited()[0].count == 2
+    assert dataclasses.replace(account, live=False).charged()[0].count == 2
+
+
+def test_no_ledger_is_made_by_looking(tmp_path):
+    refused("ledger", inspect, tmp_path / "none.sqlite")
+    assert list(tmp_path.iterdir()) == []
