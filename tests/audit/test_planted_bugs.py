@@ -90,7 +90,7 @@ def test_amplification_claimed_while_the_batch_is_revealed(monkeypatch):
 
     monkeypatch.setattr(answering, "privatise", revealing)
     monkeypatch.setattr("tacit.audit.transcript.hostile_broadcasts", _steady)
-    assert audit(Setting("revealed", "wor", 8, 16, 1, None), trials=8000).violated
+    assert audit(Setting("revealed", "wr", 8, 16, 1, None), trials=8000).violated
 
 
 def _steady(algorithm, params, shapes, turning):

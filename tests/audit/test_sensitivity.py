@@ -47,7 +47,7 @@ def test_the_search_sees_a_sensitivity_that_is_priced_too_low(monkeypatch):
 
 
 @UNDERFLOW
-@pytest.mark.parametrize(("name", "objective"), [("mb-sgd", LOGISTIC), ("mb-sgd", SQUARES), ("prox-spider", SQUARES)])
+@pytest.mark.parametrize(("name", "objective"), [("mb-sgd", LOGISTIC), ("prox-spider", SQUARES), ("mb-sgd", NETWORK)])
 def test_no_magnitude_of_float32_gets_past_the_clip(name, objective):
     for result in audit_extremes(built(name, objective), objective, 3, key=jax.random.key(0)):
         assert not result.violated, result

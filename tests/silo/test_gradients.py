@@ -295,3 +295,24 @@ def test_blocks_are_clipped_apart():
     assert abs(norm64(total["b"]) - 8.0) < 1e-3
     with pytest.raises(ValueError, match="each block"):
         clipped_sum(query, 1.0, data, jnp.ones(4, bool), {"a": 1.0})
+
+
+def test_tiny_cotangents_of_huge_inputs_are_clipped():
+    """The square of a cotangent vanishes in float32; the gradient that it belongs to does not."""
+    objective = Objective(linear(1, 1, bias=False), logistic())
+    data = {"x": jnp.asarray([[1e15]]), "y": jnp.asarray([0])}
+    bound = 1e-9
+    added = clipped_sum(
+        gradient_at(objective), {"linear": {"w": jnp.asarray([[-44e-15]])}}, data, jnp.ones(1, bool), bound
+    )
+    assert norm64(added) <= bound * (1 + SLACK)
+
+
+def test_tiny_cotangents_behind_a_hostile_layer_are_clipped():
+    objective = Objective(mlp((2, 1, 1)), logistic())
+    data = {"x": jnp.asarray([[0.5, 0.5]]), "y": jnp.asarray([0])}
+    for weight in (1e15, 1e18, 1.5e19):
+        first = {"w": jnp.full((2, 1), weight), "b": jnp.zeros(1)}
+        work = {"layer_1": first, "layer_2": {"w": jnp.asarray([[-44.0 / weight]]), "b": jnp.zeros(1)}}
+        added = clipped_sum(gradient_at(objective), work, data, jnp.ones(1, bool), 1e-6)
+        assert norm64(added) <= 1e-6 * (1 + SLACK)

@@ -101,8 +101,8 @@ def rounds_answered(algorithm: Algorithm, seat: Seat) -> tuple[int, ...]:
     """The rounds in which a hostile server asks this silo: all that it agreed to."""
     share: dict[str, int] = {}
     for kind, part in algorithm.rounds.items():
-        total = sum(name == kind for name in algorithm.schedule)
-        share[kind] = math.ceil(total / seat.silos) if part.participants == "in turn" else total
+        turns = [part.participants != "in turn" or r % seat.silos == seat.place for r in range(len(algorithm.schedule))]
+        share[kind] = sum(name == kind and own for name, own in zip(algorithm.schedule, turns, strict=True))
     found: list[int] = []
     for number, kind in enumerate(algorithm.schedule):
         if share[kind] > 0 and (seat.max_participations is None or len(found) < seat.max_participations):

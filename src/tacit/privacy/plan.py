@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -124,7 +123,9 @@ def events_of(
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
     events = []
     for kind in sorted(algorithm.rounds):
-        rounds = sum(name == kind for name in algorithm.schedule)
+        in_turn = algorithm.rounds[kind].participants == "in turn"
+        mine = [not in_turn or number % silos == place for number in range(len(algorithm.schedule))]
+        rounds = sum(name == kind and own for name, own in zip(algorithm.schedule, mine, strict=True))
         if rounds:
             events.append(_event(kind, algorithm.rounds[kind], rounds, place, silos, records, max_participations))
     return tuple(events)
@@ -132,15 +133,13 @@ def events_of(
 
 def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records: int, cap: int | None) -> Event:
     silo, release = part.silo, part.silo.release
-    batch = records if release.batch_size is None else int(_own(release.batch_size, place))
-    if part.participants == "in turn":
-        rounds = math.ceil(rounds / silos)
+    batch = records if release.batch_size is None else _whole("batch_size", release.batch_size, place)
     if release.sampling == "one-pass" and rounds * silo.local_steps * batch > records:
         raise PricingError(
             f"Expected rounds={rounds} x local_steps={silo.local_steps} x batch={batch} <= records={records} for "
             'sampling "one-pass"; lower the rounds or the batch, or use sampling="poisson" to see records again.'
         )
-    capacity = None if release.capacity is None else min(int(_own(release.capacity, place)), records)
+    capacity = None if release.capacity is None else min(_whole("capacity", release.capacity, place), records)
     return Event(
         kind=kind,
         noise_multiplier=_joint(release, place),
@@ -164,6 +163,14 @@ def _joint(release: Any, place: int) -> float:
     if not isinstance(multiplier, Mapping):
         return joint_multiplier([float(_own(multiplier, place))])
     return joint_multiplier([float(_own(z, place)) for z in multiplier.values()])
+
+
+def _whole(name: str, value: Any, place: int) -> int:
+    """A silo's own whole number: what is priced must be what is sampled."""
+    own = float(_own(value, place))
+    if not own.is_integer():
+        raise PricingError(f"Expected {name}={own} to be a whole number of records; round it.")
+    return int(own)
 
 
 def _own(value: Any, place: int) -> Any:

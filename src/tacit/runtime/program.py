@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -223,8 +224,9 @@ def crowd_of(kind: Round, sizes: Array, who: Participation) -> Crowd | None:
     if kind.silo.release.channel != "shuffled-sum":
         return None
     least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.fewest)
-    records = jnp.sum(jnp.sort(sizes)[:least]).astype(jnp.float32)
-    return Crowd(jnp.sum(sizes).astype(jnp.float32), jnp.floor(records * who.honest))
+    # The smallest silos may be all that come, and the largest of those may be the ones that collude.
+    honest = max(1, math.floor(who.honest * least + 1e-9))
+    return Crowd(jnp.sum(sizes).astype(jnp.float32), jnp.sum(jnp.sort(sizes)[:honest]).astype(jnp.float32))
 
 
 def exact_answer(
@@ -290,6 +292,7 @@ def _remembered(before: Memory, after: Memory, present: Present) -> Memory:
     def one(old: Array, new: Array) -> Array:
         shape = (-1,) + (1,) * (new.ndim - 1)
         kept = jnp.where(present.taken.reshape(shape), new, old[present.places])
-        return old.at[present.places].set(kept)
+        # Places that nobody fills point nowhere, lest they write over somebody who was there.
+        return old.at[jnp.where(present.taken, present.places, old.shape[0])].set(kept, mode="drop")
 
     return jax.tree.map(one, before, after)

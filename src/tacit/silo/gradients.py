@@ -35,6 +35,7 @@ from tacit.silo.clipping import by_block, scales, squared_norms, usable
 
 _MICRO_BATCH_FLOATS = 2**20
 _MICRO_BATCH_FLOATS_TAPPED = 2**21
+_TINY = 1e-30  # far above where squares underflow, times any number of coordinates
 _MANY_SIGNS = 8.0  # sums over pairs of positions cancel: their rounding is measured by sizes, and in more units
 
 
@@ -67,8 +68,10 @@ def clipped_sum(
 ) -> Statistic:
     """The sum over present records of their statistics, each clipped to ``bound``.
 
-    Formal guarantee: the sum changes by at most ``2 x bound x (1 + SLACK)`` in l2 norm, per block, when one record
-    is replaced, whatever the work and the records are. A record whose statistic is not finite adds zero.
+    Formal guarantee: each record adds at most ``bound x (1 + SLACK)`` in l2 norm, per block, whatever the work and the
+    records are, so that in exact addition the sum changes by at most twice that when one record is replaced. A record
+    whose statistic is not finite adds zero. Addition itself is in float32: on records crafted for it, rounding of the
+    running sum can add to the change, and that is not priced.
     """
     if is_tapped(query) and not isinstance(bound, Mapping):
         return _tapped_sum(query, work, records, present, usable(bound))
@@ -155,8 +158,11 @@ def _terms(parts: list[_Factors], weights: Any, name: str, records: Record) -> l
 def _product(s: _Term, t: _Term, has_bias: bool) -> tuple[Float[Array, " records"], Float[Array, " records"]]:
     """The inner product of two terms for each record, and the size of what was added up."""
     bias = float(has_bias and s.bias and t.bias)
+    # Squares of tiny factors vanish in float32 however large the other factor is: each gets a floor of its own, which
+    # also covers what the products of different terms lose, by the inequality of means.
+    floor = _TINY if s is t else 0.0
     if s.left.ndim == 2:
-        product = (jnp.sum(s.left * t.left, axis=1) + bias) * jnp.sum(s.right * t.right, axis=1)
+        product = (jnp.sum(s.left * t.left, axis=1) + bias + floor) * (jnp.sum(s.right * t.right, axis=1) + floor)
         return product, jnp.abs(product)
     left = jnp.einsum("rpi,rqi->rpq", s.left, t.left, precision="highest") + bias
     right = jnp.einsum("rpo,rqo->rpq", s.right, t.right, precision="highest")
@@ -165,7 +171,9 @@ def _product(s: _Term, t: _Term, has_bias: bool) -> tuple[Float[Array, " records
         squares = (jnp.sum(term.left**2, axis=2) + bias) * jnp.sum(term.right**2, axis=2)
         return jnp.sum(jnp.sqrt(squares), axis=1)
 
-    return jnp.sum(left * right, axis=(1, 2)), _MANY_SIGNS * size(s) * size(t)
+    positions = s.left.shape[1]
+    lost = jnp.sum(s.left**2, axis=(1, 2)) + jnp.sum(s.right**2, axis=(1, 2)) + positions * (bias + floor)
+    return jnp.sum(left * right, axis=(1, 2)) + positions * floor * lost, _MANY_SIGNS * size(s) * size(t)
 
 
 def _tapped_sum(

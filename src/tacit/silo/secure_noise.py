@@ -83,7 +83,8 @@ def add_discrete_gaussian(
     ``Event(mechanism="discrete-gaussian", grid_sigma=grid_sigma, dimension=dimension)`` prices: the noise is at least
     ``grid_sigma`` grid widths in every block, and rounding moves two statistics apart by at most sqrt(dimension) of
     them over all blocks. A deviation out of range (a clip that is zero, not finite, tiny or huge) makes the block
-    zero, whatever the records.
+    zero, whatever the records. The statistic itself is a float32 sum: rounding of the running sum on crafted records
+    is not priced.
     """
     deviations = by_block(deviation, statistic)
     several = isinstance(deviations, Mapping)

@@ -24,7 +24,10 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
         return None
     radius = problem.radius or _radius(study.objective.regulariser)
     if problem.lipschitz is None or problem.smoothness is None:
-        return "No bound: the loss has no known Lipschitz constant and smoothness; they need bounded features."
+        return (
+            "No bound: no Lipschitz constant and smoothness are known for this loss; the logistic and softmax losses "
+            "of a linear model on bounded features have them."
+        )
     if radius is None:
         return 'No bound: no ball that holds an optimum is known; set objective.regulariser = "l2-ball:RADIUS".'
     shapes = jax.eval_shape(problem.objective.init, jax.random.key(0))

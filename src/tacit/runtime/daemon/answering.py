@@ -61,7 +61,7 @@ class Worker:
                 part.silo,
                 self._records,
                 place=offer.plan.place,
-                grid_sigma=offer.grid_sigma.get(kind) if noise else None,
+                grid_sigma=offer.grid_sigma[kind] if noise else None,
             )
             for kind, part in offer.algorithm.rounds.items()
             if kind in offer.algorithm.schedule
