@@ -65,7 +65,6 @@ def test_images_are_taken_from_an_open_silo_and_not_from_a_private_one(tmp_path)
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 
-@pytest.mark.xfail(reason="squares of tiny factors underflow, so that their product passes unclipped")
 def test_a_faint_record_is_clipped_like_any_other():
     """Features whose squares underflow, and a target that makes up for them."""
     [schedule] = [setting for setting in SETTINGS if setting.name == "schedule"]
@@ -73,7 +72,6 @@ def test_a_faint_record_is_clipped_like_any_other():
     assert not result.violated
 
 
-@pytest.mark.xfail(reason="turns are counted over rounds of every kind, the price over rounds of one kind")
 def test_a_silo_never_answers_more_often_than_it_is_priced_for():
     release = Release(lambda work: 1.0, 1.0, None, "full")
     server = Server(lambda state: state, lambda state, message: state)
@@ -86,7 +84,7 @@ def test_a_silo_never_answers_more_often_than_it_is_priced_for():
     turns = np.asarray([name == "turn" for name in algorithm.schedule])
     for place in range(2):
         priced = {event.kind: event.count for event in events_of(algorithm, place=place, silos=2, records=5)}
-        assert int(np.sum((chosen.places == place)[turns] & chosen.taken[turns])) <= priced["turn"]
+        assert int(np.sum((chosen.places == place)[turns] & chosen.taken[turns])) <= priced.get("turn", 0)
 
 
 def test_violations_are_told():

@@ -15,8 +15,6 @@ from tacit.objectives import Loss, Objective, Problem, gradient_at, linear, logi
 from tacit.silo import answer, clipped_sum, desk_of, sensitivity
 
 # Found by the audit in the silo layer: each passes, and its mark must go, once the silo layer is repaired.
-UNDERFLOW = pytest.mark.xfail(reason="squares of tiny factors underflow, so that their product passes unclipped")
-NO_NOISE = pytest.mark.xfail(reason="the noise of a tiny clip underflows to nothing")
 ROUNDING = pytest.mark.xfail(reason="the slack of the sensitivity does not grow with the length of the sum")
 
 FULL = Setting("full batch", "full", 4, 3, None, None)
@@ -46,14 +44,12 @@ def test_the_search_sees_a_sensitivity_that_is_priced_too_low(monkeypatch):
     assert result.violated
 
 
-@UNDERFLOW
 @pytest.mark.parametrize(("name", "objective"), [("mb-sgd", LOGISTIC), ("prox-spider", SQUARES), ("mb-sgd", NETWORK)])
 def test_no_magnitude_of_float32_gets_past_the_clip(name, objective):
     for result in audit_extremes(built(name, objective), objective, 3, key=jax.random.key(0)):
         assert not result.violated, result
 
 
-@NO_NOISE
 def test_a_tiny_clip_is_not_answered_without_noise():
     """A hostile server may make a clip that follows its points as small as it likes."""
     silo = Silo(lambda work, record: record["x"], Release(lambda work: work, 4.0, None, "full"))

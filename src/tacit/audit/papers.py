@@ -70,11 +70,11 @@ def printed_claim(
 
 
 def _promising(losses: np.ndarray, delta: float, confidence: float) -> float:
-    """The largest epsilon that as many fresh trials will prove, nearly for sure."""
+    """The largest epsilon that as many fresh trials will prove, nearly for sure; rare losses are trusted by half."""
     candidates = np.linspace(0.0, float(losses.max()), 2000)
     for epsilon in candidates[::-1]:
         expected = float(-np.sum(np.expm1(np.minimum(epsilon - losses, 0.0))))
-        sure = int(stats.poisson.ppf(0.01, 0.8 * expected)) if expected > 0 else 0
+        sure = int(stats.poisson.ppf(1e-3, 0.5 * expected)) if expected > 0 else 0
         if lower_rate(sure, len(losses), 1 - confidence) > delta:
             return float(epsilon)
     return 0.0

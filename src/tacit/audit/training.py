@@ -134,7 +134,9 @@ def _estimate(
             message = act(broadcast, number, turns.position[number])
             messages.append(message)
             if i == place:
-                shift, base, deviation = _expected(part, broadcast, versions, rest, len(checked[i]["y"]), place)
+                parts = compiled.setdefault(kind, _parts(part, place))
+                count = len(checked[i]["y"])
+                shift, base, deviation = _expected(part, parts, broadcast, versions, rest, count, place)
                 precision += shift @ shift.T / deviation**2
                 signal += shift @ (np.asarray(ravel_pytree(message)[0], np.float64) - base) / deviation**2
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
@@ -155,25 +157,35 @@ def _answerer(algorithm: Algorithm, part: Round, table: Record, place: int, keys
     return act
 
 
+def _parts(part: Round, place: int) -> Any:
+    """Every record's own clipped statistic, and the bound it was clipped to, compiled once for a kind of round."""
+
+    @jax.jit
+    def parts(broadcast: Any, table: Record) -> Any:
+        work = part.silo.start(broadcast, ())
+        bound = jnp.asarray(part.silo.release.clip(work), jnp.float32)
+        bound = bound[place] if bound.ndim else bound
+
+        def one(record: Record) -> Any:
+            alone = jax.tree.map(lambda leaf: leaf[None], record)
+            return ravel_pytree(clipped_sum(part.silo.query, work, alone, jnp.ones(1, bool), bound))[0]
+
+        return jax.vmap(one)(table), bound
+
+    return parts
+
+
 def _expected(
-    part: Round, broadcast: Any, versions: tuple[Record, Record], rest: Record, count: int, place: int
+    part: Round, parts: Any, broadcast: Any, versions: tuple[Record, Record], rest: Record, count: int, place: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """What each coin adds to the expected message, the message without coins, and the noise."""
-    silo, release = part.silo, part.silo.release
-    work = silo.start(broadcast, ())
-    bound = jnp.asarray(release.clip(work), jnp.float32)
-    bound = bound[place] if bound.ndim else bound
+    size = len(versions[0]["y"])
+    table = {k: np.concatenate([*(v[k].astype(rest[k].dtype) for v in versions), rest[k]]) for k in ("x", "y")}
+    values, bound = parts(broadcast, table)
     # A batch holds K of n records, and its sum is divided by K: a record is expected to add 1/n of itself.
-    single = jax.jit(jax.vmap(lambda r: ravel_pytree(clipped_sum(silo.query, work, r, jnp.ones(1, bool), bound))[0]))
-    one, zero, others = (
-        np.asarray(single({k: jnp.asarray(v)[:, None] for k, v in table.items()}), np.float64) / count
-        for table in (*_typed(versions, rest), rest)
-    )
-    size = count if release.batch_size is None else int(np.max(release.batch_size))
+    one, zero, others = np.split(np.asarray(values, np.float64) / count, [size, 2 * size])
+    release = part.silo.release
+    batch = count if release.batch_size is None else int(np.max(release.batch_size))
     z = np.asarray(release.noise_multiplier)
-    deviation = float(z[place] if z.ndim else z) * 2 * float(bound) / size
+    deviation = float(z[place] if z.ndim else z) * 2 * float(bound) / batch
     return (one - zero) / 2, (one + zero).sum(axis=0) / 2 + others.sum(axis=0), deviation
-
-
-def _typed(versions: tuple[Record, Record], like: Record) -> list[Record]:
-    return [{k: np.asarray(v[k]).astype(like[k].dtype) for k in ("x", "y")} for v in versions]

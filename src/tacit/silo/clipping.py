@@ -21,12 +21,14 @@ SLACK = 1e-4
 
 _ROUNDING = 2e-6  # sixteen units of float32
 _FLOOR = 1e-30
+_SMALLEST = 1e-25  # below it the noise of a large batch could vanish while a record does not
 
 
 def usable(bound: Array | float) -> Float[Array, ""]:
-    """A bound fit for use: a hostile broadcast (NaN, infinite, negative) becomes zero, whatever the records."""
+    """A bound fit for use: a hostile one (NaN, infinite, negative, too small for its noise) becomes zero, whatever the
+    records, and then nothing is said."""
     bound = jnp.asarray(bound, jnp.float32)
-    return jnp.where(jnp.isfinite(bound) & (bound > 0), bound, 0.0)
+    return jnp.where(jnp.isfinite(bound) & (bound > _SMALLEST), bound, 0.0)
 
 
 def scales(
