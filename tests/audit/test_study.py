@@ -10,19 +10,34 @@ from tacit.audit.mechanism import AuditError
 from tacit.audit.study import audit_study, write_audit
 from tacit.cli.audit import audit_command
 from tacit.errors import TacitError
+from tacit.studies.folder import write
+from tacit.studies.run import run as run_study
 from tacit.studies.spec import load_study
 
 KEYS = {"epsilon_claimed", "epsilon_lower_bound", "confidence", "trials", "tightness"}
 SMALL = ["algorithm.num_rounds=4"]
 
 
-def test_a_study_is_attacked_with_its_own_schedule_and_noise(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = run_study(load_study("heart-disease", [*SMALL, "run.seeds=1", "run.alone=false"]))
+    path = tmp_path_factory.mktemp("run")
+    write(made, path)
+    return path
+
+
+def test_a_study_is_attacked_with_its_own_schedule_and_noise(folder):
     found = audit_study(load_study("heart-disease", SMALL), trials=8000, canaries=("opposite",))
     assert found.keys() >= KEYS
     assert found["epsilon_claimed"] == pytest.approx(1.0, rel=1e-3)
     assert 0.4 < found["tightness"] <= 1
     assert not found["violated"]
-    assert json.loads(write_audit(tmp_path, found).read_text())["silo"] == found["silo"]
+    page = write_audit(folder, found).read_text()
+    assert "The guarantee, attacked" in page
+    assert f"{found['epsilon_lower_bound']:.3f}" in page
+    assert "data:image/png" not in page
+    assert json.loads((folder / "audit.json").read_text())["silo"] == found["silo"]
+    assert "data:image/png" in write_audit(folder, found, picture=True).read_text()
 
 
 def test_the_confidence_is_shared_among_canaries():
@@ -53,13 +68,13 @@ def run():
     return lambda *words: CliRunner().invoke(app, list(words))
 
 
-def test_the_command_prints_one_json_object(run, monkeypatch, tmp_path):
+def test_the_command_prints_one_json_object(run, monkeypatch, folder):
     plain = audit_study
     monkeypatch.setattr("tacit.audit.study.audit_study", lambda *a, **k: plain(*a, **k, canaries=("opposite",)))
-    done = run("heart-disease", "--set", SMALL[0], "--trials", "2000", "--into", str(tmp_path), "--json")
+    done = run("heart-disease", "--set", SMALL[0], "--trials", "2000", "--into", str(folder), "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output).keys() >= KEYS
-    assert (tmp_path / "audit.json").is_file()
+    assert (folder / "audit.json").is_file()
 
 
 def test_a_violation_ends_with_an_error(run, monkeypatch):

@@ -27,6 +27,7 @@ def test_plan_prints_the_documented_shape(tmp_path):
     found = json.loads(done.stdout)
     silo = found["silos"][0]
     assert set(silo) == {"name", "records", "epsilon", "delta", "kinds", "risk", "user_level", "paper"}
+    assert found["noise"].startswith("simulated")
     assert silo["user_level"]["epsilon"] > 50 * silo["epsilon"]
     assert 0 < silo["risk"]["advantage"] < 0.2
     assert set(silo["kinds"][0]) == {"kind", "count", "sampling", "batch", "noise_multiplier", "sigma_over_clip"}

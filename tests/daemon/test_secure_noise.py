@@ -13,6 +13,8 @@ from scipy import stats
 from tacit.algorithm import Release, Silo
 from tacit.privacy import Event, gauss_delta
 from tacit.privacy.discrete import effective_multiplier
+from tacit.silo import desk_of, pass_order
+from tacit.silo.answer import exact_statistic
 from tacit.silo.secure_answer import Responder
 from tacit.silo.secure_noise import (
     ROUNDING,
@@ -189,3 +191,25 @@ def test_audit_at_the_door(sampling):
     assert separation <= 1 / z + error
     assert separation >= 1 / z - error
     assert 0.75 < seen[0].std() / sigma < 1.25
+
+
+@pytest.mark.parametrize("sampling", ["full", "wor", "wr", "poisson", "one-pass"])
+def test_double_precision_changes_neither_the_batch_nor_the_clip(sampling):
+    batch = None if sampling == "full" else 5
+    release = Release(
+        clip=lambda work: 0.8,
+        noise_multiplier=1.0,
+        batch_size=batch,
+        sampling=sampling,
+        capacity=7 if sampling == "poisson" else None,
+    )
+    silo = Silo(lambda work, record: record["x"] - work, release)
+    x = jax.random.normal(jax.random.key(1), (12, 3))
+    records = {"x": x, "y": jnp.zeros(12)}
+    key, order = jax.random.key(2), pass_order(jax.random.key(3), 12, 12)
+    work = jnp.full(3, 0.1)
+    double, _ = Responder(silo, records, place=0, grid_sigma=None).statistic(work, order=order, key=key, position=5)
+    single, _ = exact_statistic(silo, work, desk_of(records, 12, order, 0), key=key, position=5)
+    assert double.dtype == np.float64
+    assert np.linalg.norm(double) > 0.01
+    np.testing.assert_allclose(double, single, rtol=1e-4, atol=1e-6)

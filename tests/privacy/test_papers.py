@@ -80,6 +80,20 @@ def test_the_committed_table_is_this_one(rows):
             assert kept[label][field] == pytest.approx(row[field], rel=2e-3)
 
 
+def test_the_shuffled_sum_wastes_hundreds_of_times_its_noise():
+    rows = paper_table.sums()
+    assert len(rows) == 9
+    for row in rows:
+        assert 350 <= row["ratio"] <= 520
+        assert 1.0 < row["deviation_tight"] / row["deviation_gaussian"] < 1.13
+        assert 0.001 < row["epsilon_certified"] < 0.002
+    first = rows[0]
+    assert first["deviation_paper"] == pytest.approx(3.78, rel=0.01)
+    assert first["deviation_tight"] == pytest.approx(0.00931, rel=0.01)
+    committed = json.loads((Path(__file__).parents[2] / "results/accounting/papers_table.json").read_text())
+    assert [row["ratio"] for row in committed["sums"]] == pytest.approx([row["ratio"] for row in rows], rel=2e-3)
+
+
 def test_the_script_writes_both_files(tmp_path, monkeypatch, capsys):
     last = paper_table.table()[-1:]
     monkeypatch.setattr(paper_table, "table", lambda: last)

@@ -12,9 +12,11 @@ import jax
 import numpy as np
 
 from tacit.audit.mechanism import AuditError, AuditResult, audit_mechanism, claim_of
+from tacit.audit.reconstruction import draw_picture, reconstruct
 from tacit.audit.transcript import Seat
 from tacit.audit.worst_case import CANARIES, Canary, attackers_problem
 from tacit.errors import unknown
+from tacit.studies.report import write_report
 from tacit.studies.run import prepare
 from tacit.studies.spec import Study
 
@@ -87,10 +89,16 @@ def _finding(
     }
 
 
-def write_audit(folder: Path, finding: dict[str, Any]) -> Path:
-    """Put a finding into a run folder, where the report looks for it."""
-    if not folder.is_dir():
+def check_folder(folder: Path) -> None:
+    """Refuse what is not a run folder, before a long audit rather than after it."""
+    if not (folder / "result.json").is_file():
         raise AuditError(f"Expected a run folder at {folder}; make one with `tacit run`.")
-    path = folder / FILE
-    path.write_text(json.dumps(finding, indent=2) + "\n", encoding="utf-8")
-    return path
+
+
+def write_audit(folder: Path, finding: dict[str, Any], *, picture: bool = False) -> Path:
+    """Put a finding into a run folder, where the report looks for it, and write the report anew."""
+    check_folder(folder)
+    (folder / FILE).write_text(json.dumps(finding, indent=2) + "\n", encoding="utf-8")
+    if picture:
+        draw_picture(reconstruct(), folder / "reconstruction.png")
+    return write_report(folder)

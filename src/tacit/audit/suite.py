@@ -7,6 +7,7 @@ import json
 import platform
 import zlib
 from collections.abc import Callable, Container, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,28 @@ def audit_subject(subject: Subject, canary: Any, *, trials: int, seed: int) -> A
     )
 
 
+class Journal:
+    """Rows already found, so that a long audit that was stopped goes on where it was; one file for each setting."""
+
+    def __init__(self, file: Path, *, trials: int, seed: int) -> None:
+        self.file, head = file, {"version": tacit.__version__, "trials": trials, "seed": seed}
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        if not lines or json.loads(lines[0]) != head:
+            lines = [json.dumps(head)]
+            file.write_text(lines[0] + "\n", encoding="utf-8")
+        self.rows = dict(json.loads(line) for line in lines[1:])
+
+    def row(self, name: str, make: Callable[[], AuditResult]) -> dict[str, Any]:
+        """The row of this name: from the file, or made now and kept."""
+        if name not in self.rows:
+            self.rows[name] = make().as_json()
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([name, self.rows[name]]) + "\n")
+        return dict(self.rows[name])
+
+
 def mechanisms(
-    trials: int, seed: int, say: Say, algorithms: Container[str] = tuple(ALGORITHMS)
+    trials: int, seed: int, say: Say, journal: Journal, algorithms: Container[str] = tuple(ALGORITHMS)
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The opposite canary on everything with all trials; the others, which only find bugs, on schedules with fewer."""
     rows, refused = [], {}
@@ -69,9 +90,10 @@ def mechanisms(
         several = subject.setting.channel == "direct" and subject.setting.name == "schedule"
         for canary in CANARIES if several else CANARIES[:1]:
             share = subject.setting.share if canary == CANARIES[0] else 0.05
-            result = audit_subject(subject, canary, trials=max(int(trials * share), 2000), seed=seed)
-            rows.append(result.as_json() | {"required": subject.setting.tight if canary == CANARIES[0] else None})
-            say(f"{result.label}, {canary}: {result.epsilon_lower_bound:.3f} of {result.epsilon_claimed:.3f}")
+            attack = partial(audit_subject, subject, canary, trials=max(int(trials * share), 2000), seed=seed)
+            found = journal.row(f"{subject.label}, {canary}", attack)
+            rows.append(found | {"required": subject.setting.tight if canary == CANARIES[0] else None})
+            say(f"{subject.label}, {canary}: {found['epsilon_lower_bound']:.3f} of {found['epsilon_claimed']}")
     return rows, refused
 
 
@@ -110,7 +132,8 @@ def _sensitivity_row(algorithm: str, model: str, search: str, result: Sensitivit
 def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
     """Everything, written as ``audit.json``, ``audit.md`` and ``reconstruction.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows, refused = mechanisms(trials, seed, say)
+    journal = Journal(folder / "journal.jsonl", trials=trials, seed=seed)
+    rows, refused = mechanisms(trials, seed, say, journal)
     papers = [printed_claim(epsilon, trials=max(trials // 2, 1000), seed=seed) for epsilon in EPSILONS]
     study = load_study("heart-disease")
     runs = [
@@ -137,6 +160,7 @@ def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
     found["violations"] = violations(found)
     (folder / "audit.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     (folder / "audit.md").write_text(as_markdown(found, papers), encoding="utf-8")
+    journal.file.unlink()
     return found
 
 

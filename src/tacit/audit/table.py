@@ -48,7 +48,7 @@ SETTINGS = (
     Setting("Poisson", "poisson", 10, 8, 2, 0.4),
     Setting("one pass", "one-pass", 4, 16, 2, None),
     # Its binomial noise is drawn outside the compiled program, one call for each message.
-    Setting("shuffled sum", "full", 2, 4, None, None, "shuffled-sum", 0.01),
+    Setting("shuffled sum", "full", 2, 4, None, 0.7, "shuffled-sum", 0.2),
     Setting("trusted server", "full", 10, 4, None, 0.7, "trusted"),
     Setting("open", "full", 4, 4, None, None, "open", 0.01),
 )

@@ -19,22 +19,29 @@ def audit_command(
     kind: Annotated[str | None, typer.Option(help="Listen to one kind of round only.")] = None,
     trials: Annotated[int, typer.Option(help="Transcripts to count errors on, half in each world.")] = 20_000,
     confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
-    into: Annotated[Path | None, typer.Option(help="A run folder to write audit.json to, for its report.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="A run folder that gets audit.json and a page in its report.")
+    ] = None,
+    picture: Annotated[
+        bool, typer.Option(help="With --into: also the picture of images taken from a message.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Attack a study's own guarantee: a lower bound on epsilon beside the epsilon that is claimed.
 
     A bound above the claim is a proof that the claim is wrong, and ends the command with exit code 1.
 
-    Example: tacit audit heart-disease --trials 100000
+    Example: tacit audit heart-disease --trials 100000 --into runs/heart-disease --picture
     """
-    from tacit.audit.study import audit_study, write_audit
+    from tacit.audit.study import audit_study, check_folder, write_audit
     from tacit.studies.spec import load_study
 
+    if into is not None:
+        check_folder(into)
     resolved = load_study(study, overrides or ())
     found = audit_study(resolved, kind=kind, trials=trials, confidence=confidence)
     if into is not None:
-        write_audit(into, found)
+        write_audit(into, found, picture=picture)
     if as_json:
         typer.echo(json.dumps(found))
     else:

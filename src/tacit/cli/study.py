@@ -225,6 +225,7 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
     if papers.row_count:
         console.print(papers)
     console.print(f"Guarantee: {found['guarantee']}.")
+    console.print(f"Noise: {found['noise']}.")
     if found["theory"] is not None:
         from tacit.studies.bound import bound_text
 

@@ -27,7 +27,7 @@ import numpy as np
 from scipy import special, stats
 
 from tacit.privacy.events import PricingError, positive, probability
-from tacit.privacy.gaussian import gauss_delta, gdp_mu
+from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu
 
 TAIL = 1e-18
 """Mass per coordinate and round outside the window of the domination argument."""
@@ -233,6 +233,22 @@ def cheu_sum(*, epsilon: float, delta: float, dimension: int, contributors: int)
         bits=bits,
         probability=90 * grid**2 * needed / bits,
     )
+
+
+def large_sum_epsilon(protocol: VectorSum, delta: float) -> float:
+    """Epsilon of one sum with so many flips that mu_1 sigma <= 1.002 is known; refuses fewer.
+
+    Examples:
+        >>> printed = cheu_sum(epsilon=1.0, delta=1e-6, dimension=100, contributors=10_000)
+        >>> f"{large_sum_epsilon(printed, 1e-6):.4f}"
+        '0.0013'
+    """
+    flips, chance = protocol.honest * protocol.bits, protocol.probability
+    if flips < max(_FEWEST_FLIPS, protocol.grid**2) or abs(chance - 0.5) > 1e-3:
+        raise PricingError(f"Expected at least max({_FEWEST_FLIPS}, grid^2) fair flips, got {flips}; use sum_delta.")
+    spread = math.sqrt(flips * chance * (1 - chance))
+    lost = protocol.dimension * TAIL
+    return gdp_epsilon(2 * protocol.reach * _EXCESS / spread, delta - lost)
 
 
 def _tail(delta: float, dimension: int, rounds: int) -> float:

@@ -14,10 +14,13 @@ from pathlib import Path
 
 import tacit
 from tacit.privacy import theorems
+from tacit.privacy.binomial import calibrate_sum, cheu_sum, large_sum_epsilon
 from tacit.privacy.events import Sampling
+from tacit.privacy.gaussian import gdp_mu
 from tacit.privacy.statements import PaperNoise, Setting
 
 RECORDS, ROUNDS, EPSILON = 1234, 50, 1.0
+SUM_DELTA = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,39 @@ def table() -> tuple[Row, ...]:
     return tuple(Row(label=label, noise=noise) for label, noise in rows)
 
 
+def sums() -> list[dict[str, float]]:
+    """The shuffled vector sum at epsilon = 1, delta = 1e-6: noise of a mean per coordinate, in units of the clip."""
+    found = []
+    for dimension in (10, 100, 1000):
+        for contributors in (1_000, 10_000, 100_000):
+            terms = {"epsilon": EPSILON, "delta": SUM_DELTA, "dimension": dimension, "contributors": contributors}
+            printed, needed = cheu_sum(**terms), calibrate_sum(**terms)  # type: ignore[arg-type]
+            found.append(
+                {
+                    "dimension": dimension,
+                    "contributors": contributors,
+                    "deviation_paper": printed.deviation_of_mean,
+                    "epsilon_certified": large_sum_epsilon(printed, SUM_DELTA),
+                    "deviation_tight": needed.deviation_of_mean,
+                    "deviation_gaussian": 2 / (contributors * gdp_mu(EPSILON, SUM_DELTA)),
+                    "ratio": printed.deviation_of_mean / needed.deviation_of_mean,
+                }
+            )
+    return found
+
+
+def sums_as_markdown(rows: list[dict[str, float]]) -> str:
+    """The table of sums as Markdown."""
+    head = ("d", "contributors", "printed", "its certified epsilon", "needed", "central Gaussian", "printed / needed")
+    lines = [f"| {' | '.join(head)} |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| {r['dimension']} | {r['contributors']} | {r['deviation_paper']:.3g} | {r['epsilon_certified']:.2g} | "
+        f"{r['deviation_tight']:.3g} | {r['deviation_gaussian']:.3g} | {r['ratio']:.0f} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
 def as_markdown(rows: tuple[Row, ...]) -> str:
     """The table as Markdown."""
     lines = [
@@ -109,7 +145,8 @@ def write(folder: Path) -> None:
     }
     setting = {"records": RECORDS, "rounds": ROUNDS, "epsilon": EPSILON, "delta": 1 / RECORDS**2}
     folder.mkdir(parents=True, exist_ok=True)
-    body = {"made": made, "setting": setting, "rows": [row.as_dict() for row in rows]}
+    added = sums()
+    body = {"made": made, "setting": setting, "rows": [row.as_dict() for row in rows], "sums": added}
     (folder / "papers_table.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
     header = "\n".join(
         [
@@ -124,7 +161,15 @@ def write(folder: Path) -> None:
         ]
     )
     notes = [f"- {row.label}: {row.noise.source}. {row.noise.correction}" for row in rows]
-    text = "\n".join([header, as_markdown(rows), "", *notes, ""])
+    title = [
+        "## The shuffled vector sum",
+        "",
+        "Parameters that Cheu et al. print (arXiv:2106.09805; used by Algorithms 4 and 5 of Lowy, Ghafelebashi, "
+        f"Razaviyayn) at epsilon = {EPSILON:g}, delta = {SUM_DELTA:g}: standard deviation of the mean per coordinate, "
+        "in units of the clip.",
+        "",
+    ]
+    text = "\n".join([header, as_markdown(rows), "", *notes, "", *title, sums_as_markdown(added), ""])
     (folder / "papers_table.md").write_text(text, encoding="utf-8")
 
 

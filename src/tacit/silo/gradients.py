@@ -70,8 +70,9 @@ def clipped_sum(
 
     Formal guarantee: each record adds at most ``bound x (1 + SLACK)`` in l2 norm, per block, whatever the work and the
     records are, so that in exact addition the sum changes by at most twice that when one record is replaced. A record
-    whose statistic is not finite adds zero. Addition itself is in float32: on records crafted for it, rounding of the
-    running sum can add to the change, and that is not priced.
+    whose statistic is not finite adds zero. Addition is as precise as the records and the work: in float32, as in the
+    simulator, rounding of a long sum of crafted records can add to the change; a silo's door uses float64, where it
+    stays inside ``SLACK``.
     """
     if is_tapped(query) and not isinstance(bound, Mapping):
         return _tapped_sum(query, work, records, present, usable(bound))

@@ -37,7 +37,9 @@ def slots_needed(sampling: Sampling, batch_size: Any, capacity: Any, padded: int
 
 def pass_order(key: Array, count: Int[Array, ""] | int, padded: int) -> Int[Array, " padded"]:
     """A uniformly random order of the first ``count`` rows, for one pass over disjoint batches."""
-    bits = jnp.where(jnp.arange(padded) < count, jax.random.bits(key, (padded,)) >> 1, jnp.uint32(2**32 - 1))
+    bits = jnp.where(
+        jnp.arange(padded) < count, jax.random.bits(key, (padded,), jnp.uint32) >> 1, jnp.uint32(2**32 - 1)
+    )
     return jnp.argsort(bits)
 
 
@@ -63,14 +65,14 @@ def draw(
     if sampling == "full":
         return Batch(None, slot < count)
     if sampling == "wr":
-        return Batch(jax.random.randint(key, (slots,), 0, count), slot < batch_size)
+        return Batch(jax.random.randint(key, (slots,), 0, count, jnp.int32), slot < batch_size)
     if sampling == "one-pass":
         if order is None:
             raise ValueError("Expected the order of a pass for one-pass sampling; draw it once with pass_order.")
         place = position + slot
         taken = (slot < batch_size) & (place < count)
         return Batch(order[jnp.minimum(place, padded - 1)], taken)
-    bits = jax.random.bits(key, (padded,))
+    bits = jax.random.bits(key, (padded,), jnp.uint32)
     inside = jnp.arange(padded) < count
     bits = jnp.where(inside, bits, jnp.uint32(2**32 - 1))
     if sampling == "wor":

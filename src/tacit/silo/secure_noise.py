@@ -83,8 +83,7 @@ def add_discrete_gaussian(
     ``Event(mechanism="discrete-gaussian", grid_sigma=grid_sigma, dimension=dimension)`` prices: the noise is at least
     ``grid_sigma`` grid widths in every block, and rounding moves two statistics apart by at most sqrt(dimension) of
     them over all blocks. A deviation out of range (a clip that is zero, not finite, tiny or huge) makes the block
-    zero, whatever the records. The statistic itself is a float32 sum: rounding of the running sum on crafted records
-    is not priced.
+    zero, whatever the records.
     """
     deviations = by_block(deviation, statistic)
     several = isinstance(deviations, Mapping)
@@ -99,7 +98,9 @@ def add_discrete_gaussian(
         values, noise[name] = _on_grid(flat, sigma, grid_sigma, taken_off, sampler)
         cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
         parts = zip(np.split(values, cuts), leaves, strict=True)
-        released[name] = jax.tree.unflatten(form, [jnp.asarray(v.reshape(leaf.shape), leaf.dtype) for v, leaf in parts])
+        released[name] = jax.tree.unflatten(
+            form, [jnp.asarray(v.reshape(leaf.shape), jnp.float32) for v, leaf in parts]
+        )
     return Released(released if several else released[""], noise)
 
 

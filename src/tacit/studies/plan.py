@@ -117,12 +117,26 @@ def _paper(study: Study, records: int, epsilon: float, delta: float) -> PaperNoi
     )
 
 
+_SIMULATED = (
+    "simulated: Gaussian in float32 from jax's generator; a silo's daemon draws discrete Gaussian noise on a grid from "
+    "the operating system's entropy and prices its rounding"
+)
+NOISE: dict[str, str] = {
+    "direct": _SIMULATED,
+    "trusted": "simulated: Gaussian in float32 from jax's generator, added by the server",
+    "shuffled-sum": "simulated: the exact binomial distribution of the sum of all shares",
+    "open": "none",
+}
+"""Where the noise of a simulated study comes from."""
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
     """The plan as plain data."""
     channel = plan.study.algorithm.channel if plan.study.privacy.private else "open"
     return {
         "study": plan.study.name,
         "guarantee": GUARANTEES[channel],
+        "noise": NOISE[channel],
         "silos": [_silo_json(plan, silo) for silo in plan.silos],
         "theory": bound_json(plan.bound),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -33,11 +34,21 @@ def write_report(folder: Path) -> Path:
         provenance=json.loads((folder / "provenance.json").read_text(encoding="utf-8")),
         steps=json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")),
         study=(folder / "study.toml").read_text(encoding="utf-8"),
+        audit=_read_if_there(folder / "audit.json"),
+        picture=_embedded(folder / "reconstruction.png"),
         charts=[(title, _chart(folder / "metrics.csv", name)) for title, name in _chart_names(result["metrics"])],
     )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _read_if_there(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _embedded(path: Path) -> str | None:
+    return base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
 
 
 def main_metric(metrics: dict[str, Any]) -> str:

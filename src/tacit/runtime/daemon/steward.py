@@ -46,6 +46,7 @@ from tacit.runtime.daemon.protocol import (
     write_arrays,
 )
 from tacit.silo.ledger import Ledger, Limit, Reply
+from tacit.silo.secure_answer import MOST_RECORDS
 from tacit.silo.secure_noise import discrete_gaussian
 from tacit.silo.spending import Account, LedgerError
 
@@ -111,6 +112,8 @@ class Steward:
             raise PolicyError(
                 f"Noise can be switched off in a test build only: set test = true in the policy and {NOISE_OFF}=1."
             )
+        if len(records["y"]) > MOST_RECORDS:
+            raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
         if not noise_off:
             # A silo that could not draw noise must not even open its door.
             discrete_gaussian(1, 1.0)

@@ -127,6 +127,24 @@ def verdict(curves: Mapping[str, Any], ours: str, other: str) -> str:
     )
 
 
+def claim_of(panels: Mapping[str, Mapping[str, Any]], ours: str, other: str) -> str:
+    """Whether one method beats another at every epsilon, as measured: where it does, does not, and cannot be told."""
+    kinds: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
+    for panel, curves in panels.items():
+        for epsilon, cell in curves[ours].items():
+            found = interval(np.asarray(curves[other][epsilon]["scores"]) - np.asarray(cell["scores"]))
+            clear = abs(found["mean"]) > found["half90"]
+            kinds[("ahead" if found["mean"] > 0 else "behind") if clear else "level"].append(f"{epsilon} ({panel})")
+    total = sum(map(len, kinds.values()))
+    if len(kinds["ahead"]) == total:
+        return f"So the paper's claim holds here: {ours} is clearly ahead in all {total} cases."
+    words = [f"{ours} is clearly ahead in {len(kinds['ahead'])} of {total} cases"]
+    for kind, said in (("level", "within the 90% interval at epsilon ="), ("behind", "clearly behind at epsilon =")):
+        if kinds[kind]:
+            words.append(f"{said} {', '.join(kinds[kind])}")
+    return "So the paper's claim does not hold at every epsilon here: " + "; ".join(words) + "."
+
+
 def table_of(curves: Mapping[str, Any], epsilons: Sequence[float]) -> str:
     """Scores with 90% intervals."""
 
