@@ -133,8 +133,8 @@ def centred_binomial(key: Array, flips: Float[Array, ""], dimension: int) -> Flo
     """``Bin(flips, 1/2) - flips/2`` in every coordinate, drawn by numpy: in float32 large counts would be distorted."""
 
     def draw(words: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        lead = words.shape[:-1]
-        counts = np.broadcast_to(counts, lead)
+        words, lead = np.asarray(words), words.shape[:-1]  # indexing jax's own arrays would compute for each message
+        counts = np.broadcast_to(np.asarray(counts), lead)
         found = np.empty((*lead, dimension), np.float32)
         for place in np.ndindex(lead):
             number = round(float(counts[place]))

@@ -28,7 +28,7 @@ from tacit.studies.papers.curves import (
 
 SILOS, ROUNDS, LOCAL_STEPS, TRIALS = 25, 35, 4, 5
 EPSILONS = (0.75, 1.5, 3.0, 6.0, 12.0, 18.0)
-STEPS, CLIPS = (0.1, 0.3, 1.0, 3.0), (0.5, 2.0)
+STEPS, CLIPS = (0.3, 1.0, 3.0, 10.0), (0.5, 2.0, 6.0)
 COMMON: dict[str, Any] = {"num_rounds": ROUNDS, "batch_size": None, "sampling": "full", "noise_multiplier": None}
 
 
