@@ -114,9 +114,12 @@ class PrivacySection(_Section):
     accountant: Literal["tight", "rdp", "zcdp", "paper"] = "tight"
     protects: Literal["record"] = "record"
     max_participations: Count | None = None
+    user_level: bool = False
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySection:
+        if self.user_level and (self.epsilon is None or self.accountant == "paper"):
+            raise ValueError("set epsilon for user_level = true, of a whole silo's data, and an accountant of ours")
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError("set epsilon or noise_multiplier, not both: each follows from the other")
         return self
@@ -135,6 +138,7 @@ class RunSection(_Section):
     weights: Literal["equal", "records"] = "equal"
     honest: Annotated[float, Field(gt=0, le=1)] = 1.0
     measure_every: Count | None = None
+    stationarity: bool = False
     alone: bool = True
     grid: dict[str, tuple[Any, ...]] = {}
 
