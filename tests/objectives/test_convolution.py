@@ -86,3 +86,15 @@ def test_images_that_do_not_divide_are_refused():
         cnn((4, 4, 3))
     with pytest.raises(TacitError, match="kernel=0"):
         cnn(kernel=0)
+
+
+def test_many_records_are_measured_in_parts(monkeypatch):
+    objective = Objective(cnn((6, 6, 1), channels=(2,), hidden=(), outputs=3, kernel=3), softmax())
+    params = objective.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    records = {"x": jnp.asarray(rng.normal(size=(11, 6, 6, 1)), jnp.float32), "y": jnp.asarray(rng.integers(0, 3, 11))}
+    whole = objective.measure(params, records)
+    monkeypatch.setattr("tacit.objectives.objective._MEASURED_FLOATS", 36 * 3)
+    assert "length=4" in str(jax.make_jaxpr(objective.measure)(params, records))
+    for name, value in objective.measure(params, records).items():
+        np.testing.assert_allclose(value, whole[name], rtol=1e-5)

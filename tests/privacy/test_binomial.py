@@ -110,13 +110,16 @@ TABLE = {
 def test_tight_noise_is_near_the_central_gaussian_and_far_below_the_printed_constants(case):
     d, contributors, epsilon = case
     printed, tight, central, grid, bits = TABLE[case]
-    found = calibrate_sum(epsilon=epsilon, delta=1e-6, dimension=d, contributors=contributors)
+    found = calibrate_sum(epsilon=epsilon, delta=1e-6, dimension=d, contributors=contributors, grid=grid)
     assert (found.grid, found.bits) == (grid, bits)
     assert found.deviation_of_mean == pytest.approx(tight, rel=5e-3)
     assert 2 / contributors / gdp_mu(epsilon, 1e-6) == pytest.approx(central, rel=5e-3)
     theirs = cheu_sum(epsilon=epsilon, delta=1e-6, dimension=d, contributors=contributors)
     assert theirs.deviation_of_mean == pytest.approx(printed, rel=5e-3)
     assert found.deviation_of_mean < 1.15 * central
+    chosen = calibrate_sum(epsilon=epsilon, delta=1e-6, dimension=d, contributors=contributors)
+    assert chosen.grid == max(grid, 200)
+    assert chosen.deviation_of_mean < 1.06 * central
     assert sum_delta(found, epsilon) <= 1e-6 < sum_delta(dataclasses.replace(found, bits=bits - 2), epsilon)
 
 

@@ -154,6 +154,30 @@ def test_plain_sum_is_the_sum_of_gradients():
     assert_close(plain_sum(plain_function, work, data, present), unclipped, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tapped", [True, False])
+def test_plain_sum_in_micro_batches_equals_one_batch(tapped, monkeypatch):
+    objective = MODELS["cnn"]
+    if not tapped:
+        objective = Objective(Model(objective.model.init, objective.model.apply), objective.cost)
+    data, present, w = records(MODELS["cnn"]), jnp.arange(11) != 4, point(MODELS["cnn"])
+    query = gradient_at(objective)
+    assert is_tapped(query) is tapped
+
+    def compiled(query):
+        traced = jax.jit(partial(plain_sum, query)).trace(w, data, present)
+        return str(traced.jaxpr), traced.lower().compile()(w, data, present)
+
+    program, whole = compiled(query)
+    assert "scan[" not in program
+    width = _tapped_width(query, w, data) if tapped else sum(leaf.size for leaf in jax.tree.leaves(w))
+    monkeypatch.setattr(f"tacit.silo.gradients._MICRO_BATCH_FLOATS{'_TAPPED' * tapped}", 3 * width)
+    for some in (query, lambda work, record: query(work, record)):
+        monkeypatch.setattr("tacit.silo.gradients._MICRO_BATCH_FLOATS", 3 * sum(x.size for x in jax.tree.leaves(w)))
+        program, summed = compiled(some)
+        assert "length=4" in program
+        assert_close(summed, whole, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["logistic", "least squares", "mlp", "deep"])
 @pytest.mark.parametrize("distance", [1e-6, 1e-4, 1e-2, 1.0])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])

@@ -1,10 +1,13 @@
 """Bad studies are refused before any work, with the field, the value and the fix."""
 
+import jax
 import pytest
 
+from tacit.data import Federation
 from tacit.errors import TacitError
+from tacit.studies.assemble import problem_of
 from tacit.studies.run import prepare
-from tacit.studies.spec import StudyError, load_study, parse_study, study_names
+from tacit.studies.spec import ObjectiveSection, StudyError, load_study, parse_study, study_names
 
 
 def refused(*overrides: str, study: str = "heart-disease") -> str:
@@ -33,6 +36,13 @@ def refused(*overrides: str, study: str = "heart-disease") -> str:
         ("data.name=hart-disease", ("hart-disease", "heart-disease")),
         ("objective.loss=squared", ("objective.loss", "logistic")),
         ("objective.model=mlp", ("hidden",)),
+        ("objective.loss=absolute", ("objective.loss", "logistic, softmax, hinge")),
+        ("objective.loss=pinball", ("objective", "quantile")),
+        ("objective.quantile=0.5", ("objective", "pinball")),
+        ("objective.smoothness=1.0", ("smoothness", "hinge")),
+        ("objective.hidden=[3]", ("hidden", "mlp")),
+        ("objective.channels=[3]", ("channels", "cnn")),
+        ("objective.model=cnn", ("objective.model", "images", "(13,)")),
         ("objective.regulariser=l3:1", ("objective.regulariser", "l3")),
         ("run.participants=9", ("participants=9", "silos=4")),
         ("run.seeds=0", ("run.seeds",)),
@@ -124,3 +134,43 @@ def test_the_papers_noise_is_refused_where_its_conditions_fail():
     message = refused("privacy.accountant=paper", "privacy.epsilon=60")
     assert "Theorem" in message
     assert "epsilon" in message
+
+
+IMAGES = Federation("images", (), "multiclass", 4, (10, 14, 2), None, (), "")
+
+
+def of_images(**section):
+    study = load_study("heart-disease", ["objective.loss=softmax"])
+    return problem_of(study.model_copy(update={"objective": ObjectiveSection(loss="softmax", **section)}), IMAGES)
+
+
+def test_a_cnn_is_built_for_the_images_of_its_data():
+    problem = of_images(model="cnn", channels=(3,), hidden=(5,))
+    shapes = {name: layer["w"].shape for name, layer in problem.objective.init(jax.random.key(0)).items()}
+    assert shapes == {"conv_1": (50, 3), "dense_1": (3 * 5 * 3, 5), "dense_2": (5, 4)}
+    with pytest.raises(StudyError, match=r"flat features.*\(10, 14, 2\).*cnn"):
+        of_images(model="linear")
+    with pytest.raises(TacitError, match="whole number of 2x2 windows"):
+        of_images(model="cnn")  # two 5x5 convolutions do not fit
+
+
+@pytest.mark.parametrize(
+    ("loss", "task", "slope", "smoothness"),
+    [
+        ({"loss": "hinge"}, "binary", 1.0, None),
+        ({"loss": "hinge", "smoothness": 7.0}, "binary", 1.0, 7.0),
+        ({"loss": "logistic"}, "binary", 1.0, 0.25 * 5.0),
+        ({"loss": "softmax"}, "binary", 2**0.5, 0.5 * 5.0),
+        ({"loss": "squared"}, "regression", None, 5.0),
+        ({"loss": "absolute", "smoothness": 3.0}, "regression", 1.0, 3.0),
+        ({"loss": "pinball", "quantile": 0.8}, "regression", 0.8, None),
+    ],
+)
+def test_losses_are_wired_with_their_constants(loss, task, slope, smoothness):
+    """Features of norm two and a bias: the norm of what multiplies the parameters is the root of five."""
+    classes = None if task == "regression" else 2
+    facts = Federation("made", (), task, classes, (3,), 2.0, (), "")
+    study = load_study("heart-disease").model_copy(update={"objective": ObjectiveSection(**loss)})
+    problem = problem_of(study, facts)
+    assert problem.lipschitz == (None if slope is None else pytest.approx(slope * 5**0.5))
+    assert problem.smoothness == (None if smoothness is None else pytest.approx(smoothness))

@@ -235,16 +235,18 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
 
 def _print_reading(plan: Plan, console: Console) -> None:
     """What the price means to people, and what it does not promise."""
-    from tacit.privacy import SILO_SAMPLING, risk_of, user_level
+    from tacit.privacy import SILO_SAMPLING, risk_of
+    from tacit.studies.plan import user_level_of
 
     priced = [silo for silo in plan.silos if silo.price is not None]
     if priced:
         worst = max(priced, key=lambda silo: silo.price.epsilon if silo.price else 0.0)
         console.print(f"{worst.name}: {risk_of(worst.events).sentence}")
-        whole = user_level(worst.events, delta=plan.study.privacy.delta)
-        console.print(
-            f"If all {worst.records} records of {worst.name} change together, epsilon is {whole.epsilon:.4g}."
-        )
+        whole = user_level_of(plan, worst)
+        if whole is not None:
+            console.print(
+                f"If all {worst.records} records of {worst.name} change together, epsilon is {whole['epsilon']:.4g}."
+            )
     if plan.study.run.participants is not None:
         console.print(SILO_SAMPLING)
 

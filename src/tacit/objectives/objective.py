@@ -22,6 +22,7 @@ from jax import Array
 from tacit.algorithm import Params, Record
 from tacit.errors import TacitError
 
+_MEASURED_FLOATS = 2**22  # of features at once: layers of a network may hold many times as many
 Tap = Callable[[str, Array, Array], Array]  # (layer, inputs, outputs) -> the outputs that the model goes on with
 
 
@@ -124,7 +125,18 @@ class Objective:
         return self.losses(params, jax.tree.map(lambda leaf: leaf[None], record))[0]
 
     def measure(self, params: Params, records: Record) -> dict[str, Array]:
-        """The loss itself, not its smoothing, and every metric, averaged over records."""
-        outputs = self.model.apply(params, records["x"], untapped)
+        """The loss itself, not its smoothing, and every metric, averaged over records; many are taken in parts."""
         measured = {"loss": self.cost.value, **self.cost.metrics}
-        return {name: metric(outputs, records["y"]).mean() for name, metric in measured.items()}
+
+        def of(x: Array, y: Array) -> dict[str, Array]:
+            outputs = self.model.apply(params, x, untapped)
+            return {name: metric(outputs, y) for name, metric in measured.items()}
+
+        x, y = records["x"], records["y"]
+        parts = -(-x.size // _MEASURED_FLOATS)
+        if parts <= 1:
+            return {name: values.mean() for name, values in of(x, y).items()}
+        size = -(-x.shape[0] // parts)
+        x, y = (jnp.pad(leaf, [(0, size * parts - len(leaf))] + [(0, 0)] * (leaf.ndim - 1)) for leaf in (x, y))
+        found = jax.lax.map(lambda some: of(*some), (x.reshape(parts, size, *x.shape[1:]), y.reshape(parts, size)))
+        return {name: values.reshape(-1)[: len(records["y"])].mean() for name, values in found.items()}

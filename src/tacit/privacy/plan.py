@@ -13,12 +13,16 @@ import numpy as np
 from tacit.algorithm import Algorithm, Round
 from tacit.privacy.accountant import Accountant, Price, price
 from tacit.privacy.calibration import calibrate
+from tacit.privacy.conversions import calibrate_user_level
 from tacit.privacy.events import Event, PricingError, joint_multiplier
 
 
 @dataclass(frozen=True)
 class Budget:
     """What every record may be charged: an epsilon (or one per silo) and a delta, or a noise multiplier to be priced.
+
+    With ``user_level`` the epsilon holds for all records of a silo together, and so, much smaller, for each of them:
+    user-level DP and ISRL-DP from one noise.
 
     >>> Budget(epsilon=1.0, delta=1e-5).epsilon
     1.0
@@ -29,10 +33,13 @@ class Budget:
     noise_multiplier: float | None = None
     accountant: Accountant = "tight"
     max_participations: int | None = None
+    user_level: bool = False
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise PricingError("Expected an epsilon or a noise_multiplier, and not both: each follows from the other.")
+        if self.user_level and self.epsilon is None:
+            raise PricingError("Expected an epsilon for user_level=True; it is that of a whole silo's data.")
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,15 @@ def plan_silos(
     ]
     if budget is None:
         return tuple(SiloPlan(*row, None) for row in zip(names, records, bare, strict=True)), None
+    if budget.user_level:
+        _check_whole_silos(unit)
     delta = budget.delta - _reserved(unit, budget.delta)
     plans, noise = [], []
     for name, n, events, epsilon in zip(names, records, bare, _epsilons(budget, len(names)), strict=True):
         if epsilon is None:
             paid = tuple(event.scaled(budget.noise_multiplier or 0.0) for event in events)
+        elif budget.user_level:
+            paid = calibrate_user_level(events, epsilon=epsilon, delta=delta)
         else:
             paid = _calibrated(events, epsilon, delta, budget.accountant)
         priced = dataclasses.replace(_priced(paid, delta, budget.accountant), delta=budget.delta)
@@ -79,6 +90,14 @@ def plan_silos(
         noise.append(paid[0].noise_multiplier / events[0].noise_multiplier)
     # Rounded up to float32, which is what the silo computes with.
     return tuple(plans), np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
+
+
+def _check_whole_silos(unit: Algorithm) -> None:
+    if any(kind.silo.release.channel == "shuffled-sum" for kind in unit.rounds.values()):
+        raise PricingError(
+            'Expected channel="direct" or "trusted" for user_level=True: the shuffled sum is priced for the change of '
+            "one record, and binomial noise has not been shown to hide that of a whole silo."
+        )
 
 
 def _reserved(unit: Algorithm, delta: float) -> float:

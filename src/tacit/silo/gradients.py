@@ -15,12 +15,13 @@ A layer applied at many positions, as a convolution is, has the gradient ``sum_p
 small, each record's gradient of it is *formed*: what is summed is what is normed. Where forming would cost more than
 the products of all pairs of positions, it stays in factors, with squared norm ``sum_pq <a_p, a_q> <c_p, c_q>``.
 
-The *general* path evaluates any query with ``vmap``. Both bound memory by micro-batches.
+The *general* path evaluates any query with ``vmap``. Both bound memory by micro-batches, and so do sums without a clip.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -81,16 +82,23 @@ def clipped_sum(
 
 def plain_sum(query: Any, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
     """The sum over present records of their statistics, not clipped: for releases that are not private."""
-    if isinstance(query, GradientQuery):
+    part = _plain_gradients if isinstance(query, GradientQuery) else _plain_statistics
+    limit = _tapped_limit(query, work, records) if is_tapped(query) else _general_limit(query, work, records)
+    return _in_micro_batches(partial(part, query, work), records, present, limit)
 
-        def total(params: Params) -> Array:
-            return jnp.sum(jnp.where(present, query.objective.losses(params, records), 0.0))
 
-        pairs = zip(query.weights(work), query.points(work), strict=True)
-        parts = [jax.tree.map(lambda g, k=k: k * g, jax.grad(total)(point)) for k, point in pairs]
-        return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
+def _plain_statistics(query: Any, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
     statistics = jax.vmap(lambda record: query(work, record))(records)
     return jax.tree.map(lambda leaf: jnp.tensordot(present.astype(leaf.dtype), leaf, 1), statistics)
+
+
+def _plain_gradients(query: GradientQuery, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
+    def total(params: Params) -> Array:
+        return jnp.sum(jnp.where(present, query.objective.losses(params, records), 0.0))
+
+    pairs = zip(query.weights(work), query.points(work), strict=True)
+    parts = [jax.tree.map(lambda g, k=k: k * g, jax.grad(total)(point)) for k, point in pairs]
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
 
 
 def _factors(objective: Objective, params: Params, records: Record) -> _Factors:
@@ -187,8 +195,12 @@ def _tapped_sum(
     def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
         return _tapped_part(query, work, some, there, bound)
 
-    chunk = _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
-    return _in_micro_batches(part, records, present, chunk)
+    return _in_micro_batches(part, records, present, _tapped_limit(query, work, records))
+
+
+def _tapped_limit(query: GradientQuery, work: Work, records: Record) -> int:
+    """How many records a micro-batch of the tapped path may hold."""
+    return _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
 
 
 def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
@@ -298,9 +310,14 @@ def _general_sum(
     def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
         return _clip_and_sum(jax.vmap(one)(some), there, bound)
 
-    first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], records))
+    return _in_micro_batches(part, records, present, _general_limit(query, work, records))
+
+
+def _general_limit(query: Any, work: Work, records: Record) -> int:
+    """How many records a micro-batch of the general path may hold."""
+    first = jax.eval_shape(lambda record: query(work, record), jax.tree.map(lambda leaf: leaf[0], records))
     width = max(1, sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(first)))
-    return _in_micro_batches(part, records, present, _MICRO_BATCH_FLOATS // width)
+    return _MICRO_BATCH_FLOATS // width
 
 
 def _clip_and_sum(statistics: Statistic, present: Bool[Array, " records"], bound: PerBlock) -> Statistic:

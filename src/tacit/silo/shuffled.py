@@ -25,6 +25,7 @@ from tacit.algorithm import Record, Statistic, Work
 from tacit.silo.clipping import scales, squared_norms, usable
 
 _LOG_REJECTION = 2 * np.log(1e12)
+_FEWEST_STEPS = 200.0
 _FEWEST_FLIPS = 20_000.0
 _EXCESS = 1.002
 _MICRO_BATCH_FLOATS = 2**20
@@ -38,8 +39,9 @@ class Crowd(NamedTuple):
 
 
 def grid_steps(crowd: Float[Array, ""] | float, dimension: int) -> Float[Array, ""]:
-    """Steps of the grid: even, at least 2 sqrt(crowd) and 10 sqrt(dimension), as `tacit.privacy.binomial.grid_for`."""
-    return 2.0 * jnp.ceil(jnp.maximum(2.0 * jnp.sqrt(jnp.asarray(crowd, jnp.float32)), 10.0 * dimension**0.5) / 2.0)
+    """Steps of the grid: even, at least 2 sqrt(crowd), 10 sqrt(dimension) and 200, as in `tacit.privacy.binomial`."""
+    least = max(10.0 * dimension**0.5, _FEWEST_STEPS)
+    return 2.0 * jnp.ceil(jnp.maximum(2.0 * jnp.sqrt(jnp.asarray(crowd, jnp.float32)), least) / 2.0)
 
 
 def reach_of(grid: Float[Array, ""], dimension: int) -> Float[Array, ""]:

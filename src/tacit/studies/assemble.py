@@ -13,8 +13,23 @@ from tacit import data, geometry
 from tacit.algorithm import Algorithm
 from tacit.algorithms import Entry, find
 from tacit.errors import unknown
-from tacit.objectives import Loss, Model, Objective, Problem, linear, logistic, mlp, softmax, squared
-from tacit.studies.spec import Study, StudyError
+from tacit.objectives import (
+    Loss,
+    Model,
+    Objective,
+    Problem,
+    absolute,
+    cnn,
+    constants,
+    hinge,
+    linear,
+    logistic,
+    mlp,
+    pinball,
+    softmax,
+    squared,
+)
+from tacit.studies.spec import ObjectiveSection, Study, StudyError
 
 _COMMON = {
     "step_size",
@@ -26,8 +41,20 @@ _COMMON = {
     "capacity",
     "channel",
 }
-_LOSSES: dict[str, Callable[[], Loss]] = {"logistic": logistic, "softmax": softmax, "squared": squared}
-_DEFAULT_LOSS = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}
+_LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
+    "logistic": lambda section: logistic(),
+    "softmax": lambda section: softmax(),
+    "hinge": lambda section: hinge(section.smoothness),
+    "squared": lambda section: squared(),
+    "absolute": lambda section: absolute(section.smoothness),
+    "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness),
+}
+_FITTING = {
+    "binary": ("logistic", "softmax", "hinge"),
+    "multiclass": ("softmax",),
+    "regression": ("squared", "absolute", "pinball"),
+}
+"""The losses of each kind of target, the default first."""
 
 
 def federation_of(study: Study, seed: int) -> data.Federation:
@@ -57,35 +84,38 @@ def federation_of(study: Study, seed: int) -> data.Federation:
 def problem_of(study: Study, federation: data.Federation) -> Problem:
     """The objective of the study, with the constants that its preprocessing makes known."""
     section = study.objective
-    name = section.loss or _DEFAULT_LOSS[federation.task]
-    if (name == "squared") != (federation.task == "regression"):
+    fitting = _FITTING[federation.task]
+    name = section.loss or fitting[0]
+    if name not in fitting:
         raise StudyError(
             f"objective.loss: {name!r} does not fit the {federation.task} target of {federation.name}; "
-            f"use {_DEFAULT_LOSS[federation.task]!r}."
+            f"use one of {', '.join(fitting)}."
         )
-    if name == "logistic" and federation.num_classes != 2:
-        raise StudyError(f"objective.loss: 'logistic' needs two classes, got {federation.num_classes}; use 'softmax'.")
     outputs = federation.num_classes or 1 if name == "softmax" else 1
-    features = math.prod(federation.feature_shape)
-    model = linear(features, outputs) if section.model == "linear" else mlp((features, *section.hidden, outputs))
     try:
         regulariser = geometry.regulariser(section.regulariser)
     except ValueError as error:
         raise StudyError(f"objective.regulariser: {error}") from None
-    lipschitz, smoothness = _constants(model, name, federation)
-    return Problem(Objective(model, _LOSSES[name]()), regulariser, lipschitz=lipschitz, smoothness=smoothness)
+    objective = Objective(_model(section, federation, outputs), _LOSSES[name](section))
+    # Strong convexity that a regulariser brings is not the losses', of which the theorems speak.
+    known = constants(objective, feature_norm=federation.feature_norm)
+    return Problem(objective, regulariser, lipschitz=known.lipschitz, smoothness=known.smoothness)
 
 
-def _constants(model: Model, loss: str, federation: data.Federation) -> tuple[float | None, float | None]:
-    """L and beta of each record's loss for a linear model on features of bounded norm."""
-    if model.layers != ("linear",) or federation.feature_norm is None:
-        return None, None
-    squared_norm = federation.feature_norm**2 + 1  # the bias is one more feature, equal to one
-    return {
-        "logistic": (math.sqrt(squared_norm), squared_norm / 4),
-        "softmax": (math.sqrt(2 * squared_norm), squared_norm / 2),
-        "squared": (None, squared_norm),
-    }[loss]
+def _model(section: ObjectiveSection, federation: data.Federation, outputs: int) -> Model:
+    shape = federation.feature_shape
+    if section.model == "cnn":
+        if len(shape) != 3:
+            raise StudyError(f"objective.model: 'cnn' needs images, but a record of {federation.name} is {shape}.")
+        widths = {"channels": section.channels, "hidden": section.hidden}
+        own: dict[str, Any] = {name: value for name, value in widths.items() if value}
+        return cnn((shape[0], shape[1], shape[2]), outputs=outputs, **own)
+    if len(shape) != 1:
+        raise StudyError(
+            f"objective.model: {section.model!r} needs flat features, but a record of {federation.name} is {shape}; "
+            'use "cnn" for images.'
+        )
+    return linear(shape[0], outputs) if section.model == "linear" else mlp((shape[0], *section.hidden, outputs))
 
 
 @dataclass(frozen=True)

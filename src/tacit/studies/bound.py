@@ -26,7 +26,8 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
     if problem.lipschitz is None or problem.smoothness is None:
         return (
             "No bound: no Lipschitz constant and smoothness are known for this loss; the logistic and softmax losses "
-            "of a linear model on bounded features have them."
+            "of a linear model on bounded features have them, and with objective.smoothness the hinge, absolute and "
+            "pinball losses."
         )
     if radius is None:
         return 'No bound: no ball that holds an optimum is known; set objective.regulariser = "l2-ball:RADIUS".'

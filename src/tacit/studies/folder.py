@@ -17,6 +17,7 @@ import numpy as np
 import tomli_w
 
 from tacit.privacy import risk_of
+from tacit.studies.plan import user_level_of
 from tacit.studies.run import Result, summary
 from tacit.studies.spec import Study
 
@@ -33,6 +34,7 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
             "delta": None if silo.price is None else silo.price.delta,
             "noise_multiplier": silo.multipliers if silo.price is not None else {},
             "risk": None if silo.price is None else vars(risk_of(silo.events)),
+            "user_level": user_level_of(result.prepared.plan, silo),
         }
         for silo, spent in zip(result.prepared.plan.silos, result.epsilon_spent, strict=True)
     ]

@@ -63,6 +63,7 @@ def budget_of(study: Study) -> Budget | None:
         noise_multiplier=section.noise_multiplier,
         accountant="tight" if section.accountant == "paper" else section.accountant,
         max_participations=section.max_participations,
+        user_level=section.user_level,
     )
 
 
@@ -161,7 +162,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
             for event in silo.events
         ],
         "risk": None if silo.price is None else dataclasses.asdict(risk_of(silo.events)),
-        "user_level": None if silo.price is None else _user_level(silo),
+        "user_level": user_level_of(plan, silo),
         "paper": None
         if paper is None
         else {
@@ -174,9 +175,9 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
     }
 
 
-def _user_level(silo: SiloPlan) -> dict[str, float] | None:
+def user_level_of(plan: Plan, silo: SiloPlan) -> dict[str, float] | None:
     """What the same noise promises if all records of the silo change together, where that is a promise at all."""
-    if silo.price is None:
+    if silo.price is None or plan.study.algorithm.channel == "shuffled-sum":
         return None
     found = user_level(silo.events, delta=silo.price.delta)
     return {"epsilon": found.epsilon, "delta": found.delta}

@@ -14,7 +14,7 @@ import numpy as np
 
 from tacit.algorithm import Params
 from tacit.data import Federation
-from tacit.objectives import Objective
+from tacit.objectives import Problem
 from tacit.privacy import spent
 from tacit.runtime.participation import Participation, participation, roster
 from tacit.runtime.program import split_keys
@@ -23,8 +23,10 @@ from tacit.silo import enrol
 from tacit.studies.assemble import Builder, builder_of, federation_of, problem_of
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.spec import Study, StudyError
+from tacit.theory import gradient_mapping, proximal_descent, risk
 
 Progress = Callable[[str, int, int], None]
+_DESCENT = 5000  # steps of proximal descent to an optimum
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def run(study: Study, progress: Progress | None = None) -> Result:
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
         watch = None if progress is None else lambda done, total: progress(label, done, total)
-        measure = _watch(prepared.builder.problem.objective)
+        measure = _watch(study, prepared.builder.problem)
         return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=watch)
 
     def private(**point: Any) -> Any:
@@ -118,8 +120,10 @@ def _seeds(prepared: Prepared) -> Iterator[Seed]:
     for seed, federation in zip(prepared.study.run.seed_list, prepared.federations, strict=True):
         key_run, key_init = jax.random.split(jax.random.key(seed))
         silos = enrol([_flat(silo.train) for silo in federation.silos], names)
-        evaluation = {part: _pooled(federation, part) for part in ("train", "validation", "test")}
-        yield Seed(key_run, prepared.builder.problem.objective.init(key_init), silos, evaluation)
+        parts = {part: _pooled(federation, part) for part in ("train", "validation", "test")}
+        params = prepared.builder.problem.objective.init(key_init)
+        least = _least_risk(prepared, params, parts["train"])
+        yield Seed(key_run, params, silos, {"parts": parts, "least": least})
 
 
 def _flat(records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -131,12 +135,37 @@ def _pooled(federation: Federation, part: str) -> dict[str, np.ndarray]:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def _watch(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
+def _least_risk(prepared: Prepared, params: Params, records: Any) -> Any:
+    """The risk at the optimum, where one is asked for and proximal descent finds it: losses that are convex and smooth.
+
+    ``None`` elsewhere.
+    """
+    problem = prepared.builder.problem
+    convex = problem.objective.model.linear is not None and problem.smoothness is not None
+    if not prepared.study.run.stationarity or not convex:
+        return None
+
+    def least(params: Params, records: Any) -> Any:
+        found = proximal_descent(problem, params, records, 1.0 / (problem.smoothness or 1.0), _DESCENT)
+        return risk(problem, found, records)
+
+    return jax.jit(least)(params, records)
+
+
+def _watch(study: Study, problem: Problem) -> Callable[[Params, Any], dict[str, Any]]:
+    """Loss and metrics on each part of the records; if asked for, how near training records are to stationary."""
+
     def measure(params: Params, evaluation: Any) -> dict[str, Any]:
         measured = {}
-        for part, records in evaluation.items():
-            for name, value in objective.measure(params, records).items():
+        for part, records in evaluation["parts"].items():
+            for name, value in problem.objective.measure(params, records).items():
                 measured[f"{part}_{name}"] = value
+        if study.run.stationarity:
+            train = evaluation["parts"]["train"]
+            step = study.algorithm.step_size if problem.smoothness is None else 1.0 / problem.smoothness
+            measured["train_gradient_mapping"] = gradient_mapping(problem, params, train, step)
+            if evaluation["least"] is not None:
+                measured["train_excess_risk"] = risk(problem, params, train) - evaluation["least"]
         return measured
 
     return measure

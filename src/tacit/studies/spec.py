@@ -48,17 +48,28 @@ class PartitionSection(_Section):
 
 
 class ObjectiveSection(_Section):
-    """What is learnt."""
+    """What is learnt; ``hidden`` are the widths of a network's dense layers, ``channels`` of its convolutions."""
 
-    model: Literal["linear", "mlp"] = "linear"
+    model: Literal["linear", "mlp", "cnn"] = "linear"
     hidden: tuple[Count, ...] = ()
-    loss: Literal["logistic", "softmax", "squared"] | None = None
+    channels: tuple[Count, ...] = ()
+    loss: Literal["logistic", "softmax", "hinge", "squared", "absolute", "pinball"] | None = None
+    smoothness: Positive | None = None
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     regulariser: str | dict[str, Any] = "zero"
 
     @model_validator(mode="after")
-    def _hidden_belongs_to_mlp(self) -> ObjectiveSection:
-        if (self.model == "mlp") != bool(self.hidden):
-            raise ValueError('set hidden = [widths] exactly where model = "mlp"')
+    def _belongs(self) -> ObjectiveSection:
+        if (self.model == "mlp") != bool(self.hidden) and self.model != "cnn":
+            raise ValueError('set hidden = [widths] where model = "mlp", and nowhere but there and for "cnn"')
+        if self.channels and self.model != "cnn":
+            raise ValueError('set channels = [numbers] only where model = "cnn"')
+        if (self.loss == "pinball") != (self.quantile is not None):
+            raise ValueError('set quantile, such as 0.5 for the median, exactly where loss = "pinball"')
+        if self.smoothness is not None and self.loss not in ("hinge", "absolute", "pinball"):
+            raise ValueError(
+                'set smoothness only for the losses "hinge", "absolute" and "pinball", which are not smooth'
+            )
         return self
 
 
@@ -103,9 +114,12 @@ class PrivacySection(_Section):
     accountant: Literal["tight", "rdp", "zcdp", "paper"] = "tight"
     protects: Literal["record"] = "record"
     max_participations: Count | None = None
+    user_level: bool = False
 
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySection:
+        if self.user_level and (self.epsilon is None or self.accountant == "paper"):
+            raise ValueError("set epsilon for user_level = true, of a whole silo's data, and an accountant of ours")
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise ValueError("set epsilon or noise_multiplier, not both: each follows from the other")
         return self
@@ -124,6 +138,7 @@ class RunSection(_Section):
     weights: Literal["equal", "records"] = "equal"
     honest: Annotated[float, Field(gt=0, le=1)] = 1.0
     measure_every: Count | None = None
+    stationarity: bool = False
     alone: bool = True
     grid: dict[str, tuple[Any, ...]] = {}
 

@@ -240,8 +240,9 @@ mean something can be afforded. Test accuracy in percent:
 
 {second}
 The direct channel trusts nobody; the trusted channel is central DP, where the server sees raw increments. With M = 1
-the two are the same. The trusted columns take the steps that were chosen for the direct channel, whose noise is larger, so
-they understate what a trusted server could reach at small epsilon. Choosing the settings on validation images is not priced, as in the paper.
+the two are the same. The trusted columns take the steps that were chosen for the direct channel, whose noise is larger,
+so they understate what a trusted server could reach at small epsilon. Choosing the settings on validation images is not
+priced, as in the paper.
 """
 
 
