@@ -32,6 +32,8 @@ class PaperRelease:
         mechanism: As in `Event`.
         passes: As in `Event`.
         protects: As in `Event`.
+        reports: As in `Event`.
+        streams: As in `Event`.
         messages: Messages of equal multiplier that make up the release; the multipliers above are joint.
     """
 
@@ -45,6 +47,8 @@ class PaperRelease:
     mechanism: Mechanism = "gaussian"
     passes: int = 1
     protects: Protects = "record"
+    reports: int | None = None
+    streams: tuple[float, ...] | None = None
     messages: int = 1
 
     def event(self, records: int, noise_multiplier: float) -> Event:
@@ -59,6 +63,8 @@ class PaperRelease:
             mechanism=self.mechanism,
             passes=self.passes,
             protects=self.protects,
+            reports=self.reports,
+            streams=self.streams,
         )
 
 
