@@ -206,7 +206,7 @@ def test_closed_form_is_above_the_profile_and_refuses_outside_its_condition():
 
 
 def test_the_papers_lemma_refuses_its_own_experiment():
-    with pytest.raises(PricingError, match="gamma=B/n=1 <= 0.1.*MB ln") as refusal:
+    with pytest.raises(PricingError, match=r"gamma=B/n=1 <= 0\.1.*MB ln") as refusal:
         lemma_epsilon(1.0, silos=10, records=1651, batch=1651, rounds=500, delta=1e-5)
     assert "tight" in str(refusal.value)
     for epsilon in (0.4, 0.8, 1.6):
