@@ -26,8 +26,10 @@ class MismatchError(TacitError):
 def digest(broadcast: Any) -> str:
     """A fingerprint of a broadcast: its form and every bit of its numbers.
 
-    >>> digest({"w": np.zeros(2)}) == digest({"w": np.zeros(2)}), digest({"w": np.zeros(2)}) == digest({"w": np.ones(2)})
-    (True, False)
+    >>> digest({"w": np.zeros(2)}) == digest({"w": np.zeros(2)})
+    True
+    >>> digest({"w": np.zeros(2)}) == digest({"w": np.ones(2)})
+    False
     """
     leaves, form = jax.tree.flatten(broadcast)
     found = hashlib.sha256(str(form).encode())
@@ -65,8 +67,8 @@ class ReportShuffler:
         """All reports of each stream, each stream in a random order of its own; or an error."""
         if len({said for said, _ in self._arrived.values()}) > 1:
             raise MismatchError(
-                "Expected one broadcast for all silos, got several; the server showed silos different points. Repeat the "
-                "round with one broadcast."
+                "Expected one broadcast for all silos, got several; the server showed silos different points. Repeat "
+                "the round with one broadcast."
             )
         streams: dict[str, list[Any]] = {}
         for _, own in self._arrived.values():
@@ -75,8 +77,8 @@ class ReportShuffler:
         fewest = min((len(some) for some in streams.values()), default=0)
         if fewest < self.least:
             raise TooFewError(
-                f"Expected at least {self.least} reports in each stream, got {fewest}; the price counts on them. Repeat "
-                "the round with everyone, or plan for a smaller honest share."
+                f"Expected at least {self.least} reports in each stream, got {fewest}; the price counts on them. "
+                "Repeat the round with everyone, or plan for a smaller honest share."
             )
         return {stream: [some[i] for i in generator.permutation(len(some))] for stream, some in streams.items()}
 

@@ -1,13 +1,13 @@
 """Local randomisers of vectors of norm at most C: what each is made of, and how much it adds.
 
 All three first replace x by a unit vector u = +-x/||x||, + with probability 1/2 + ||x||/2C, which is right on average.
-Then they say a random vector that leans towards u: it lies in the cap <V, u> >= gamma with probability ``chance``, where
-a vector that leans nowhere would lie with probability ``share``, and outside otherwise. Every two inputs' densities
-differ by at most the factor (chance/share)/((1 - chance)/(1 - share)), which is exp(epsilon_0) exactly. ``scale`` makes
-the result right on average, in units of C.
+Then they say a random vector that leans towards u: it lies in the cap <V, u> >= gamma with probability ``chance``,
+where a vector that leans nowhere would lie with probability ``share``, and outside otherwise. Every two inputs'
+densities differ by at most the factor (chance/share)/((1 - chance)/(1 - share)), which is exp(epsilon_0) exactly.
+``scale`` makes the result right on average, in units of C.
 
-    duchi      V on the sphere, gamma = 0 (Duchi, Jordan, Wainwright 2018): a hemisphere, so that a seed for V and a sign
-               say it all; CE-PSGM's Algorithm 2, with the sphere of R^d (its S^d is one dimension too many)
+    duchi      V on the sphere, gamma = 0 (Duchi, Jordan, Wainwright 2018): a hemisphere, so that a seed for V and a
+               sign say it all; CE-PSGM's Algorithm 2, with the sphere of R^d (its S^d is one dimension too many)
     privunit2  V on the sphere, the best cap (Bhowmick et al. 2018, arXiv:1812.00984; optimal: Asi et al. 2022,
                arXiv:2205.02466)
     privunitg  V Gaussian of variance 1/d, the best cap (arXiv:2205.02466): close to privunit2 in high dimension
@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from scipy import special
 
-from tacit.privacy.events import PricingError, positive
+from tacit.privacy.events import Event, PricingError, positive
 
 Name = Literal["duchi", "privunit2", "privunitg"]
 NAMES: tuple[Name, ...] = ("duchi", "privunit2", "privunitg")
@@ -131,6 +131,24 @@ def _error(name: Name, dimension: int, local_epsilon: float, chance: float) -> t
     log_mean = special.gammaln(half + 0.5) - special.gammaln(half) - 0.5 * math.log(math.pi) + half * math.log(width)
     mean = math.exp(log_mean) / (2 * half) * lean
     return 1 / mean**2, 1 / mean
+
+
+def noise_over_clip(event: Event) -> float:
+    """Standard deviation per coordinate of one silo's mean message, in units of the clip.
+
+    For Gaussian releases it is the noise multiplier times 2/batch. For reports it is that of the hemisphere in high
+    dimension, for the stream that is randomised least.
+
+    Examples:
+        >>> plan = Event(kind="g", noise_multiplier=1.0, count=1, records=100, batch=100, sampling="full",
+        ...              mechanism="reports", reports=1000, streams=(1.0,))
+        >>> round(noise_over_clip(plan), 3)
+        0.271
+    """
+    if event.mechanism != "reports" or event.noise_multiplier == 0.0:
+        return 2 * event.noise_multiplier / event.batch
+    largest = max(event.local_epsilons)
+    return math.sqrt(math.pi / 2 / event.batch) / math.tanh(largest / 2)
 
 
 def leaning(dimension: int, step: float = 1 / 128, reach: float = 9.0) -> tuple[float, float, np.ndarray]:

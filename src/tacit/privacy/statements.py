@@ -7,6 +7,7 @@ from functools import cached_property
 from tacit.privacy.accountant import price
 from tacit.privacy.calibration import calibrate
 from tacit.privacy.events import Event, Mechanism, Protects, Sampling
+from tacit.privacy.randomisers import noise_over_clip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,12 @@ class PaperRelease:
         )
 
 
+def _over_clip(release: PaperRelease, event: Event) -> float:
+    if release.mechanism == "reports":
+        return noise_over_clip(event)
+    return event.noise_multiplier * release.sensitivity
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PaperNoise:
     """A theorem's noise beside the noise that is needed; prices are computed when asked for."""
@@ -94,7 +101,7 @@ class PaperNoise:
     @property
     def sigma_over_clip(self) -> tuple[float, ...]:
         """Printed sigma of each release, in units of the clip bound."""
-        return tuple(r.noise_multiplier * r.sensitivity for r in self.releases)
+        return tuple(_over_clip(r, e) for r, e in zip(self.releases, self.events, strict=True))
 
     @cached_property
     def epsilon_certified(self) -> float:
@@ -114,8 +121,7 @@ class PaperNoise:
     @property
     def tight_sigma_over_clip(self) -> tuple[float, ...]:
         """Our sigma of each release, in units of the clip bound."""
-        pairs = zip(self.tight, self.releases, strict=True)
-        return tuple(e.noise_multiplier * r.sensitivity for e, r in pairs)
+        return tuple(_over_clip(r, e) for r, e in zip(self.releases, self.tight, strict=True))
 
     @property
     def ratio(self) -> float:

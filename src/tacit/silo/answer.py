@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -190,20 +190,22 @@ def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | in
     release = silo.release
     crowd = _check_crowd(release, crowd, "the shuffled sum")
     size, batch = _batch(release, desk, keys[0], position)
-    bound = jnp.asarray(release.clip(work))
-    if bound.ndim:
-        raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
-    return shuffled_share(
-        silo.query,
-        work,
-        desk.fetch(batch.rows),
-        batch.present,
-        bound,
-        keys=jax.random.split(keys[1]),
-        size=size,
-        noise_multiplier=release.noise_multiplier,
-        crowd=crowd,
-    )
+    records, bounds = desk.fetch(batch.rows), release.clip(work)
+
+    def share(query: Any, bound: Any, key: Array, multiplier: Any) -> Statistic:
+        if jnp.ndim(bound):
+            raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
+        own = {"keys": jax.random.split(key), "size": size, "noise_multiplier": multiplier, "crowd": crowd}
+        return shuffled_share(query, work, records, batch.present, jnp.asarray(bound), **own)
+
+    if not isinstance(bounds, Mapping):
+        return share(silo.query, bounds, keys[1], release.noise_multiplier)
+    # Every block has a grid of its own; blocks of one batch are priced together.
+    blocks = zip(sorted(bounds), jax.random.split(keys[1], len(bounds)), strict=True)
+    return {
+        name: share(lambda w, r, n=name: silo.query(w, r)[n], bounds[name], key, release.noise_multiplier[name])
+        for name, key in blocks
+    }
 
 
 def _batch(release: Release, desk: Desk, key: Array, position: Array | int) -> tuple[Any, Batch]:
