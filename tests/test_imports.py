@@ -16,7 +16,7 @@ ALLOWED = {
     "objectives": {"algorithm", "geometry"},
     "algorithms": {"algorithm", "objectives", "geometry"},
     "silo": {"algorithm", "objectives", "privacy"},
-    "channel": {"algorithm"},
+    "channel": {"algorithm", "privacy"},
     "privacy": {"algorithm"},
     "theory": {"algorithm", "algorithms", "objectives", "geometry", "privacy"},
     "data": set(),

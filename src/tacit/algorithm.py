@@ -42,16 +42,19 @@ PerBlock = Any
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative"]
-Channel = Literal["direct", "trusted", "shuffled-sum", "open"]
+Channel = Literal["direct", "trusted", "shuffled-sum", "shuffled-reports", "open"]
+Randomiser = Literal["auto", "duchi", "privunit2", "privunitg"]
 Protects = Literal["record"]
 Participants = Literal["all", "sampled", "in turn"]
 
 SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
-CHANNELS: tuple[Channel, ...] = ("direct", "trusted", "shuffled-sum", "open")
+CHANNELS: tuple[Channel, ...] = ("direct", "trusted", "shuffled-sum", "shuffled-reports", "open")
 GUARANTEES: dict[Channel, str] = {
     "direct": "ISRL-DP: every message is private before it leaves its silo; nobody else is trusted",
     "trusted": "central DP: trusts the server, which sees messages without noise and adds the noise itself",
     "shuffled-sum": "shuffle DP: trusts a shuffler to open only sums, and the declared share of silos not to collude",
+    "shuffled-reports": "shuffle DP: trusts a shuffler to hide whose report is whose, and the declared share of silos "
+    "not to collude; without the shuffler only each report's own epsilon is left",
     "open": "none",
 }
 
@@ -72,7 +75,10 @@ class Release:
 
     Through the ``"trusted"`` channel the server adds the noise, once, to the mean of un-noised messages. Through the
     ``"shuffled-sum"`` channel every record adds a share of binomial noise and only the sum over all silos is seen; the
-    noise multiplier is that of the sum, and the largest of all silos' is used. A release whose ``channel`` is
+    noise multiplier is that of the sum, and the largest of all silos' is used. Through ``"shuffled-reports"`` every
+    record of the batch says its clipped statistic through a local randomiser (``randomiser``; block by block, each
+    block a stream of its own) and the reports of all silos are shuffled; the noise multiplier is then the reciprocal
+    of the randomiser's epsilon, again the largest of all silos'. A release whose ``channel`` is
     ``"open"`` is not private: no clip, no noise, an infinite price.
     """
 
@@ -84,6 +90,7 @@ class Release:
     mechanism: Mechanism = "gaussian"
     channel: Channel = "direct"
     protects: Protects = "record"
+    randomiser: Randomiser = "auto"
 
 
 def _broadcast_is_work(broadcast: Broadcast, memory: Memory) -> Work:
@@ -110,11 +117,16 @@ class Silo:
     report: Callable[[Work, Memory], tuple[Message, Memory]] = _work_is_message
 
     def __post_init__(self) -> None:
-        special = self.release.mechanism == "cumulative" or self.release.channel in ("trusted", "shuffled-sum")
+        crowded = self.release.channel in ("trusted", "shuffled-sum", "shuffled-reports")
+        if self.release.mechanism == "cumulative" and self.release.channel == "shuffled-reports":
+            raise ValueError(
+                "Expected fresh reports in every round; a running sum cannot be shuffled record by record."
+            )
+        special = self.release.mechanism == "cumulative" or crowded
         if special and not self.says_what_it_released:
             raise ValueError(
                 "Expected one local step, and a message that is the release itself, for a cumulative release and for "
-                'the trusted and shuffled-sum channels; use mechanism="gaussian" through the direct channel for local '
+                'the trusted and shuffled channels; use mechanism="gaussian" through the direct channel for local '
                 "steps."
             )
 
@@ -174,3 +186,13 @@ class Algorithm:
         unknown = sorted(set(self.schedule) - set(self.rounds))
         if unknown:
             raise ValueError(f"Expected every kind of the schedule among {sorted(self.rounds)}, got {unknown}.")
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """For each round of the schedule, how many rounds of its kind came before: whose turn it is, modulo silos."""
+        seen: dict[str, int] = {}
+        found = []
+        for kind in self.schedule:
+            found.append(seen.get(kind, 0))
+            seen[kind] = found[-1] + 1
+        return tuple(found)

@@ -15,7 +15,13 @@ from tacit.algorithms import (
     ALGORITHMS,
     accelerated_mb_sgd,
     alternate_spider,
+    ce_psgm,
+    ce_psgm_fg,
+    diff2_bvr_lsgd,
+    diff2_gd,
     local_sgd,
+    mb_psgm,
+    mb_psgm_fg,
     mb_sgd,
     mu2_sgd,
     one_pass_accelerated,
@@ -52,6 +58,8 @@ class Case:
         return self.factory(problem, **{**common, **self.parameters, **changes})
 
 
+PSGM = {"difference_slope": 50.0, "momentum": 0.3}
+
 CASES = {
     case.name: case
     for case in (
@@ -82,6 +90,17 @@ CASES = {
         Case("prox-svrg", prox_svrg, {"phase_length": 3}),
         Case("pl-svrg", pl_svrg, {"phase_length": 2, "restarts": 2}),
         Case("mu2-sgd", mu2_sgd, {"step_size": 0.05}, convergence={"step_size": 0.02}, samplings=("full", "one-pass")),
+        Case("ce-psgm", ce_psgm, {**PSGM, "local_steps": 3, "num_rounds": 4}, samplings=("wor", "full")),
+        Case("ce-psgm-fg", ce_psgm_fg, {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",)),
+        Case("mb-psgm", mb_psgm, PSGM, samplings=("wor", "full")),
+        Case("mb-psgm-fg", mb_psgm_fg, PSGM, samplings=("full",)),
+        Case("diff2-gd", diff2_gd, {"difference_slope": 50.0, "phase_length": 3}),
+        Case(
+            "diff2-bvr-lsgd",
+            diff2_bvr_lsgd,
+            {"difference_slope": 50.0, "phase_length": 2, "local_steps": 2, "num_rounds": 4},
+            samplings=("full", "wor"),
+        ),
     )
 }
 

@@ -94,6 +94,13 @@ def test_the_shuffled_sum_wastes_hundreds_of_times_its_noise():
     assert [row["ratio"] for row in committed["sums"]] == pytest.approx([row["ratio"] for row in rows], rel=2e-3)
 
 
+def test_shuffled_reports_are_priced_two_hundred_times_too_high():
+    row = paper_table.server()
+    assert row["epsilon_paper"] == pytest.approx(81.2, rel=0.01)
+    assert row["epsilon_certified"] == pytest.approx(0.462, rel=0.01)
+    assert row["local_epsilon_allowed"] == pytest.approx(1.75, rel=0.01)
+
+
 def test_the_script_writes_both_files(tmp_path, monkeypatch, capsys):
     last = paper_table.table()[-1:]
     monkeypatch.setattr(paper_table, "table", lambda: last)

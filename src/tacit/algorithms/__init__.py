@@ -2,6 +2,7 @@
 
 from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
 from tacit.algorithms.catalogue import ALGORITHMS, Entry, find
+from tacit.algorithms.ce_psgm import ce_psgm, ce_psgm_fg, diff2_bvr_lsgd, diff2_gd, mb_psgm, mb_psgm_fg
 from tacit.algorithms.local_sgd import local_sgd
 from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
@@ -13,8 +14,14 @@ __all__ = [
     "Entry",
     "accelerated_mb_sgd",
     "alternate_spider",
+    "ce_psgm",
+    "ce_psgm_fg",
+    "diff2_bvr_lsgd",
+    "diff2_gd",
     "find",
     "local_sgd",
+    "mb_psgm",
+    "mb_psgm_fg",
     "mb_sgd",
     "mu2_sgd",
     "one_pass_accelerated",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tacit.algorithm import Algorithm
 from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
+from tacit.algorithms.ce_psgm import ce_psgm, ce_psgm_fg, diff2_bvr_lsgd, diff2_gd, mb_psgm, mb_psgm_fg
 from tacit.algorithms.local_sgd import local_sgd
 from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
@@ -98,6 +99,48 @@ ALGORITHMS: dict[str, Entry] = {
             "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 11",
             "ISRL-DP, exact Gaussian or subsampled accounting",
             "as prox-spider",
+        ),
+        Entry(
+            "ce-psgm",
+            ce_psgm,
+            "Efficient private federated non-convex optimization with shuffled model, Algorithm 1",
+            "shuffle DP through shuffled reports, plus local steps of each silo's own; any other channel",
+            "smooth non-convex losses; silos that differ little for local steps to help",
+        ),
+        Entry(
+            "ce-psgm-fg",
+            ce_psgm_fg,
+            "the same, with full gradients (Theorem A.2)",
+            "as ce-psgm",
+            "as ce-psgm; full batches",
+        ),
+        Entry(
+            "mb-psgm",
+            mb_psgm,
+            "the same, without local steps (Theorem A.3)",
+            "shuffle DP through shuffled reports; any other channel",
+            "smooth non-convex losses",
+        ),
+        Entry(
+            "mb-psgm-fg",
+            mb_psgm_fg,
+            "the same, with full gradients and without local steps (Theorem A.4)",
+            "as mb-psgm",
+            "smooth non-convex losses; full batches",
+        ),
+        Entry(
+            "diff2-gd",
+            diff2_gd,
+            "Murata and Suzuki 2023 (arXiv:2302.03884), DIFF2-GD",
+            "central DP through the trusted channel",
+            "smooth non-convex losses; a trusted server",
+        ),
+        Entry(
+            "diff2-bvr-lsgd",
+            diff2_bvr_lsgd,
+            "Murata and Suzuki 2023 (arXiv:2302.03884), DIFF2-BVR-L-SGD",
+            "central DP through the trusted channel, local steps noised by the silo",
+            "as diff2-gd; silos that differ little",
         ),
         Entry(
             "local-sgd",

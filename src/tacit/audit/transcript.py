@@ -101,7 +101,7 @@ def rounds_answered(algorithm: Algorithm, seat: Seat) -> tuple[int, ...]:
     """The rounds in which a hostile server asks this silo: all that it agreed to."""
     share: dict[str, int] = {}
     for kind, part in algorithm.rounds.items():
-        turns = [part.participants != "in turn" or r % seat.silos == seat.place for r in range(len(algorithm.schedule))]
+        turns = [part.participants != "in turn" or turn % seat.silos == seat.place for turn in algorithm.turns]
         share[kind] = sum(name == kind and own for name, own in zip(algorithm.schedule, turns, strict=True))
     found: list[int] = []
     for number, kind in enumerate(algorithm.schedule):

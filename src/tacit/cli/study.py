@@ -226,11 +226,27 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
         console.print(papers)
     console.print(f"Guarantee: {found['guarantee']}.")
     console.print(f"Noise: {found['noise']}.")
+    _print_parties(found, console)
     if found["theory"] is not None:
         from tacit.studies.bound import bound_text
 
         console.print(bound_text(found["theory"]))
     _print_reading(plan, console)
+
+
+def _print_parties(found: dict[str, Any], console: Console) -> None:
+    """Who sees what, and what is left if the shuffler talks."""
+    for party in found["parties"]:
+        console.print(f"  {party['who']}: {party['sees']}")
+    exposed = [silo for silo in found["silos"] if silo["epsilon_without_shuffler"] is not None]
+    if exposed:
+        worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])
+        largest = max(e for kind in worst["kinds"] for e in kind.get("local_epsilons", ()))
+        console.print(
+            f"{worst['name']}: each report is {largest:.4g}-LDP. If the shuffler colludes with the server, epsilon is "
+            f"{worst['epsilon_without_shuffler']:.4g} in place of {worst['epsilon']:.4g} (ISRL-DP: the local epsilon "
+            "composed over all reports)."
+        )
 
 
 def _print_reading(plan: Plan, console: Console) -> None:

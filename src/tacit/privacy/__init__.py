@@ -4,7 +4,7 @@ Adjacency is replace-one-record with public sizes. Nothing here imports jax, and
 only when a subsampled schedule is priced.
 """
 
-from tacit.privacy.accountant import Accountant, Price, capped, price, spent
+from tacit.privacy.accountant import Accountant, Price, capped, colluding, price, spent
 from tacit.privacy.calibration import calibrate, split_budget
 from tacit.privacy.conversions import (
     SILO_SAMPLING,
@@ -21,8 +21,10 @@ from tacit.privacy.conversions import (
 from tacit.privacy.discrete import grid_width, mu_one
 from tacit.privacy.events import Event, Mechanism, PricingError, Protects, Sampling, joint_multiplier
 from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu, gdp_tpr
+from tacit.privacy.lemma import lemma_conditions, lemma_epsilon
 from tacit.privacy.papers import paper_noise
-from tacit.privacy.plan import Budget, SiloPlan, events_of, plan_silos
+from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
+from tacit.privacy.reports import closed_form_epsilon, shuffled_profile
 from tacit.privacy.risk import Risk, risk, risk_of
 from tacit.privacy.schedule import gaussian_mu
 from tacit.privacy.statements import Condition, PaperNoise, PaperRelease
@@ -32,6 +34,7 @@ __all__ = [
     "SILO_SAMPLING",
     "Accountant",
     "Budget",
+    "Company",
     "Condition",
     "Event",
     "Guarantee",
@@ -48,6 +51,8 @@ __all__ = [
     "calibrate",
     "calibrate_user_level",
     "capped",
+    "closed_form_epsilon",
+    "colluding",
     "events_of",
     "gauss_delta",
     "gaussian_mu",
@@ -56,6 +61,8 @@ __all__ = [
     "gdp_tpr",
     "grid_width",
     "joint_multiplier",
+    "lemma_conditions",
+    "lemma_epsilon",
     "mu_one",
     "paper_noise",
     "plan_silos",
@@ -65,6 +72,7 @@ __all__ = [
     "replace_from_add_remove",
     "risk",
     "risk_of",
+    "shuffled_profile",
     "spent",
     "split_budget",
     "to_central",

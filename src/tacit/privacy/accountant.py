@@ -4,8 +4,8 @@ The `tight` accountant uses, for each schedule, the sharpest rigorous statement 
 
 - un-subsampled Gaussians (full batch, one-pass, cumulative, and discrete ones through a dominating
   Gaussian) compose exactly: mu^2 is a sum, whatever the order and however adaptive;
-- with subsampled releases, each kind's privacy profile becomes a privacy loss distribution; they are
-  convolved, together with one Gaussian for everything that is not subsampled.
+- with subsampled releases or shuffled reports, each kind's privacy profile becomes a privacy loss distribution;
+  they are convolved, together with one Gaussian for everything else.
 
 Sampling *silos* amplifies nothing for records: whether or not participation is secret, a silo that is in or
 out moves the mean by K records while the noise hides one. So a silo pays for each round it takes part in.
@@ -20,7 +20,7 @@ from tacit.privacy import cache, views
 from tacit.privacy.events import Event, PricingError, probability
 from tacit.privacy.gaussian import gdp_epsilon
 from tacit.privacy.pld import Composition
-from tacit.privacy.schedule import gaussian_mu, is_subsampled, loss_parts, payable
+from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, loss_parts, payable
 
 Accountant = Literal["tight", "rdp", "zcdp"]
 
@@ -79,6 +79,9 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
 
 
 def _tight(events: tuple[Event, ...], paid: tuple[Event, ...], delta: float) -> Price:
+    if has_reports(paid):
+        epsilon = min(_composed(paid, delta), _pure(paid))
+        return Price(epsilon=epsilon, delta=delta, accountant="pld", mu=None, exact=False, events=events)
     mu = gaussian_mu(paid)
     by_gdp = gdp_epsilon(mu, delta)
     plain = Price(
@@ -91,10 +94,37 @@ def _tight(events: tuple[Event, ...], paid: tuple[Event, ...], delta: float) -> 
     )
     if not any(is_subsampled(e) for e in paid):
         return plain
-    epsilon = cache.remember("epsilon", paid, delta, lambda: Composition(loss_parts(paid), delta).epsilon_at(delta))
+    epsilon = _composed(paid, delta)
     if by_gdp <= epsilon:
         return dataclasses.replace(plain, exact=False)
     return Price(epsilon=epsilon, delta=delta, accountant="pld", mu=None, exact=False, events=events)
+
+
+def _composed(paid: tuple[Event, ...], delta: float) -> float:
+    return cache.remember("epsilon", paid, delta, lambda: Composition(loss_parts(paid), delta).epsilon_at(delta))
+
+
+def _pure(paid: tuple[Event, ...]) -> float:
+    """The sum of the local randomisers' epsilons: a bound with delta = 0 that needs no crowd."""
+    if any(e.mechanism != "reports" for e in paid):
+        return math.inf
+    return math.fsum(entries_of(e) * math.fsum(e.local_epsilons) for e in paid)
+
+
+def colluding(events: Iterable[Event], *, delta: float) -> Price:
+    """What is left of the price if the shuffler colludes with the server, or there is none.
+
+    Every report then stands alone: the local randomiser's epsilon, composed over all releases and streams, is the
+    inter-silo record-level guarantee (the batch is still the silo's secret). Gaussian releases cost what they cost.
+
+    Examples:
+        >>> plan = Event(kind="g", noise_multiplier=2.0, count=3, records=50, batch=50, sampling="full",
+        ...              mechanism="reports", reports=500, streams=(1.0,))
+        >>> round(price([plan], delta=1e-6).epsilon, 3), round(colluding([plan], delta=1e-6).epsilon, 3)
+        (0.164, 1.5)
+    """
+    alone = [dataclasses.replace(e, reports=1) if e.mechanism == "reports" else e for e in events]
+    return price(alone, delta=delta)
 
 
 def capped(events: Iterable[Event], max_participations: int | None) -> tuple[Event, ...]:

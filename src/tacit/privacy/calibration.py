@@ -10,12 +10,10 @@ from scipy.optimize import brentq
 
 from tacit.privacy import cache
 from tacit.privacy.accountant import Accountant, price
-from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, positive, probability
 from tacit.privacy.gaussian import gdp_mu
 from tacit.privacy.pld import loss_scale
-from tacit.privacy.profiles import profile_of
-from tacit.privacy.schedule import gaussian_mu, is_subsampled, payable
+from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, payable, profile_for
 
 _AIM = 2e-4
 _MOST_STEPS = 60
@@ -116,7 +114,7 @@ def _second_moment(events: Sequence[Event], multiplier: float) -> float:
     scaled = [_with_multiplier(e, multiplier) for e in events]
     if not is_subsampled(scaled[0]):
         return gaussian_mu(scaled) ** 2
-    return scaled[0].count * loss_scale(profile_of(scaled[0], effective_multiplier(scaled[0]))) ** 2
+    return entries_of(scaled[0]) * loss_scale(profile_for(scaled[0])) ** 2
 
 
 def _best_split(groups: Sequence[Group], mu: float) -> list[float]:
@@ -162,8 +160,17 @@ def _is_plain(events: Sequence[Event], accountant: Accountant) -> bool:
 
 def _gaussian_factor(events: Sequence[Event], epsilon: float, delta: float) -> float:
     """Exact for un-subsampled Gaussians, whose mu is inversely proportional to the factor; else a start."""
+    if has_reports(events):
+        return _reports_factor(events, epsilon, delta)
     once = [dataclasses.replace(e, sampling="wor") if e.sampling == "wr" else e for e in events]
     return gaussian_mu(once) / gdp_mu(epsilon, delta)
+
+
+def _reports_factor(events: Sequence[Event], epsilon: float, delta: float) -> float:
+    """A start for schedules with shuffled reports: a local epsilon of one, and enough for the Gaussians alone."""
+    rest = [e for e in events if e.mechanism != "reports"]
+    start = max(1 / e.noise_multiplier for e in events if e.mechanism == "reports")
+    return max(start, _gaussian_factor(rest, epsilon, delta)) if rest else start
 
 
 def _factor(events: Sequence[Event], epsilon: float, delta: float, accountant: Accountant) -> float:

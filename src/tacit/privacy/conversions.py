@@ -90,6 +90,8 @@ def user_level_mu(events: Iterable[Event]) -> float:
         z, t = effective_multiplier(event), event.count
         if z == 0.0:
             return math.inf
+        if event.mechanism == "reports":
+            return math.inf  # Reports hide a record among others, not a whole silo.
         batch = _largest_batch(event)
         releases = t * (t + 1) * (2 * t + 1) / 6 if event.mechanism == "cumulative" else t
         squares.append(releases * (batch / z) ** 2)

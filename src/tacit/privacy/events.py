@@ -26,7 +26,7 @@ from typing import Literal, get_args
 from tacit.errors import TacitError
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
-Mechanism = Literal["gaussian", "cumulative", "discrete-gaussian"]
+Mechanism = Literal["gaussian", "cumulative", "discrete-gaussian", "reports"]
 Protects = Literal["record", "sensitive-attribute", "silo"]
 
 
@@ -47,12 +47,18 @@ class Event:
         batch: The fixed divisor K.
         sampling: How a batch is drawn; see the module docstring for what each scheme promises.
         mechanism: `gaussian`; `cumulative` (fresh noise on the running sum of all increments so far, as in
-            DP-mu^2); or `discrete-gaussian` (the statistic is rounded to a grid and noise is an integer).
+            DP-mu^2); `discrete-gaussian` (the statistic is rounded to a grid and noise is an integer); or
+            `reports` (each record of the batch gives one report of a local randomiser to each stream, and all
+            silos' reports of a stream are shuffled together). For reports the noise multiplier is the reciprocal of
+            the randomiser's epsilon, so that more is more private there too.
         capacity: Poisson sampling only: the physical batch limit. Above it, a uniformly random subset of
             `capacity` of the sampled records is kept. None means no limit.
         passes: One-pass only: the most batches that one record may enter.
         grid_sigma: Discrete Gaussian only: noise standard deviation in units of the grid.
         dimension: Discrete Gaussian only: number of coordinates that are rounded.
+        reports: Reports only: the reports of one shuffle that are sure to arrive from contributors who do not
+            collude, the victim's among them.
+        streams: Reports only: the noise multiplier of each stream as a multiple of `noise_multiplier`.
         protects: What differs between adjacent data sets. `sensitive-attribute` and `silo` void the
             amplification that `record` enjoys.
 
@@ -77,6 +83,8 @@ class Event:
     passes: int = 1
     grid_sigma: float | None = None
     dimension: int | None = None
+    reports: int | None = None
+    streams: tuple[float, ...] | None = None
     protects: Protects = "record"
 
     def __post_init__(self) -> None:
@@ -90,6 +98,12 @@ class Event:
             object.__setattr__(self, name, _integer(name, getattr(self, name), least))
         _check_sampling(self)
         _check_mechanism(self)
+        _check_reports(self)
+
+    @property
+    def local_epsilons(self) -> tuple[float, ...]:
+        """Reports only: the epsilon of the local randomiser of each stream."""
+        return tuple(1 / (self.noise_multiplier * ratio) for ratio in self.streams or ())
 
     @property
     def rate(self) -> float:
@@ -248,3 +262,26 @@ def _check_mechanism(event: Event) -> None:
             "zero together; they are the same noise in units of the grid and of the sensitivity."
         )
     object.__setattr__(event, "dimension", _integer("dimension", event.dimension, 1))
+
+
+def _check_reports(event: Event) -> None:
+    if event.mechanism != "reports":
+        if event.reports is not None or event.streams is not None:
+            raise PricingError(
+                f'Expected reports and streams only with mechanism "reports", not "{event.mechanism}"; leave them out.'
+            )
+        return
+    if event.reports is None or not event.streams:
+        raise PricingError(
+            'Expected reports and streams for mechanism "reports"; say how many honest reports are sure to be shuffled '
+            "together, and give 1.0 for each stream."
+        )
+    if event.sampling in ("poisson", "wr"):
+        raise PricingError(
+            f'Expected sampling "full", "wor" or "one-pass" for mechanism "reports", not "{event.sampling}": every '
+            "record gives one report and their number is fixed."
+        )
+    if event.protects != "record":
+        raise PricingError(f'Expected protects="record" for mechanism "reports", not "{event.protects}".')
+    object.__setattr__(event, "reports", _integer("reports", event.reports, 1))
+    object.__setattr__(event, "streams", tuple(positive("streams", ratio) for ratio in event.streams))

@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import tacit
 from tacit.privacy import theorems
+from tacit.privacy.accountant import price
 from tacit.privacy.binomial import calibrate_sum, cheu_sum, large_sum_epsilon
-from tacit.privacy.events import Sampling
+from tacit.privacy.calibration import calibrate
+from tacit.privacy.events import Event, Sampling
 from tacit.privacy.gaussian import gdp_mu
 from tacit.privacy.statements import PaperNoise, Setting
 
@@ -105,6 +108,36 @@ def sums() -> list[dict[str, float]]:
     return found
 
 
+def server() -> dict[str, float]:
+    """CE-PSGM's reports: M = 10 silos of full batches, epsilon_0 = 1, 2R - 1 shuffles, by the paper's form and tightly.
+
+    The paper's form is Renyi: alpha 1536 e^{epsilon_0} / (reports) a shuffle, alpha >= 2. Its Lemma 2.7 does not apply.
+    """
+    silos, local, shuffles, delta = 10, 1.0, 2 * ROUNDS - 1, 1 / RECORDS**2
+    event = Event(
+        kind="reports",
+        noise_multiplier=1 / local,
+        count=shuffles,
+        records=RECORDS,
+        batch=RECORDS,
+        sampling="full",
+        mechanism="reports",
+        reports=silos * RECORDS,
+        streams=(1.0,),
+    )
+    slope = shuffles * 1536 * math.exp(local) / (silos * RECORDS)
+    alpha = max(2.0, 1 + math.sqrt(-math.log(delta) / slope))
+    [allowed] = calibrate([event], epsilon=EPSILON, delta=delta)
+    return {
+        "silos": silos,
+        "shuffles": shuffles,
+        "local_epsilon": local,
+        "epsilon_paper": slope * alpha - math.log(delta) / (alpha - 1),
+        "epsilon_certified": price([event], delta=delta).epsilon,
+        "local_epsilon_allowed": 1 / allowed.noise_multiplier,
+    }
+
+
 def sums_as_markdown(rows: list[dict[str, float]]) -> str:
     """The table of sums as Markdown."""
     head = ("d", "contributors", "printed", "its certified epsilon", "needed", "central Gaussian", "printed / needed")
@@ -145,8 +178,8 @@ def write(folder: Path) -> None:
     }
     setting = {"records": RECORDS, "rounds": ROUNDS, "epsilon": EPSILON, "delta": 1 / RECORDS**2}
     folder.mkdir(parents=True, exist_ok=True)
-    added = sums()
-    body = {"made": made, "setting": setting, "rows": [row.as_dict() for row in rows], "sums": added}
+    added, shuffled = sums(), server()
+    body = {"made": made, "setting": setting, "rows": [r.as_dict() for r in rows], "sums": added, "server": shuffled}
     (folder / "papers_table.json").write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
     header = "\n".join(
         [
@@ -169,7 +202,17 @@ def write(folder: Path) -> None:
         "in units of the clip.",
         "",
     ]
-    text = "\n".join([header, as_markdown(rows), "", *notes, "", *title, sums_as_markdown(added), ""])
+    reports = [
+        "",
+        "## Shuffled reports",
+        "",
+        f"CE-PSGM's server, {shuffled['silos']} silos, {shuffled['shuffles']} shuffles of {shuffled['silos'] * RECORDS}"
+        f" reports at a local epsilon of {shuffled['local_epsilon']:g}: the paper's Renyi form gives epsilon = "
+        f"{shuffled['epsilon_paper']:.1f}, tight accounting {shuffled['epsilon_certified']:.3f}. Epsilon = {EPSILON:g} "
+        f"allows a local epsilon of {shuffled['local_epsilon_allowed']:.2f}.",
+        "",
+    ]
+    text = "\n".join([header, as_markdown(rows), "", *notes, "", *title, sums_as_markdown(added), *reports])
     (folder / "papers_table.md").write_text(text, encoding="utf-8")
 
 

@@ -1,8 +1,9 @@
 """The papers' noise, looked up by the name of an algorithm."""
 
 from collections.abc import Callable
+from functools import partial
 
-from tacit.privacy import theorems
+from tacit.privacy import lemma, theorems
 from tacit.privacy.events import Sampling, positive, probability
 from tacit.privacy.statements import PaperNoise, Setting
 
@@ -17,6 +18,10 @@ _THEOREMS: dict[str, Callable[[Setting], PaperNoise]] = {
     "mu2-sgd": theorems.mu2_sgd,
     "steffle": theorems.steffle,
     "psgm": theorems.psgm,
+    **{
+        name: partial(lemma.shuffled_reports, algorithm=name)
+        for name in ("ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg")
+    },
 }
 
 

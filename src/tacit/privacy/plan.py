@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,8 @@ class Budget:
 
     With ``user_level`` the epsilon holds for all records of a silo together, and so, much smaller, for each of them:
     user-level DP and ISRL-DP from one noise.
+    ``honest`` and ``fewest`` are what shuffled reports may count on: the share of the silos present that does not
+    collude, and how few silos a round may have (``None``: all).
 
     >>> Budget(epsilon=1.0, delta=1e-5).epsilon
     1.0
@@ -34,12 +37,23 @@ class Budget:
     accountant: Accountant = "tight"
     max_participations: int | None = None
     user_level: bool = False
+    honest: float = 1.0
+    fewest: int | None = None
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise PricingError("Expected an epsilon or a noise_multiplier, and not both: each follows from the other.")
         if self.user_level and self.epsilon is None:
             raise PricingError("Expected an epsilon for user_level=True; it is that of a whole silo's data.")
+
+
+@dataclass(frozen=True)
+class Company:
+    """Among whom a record's reports hide: the records of all silos, the honest share, the fewest silos of a round."""
+
+    records: tuple[int, ...]
+    honest: float = 1.0
+    fewest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,10 @@ def plan_silos(
     (epsilon, delta)-DP for each record, as its plan says.
     """
     cap = None if budget is None else budget.max_participations
+    company = Company(tuple(records)) if budget is None else Company(tuple(records), budget.honest, budget.fewest)
     bare = [
-        events_of(unit, place=i, silos=len(names), records=n, max_participations=cap) for i, n in enumerate(records)
+        events_of(unit, place=i, silos=len(names), records=n, max_participations=cap, company=company)
+        for i, n in enumerate(records)
     ]
     if budget is None:
         return tuple(SiloPlan(*row, None) for row in zip(names, records, bare, strict=True)), None
@@ -130,24 +146,68 @@ def _priced(events: tuple[Event, ...], delta: float, accountant: Any) -> Price:
 
 
 def events_of(
-    algorithm: Algorithm, *, place: int, silos: int, records: int, max_participations: int | None = None
+    algorithm: Algorithm,
+    *,
+    place: int,
+    silos: int,
+    records: int,
+    max_participations: int | None = None,
+    company: Company | None = None,
 ) -> tuple[Event, ...]:
     """The releases that the silo at ``place`` would make, one event per kind of round.
 
     Formal guarantee: every release of a run of ``algorithm`` in which the silo takes part in at most
     ``max_participations`` rounds (default: all) is covered. Everything is read from the plan; nothing depends
-    on records or broadcasts.
+    on records or broadcasts. Shuffled reports are priced among the ``company``, which one silo alone need not name.
     """
     if max_participations is not None and max_participations < 1:
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
+    if company is None and silos == 1:
+        company = Company((records,))
+    turns = algorithm.turns
     events = []
     for kind in sorted(algorithm.rounds):
         in_turn = algorithm.rounds[kind].participants == "in turn"
-        mine = [not in_turn or number % silos == place for number in range(len(algorithm.schedule))]
+        mine = [not in_turn or turn % silos == place for turn in turns]
         rounds = sum(name == kind and own for name, own in zip(algorithm.schedule, mine, strict=True))
         if rounds:
-            events.append(_event(kind, algorithm.rounds[kind], rounds, place, silos, records, max_participations))
+            event = _event(kind, algorithm.rounds[kind], rounds, place, silos, records, max_participations)
+            events.append(_shuffled(event, algorithm.rounds[kind], place, company))
     return tuple(events)
+
+
+def _shuffled(event: Event, part: Round, place: int, company: Company | None) -> Event:
+    """The event as it is priced: releases through shuffled reports hide among those of the company."""
+    release = part.silo.release
+    if release.channel != "shuffled-reports":
+        return event
+    if company is None:
+        raise PricingError(
+            'Expected the records of all silos for channel="shuffled-reports", whose price depends on how many reports '
+            "are shuffled together; pass company=Company(records)."
+        )
+    multipliers = release.noise_multiplier
+    blocks = list(multipliers.values()) if isinstance(multipliers, Mapping) else [multipliers]
+    # All silos' reports must look alike, so one randomiser serves all: that of the strictest.
+    own = [float(_own(z, place)) for z in blocks]
+    least = min(own)
+    return dataclasses.replace(
+        event,
+        noise_multiplier=least,
+        mechanism="reports",
+        reports=honest_reports(part, company),
+        streams=tuple(z / least if least > 0 else 1.0 for z in own),
+    )
+
+
+def honest_reports(part: Round, company: Company) -> int:
+    """Reports that are sure to be shuffled together: of as few silos as may come, the honest, the smallest of all."""
+    silos = len(company.records)
+    fewest = silos if company.fewest is None else company.fewest
+    least = {"all": silos, "in turn": 1}.get(part.participants, fewest)
+    size = part.silo.release.batch_size
+    sizes = [n if size is None else _whole("batch_size", size, i) for i, n in enumerate(company.records)]
+    return sum(sorted(sizes)[: max(1, math.floor(company.honest * least + 1e-9))])
 
 
 def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records: int, cap: int | None) -> Event:

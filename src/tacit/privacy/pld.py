@@ -56,7 +56,7 @@ class Composition:
                 'a floating-point floor; use sampling="full" (exact for any delta) or a larger delta.'
             )
         lost = delta * _LOST_SHARE / len(parts)
-        ranges = [_range(profile, lost / count) for profile, count in parts]
+        ranges = [profile_range(profile, lost / count) for profile, count in parts]
         step = _step(parts, ranges) / refine
         pmfs = [_discretise(p, r, step) for (p, _), r in zip(parts, ranges, strict=True)]
         self._hopeless = sum(m * count for (_, m), (_, count) in zip(pmfs, parts, strict=True)) > _LONGEST
@@ -99,7 +99,7 @@ def loss_scale(profile: Profile) -> float:
     return math.sqrt(2 * math.pi) * float(profile(np.zeros(1))[0])
 
 
-def _range(profile: Profile, lost: float) -> float:
+def profile_range(profile: Profile, lost: float) -> float:
     """An epsilon beyond which the profile leaves at most `lost`, found by doubling and bisection."""
     high = max(loss_scale(profile), 1e-12)
     while float(profile(np.array([high]))[0]) > lost and high < _FARTHEST:
@@ -117,14 +117,13 @@ def _step(parts: Sequence[tuple[Profile, int]], ranges: Sequence[float]) -> floa
     return max(_STEP * math.sqrt(mean_square), max(ranges) / _MOST_POINTS)
 
 
-def _discretise(profile: Profile, farthest: float, step: float) -> tuple["PLDPmf", float]:
-    """The connect-the-dots pair of a profile that is the same for both orders, and its mean in grid steps.
+def connect_dots(profile: Profile, farthest: float, step: float) -> tuple[Floats, float]:
+    """The connect-the-dots pair of a profile that is the same for both orders.
 
-    Only the losses >= 0 are read from the profile; a symmetric pair has p(-l) = e^-l p(l), which is free of
-    the cancellation that second differences suffer at very negative losses.
+    Returns masses at the losses -m step, ..., m step, and the mass beyond. Only the losses >= 0 are read from the
+    profile; a symmetric pair has p(-l) = e^-l p(l), which is free of the cancellation that second differences suffer
+    at very negative losses.
     """
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
     points = max(2, math.ceil(farthest / step))
     loss: Floats = np.arange(points + 1, dtype=np.float64) * step
     d: Floats = np.minimum.accumulate(np.clip(profile(loss), 0.0, 1.0))
@@ -135,9 +134,17 @@ def _discretise(profile: Profile, farthest: float, step: float) -> tuple["PLDPmf
     probs[-1] = rise[-1] / math.expm1(-step)
     probs = np.maximum(probs, 0.0)
     mirrored: Floats = (probs[1:] * np.exp(-loss[1:]))[::-1]
-    both = np.concatenate([mirrored, probs])
-    mean = float(both @ np.arange(-points, points + 1))
-    return DensePLDPmf(step, -points, both, float(d[-1]), True), mean
+    return np.concatenate([mirrored, probs]), float(d[-1])
+
+
+def _discretise(profile: Profile, farthest: float, step: float) -> tuple["PLDPmf", float]:
+    """The pair as dp_accounting has it, and its mean in grid steps."""
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+
+    masses, beyond = connect_dots(profile, farthest, step)
+    points = len(masses) // 2
+    mean = float(masses @ np.arange(-points, points + 1))
+    return DensePLDPmf(step, -points, masses, beyond, True), mean
 
 
 def _compose(pmfs: Sequence["PLDPmf"], parts: Sequence[tuple[Profile, int]]) -> "PLDPmf":

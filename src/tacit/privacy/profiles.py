@@ -73,7 +73,16 @@ def without_replacement(epsilon: Floats, *, multiplier: float, rate: float) -> F
     Formal guarantee: valid for any base mechanism that is (1/multiplier)-GDP under the swap of one record of
     the batch for any other.
     """
-    return rate * gauss_delta(_unsampled_epsilon(epsilon, rate), 1 / multiplier)
+    return sampled(epsilon, base=partial(gauss_delta, mu=1 / multiplier), rate=rate)
+
+
+def sampled(epsilon: Floats, *, base: Profile, rate: float) -> Floats:
+    """Any base mechanism on a secret batch that is drawn without replacement.
+
+    Formal guarantee: as `without_replacement`, for a base profile that bounds the swap of one record of the batch for
+    any other.
+    """
+    return rate * base(_unsampled_epsilon(epsilon, rate))
 
 
 def poisson(epsilon: Floats, *, multiplier: float, rate: float) -> Floats:

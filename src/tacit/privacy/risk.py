@@ -17,7 +17,7 @@ from tacit.privacy import cache
 from tacit.privacy.events import Event, PricingError, non_negative, probability
 from tacit.privacy.gaussian import gdp_tpr
 from tacit.privacy.pld import Composition
-from tacit.privacy.schedule import gaussian_mu, is_subsampled, loss_parts, payable
+from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled, loss_parts, payable
 
 FALSE_POSITIVE_RATE = 0.01
 _RISK_DELTA = 1e-6
@@ -92,7 +92,7 @@ def risk_of(events: Iterable[Event]) -> Risk:
     paid = payable(events)
     if any(e.noise_multiplier == 0.0 for e in paid):
         return risk(mu=math.inf)
-    plain = risk(mu=gaussian_mu(paid))
+    plain = risk(mu=math.inf if has_reports(paid) else gaussian_mu(paid))
     if not any(is_subsampled(e) for e in paid):
         return plain
     advantage = cache.remember("advantage", paid, _RISK_DELTA, lambda: _composed(paid).delta_at(0.0))

@@ -1,6 +1,7 @@
 """The pieces of a schedule: what may be composed, the Gaussian part, and the profiles of the rest."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -8,6 +9,7 @@ from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, check_pass
 from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.profiles import Profile, profile_of
+from tacit.privacy.reports import reports_profile
 
 
 def payable(events: Iterable[Event]) -> tuple[Event, ...]:
@@ -42,9 +44,12 @@ def gaussian_mu(events: Iterable[Event]) -> float:
     """Total separation mu of releases that are not amplified by sampling.
 
     Formal guarantee: the composition is mu-GDP, fully adaptively; subsampled events are counted as if every
-    record were in every batch (with all `batch` draws, if with replacement).
+    record were in every batch (with all `batch` draws, if with replacement). Shuffled reports have no Gaussian
+    separation and raise.
     """
     events = tuple(events)
+    if has_reports(events):
+        raise PricingError("Expected Gaussian releases; shuffled reports have a profile but no Gaussian separation.")
     shared = [e for e in events if e.sampling == "one-pass" and e.protects != "silo"]
     squares = [_pass_square(shared)]
     for event in events:
@@ -88,18 +93,49 @@ def _running_sum(count: int, entries: int) -> float:
 
 
 def is_subsampled(event: Event) -> bool:
-    """Whether the event's random batches make it cheaper than releases that contain every record.
+    """Whether the event has a privacy loss of its own that is not a Gaussian's.
 
-    Not if a batch is always everything, nor if the whole silo is protected: then every batch changes.
+    Random batches make it cheaper than releases that contain every record; not if a batch is always everything, nor
+    if the whole silo is protected: then every batch changes. Shuffled reports are never Gaussian.
     """
+    if event.mechanism == "reports":
+        return True
     if event.sampling in ("full", "one-pass") or event.protects == "silo":
         return False
     return event.sampling == "wr" or event.batch < event.records
 
 
+def has_reports(events: Iterable[Event]) -> bool:
+    """Whether any of the events are shuffled reports."""
+    return any(event.mechanism == "reports" for event in events)
+
+
+def profile_for(event: Event) -> Profile:
+    """The profile of one release of an event that `is_subsampled`."""
+    if event.mechanism != "reports":
+        return profile_of(event, effective_multiplier(event))
+    assert event.reports is not None
+    rate = 1.0 if event.sampling == "one-pass" else event.rate
+    return reports_profile(event.local_epsilons, event.reports, rate)
+
+
+def _own_parts(event: Event) -> list[tuple[Profile, int]]:
+    """A subsampled event as profiles and counts; streams that no sampling joins are counted one by one."""
+    if event.mechanism != "reports" or (event.sampling == "wor" and event.batch < event.records):
+        return [(profile_for(event), entries_of(event))]
+    alike = Counter(event.local_epsilons)
+    assert event.reports is not None
+    return [(reports_profile([e], event.reports, 1.0), entries_of(event) * number) for e, number in alike.items()]
+
+
+def entries_of(event: Event) -> int:
+    """How many releases of a subsampled event a record may enter: all, or those of its passes."""
+    return min(event.count, event.passes) if event.sampling == "one-pass" else event.count
+
+
 def loss_parts(events: Sequence[Event]) -> list[tuple[Profile, int]]:
     """Profiles and counts of a schedule: each subsampled kind, and one Gaussian for all the rest."""
-    parts = [(profile_of(e, effective_multiplier(e)), e.count) for e in events if is_subsampled(e)]
+    parts = [part for event in events if is_subsampled(event) for part in _own_parts(event)]
     rest = [e for e in events if not is_subsampled(e)]
     if rest:
         parts.append((partial(gauss_delta, mu=gaussian_mu(rest)), 1))

@@ -7,6 +7,7 @@ from functools import cached_property
 from tacit.privacy.accountant import price
 from tacit.privacy.calibration import calibrate
 from tacit.privacy.events import Event, Mechanism, Protects, Sampling
+from tacit.privacy.randomisers import noise_over_clip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class PaperRelease:
         mechanism: As in `Event`.
         passes: As in `Event`.
         protects: As in `Event`.
+        reports: As in `Event`.
+        streams: As in `Event`.
         messages: Messages of equal multiplier that make up the release; the multipliers above are joint.
     """
 
@@ -45,6 +48,8 @@ class PaperRelease:
     mechanism: Mechanism = "gaussian"
     passes: int = 1
     protects: Protects = "record"
+    reports: int | None = None
+    streams: tuple[float, ...] | None = None
     messages: int = 1
 
     def event(self, records: int, noise_multiplier: float) -> Event:
@@ -59,7 +64,15 @@ class PaperRelease:
             mechanism=self.mechanism,
             passes=self.passes,
             protects=self.protects,
+            reports=self.reports,
+            streams=self.streams,
         )
+
+
+def _over_clip(release: PaperRelease, event: Event) -> float:
+    if release.mechanism == "reports":
+        return noise_over_clip(event)
+    return event.noise_multiplier * release.sensitivity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +101,7 @@ class PaperNoise:
     @property
     def sigma_over_clip(self) -> tuple[float, ...]:
         """Printed sigma of each release, in units of the clip bound."""
-        return tuple(r.noise_multiplier * r.sensitivity for r in self.releases)
+        return tuple(_over_clip(r, e) for r, e in zip(self.releases, self.events, strict=True))
 
     @cached_property
     def epsilon_certified(self) -> float:
@@ -108,8 +121,7 @@ class PaperNoise:
     @property
     def tight_sigma_over_clip(self) -> tuple[float, ...]:
         """Our sigma of each release, in units of the clip bound."""
-        pairs = zip(self.tight, self.releases, strict=True)
-        return tuple(e.noise_multiplier * r.sensitivity for e, r in pairs)
+        return tuple(_over_clip(r, e) for r, e in zip(self.releases, self.tight, strict=True))
 
     @property
     def ratio(self) -> float:

@@ -42,8 +42,8 @@ def multi_pass(s: Setting, algorithm: str = "mb-sgd") -> PaperNoise:
         f"{CONVEX}, Theorem 2.1",
         [_release("gradient", sigma, sigma, 2 / s.batch, r, s.batch, s.sampling or "wr")],
         [
-            _at_most("epsilon", s.epsilon, "ln(2/delta)", math.log(2 / s.delta)),
-            _at_least("batch", s.batch, "eps n / (4 sqrt(2R ln(2/delta)))", least),
+            at_most("epsilon", s.epsilon, "ln(2/delta)", math.log(2 / s.delta)),
+            at_least("batch", s.batch, "eps n / (4 sqrt(2R ln(2/delta)))", least),
         ],
         "Holds as printed; advanced composition makes it loose."
         + (" Stated for one step per round; here each local step counts as a round." if s.local_steps > 1 else ""),
@@ -81,7 +81,7 @@ def one_pass_accelerated(s: Setting) -> PaperNoise:
         "one-pass-accelerated",
         f"{CONVEX}, Theorem 2.2",
         [_release("gradient", sigma, sigma, 2 / s.batch, s.rounds, s.batch, "one-pass")],
-        [_at_most("epsilon", s.epsilon, "", 1.0), _one_pass(s)],
+        [at_most("epsilon", s.epsilon, "", 1.0), _one_pass(s)],
         "Holds as printed.",
     )
 
@@ -95,8 +95,8 @@ def prox_sgd(s: Setting) -> PaperNoise:
         f"{NONCONVEX}, Theorem E.1",
         [_release("gradient", sigma, math.sqrt(2) * sigma, 2 / s.batch, s.rounds, s.batch, "one-pass")],
         [
-            _at_most("epsilon", s.epsilon, "min(8 ln(1/delta), 15)", min(8 * s.log, 15.0)),
-            _at_most("epsilon", s.epsilon, "2 ln(1/delta) (of its Proposition D.2)", 2 * s.log),
+            at_most("epsilon", s.epsilon, "min(8 ln(1/delta), 15)", min(8 * s.log, 15.0)),
+            at_most("epsilon", s.epsilon, "2 ln(1/delta) (of its Proposition D.2)", 2 * s.log),
             _one_pass(s),
         ],
         "Its own Proposition D.2 gives 16 instead of 8; 8 is enough only up to epsilon of about 8.4.",
@@ -122,8 +122,8 @@ def prox_svrg(s: Setting) -> PaperNoise:
             _release("difference", step, step_fixed, 4 / s.batch, restarts * s.rounds, s.batch, s.sampling or "wr"),
         ],
         [
-            _at_most("epsilon", s.epsilon, "min(2 ln(2/delta), 15)", min(2 * log2, 15.0)),
-            _at_least("batch", s.batch, "eps n / (4 sqrt(2SR ln(2/delta)))", least),
+            at_most("epsilon", s.epsilon, "min(2 ln(2/delta), 15)", min(2 * log2, 15.0)),
+            at_least("batch", s.batch, "eps n / (4 sqrt(2SR ln(2/delta)))", least),
         ],
         "Uses 8L^2 where the sensitivity 4L/K asks for 32L^2, and logarithms that ignore S; its own route "
         "gives 4096 and ln(5SR/delta). Harmless, because advanced composition is about 20 times too loose.",
@@ -155,7 +155,7 @@ def prox_spider(s: Setting) -> PaperNoise:
         "prox-spider",
         f"{NONCONVEX}, Theorem F.1",
         releases,
-        [_at_most("epsilon", s.epsilon, "2 ln(1/delta)", 2 * s.log)],
+        [at_most("epsilon", s.epsilon, "2 ln(1/delta)", 2 * s.log)],
         "Each of the two kinds spends the whole zCDP budget, so both variances must double. The sigma of a "
         "difference is in units of its own clip, min(C_s |dw|, 2C).",
     )
@@ -200,8 +200,8 @@ def steffle(s: Setting) -> PaperNoise:
         f"{FAIR}, Theorem 3.3",
         [release],
         [
-            _at_most("epsilon", s.epsilon, "2 ln(1/delta)", 2 * s.log),
-            _at_least("rounds", s.rounds, "(n sqrt(eps) / 2m)^2", least),
+            at_most("epsilon", s.epsilon, "2 ln(1/delta)", 2 * s.log),
+            at_least("rounds", s.rounds, "(n sqrt(eps) / 2m)^2", least),
         ],
         "Each message takes the whole budget, and amplification is void: the un-noised gradient reveals the "
         "batch. In fixed epochs a record is used ceil(Tm/n) times. Sensitivity in units of 1/sqrt(rho).",
@@ -220,9 +220,9 @@ def psgm(s: Setting) -> PaperNoise:
         f"{SHUFFLED}, Theorem 4.1, local updates only",
         [_release("local", sigma, sigma, 2 / s.batch, steps, s.batch, s.sampling or "wor")],
         [
-            _at_most("batch/n", rate, "", 0.1),
-            _at_least("batch*sigma", s.batch * sigma, "2 sqrt(5)", 2 * math.sqrt(5)),
-            _at_most("alpha", alpha, "sigma^2 b^2 ln(n/b)/2", most),
+            at_most("batch/n", rate, "", 0.1),
+            at_least("batch*sigma", s.batch * sigma, "2 sqrt(5)", 2 * math.sqrt(5)),
+            at_most("alpha", alpha, "sigma^2 b^2 ln(n/b)/2", most),
         ],
         "The local updates' quarter of the budget only; the first local difference is 0 and costs nothing.",
     )
@@ -270,13 +270,15 @@ def _release(
     )
 
 
-def _at_most(name: str, value: float, rule: str, bound: float) -> Condition:
+def at_most(name: str, value: float, rule: str, bound: float) -> Condition:
+    """``value <= bound`` in words."""
     return Condition(text=f"{name}={value:.4g} <= {rule}{'=' if rule else ''}{bound:.4g}", holds=value <= bound)
 
 
-def _at_least(name: str, value: float, rule: str, bound: float) -> Condition:
+def at_least(name: str, value: float, rule: str, bound: float) -> Condition:
+    """``value >= bound`` in words."""
     return Condition(text=f"{name}={value:.4g} >= {rule}{'=' if rule else ''}{bound:.4g}", holds=value >= bound)
 
 
 def _one_pass(s: Setting) -> Condition:
-    return _at_most("rounds*batch", s.rounds * s.batch, "n", s.records)
+    return at_most("rounds*batch", s.rounds * s.batch, "n", s.records)

@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, non_negative, probability
-from tacit.privacy.schedule import gaussian_mu, is_subsampled
+from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
 
 
 def zcdp_rho(events: Iterable[Event]) -> float:
@@ -32,6 +32,7 @@ def zcdp_rho(events: Iterable[Event]) -> float:
         1.0
     """
     events = tuple(events)
+    _refuse_reports(events, "zcdp")
     for event in events:
         if is_subsampled(event):
             raise PricingError(
@@ -77,6 +78,7 @@ def rdp_epsilon(events: Sequence[Event], delta: float) -> float:
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
+    _refuse_reports(events, "rdp")
     accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     rest = [e for e in events if not is_subsampled(e)]
     if rest:
@@ -92,3 +94,8 @@ def rdp_epsilon(events: Sequence[Event], delta: float) -> float:
                 f'"{event.sampling}" protecting {event.protects}; use accountant="tight".'
             )
     return float(np.max([accountant.get_epsilon(delta), 0.0]))
+
+
+def _refuse_reports(events: Iterable[Event], accountant: str) -> None:
+    if has_reports(events):
+        raise PricingError(f'Expected Gaussian releases for the {accountant} accountant; use accountant="tight".')

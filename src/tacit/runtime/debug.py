@@ -18,6 +18,7 @@ from tacit.algorithm import Algorithm, Message, Params, Record, Round
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.runtime.participation import Participation, participation
 from tacit.runtime.program import (
+    CROWDED,
     Keys,
     batch_sizes,
     crowd_of,
@@ -76,7 +77,7 @@ def debug(
         if algorithm.rounds[kind].silo.release.channel == "trusted":
             means, deviations = stacked
             mean = noised_mean(algorithm.rounds[kind], means, deviations, shares, keys, number, before[0])
-        elif algorithm.rounds[kind].silo.release.channel == "shuffled-sum":
+        elif algorithm.rounds[kind].silo.release.channel in CROWDED:
             mean = mean_of_shares(stacked, sizes[kind][places[taken]])
         else:
             mean = weighted_mean(stacked, shares)

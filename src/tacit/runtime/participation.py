@@ -110,10 +110,10 @@ def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> 
     weights = np.zeros((len(kinds), columns), np.float32)
     taken = np.zeros((len(kinds), columns), bool)
     before = np.full((len(kinds), columns), -1, np.int32)
-    answered = np.zeros(silos, int)
+    answered, turns = np.zeros(silos, int), algorithm.turns
     latest = {name: np.full(silos, -1, np.int32) for name in algorithm.rounds}
     for number, (name, kind) in enumerate(zip(algorithm.schedule, kinds, strict=True)):
-        chosen = _present(generator, kind, who, silos, number, answered)
+        chosen = _present(generator, kind, who, silos, number, turns[number], answered)
         answered[chosen] += 1
         before[number, : len(chosen)] = latest[name][chosen]
         latest[name][chosen] = number
@@ -129,11 +129,12 @@ def _present(
     who: Participation,
     silos: int,
     number: int,
+    turn: int,
     answered: np.ndarray,
 ) -> np.ndarray:
     willing = np.arange(silos) if who.cap is None else np.flatnonzero(answered < who.cap)
     if kind == "in turn":
-        chosen = np.asarray([number % silos])
+        chosen = np.asarray([turn % silos])
     elif everyone(kind, who, silos):
         chosen = np.arange(silos)
     else:

@@ -29,6 +29,7 @@ from tacit.silo import (
 )
 
 Noise = Literal["each", "summed"]
+CROWDED = ("shuffled-sum", "shuffled-reports")
 Measure = Callable[[Params, Any], dict[str, Array]]
 
 
@@ -207,7 +208,7 @@ def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
     The short cut for a running sum needs everyone in every round, so that all silos' last noises are of one round.
     """
     release = kind.silo.release
-    if release.channel == "shuffled-sum":
+    if release.channel in CROWDED:
         return False
     summed = noise == "summed" and kind.silo.says_what_it_released
     return release.channel == "trusted" or (summed and (in_order or release.mechanism != "cumulative"))
@@ -220,8 +221,8 @@ def batch_sizes(kind: Round, counts: Array) -> Array:
 
 
 def crowd_of(kind: Round, sizes: Array, who: Participation) -> Crowd | None:
-    """In how many records one hides through the shuffled sum when as few silos come, and as small, as may."""
-    if kind.silo.release.channel != "shuffled-sum":
+    """In how many records one hides through a shuffled channel when as few silos come, and as small, as may."""
+    if kind.silo.release.channel not in CROWDED:
         return None
     least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.fewest)
     # The smallest silos may be all that come, and the largest of those may be the ones that collude.

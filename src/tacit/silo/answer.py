@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
 from tacit.silo.gradients import clipped_sum, plain_sum
 from tacit.silo.noise import add_gaussian, standard_deviation
+from tacit.silo.reports import reports_sum
 from tacit.silo.sampling import Batch, draw, slots_needed
 from tacit.silo.shuffled import Crowd, shuffled_share
 
@@ -67,7 +68,9 @@ def answer(
     and batch size; each is priced by its sampling scheme. Of a cumulative release it is the running sum over the
     silo's answers that is such a statistic, whichever rounds the silo missed. Through the trusted channel nothing
     is private before the server adds noise, so a silo that is asked to answer by itself refuses. Through the shuffled
-    sum the message is a share: private only in the sum over its ``crowd``.
+    sum the message is a share: private only in the sum over its ``crowd``. Through shuffled reports it stands for the
+    silo's reports, of which it is the mean: each is as private as its local randomiser makes it, and the crowd does the
+    rest.
     """
     if silo.release.channel == "trusted":
         raise ValueError('Expected the server to add the noise for channel="trusted"; a silo cannot answer alone.')
@@ -106,6 +109,8 @@ def privatise(
     key_batch, key_noise = keys[0], keys[1]
     if silo.release.channel == "shuffled-sum":
         return _share(silo, work, desk, keys, position, crowd)
+    if silo.release.channel == "shuffled-reports":
+        return _reports(silo, work, desk, keys, position, crowd)
     mean, deviation = exact_statistic(silo, work, desk, key=key_batch, position=position)
     if deviation is None:
         return mean
@@ -150,31 +155,57 @@ def exact_statistic(
     return _over(total, size), standard_deviation(bound, multiplier, size)
 
 
-def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | int, crowd: Crowd | None) -> Statistic:
-    """A share of a shuffled sum. A random batch size would let the crowd shrink, so it must be fixed."""
-    release = silo.release
+def _check_crowd(release: Release, crowd: Crowd | None, what: str) -> Crowd:
+    """A random batch size would let the crowd shrink, so it must be fixed."""
     if release.sampling in ("poisson", "wr"):
         raise ValueError(
-            f'Expected sampling "full", "wor" or "one-pass" through the shuffled sum, got "{release.sampling}": every '
+            f'Expected sampling "full", "wor" or "one-pass" through {what}, got "{release.sampling}": every '
             "record counts once and the crowd has a fixed size."
         )
     if crowd is None:
-        raise ValueError("Expected a crowd for a share of a shuffled sum; by itself a share is not private.")
+        raise ValueError(f"Expected a crowd for {what}; alone, a message does not have the privacy that is priced.")
+    return crowd
+
+
+def _reports(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | int, crowd: Crowd | None) -> Statistic:
+    """The mean of a silo's reports about its batch."""
+    release = silo.release
+    _check_crowd(release, crowd, "shuffled reports")
     size, batch = _batch(release, desk, keys[0], position)
-    bound = jnp.asarray(release.clip(work))
-    if bound.ndim:
-        raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
-    return shuffled_share(
+    total = reports_sum(
         silo.query,
         work,
         desk.fetch(batch.rows),
         batch.present,
-        bound,
-        keys=jax.random.split(keys[1]),
-        size=size,
+        release.clip(work),
+        key=keys[1],
         noise_multiplier=release.noise_multiplier,
-        crowd=crowd,
+        randomiser=release.randomiser,
     )
+    return _over(total, size)
+
+
+def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | int, crowd: Crowd | None) -> Statistic:
+    """A share of a shuffled sum."""
+    release = silo.release
+    crowd = _check_crowd(release, crowd, "the shuffled sum")
+    size, batch = _batch(release, desk, keys[0], position)
+    records, bounds = desk.fetch(batch.rows), release.clip(work)
+
+    def share(query: Any, bound: Any, key: Array, multiplier: Any) -> Statistic:
+        if jnp.ndim(bound):
+            raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
+        own = {"keys": jax.random.split(key), "size": size, "noise_multiplier": multiplier, "crowd": crowd}
+        return shuffled_share(query, work, records, batch.present, jnp.asarray(bound), **own)
+
+    if not isinstance(bounds, Mapping):
+        return share(silo.query, bounds, keys[1], release.noise_multiplier)
+    # Every block has a grid of its own; blocks of one batch are priced together.
+    blocks = zip(sorted(bounds), jax.random.split(keys[1], len(bounds)), strict=True)
+    return {
+        name: share(lambda w, r, n=name: silo.query(w, r)[n], bounds[name], key, release.noise_multiplier[name])
+        for name, key in blocks
+    }
 
 
 def _batch(release: Release, desk: Desk, key: Array, position: Array | int) -> tuple[Any, Batch]:

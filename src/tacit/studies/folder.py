@@ -16,7 +16,9 @@ import jax
 import numpy as np
 import tomli_w
 
+from tacit.algorithm import GUARANTEES
 from tacit.privacy import risk_of
+from tacit.privacy.parties import parties, without_shuffler
 from tacit.studies.plan import user_level_of
 from tacit.studies.run import Result, summary
 from tacit.studies.spec import Study
@@ -33,15 +35,22 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
             "epsilon_spent": spent,
             "delta": None if silo.price is None else silo.price.delta,
             "noise_multiplier": silo.multipliers if silo.price is not None else {},
+            "epsilon_without_shuffler": None
+            if silo.price is None
+            else without_shuffler(silo.events, delta=silo.price.delta),
             "risk": None if silo.price is None else vars(risk_of(silo.events)),
             "user_level": user_level_of(result.prepared.plan, silo),
         }
         for silo, spent in zip(result.prepared.plan.silos, result.epsilon_spent, strict=True)
     ]
+    channel = study.algorithm.channel if study.privacy.private else "open"
+    steps = int(study.algorithm.own.get("local_steps", 1))
     return {
         "study": study.name,
         "algorithm": study.algorithm.name,
-        "channel": study.algorithm.channel if study.privacy.private else "open",
+        "channel": channel,
+        "guarantee": GUARANTEES[channel],
+        "parties": [{"who": who, "sees": sees} for who, sees in parties(channel, steps)],
         "seeds": list(study.run.seed_list),
         "silos": silos,
         "metrics": _summaries(result.metrics),

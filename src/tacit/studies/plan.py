@@ -10,8 +10,10 @@ import numpy as np
 
 from tacit.algorithm import GUARANTEES, Algorithm
 from tacit.objectives import Problem
-from tacit.privacy import PaperNoise, paper_noise, price, risk_of, user_level
-from tacit.privacy.plan import Budget, SiloPlan, events_of, plan_silos
+from tacit.privacy import Event, PaperNoise, paper_noise, price, risk_of, user_level
+from tacit.privacy.parties import parties, without_shuffler
+from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
+from tacit.privacy.randomisers import noise_over_clip
 from tacit.studies.assemble import Builder
 from tacit.studies.bound import bound_json, bound_of
 from tacit.studies.spec import Study, StudyError
@@ -64,7 +66,15 @@ def budget_of(study: Study) -> Budget | None:
         accountant="tight" if section.accountant == "paper" else section.accountant,
         max_participations=section.max_participations,
         user_level=section.user_level,
+        honest=study.run.honest,
+        fewest=_fewest(study),
     )
+
+
+def _fewest(study: Study) -> int | None:
+    """How few silos a round of the study may have; none where all come."""
+    participants = study.run.participants
+    return participants[0] if isinstance(participants, tuple) else participants
 
 
 def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[int], problem: Problem) -> Plan:
@@ -76,7 +86,7 @@ def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[i
         )
     silos = []
     for place, (name, n) in enumerate(zip(names, records, strict=True)):
-        printed = _paper(study, n, float(epsilon), delta)
+        printed = _paper(study, n, len(names), float(epsilon), delta)
         if printed is None:
             raise StudyError(f'privacy.accountant: no theorem prints noise for {study.algorithm.name}; use "tight".')
         failed = [condition.text for condition in printed.conditions if not condition.holds]
@@ -85,7 +95,8 @@ def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[i
                 f"privacy.accountant: {printed.source} does not hold at {name}: expected {failed[0]}; "
                 'change the study or use accountant = "tight".'
             )
-        events = events_of(unit, place=place, silos=len(names), records=n)
+        company = Company(tuple(records), study.run.honest, _fewest(study))
+        events = events_of(unit, place=place, silos=len(names), records=n, company=company)
         # Where kinds of round differ in proportion from the theorem's, the noisier reading is taken for all.
         factor = max(e.noise_multiplier for e in printed.events) / min(e.noise_multiplier for e in events)
         paid = tuple(event.scaled(factor) for event in events)
@@ -100,11 +111,13 @@ def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:
         return None
     asked = plan.study.privacy.epsilon
     epsilon = asked if isinstance(asked, float | int) else silo.price.epsilon
-    return _paper(plan.study, silo.records, float(epsilon), silo.price.delta)
+    return _paper(plan.study, silo.records, len(plan.silos), float(epsilon), silo.price.delta)
 
 
-def _paper(study: Study, records: int, epsilon: float, delta: float) -> PaperNoise | None:
+def _paper(study: Study, records: int, silos: int, epsilon: float, delta: float) -> PaperNoise | None:
     section = study.algorithm
+    if "psgm" in section.name and section.channel != "shuffled-reports":
+        return None  # The theorem is about shuffled reports.
     own = {name: int(section.own[name]) for name in ("period", "restarts", "local_steps") if name in section.own}
     return paper_noise(
         section.name,
@@ -114,6 +127,7 @@ def _paper(study: Study, records: int, epsilon: float, delta: float) -> PaperNoi
         epsilon=epsilon,
         delta=delta,
         sampling=section.scheme,
+        silos=silos,
         **own,
     )
 
@@ -126,6 +140,7 @@ NOISE: dict[str, str] = {
     "direct": _SIMULATED,
     "trusted": "simulated: Gaussian in float32 from jax's generator, added by the server",
     "shuffled-sum": "simulated: the exact binomial distribution of the sum of all shares",
+    "shuffled-reports": "simulated: one report of the local randomiser for each record, from jax's generator",
     "open": "none",
 }
 """Where the noise of a simulated study comes from."""
@@ -138,6 +153,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "study": plan.study.name,
         "guarantee": GUARANTEES[channel],
         "noise": NOISE[channel],
+        "parties": [
+            {"who": who, "sees": sees}
+            for who, sees in parties(channel, int(plan.study.algorithm.own.get("local_steps", 1)))
+        ],
         "silos": [_silo_json(plan, silo) for silo in plan.silos],
         "theory": bound_json(plan.bound),
     }
@@ -157,10 +176,14 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
                 "sampling": event.sampling,
                 "batch": event.batch,
                 "noise_multiplier": event.noise_multiplier if silo.price is not None else None,
-                "sigma_over_clip": 2 * event.noise_multiplier / event.batch if silo.price is not None else None,
+                "sigma_over_clip": noise_over_clip(event) if silo.price is not None else None,
+                **_reports_json(event, silo.price is not None),
             }
             for event in silo.events
         ],
+        "epsilon_without_shuffler": None
+        if silo.price is None
+        else without_shuffler(silo.events, delta=silo.price.delta),
         "risk": None if silo.price is None else dataclasses.asdict(risk_of(silo.events)),
         "user_level": user_level_of(plan, silo),
         "paper": None
@@ -173,6 +196,13 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
             "conditions": [{"text": c.text, "holds": c.holds} for c in paper.conditions],
         },
     }
+
+
+def _reports_json(event: Event, priced: bool) -> dict[str, Any]:
+    """What is said of shuffled reports alone."""
+    if event.mechanism != "reports" or not priced or event.noise_multiplier == 0.0:
+        return {}
+    return {"local_epsilons": list(event.local_epsilons), "honest_reports": event.reports}
 
 
 def user_level_of(plan: Plan, silo: SiloPlan) -> dict[str, float] | None:

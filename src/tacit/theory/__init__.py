@@ -17,6 +17,7 @@ from tacit.theory.nonconvex import (
     prox_spider_from_theory,
     stationarity_lower_bound,
 )
+from tacit.theory.psgm import PsgmSetting, PsgmTheory, ce_psgm_from_theory, table_1, theorem_4_1
 from tacit.theory.shuffled import Shuffled, shuffled_mb_sgd, shuffled_rate
 from tacit.theory.statement import ConvexSetting, Statement, TheoryError
 from tacit.theory.stationarity import gradient_mapping, proximal_descent, risk
@@ -33,11 +34,14 @@ __all__ = [
     "FROM_THEORY",
     "ConvexSetting",
     "NonconvexSetting",
+    "PsgmSetting",
+    "PsgmTheory",
     "Shuffled",
     "Statement",
     "TheoryError",
     "accelerated_mb_sgd_from_theory",
     "at_user_level",
+    "ce_psgm_from_theory",
     "gradient_mapping",
     "lower_bound",
     "mb_sgd_from_theory",
@@ -51,4 +55,6 @@ __all__ = [
     "shuffled_mb_sgd",
     "shuffled_rate",
     "stationarity_lower_bound",
+    "table_1",
+    "theorem_4_1",
 ]

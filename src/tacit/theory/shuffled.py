@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tacit.privacy import Event, PricingError, gdp_epsilon, price
+from tacit.privacy import Event, PricingError, closed_form_epsilon, gdp_epsilon, price
 from tacit.theory.statement import ConvexSetting
 
 
@@ -82,9 +82,7 @@ def amplify(epsilon: float, reports: int, delta: float) -> float:
     >>> round(amplify(1.0, 100_000, 1e-6), 4)
     0.0726
     """
-    grown = math.exp(epsilon)
-    clones = 8 * math.sqrt(grown * math.log(4 / delta) / reports) + 8 * grown / reports
-    return min(epsilon, math.log1p((grown - 1) / (grown + 1) * clones))
+    return closed_form_epsilon(epsilon, reports, delta)
 
 
 def shuffled_rate(s: ConvexSetting) -> float:

@@ -54,7 +54,7 @@ class Offer:
     def may_answer(self, number: int) -> bool:
         """Whether a round is this silo's to answer: all are, but those that go round in turn."""
         part = self.algorithm.rounds[self.algorithm.schedule[number]]
-        return part.participants != "in turn" or number % self.plan.silos == self.plan.place
+        return part.participants != "in turn" or self.algorithm.turns[number] % self.plan.silos == self.plan.place
 
 
 def builder_from(plan: Plan, records: int) -> Builder:

@@ -1,0 +1,216 @@
+"""Reports through a local randomiser, one for each record, and a silo's part of their mean.
+
+The server sees every report, in an order that says nothing, and uses their mean; so a silo's message in a simulation is
+the mean of its own reports. By itself a report is epsilon_0-LDP; the crowd makes it cheaper (`tacit.privacy.reports`).
+What the randomisers are is in `tacit.privacy.randomisers`; this is how they are drawn, many at a time: with g a normal
+vector for each record, V = a u + b (g - <g, u> u), where a leans and b makes the norm right, so that the sum over
+records is two products of a vector and a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
+
+from tacit.algorithm import PerBlock, Randomiser, Record, Statistic, Work
+from tacit.privacy.randomisers import Terms, direction, leaning, terms_of
+from tacit.silo.clipping import by_block, scales, squared_norms, usable
+from tacit.silo.hashed import normals, uniforms
+
+_MICRO_BATCH_FLOATS = 2**22
+_LARGEST_LOCAL = 30.0  # beyond it exp(epsilon_0) would not fit; a smaller one is more private
+_TINY = 1e-30
+
+
+class Drawn(NamedTuple):
+    """A randomiser's numbers as the compiled program uses them."""
+
+    chance: Float[Array, ""]
+    share: Float[Array, ""]
+    scale: Float[Array, ""]
+
+
+def reports_sum(
+    query: Any,
+    work: Work,
+    records: Record,
+    present: Bool[Array, " records"],
+    bound: PerBlock,
+    *,
+    key: Array,
+    noise_multiplier: PerBlock,
+    randomiser: Randomiser,
+) -> Statistic:
+    """The sum over present records of their reports, each block clipped to its bound and reported by itself.
+
+    Formal guarantee: every block of every record's report is epsilon_0-LDP with epsilon_0 the reciprocal of the block's
+    noise multiplier, whatever the work and the records are; a record whose statistic is not finite reports as zero
+    does. A multiplier of zero is no randomiser at all.
+    """
+    number = present.shape[0]
+    shapes = jax.eval_shape(lambda: query(work, jax.tree.map(lambda leaf: leaf[0], records)))
+    width = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes))
+    chunk = max(1, min(number, _MICRO_BATCH_FLOATS // max(width, 1)))
+    padded = -(-number // chunk) * chunk
+
+    def fold(leaf: Array) -> Array:
+        return jnp.pad(leaf, [(0, padded - number)] + [(0, 0)] * (leaf.ndim - 1)).reshape(-1, chunk, *leaf.shape[1:])
+
+    def part(some: Record, here: Array, rows: Array) -> Statistic:
+        values = jax.vmap(lambda record: query(work, record))(some)
+        return _blocks(values, here, rows, bound, key, noise_multiplier, randomiser)
+
+    rows = jnp.arange(padded).reshape(-1, chunk)
+    parts = jax.tree.map(fold, records), fold(present), rows
+    if padded == chunk:
+        return part(*jax.tree.map(lambda leaf: leaf[0], parts))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(lambda total, some: (jax.tree.map(jnp.add, total, part(*some)), None), zeros, parts)[0]
+
+
+def _blocks(
+    values: Statistic,
+    present: Bool[Array, " records"],
+    rows: Int[Array, " records"],
+    bound: PerBlock,
+    key: Array,
+    noise_multiplier: PerBlock,
+    randomiser: Randomiser,
+) -> Statistic:
+    limits = by_block(bound, values)
+    if isinstance(limits, Mapping) != isinstance(noise_multiplier, Mapping):
+        raise ValueError("Expected a noise multiplier for each block exactly where there is a clip for each block.")
+    if not isinstance(limits, Mapping):
+        return _block(values, present, rows, limits, key, noise_multiplier, randomiser)
+    keys = dict(zip(sorted(limits), jax.random.split(key, len(limits)), strict=True))
+    return {
+        name: _block(values[name], present, rows, limits[name], keys[name], noise_multiplier[name], randomiser)
+        for name in values
+    }
+
+
+def _block(
+    values: Statistic,
+    present: Bool[Array, " records"],
+    rows: Int[Array, " records"],
+    bound: Any,
+    key: Array,
+    noise_multiplier: Any,
+    randomiser: Randomiser,
+) -> Statistic:
+    """The sum of one block's reports."""
+    limit = jnp.asarray(bound)
+    if limit.ndim:
+        raise ValueError(
+            "Expected one clip for all silos through shuffled reports: a report's norm would tell its silo."
+        )
+    limit = usable(limit)
+    squared = squared_norms(values)
+    factor, counts = scales(squared, squared, limit, present)
+    flat = jax.vmap(lambda value: ravel_pytree(value)[0])(values)
+    unit = jnp.where(counts[:, None], flat * (factor / jnp.where(limit > 0, limit, 1.0))[:, None], 0.0)
+    # One randomiser for all silos, that of the strictest: reports must look alike.
+    most = jnp.max(jnp.asarray(noise_multiplier, jnp.float32))
+    drawn = drawn_terms(randomiser, unit.shape[1], noise_multiplier)
+    noisy = randomised_sum(key, unit, present, rows, drawn, resolved(randomiser, unit.shape[1]))
+    total = limit * jnp.where(most > 0, noisy, unit.sum(axis=0))
+    restore = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), values))[1]
+    return restore(total)
+
+
+def resolved(randomiser: Randomiser, dimension: int) -> str:
+    """How a randomiser is drawn; the best one is a cap on the sphere, of which a hemisphere is one."""
+    if randomiser != "auto":
+        return randomiser
+    return "duchi" if dimension == 1 else "privunit2"
+
+
+def drawn_terms(randomiser: Randomiser, dimension: int, noise_multiplier: Any) -> Drawn:
+    """Chance, share and scale at this multiplier, also where a grid makes the multiplier a traced value."""
+    find = partial(_found, randomiser, dimension)
+    if not isinstance(noise_multiplier, jax.core.Tracer):
+        return Drawn(*jnp.asarray(find(np.asarray(noise_multiplier, np.float64).max())))
+    most = jnp.max(jnp.asarray(noise_multiplier, jnp.float32))
+    shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    return Drawn(*jax.pure_callback(find, shape, most, vmap_method="broadcast_all"))
+
+
+def _found(randomiser: Randomiser, dimension: int, noise_multiplier: np.ndarray) -> np.ndarray:
+    multiplier = np.asarray(noise_multiplier, np.float64)
+    # A multiplier of zero is not drawn with; any number serves.
+    local = np.minimum(1 / np.maximum(multiplier, 1 / _LARGEST_LOCAL), _LARGEST_LOCAL)
+    found = [terms_of(randomiser, dimension, float(e)) for e in np.atleast_1d(local).ravel()]
+    rows = np.asarray([(terms.chance, terms.share, terms.scale) for terms in found], np.float32)
+    return rows.reshape(*multiplier.shape, 3)
+
+
+def randomised_sum(
+    key: Array,
+    unit: Float[Array, "records dimension"],
+    present: Bool[Array, " records"],
+    rows: Int[Array, " records"],
+    drawn: Drawn,
+    name: str,
+) -> Float[Array, " dimension"]:
+    """The sum over present records of reports about vectors of norm at most one; rows number the randomness."""
+    dimension = unit.shape[1]
+    key_coins, key_vectors = jax.random.split(key)
+    coins = uniforms(key_coins, rows, 3)
+    norm = jnp.sqrt(jnp.sum(unit**2, axis=1))
+    # Zero has no direction: any serves, since its sign is a fair coin.
+    first = jnp.zeros(dimension).at[0].set(1.0)
+    u = jnp.where(norm[:, None] > 0, unit / jnp.where(norm > 0, norm, 1.0)[:, None], first)
+    towards = jnp.where(coins[:, 0] < 0.5 + jnp.minimum(norm, 1.0) / 2, 1.0, -1.0)
+    g = normals(key_vectors, rows, dimension)
+    along, squared = jnp.sum(g * u, axis=1), jnp.sum(g * g, axis=1)
+    likely = coins[:, 1] < drawn.chance
+    weight = jnp.where(present, drawn.scale, 0.0)
+    if name == "duchi":
+        sign = jnp.where(likely, 1.0, -1.0) * towards * jnp.where(along >= 0, 1.0, -1.0)
+        return (weight * sign / jnp.sqrt(squared)) @ g
+    # The cap is where a normal quantile is large; counted from the top, so that small caps keep their digits.
+    from_top = jnp.where(likely, coins[:, 2] * drawn.share, drawn.share + coins[:, 2] * (1 - drawn.share))
+    quantile = -jax.scipy.special.ndtri(jnp.clip(from_top, _TINY, 1 - 2.0**-24))
+    if name == "privunitg":
+        a, b = quantile / dimension**0.5, jnp.full(norm.shape, dimension**-0.5)
+    else:
+        a = _on_sphere(quantile, dimension)
+        # Not squared - along^2, which cancels; where next to nothing is left of g, the report comes out a little short.
+        across = jnp.maximum(jnp.sum((g - along[:, None] * u) ** 2, axis=1), 1e-8 * squared)
+        b = jnp.sqrt(jnp.maximum(1 - a * a, 0.0) / across)
+    return (weight * (a * towards - b * along)) @ u + (weight * b) @ g
+
+
+def _on_sphere(quantile: Float[Array, " records"], dimension: int) -> Float[Array, " records"]:
+    """One coordinate of a unit vector at the level of a normal quantile, from a fine table."""
+    start, step, values = leaning(dimension)
+    table = jnp.asarray(values, jnp.float32)
+    place = jnp.clip((quantile - start) / step, 0.0, len(values) - 1.001)
+    low = jnp.floor(place).astype(jnp.int32)
+    part = place - low
+    return table[low] * (1 - part) + table[low + 1] * part
+
+
+def seed_and_sign(
+    generator: np.random.Generator, vector: Float[np.ndarray, " dimension"], terms: Terms, bound: float
+) -> tuple[int, int]:
+    """A whole report of Duchi et al. in nine bytes: a seed for the direction, and on which side of it the vector is.
+
+    Formal guarantee: epsilon_0-LDP: the seed is independent of the vector, and given the seed the sign is randomised
+    response.
+    """
+    norm = float(np.linalg.norm(vector))
+    if not norm <= bound * (1 + 1e-6):
+        raise ValueError(f"Expected a vector of norm {norm:g} <= bound={bound:g}; clip it first.")
+    seed = int(generator.integers(0, 2**63))
+    away = generator.random() >= 0.5 + min(norm / bound, 1.0) / 2 if norm > 0 else generator.random() < 0.5
+    side = 1 if float(direction(seed, terms.dimension) @ vector) >= 0 else -1
+    kept = generator.random() < terms.chance
+    return seed, side * (-1 if away else 1) * (1 if kept else -1)

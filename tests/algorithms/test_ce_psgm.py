@@ -1,0 +1,106 @@
+"""CE-PSGM: its special cases, its arithmetic against a plain transcription, and what it costs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tacit.algorithms import ce_psgm, ce_psgm_fg, diff2_gd, mb_psgm, mb_psgm_fg, prox_spider
+from tacit.privacy import Company, events_of
+from tacit.runtime.simulate import simulate
+from tacit.silo import enrol
+from tests.algorithms.table import largest_difference, least_squares, start
+
+COMMON = {
+    "step_size": 0.3,
+    "num_rounds": 5,
+    "clip_norm": 1e3,
+    "noise_multiplier": 0.0,
+    "batch_size": None,
+    "sampling": "full",
+    "difference_slope": 1e3,
+}
+
+
+def transcription(made, w, *, rounds, local_steps, momentum, step):
+    """Algorithm 1 with full batches and no noise, on least squares, as one reads it."""
+
+    def gradient(w, silo):
+        return (silo["x"] * (silo["x"] @ w - silo["y"])[:, None]).mean(axis=0)
+
+    before, estimate = w, np.zeros_like(w)
+    for r in range(rounds):
+        fresh, stale = (np.mean([gradient(v, silo) for silo in made], axis=0) for v in (w, before))
+        weight = 1.0 if r == 0 else momentum
+        estimate = (1 - weight) * (estimate + fresh - stale) + weight * fresh
+        silo, old, new, v = made[r % len(made)], w, w - step * estimate, estimate
+        for _ in range(local_steps - 1):
+            v = v + gradient(new, silo) - gradient(old, silo)
+            old, new = new, new - step * v
+        before, w = w, new
+    return w
+
+
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_it_is_algorithm_1(local_steps):
+    made, problem, _ = least_squares()
+    algorithm = ce_psgm(problem, local_steps=local_steps, momentum=0.4, **COMMON)
+    scale = 1.0 if _is_half_square(problem) else 2.0
+    found = simulate(algorithm, start(problem), enrol(made), key=jax.random.key(0)).params
+    first = np.asarray(start(problem)["linear"]["w"])[:, 0].astype(np.float64)
+    expected = transcription(made, first, rounds=5, local_steps=local_steps, momentum=0.4, step=0.3 * scale)
+    np.testing.assert_allclose(np.asarray(found["linear"]["w"])[:, 0], expected, atol=1e-4)
+
+
+def _is_half_square(problem):
+    """Whether the squared loss is half the square."""
+    loss = problem.objective.cost.value(jnp.ones((1, 1)), jnp.zeros(1))
+    return float(loss[0]) == pytest.approx(0.5)
+
+
+def test_presets_are_settings():
+    made, problem, _ = least_squares()
+    silos, point = enrol(made), start(problem)
+    noisy = {**COMMON, "noise_multiplier": 0.4, "clip_norm": 1.0}
+
+    def run(algorithm):
+        return simulate(algorithm, point, silos, key=jax.random.key(1)).params
+
+    one = run(ce_psgm(problem, local_steps=1, **noisy))
+    assert largest_difference(one, run(mb_psgm_fg(problem, **noisy))) == 0
+    with pytest.raises(ValueError, match="every record"):
+        ce_psgm_fg(problem, local_steps=2, **{**noisy, "sampling": "wor", "batch_size": 3})
+    with pytest.raises(TypeError, match="local_steps"):
+        mb_psgm(problem, local_steps=3, **noisy)
+
+
+def test_diff2_gd_is_spider_through_a_trusted_server():
+    made, problem, _ = least_squares()
+    noisy = {**COMMON, "noise_multiplier": 1.0, "clip_norm": 1.0, "difference_slope": 0.5}
+    spider = prox_spider(problem, phase_length=2, channel="trusted", **noisy)
+    silos, point = enrol(made), start(problem)
+    found = [
+        simulate(algorithm, point, silos, key=jax.random.key(2)).params
+        for algorithm in (diff2_gd(problem, phase_length=2, **noisy), spider)
+    ]
+    assert largest_difference(*found) < 1e-5
+
+
+def test_a_record_enters_two_r_minus_one_shuffles_and_the_local_steps_of_its_turns():
+    _, problem, _ = least_squares()
+    algorithm = ce_psgm(problem, local_steps=4, **{**COMMON, "noise_multiplier": 1.0, "num_rounds": 7})
+    counts = []
+    for place in range(3):
+        events = events_of(algorithm, place=place, silos=3, records=40, company=Company((40, 40, 40)))
+        found = {event.kind: event for event in events}
+        assert found["gradient"].count * 1 + found["estimate"].count * len(found["estimate"].streams) == 2 * 7 - 1
+        assert found["estimate"].reports == 120
+        counts.append(found["local"].count)
+    assert counts == [9, 6, 6]
+
+
+@pytest.mark.parametrize("changes", [{"local_steps": 0}, {"local_steps": 1, "momentum": 1.5}])
+def test_nonsense_is_refused(changes):
+    _, problem, _ = least_squares()
+    with pytest.raises(ValueError, match="Expected"):
+        ce_psgm(problem, **{**COMMON, **changes})

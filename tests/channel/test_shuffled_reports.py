@@ -1,0 +1,115 @@
+"""The shuffled-reports channel: any algorithm through it, and the shuffler's refusals."""
+
+import jax
+import numpy as np
+import pytest
+
+from tacit.algorithm import GUARANTEES
+from tacit.algorithms import mb_sgd, mu2_sgd, prox_spider, prox_svrg
+from tacit.channel import MismatchError, ReportShuffler, TooFewError, digest, mean_of_reports
+from tacit.privacy import Budget, Company, PricingError, events_of, plan_silos
+from tacit.privacy.randomisers import terms_of
+from tacit.runtime.debug import debug
+from tacit.runtime.participation import participation
+from tacit.runtime.simulate import Seed, simulate, simulate_grid
+from tacit.silo import answer, desk_of, enrol, rows_of
+from tacit.silo.reports import seed_and_sign
+from tests.algorithms.table import MLP, largest_difference, least_squares, start, tables
+
+COMMON = {"step_size": 0.1, "clip_norm": 1.0, "noise_multiplier": 0.5, "batch_size": None, "sampling": "full"}
+CHANNEL = "shuffled-reports"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: mb_sgd(MLP, num_rounds=2, channel=CHANNEL, **COMMON),
+        lambda: prox_spider(MLP, num_rounds=3, phase_length=2, difference_slope=1.0, channel=CHANNEL, **COMMON),
+        lambda: prox_svrg(
+            MLP, num_rounds=3, phase_length=2, channel=CHANNEL, **{**COMMON, "sampling": "wor", "batch_size": 6}
+        ),
+    ],
+)
+def test_any_algorithm_runs_through_the_channel_in_both_runtimes(build):
+    silos = enrol(tables())
+    fast = simulate(build(), start(MLP), silos, key=jax.random.key(1), noise="each")
+    slow = debug(build(), start(MLP), [rows_of(silos, i) for i in range(3)], key=jax.random.key(1))
+    assert largest_difference(fast.params, slow.params) < 1e-4
+
+
+def test_the_mean_of_reports_is_the_mean_of_records_with_the_stated_spread():
+    made, problem, _ = least_squares()
+    terms = {**COMMON, "num_rounds": 1, "output": "last", "step_size": 1.0}
+    algorithm = mb_sgd(problem, channel=CHANNEL, **terms)
+    exact = mb_sgd(problem, **{**terms, "noise_multiplier": 0.0})
+    silos, point = enrol(made), start(problem)
+    seeds = [Seed(jax.random.key(s), point, silos) for s in range(60)]
+    moves = np.asarray(simulate_grid(lambda: algorithm, {}, seeds).params["linear"]["w"])[:, 0, :, 0]
+    target = np.asarray(simulate(exact, point, silos, key=jax.random.key(0)).params["linear"]["w"])[:, 0]
+    spread = terms_of("auto", 4, 2.0).deviation / 120**0.5
+    assert np.abs(moves.mean(axis=0) - target).max() < 4 * spread / 60**0.5 + 1e-3
+    assert moves.std(axis=0).mean() == pytest.approx(spread, rel=0.2)
+
+
+def test_the_price_counts_honest_reports_of_all_silos():
+    algorithm = mb_sgd(MLP, num_rounds=5, channel=CHANNEL, **COMMON)
+    [event] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24)))
+    assert (event.mechanism, event.reports, event.streams) == ("reports", 65, (1.0,))
+    [fewer] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), honest=0.7))
+    assert fewer.reports == 41
+    [pair] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), fewest=1))
+    assert pair.reports == 17
+    with pytest.raises(PricingError, match="company"):
+        events_of(algorithm, place=0, silos=3, records=24)
+    unit = mb_sgd(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": 1.0})
+    plans, noise = plan_silos(unit, ["a", "b", "c"], [24, 17, 24], Budget(epsilon=1.0, delta=1e-5))
+    assert all(plan.price.epsilon <= 1.0 for plan in plans)
+    assert noise.min() > 0.5
+
+
+def test_what_cannot_be_shuffled_is_refused():
+    _, problem, _ = least_squares()
+    part = mb_sgd(problem, num_rounds=1, channel=CHANNEL, **COMMON).rounds["gradient"].silo
+    desk = desk_of({"x": np.ones((3, 4), np.float32), "y": np.ones(3, np.float32)}, 3, None, 0)
+    with pytest.raises(ValueError, match="crowd"):
+        answer(part, start(problem), (), desk, key=jax.random.key(0), position=0)
+    poisson = mb_sgd(problem, num_rounds=1, channel=CHANNEL, **{**COMMON, "sampling": "poisson", "batch_size": 4})
+    with pytest.raises(ValueError, match="poisson"):
+        simulate(poisson, start(problem), enrol(least_squares()[0]), key=jax.random.key(0))
+    with pytest.raises(ValueError, match="running sum"):
+        mu2_sgd(problem, num_rounds=2, channel=CHANNEL, **{**COMMON, "sampling": "one-pass", "batch_size": 1})
+    assert "shuffle DP" in GUARANTEES[CHANNEL]
+
+
+def test_one_silo_or_two_of_three_may_come():
+    silos = enrol(tables())
+    algorithm = mb_sgd(MLP, num_rounds=3, channel=CHANNEL, **COMMON)
+    who = participation(3, (1, 2))
+    fast = simulate(algorithm, start(MLP), silos, key=jax.random.key(2), who=who)
+    slow = debug(algorithm, start(MLP), [rows_of(silos, i) for i in range(3)], key=jax.random.key(2), who=who)
+    assert largest_difference(fast.params, slow.params) < 1e-4
+
+
+def test_the_shuffler_hides_order_and_refuses_what_would_tell_silos_apart():
+    generator, terms = np.random.default_rng(0), terms_of("duchi", 3, 1.0)
+    x = np.array([0.5, 0.0, -0.5])
+    shuffler = ReportShuffler(least=40)
+    for silo in ("a", "b"):
+        own = [seed_and_sign(generator, x, terms, 1.0) for _ in range(500)]
+        shuffler.receive(silo, digest({"w": np.zeros(3)}), {"gradient": own})
+        shuffler.receive(silo, digest({"w": np.zeros(3)}), {"gradient": own})  # a retry adds nothing
+    said = shuffler.open(generator)["gradient"]
+    assert len(said) == 1000
+    error = np.linalg.norm(mean_of_reports(said, terms, 1.0) - x)
+    assert error < 4.5 * (terms.error / 1000) ** 0.5
+    apart = ReportShuffler(least=2)
+    apart.receive("a", digest(np.zeros(3)), {"gradient": [1, 2]})
+    apart.receive("b", digest(np.ones(3)), {"gradient": [3, 4]})
+    with pytest.raises(MismatchError, match="one broadcast"):
+        apart.open(generator)
+    few = ReportShuffler(least=3)
+    few.receive("a", "d", {"gradient": [1, 2], "difference": [1, 2]})
+    with pytest.raises(TooFewError, match="at least 3 reports"):
+        few.open(generator)
+    with pytest.raises(ValueError, match="every stream"):
+        few.receive("b", "d", {"gradient": [1, 2], "difference": [1]})
