@@ -43,7 +43,7 @@ PerBlock = Any
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative"]
 Channel = Literal["direct", "trusted", "shuffled-sum", "open"]
-Protects = Literal["record"]
+Protects = Literal["record", "sensitive-attribute"]
 Participants = Literal["all", "sampled", "in turn"]
 
 SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
@@ -74,6 +74,11 @@ class Release:
     ``"shuffled-sum"`` channel every record adds a share of binomial noise and only the sum over all silos is seen; the
     noise multiplier is that of the sum, and the largest of all silos' is used. A release whose ``channel`` is
     ``"open"`` is not private: no clip, no noise, an infinite price.
+
+    ``protects="sensitive-attribute"`` protects the field ``s`` alone, which takes ``groups`` values: features and
+    target count as known. The clip then bounds half of how far a record's statistic can move as ``s`` takes any other
+    value, and everything else about the record leaves as it is. ``passes`` is how often one-pass sampling may go
+    through the records, in the same batches each time.
     """
 
     clip: Callable[[Work], PerBlock]
@@ -84,6 +89,19 @@ class Release:
     mechanism: Mechanism = "gaussian"
     channel: Channel = "direct"
     protects: Protects = "record"
+    groups: int | None = None
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.protects == "sensitive-attribute") != (self.groups is not None):
+            raise ValueError('Expected groups, the number of values of s, exactly for protects="sensitive-attribute".')
+        if self.protects == "sensitive-attribute" and self.channel == "shuffled-sum":
+            raise ValueError('Expected protects="record" through the shuffled sum; use channel="direct" to protect s.')
+        if self.passes < 1 or (self.passes > 1 and (self.sampling != "one-pass" or np.ndim(self.batch_size))):
+            raise ValueError(
+                f"Expected passes={self.passes} to be 1, or more with one-pass sampling in batches of one size for all "
+                "silos."
+            )
 
 
 def _broadcast_is_work(broadcast: Broadcast, memory: Memory) -> Work:
@@ -100,7 +118,11 @@ def _work_is_message(work: Work, memory: Memory) -> tuple[Message, Memory]:
 
 @dataclass(frozen=True)
 class Silo:
-    """The silo half. ``query`` maps (work, record) to a statistic and is the only reader of a record."""
+    """The silo half. ``query`` maps (work, record) to a statistic and is the only reader of a record.
+
+    ``reads`` names the fields of a record that the query is handed (``None``: all). A release of which the protected
+    field is no part costs nothing: it cannot depend on what it is not handed.
+    """
 
     query: Callable[[Work, Record], Statistic]
     release: Release
@@ -108,6 +130,7 @@ class Silo:
     start: Callable[[Broadcast, Memory], Work] = _broadcast_is_work
     absorb: Callable[[Work, Statistic], Work] = _released_is_work
     report: Callable[[Work, Memory], tuple[Message, Memory]] = _work_is_message
+    reads: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         special = self.release.mechanism == "cumulative" or self.release.channel in ("trusted", "shuffled-sum")
@@ -117,6 +140,11 @@ class Silo:
                 'the trusted and shuffled-sum channels; use mechanism="gaussian" through the direct channel for local '
                 "steps."
             )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether only the sensitive attribute is protected and the query is not handed it."""
+        return self.release.protects == "sensitive-attribute" and self.reads is not None and "s" not in self.reads
 
     @property
     def stride(self) -> int:

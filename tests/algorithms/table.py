@@ -15,6 +15,7 @@ from tacit.algorithms import (
     ALGORITHMS,
     accelerated_mb_sgd,
     alternate_spider,
+    fed_sgda,
     local_sgd,
     mb_sgd,
     mu2_sgd,
@@ -81,6 +82,7 @@ CASES = {
         Case("alternate-spider", alternate_spider),
         Case("prox-svrg", prox_svrg, {"phase_length": 3}),
         Case("pl-svrg", pl_svrg, {"phase_length": 2, "restarts": 2}),
+        Case("sgda", fed_sgda),
         Case("mu2-sgd", mu2_sgd, {"step_size": 0.05}, convergence={"step_size": 0.02}, samplings=("full", "one-pass")),
     )
 }

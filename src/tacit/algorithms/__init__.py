@@ -2,6 +2,7 @@
 
 from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
 from tacit.algorithms.catalogue import ALGORITHMS, Entry, find
+from tacit.algorithms.fed_sgda import fed_sgda
 from tacit.algorithms.local_sgd import local_sgd
 from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
@@ -13,6 +14,7 @@ __all__ = [
     "Entry",
     "accelerated_mb_sgd",
     "alternate_spider",
+    "fed_sgda",
     "find",
     "local_sgd",
     "mb_sgd",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tacit.algorithm import Algorithm
 from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
+from tacit.algorithms.fed_sgda import fed_sgda
 from tacit.algorithms.local_sgd import local_sgd
 from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
@@ -98,6 +99,13 @@ ALGORITHMS: dict[str, Entry] = {
             "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 11",
             "ISRL-DP, exact Gaussian or subsampled accounting",
             "as prox-spider",
+        ),
+        Entry(
+            "sgda",
+            fed_sgda,
+            "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 2",
+            "ISRL-DP, both messages of a round priced as one release",
+            "smooth saddle problems, strongly concave in the duals; empirical risk",
         ),
         Entry(
             "local-sgd",

@@ -85,7 +85,10 @@ class Ermi:
 
     def probabilities(self, params: Params, x: Array, tap: Tap = untapped) -> Array:
         """The floored probabilities of the classes, (records, classes)."""
-        outputs = self.model.apply(params, x, tap)
+        return self.chances(self.model.apply(params, x, tap))
+
+    def chances(self, outputs: Array) -> Array:
+        """The floored probabilities of the classes from the model's outputs."""
         if outputs.shape[1] == 1 and self.classes == 2:
             plain = jnp.concatenate([jax.nn.sigmoid(-outputs), jax.nn.sigmoid(outputs)], axis=1)
         elif outputs.shape[1] == self.classes:
@@ -96,13 +99,18 @@ class Ermi:
 
     def values(self, params: Params, duals: Array, records: Record, tap: Tap = untapped) -> Array:
         """psi of each record; zero for records outside the condition."""
-        chances = self.probabilities(params, records["x"], tap)
+        return self.values_at(self.probabilities(params, records["x"], tap), duals, records)
+
+    def values_at(self, chances: Array, duals: Array, records: Record, frequencies: Array | None = None) -> Array:
+        """psi of each record from the model's floored probabilities; frequencies may be given anew."""
+        table = jnp.asarray(self.frequencies if frequencies is None else frequencies, chances.dtype)
         condition, counts = self._condition(records["y"])
-        own = duals[condition]
-        group = records["s"].astype(jnp.int32)
-        scale = 1.0 / jnp.sqrt(jnp.asarray(self.frequencies, chances.dtype)[condition, group])
-        chosen = jnp.take_along_axis(own, group[:, None, None], axis=1)[:, 0]
-        spread = jnp.einsum("nru,nu->n", own**2, chances)
+        # One-hot products, not indexing: their gradients are products too.
+        cells = jax.nn.one_hot(condition, table.shape[0], dtype=chances.dtype)
+        groups = jax.nn.one_hot(records["s"], table.shape[1], dtype=chances.dtype)
+        scale = jnp.einsum("nc,nr,cr->n", cells, groups, 1.0 / jnp.sqrt(table))
+        chosen = jnp.einsum("nc,nr,cru->nu", cells, groups, duals)
+        spread = jnp.einsum("nc,cu,nu->n", cells, jnp.sum(duals**2, axis=1), chances)
         psi = 2.0 * scale * jnp.sum(chosen * chances, axis=1) - spread - 1.0
         return jnp.where(counts, psi, 0.0)
 

@@ -117,12 +117,14 @@ def events_of(
 
     Formal guarantee: every release of a run of ``algorithm`` in which the silo takes part in at most
     ``max_participations`` rounds (default: all) is covered. Everything is read from the plan; nothing depends
-    on records or broadcasts.
+    on records or broadcasts. A release whose query is not handed the protected field has no event.
     """
     if max_participations is not None and max_participations < 1:
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
     events = []
     for kind in sorted(algorithm.rounds):
+        if algorithm.rounds[kind].silo.is_free:
+            continue
         in_turn = algorithm.rounds[kind].participants == "in turn"
         mine = [not in_turn or number % silos == place for number in range(len(algorithm.schedule))]
         rounds = sum(name == kind and own for name, own in zip(algorithm.schedule, mine, strict=True))
@@ -134,10 +136,11 @@ def events_of(
 def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records: int, cap: int | None) -> Event:
     silo, release = part.silo, part.silo.release
     batch = records if release.batch_size is None else _whole("batch_size", release.batch_size, place)
-    if release.sampling == "one-pass" and rounds * silo.local_steps * batch > records:
+    if release.sampling == "one-pass" and rounds * silo.local_steps > release.passes * (records // batch):
+        times = f"passes={release.passes} x " if release.passes > 1 else ""
         raise PricingError(
-            f"Expected rounds={rounds} x local_steps={silo.local_steps} x batch={batch} <= records={records} for "
-            'sampling "one-pass"; lower the rounds or the batch, or use sampling="poisson" to see records again.'
+            f"Expected rounds={rounds} x local_steps={silo.local_steps} x batch={batch} <= {times}records={records} "
+            'for sampling "one-pass"; lower the rounds or the batch, or use sampling="poisson" to see records again.'
         )
     capacity = None if release.capacity is None else min(_whole("capacity", release.capacity, place), records)
     return Event(
@@ -149,6 +152,7 @@ def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records:
         sampling=release.sampling,
         mechanism=release.mechanism,
         capacity=capacity if release.sampling == "poisson" else None,
+        passes=release.passes if release.sampling == "one-pass" else 1,
         protects=release.protects,
     )
 

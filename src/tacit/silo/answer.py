@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
+from tacit.silo.attribute import attribute_sum
 from tacit.silo.gradients import clipped_sum, plain_sum
 from tacit.silo.noise import add_gaussian, standard_deviation
 from tacit.silo.sampling import Batch, draw, slots_needed
@@ -139,15 +140,23 @@ def exact_statistic(
     """
     release = silo.release
     size, batch = _batch(release, desk, key, position)
-    records = desk.fetch(batch.rows)
+    records = _handed(silo, desk.fetch(batch.rows))
     if release.channel == "open":
         return _over(plain_sum(silo.query, work, records, batch.present), size), None
     if release.noise_multiplier is None:
         raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
     bound = _own_terms(release, work, desk.place)
-    total = clipped_sum(silo.query, work, records, batch.present, bound)
+    if release.protects == "sensitive-attribute":
+        total = attribute_sum(silo.query, work, records, batch.present, bound, groups=release.groups or 1)
+    else:
+        total = clipped_sum(silo.query, work, records, batch.present, bound)
     multiplier = jax.tree.map(lambda z: _own(z, desk.place), release.noise_multiplier)
     return _over(total, size), standard_deviation(bound, multiplier, size)
+
+
+def _handed(silo: Silo, records: Record) -> Record:
+    """The fields of the records that the query may read."""
+    return records if silo.reads is None else {name: records[name] for name in silo.reads}
 
 
 def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | int, crowd: Crowd | None) -> Statistic:
@@ -167,7 +176,7 @@ def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | in
     return shuffled_share(
         silo.query,
         work,
-        desk.fetch(batch.rows),
+        _handed(silo, desk.fetch(batch.rows)),
         batch.present,
         bound,
         keys=jax.random.split(keys[1]),
@@ -181,6 +190,9 @@ def _batch(release: Release, desk: Desk, key: Array, position: Array | int) -> t
     """The fixed divisor of a release, and the batch of this round."""
     size = desk.count if release.batch_size is None else _own(release.batch_size, desk.place)
     capacity = desk.count if release.capacity is None else _own(release.capacity, desk.place)
+    if release.passes > 1:
+        # The same whole batches in every pass, so that a record is in at most so many of them.
+        position = (position // size) % jnp.maximum(desk.count // size, 1) * size
     batch = draw(
         key,
         release.sampling,
