@@ -8,6 +8,7 @@ from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
 from tacit.algorithms.prox_spider import alternate_spider, prox_spider
 from tacit.algorithms.prox_svrg import pl_svrg, prox_svrg
+from tacit.algorithms.steffle import steffle
 
 __all__ = [
     "ALGORITHMS",
@@ -24,4 +25,5 @@ __all__ = [
     "prox_sgd",
     "prox_spider",
     "prox_svrg",
+    "steffle",
 ]

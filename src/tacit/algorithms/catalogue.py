@@ -14,6 +14,7 @@ from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
 from tacit.algorithms.prox_spider import alternate_spider, prox_spider
 from tacit.algorithms.prox_svrg import pl_svrg, prox_svrg
+from tacit.algorithms.steffle import steffle
 from tacit.errors import TacitError, unknown
 
 
@@ -106,6 +107,13 @@ ALGORITHMS: dict[str, Entry] = {
             "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 2",
             "ISRL-DP, both messages of a round priced as one release",
             "smooth saddle problems, strongly concave in the duals; empirical risk",
+        ),
+        Entry(
+            "steffle",
+            steffle,
+            "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 1, its privacy corrected",
+            "ISRL-DP for the sensitive attribute alone, or for whole records (privacy.protects)",
+            "classification with a discrete sensitive attribute; smooth losses for its theorem",
         ),
         Entry(
             "local-sgd",

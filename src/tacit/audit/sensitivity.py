@@ -70,7 +70,7 @@ def audit_extremes(
 def _ratios(algorithm: Algorithm, objective: Objective, features: int) -> Any:
     """For each kind of round, the share of its priced sensitivity as a function of what an adversary chooses."""
     params = objective.init(jax.random.key(0))
-    blank = {"x": jnp.zeros((_ROWS, features)), "y": jnp.zeros(_ROWS)}
+    blank = {"x": jnp.zeros((_ROWS, features)), "y": jnp.zeros(_ROWS), "s": jnp.zeros(_ROWS, jnp.int32)}
     shapes = message_shapes(algorithm, params, desk_of(blank, _ROWS, jnp.arange(_ROWS), 0))
     said = hostile_broadcasts(algorithm, params, shapes, turning=False)
     for event in events_of(algorithm, place=0, silos=1, records=_ROWS):
@@ -80,6 +80,7 @@ def _ratios(algorithm: Algorithm, objective: Objective, features: int) -> Any:
 
 def _ratio(algorithm: Algorithm, kind: str, multiplier: float, params: Any) -> Callable[[Any], Array]:
     silo, memory = algorithm.rounds[kind].silo, algorithm.memory(params)
+    attribute = silo.release.protects == "sensitive-attribute"
 
     def statistic(broadcast: Broadcast, records: Any) -> Any:
         desk = desk_of(records, _ROWS, jnp.arange(_ROWS), 0)
@@ -87,8 +88,11 @@ def _ratio(algorithm: Algorithm, kind: str, multiplier: float, params: Any) -> C
 
     def ratio(free: Any) -> Array:
         worlds = [
-            jax.tree.map(lambda rows, own: rows.at[0].set(own), free["others"], free[name]) for name in ("one", "zero")
+            jax.tree.map(lambda rows, own: rows.at[0].set(own), free["others"], free["one" if attribute else name])
+            for name in ("one", "zero")
         ]
+        # The sensitive attribute is no number to climb: its first two values are tried.
+        worlds = [{**w, "s": jnp.zeros(_ROWS, jnp.int32).at[0].set(s)} for s, w in enumerate(worlds)]
         (first, deviation), (second, _) = (statistic(free["broadcast"], world) for world in worlds)
         gaps = jax.tree.map(jnp.subtract, first, second)
         if not isinstance(deviation, dict):

@@ -79,6 +79,12 @@ class Ermi:
         """The modulus of strong concavity of the mean of psi in the duals of a condition that every record meets."""
         return 2.0 * self.floor
 
+    @property
+    def longest(self) -> float:
+        """The largest norm of floored probabilities: those of a prediction that is as sure as it can be."""
+        others = (self.classes - 1) * self.floor
+        return math.sqrt((1.0 - others) ** 2 + others * self.floor)
+
     def init(self) -> Array:
         """Duals to start from: zero."""
         return jnp.zeros((len(self.frequencies), len(self.frequencies[0]), self.classes))
@@ -118,6 +124,13 @@ class Ermi:
         """psi of one record; its gradients with respect to params and duals are what silos release."""
         return self.values(params, duals, jax.tree.map(lambda leaf: leaf[None], record))[0]
 
+    def cell(self, record: Record) -> Array:
+        """One for the condition and group of a record, zero elsewhere: its entry in a histogram."""
+        condition, counts = self._condition(record["y"])
+        rows, groups = len(self.frequencies), len(self.frequencies[0])
+        own = jax.nn.one_hot(condition, rows)[:, None] * jax.nn.one_hot(record["s"], groups)[None, :]
+        return jnp.where(counts, own, 0.0)
+
     def best(self, params: Params, records: Record) -> Array:
         """The duals that maximise the mean of psi over these records: a look at raw records, for tests and metrics."""
         chances = self.probabilities(params, records["x"])
@@ -147,10 +160,8 @@ class Ermi:
         rare = [sorted(row)[:2] for row in self.frequencies if len(row) > 1]
         spread = max((math.sqrt(1 / p + 1 / q) for p, q in rare), default=0.0)
         steepest = max((1 / math.sqrt(p) + 1 / math.sqrt(q) for p, q in rare), default=0.0)
-        others = (self.classes - 1) * self.floor
-        longest = math.sqrt((1.0 - others) ** 2 + others * self.floor)
         reach = math.sqrt(self.classes) * steepest if box else spread
-        return Sensitivity(2.0 * spread * longest, 2.0 * jacobian * radius * reach)
+        return Sensitivity(2.0 * spread * self.longest, 2.0 * jacobian * radius * reach)
 
     def jacobian_bound(self, feature_norm: float) -> float:
         """The largest operator norm of the derivative of the probabilities, for a linear model."""

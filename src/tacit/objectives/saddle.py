@@ -53,16 +53,22 @@ class SaddleQuery:
     """The statistic ``{"params": grad_params f, "duals": grad_duals f}`` at the point that the work names.
 
     Calling it evaluates one record plainly; the silo recognises the structure and takes the tapped path for the
-    parameters where the model allows.
+    parameters where the model allows. Where the function depends on something public beside the point, ``told`` makes
+    it from the work.
     """
 
     saddle: Saddle
     point: Callable[[Work], tuple[Params, Duals]]
+    told: Callable[[Work], Saddle] | None = None
+
+    def game(self, work: Work) -> Saddle:
+        """The saddle function of this work."""
+        return self.saddle if self.told is None else self.told(work)
 
     def __call__(self, work: Work, record: Record) -> dict[str, Any]:
         """Evaluate the statistic of one record."""
         params, duals = self.point(work)
-        by_params, by_duals = jax.grad(self.saddle.value, argnums=(0, 1))(params, duals, record)
+        by_params, by_duals = jax.grad(self.game(work).value, argnums=(0, 1))(params, duals, record)
         return {"params": by_params, "duals": by_duals}
 
 

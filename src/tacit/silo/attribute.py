@@ -64,13 +64,13 @@ def attribute_sum(
 def _as_gradients(query: Any, work: Work) -> tuple[Objective, Any, Any] | None:
     """The objective and point whose gradient a query is, and what else it computes, where the tapped path serves."""
     if isinstance(query, SaddleQuery):
-        params, duals = query.point(work)
-        model = query.saddle.model
+        (params, duals), game = query.point(work), query.game(work)
+        model = game.model
 
         def by_duals(_: Work, record: Record) -> Statistic:
-            return jax.grad(query.saddle.value, argnums=1)(params, duals, record)
+            return jax.grad(game.value, argnums=1)(params, duals, record)
 
-        return (query.saddle.at(duals), params, by_duals) if model.layers and not model.unfold else None
+        return (game.at(duals), params, by_duals) if model.layers and not model.unfold else None
     if is_tapped(query) and isinstance(query, GradientQuery) and not query.objective.model.unfold:
         points, weights = query.points(work), query.weights(work)
         if len(points) == 1 and isinstance(weights[0], float | int) and weights[0] == 1:

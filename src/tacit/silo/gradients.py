@@ -94,7 +94,7 @@ def plain_sum(query: Any, work: Work, records: Record, present: Bool[Array, " re
     if isinstance(query, SaddleQuery):
 
         def both(point: tuple[Params, Any]) -> Array:
-            return jnp.sum(jnp.where(present, query.saddle.values(*point, records, untapped), 0.0))
+            return jnp.sum(jnp.where(present, query.game(work).values(*point, records, untapped), 0.0))
 
         return dict(zip(("params", "duals"), jax.grad(both)(query.point(work)), strict=True))
     statistics = jax.vmap(lambda record: query(work, record))(records)
@@ -107,12 +107,12 @@ def _saddle_sum(
     """Both blocks of a saddle query, each clipped by itself: parameters by taps, the few duals record by record."""
     if set(bound) != {"params", "duals"}:
         raise ValueError(f"Expected a clip for the blocks 'params' and 'duals', got {sorted(bound)}.")
-    params, duals = query.point(work)
+    (params, duals), game = query.point(work), query.game(work)
 
     def by_duals(_: Work, record: Record) -> Statistic:
-        return jax.grad(query.saddle.value, argnums=1)(params, duals, record)
+        return jax.grad(game.value, argnums=1)(params, duals, record)
 
-    gradient = gradient_at(query.saddle.at(duals), lambda _: params)
+    gradient = gradient_at(game.at(duals), lambda _: params)
     return {
         "params": _tapped_sum(gradient, work, records, present, usable(bound["params"])),
         "duals": _general_sum(by_duals, work, records, present, bound["duals"]),
