@@ -221,8 +221,9 @@ def _mechanism_line(row: dict[str, Any]) -> str:
 def _paper_line(paper: Exceeded) -> str:
     verdict = "exceeded" if paper.violated else "not refuted"
     return (
-        f"- {paper.source}, n = {paper.records}, K = {paper.batch}, R = {paper.rounds}: claimed epsilon {paper.epsilon_claimed:g} at delta = 1/n^2, proven at least "
-        f"{paper.epsilon_lower_bound:.2f} (95%, {paper.trials} trials): {verdict}."
+        f"- {paper.source}, n = {paper.records}, K = {paper.batch}, R = {paper.rounds}: claimed epsilon "
+        f"{paper.epsilon_claimed:g} at delta = 1/n^2, proven at least {paper.epsilon_lower_bound:.2f} (95%, "
+        f"{paper.trials} trials): {verdict}."
     )
 
 

@@ -69,7 +69,6 @@ def neighbours(
         y[:, target] = 5e34, -5e34
     s = np.zeros((2, records), np.int32)
     if attribute:
-        x[:] = LOUD
         y = np.zeros((2, records))
         s[0, target] = 1
     worlds = [check_records({"x": x[i], "y": y[i], "s": s[i]}, f"world {i}") for i in range(2)]
@@ -115,7 +114,7 @@ def hostile_broadcasts(
     for number, kind in enumerate(algorithm.schedule):
         server = algorithm.rounds[kind].server
         broadcast = server.ask(state)
-        if algorithm.rounds[kind].silo.release.protects == "sensitive-attribute":
+        if protects_attribute(algorithm):
             broadcast = _undecided(broadcast)
         said.append(jax.tree.map(_turned, broadcast) if turning and number % 2 else broadcast)
         heard = jax.tree.map(lambda leaf: jnp.full(leaf.shape, _PUSH, leaf.dtype), shapes[kind])
@@ -123,9 +122,15 @@ def hostile_broadcasts(
     return said
 
 
+def protects_attribute(algorithm: Algorithm) -> bool:
+    """Whether an algorithm promises no more than to protect the sensitive attribute."""
+    return any(kind.silo.release.protects == "sensitive-attribute" for kind in algorithm.rounds.values())
+
+
 def _undecided(broadcast: Broadcast) -> Broadcast:
     """A point at which the sensitive attribute tells most: a model that is undecided, and duals that oppose groups."""
-    signs = (-1.0) ** jnp.arange(broadcast.duals.shape[-2])[:, None]
+    groups, classes = broadcast.duals.shape[-2:]
+    signs = (-1.0) ** (jnp.arange(groups)[:, None] + jnp.arange(classes))
     return broadcast._replace(params=jax.tree.map(jnp.zeros_like, broadcast.params), duals=signs * broadcast.duals)
 
 
