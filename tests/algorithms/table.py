@@ -16,6 +16,8 @@ from tacit.algorithms import (
     accelerated_mb_sgd,
     alternate_spider,
     fed_sgda,
+    fedfdp,
+    lagrangian_dual,
     local_sgd,
     mb_sgd,
     mu2_sgd,
@@ -90,6 +92,14 @@ CASES = {
             {"strength": 0.5, "frequencies": (0.4, 0.6)},
             convergence={"strength": 0.0},
             samplings=("full", "poisson", "one-pass"),
+        ),
+        Case("fedfdp", fedfdp, {"fairness": 0.5, "loss_clip": 100.0}, convergence={"fairness": 0.0}),
+        Case(
+            "lagrangian-dual",
+            lagrangian_dual,
+            {"frequencies": (0.4, 0.6), "multiplier_step": 0.5},
+            convergence={"multiplier_step": 0.0},
+            samplings=("full", "one-pass"),
         ),
         Case("mu2-sgd", mu2_sgd, {"step_size": 0.05}, convergence={"step_size": 0.02}, samplings=("full", "one-pass")),
     )

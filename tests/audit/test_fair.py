@@ -81,4 +81,4 @@ def test_no_swap_moves_a_statistic_further_than_is_priced(design):
         options = {"starts": 16, "steps": 30} if search is audit_sensitivity else {"tries": 1 << 12}
         [result] = search(algorithm, objective, 3, key=jax.random.key(0), **options)
         assert not result.violated
-        assert search is audit_extremes or result.largest > 0.7
+        assert search is audit_extremes or result.largest > 0.5

@@ -3,6 +3,8 @@
 from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
 from tacit.algorithms.catalogue import ALGORITHMS, Entry, find
 from tacit.algorithms.fed_sgda import fed_sgda
+from tacit.algorithms.fedfdp import fedfdp
+from tacit.algorithms.lagrangian_dual import lagrangian_dual
 from tacit.algorithms.local_sgd import local_sgd
 from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
@@ -16,7 +18,9 @@ __all__ = [
     "accelerated_mb_sgd",
     "alternate_spider",
     "fed_sgda",
+    "fedfdp",
     "find",
+    "lagrangian_dual",
     "local_sgd",
     "mb_sgd",
     "mu2_sgd",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tacit.algorithm import Algorithm
 from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
 from tacit.algorithms.fed_sgda import fed_sgda
+from tacit.algorithms.fedfdp import fedfdp
+from tacit.algorithms.lagrangian_dual import lagrangian_dual
 from tacit.algorithms.local_sgd import local_sgd
 from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
@@ -27,6 +29,11 @@ class Entry:
     paper: str
     guarantee: str
     assumes: str
+
+    @property
+    def can_protect_attribute(self) -> bool:
+        """Whether it can protect the sensitive attribute alone; then it reads the field ``s`` of records."""
+        return "protects" in self.parameters
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -114,6 +121,20 @@ ALGORITHMS: dict[str, Entry] = {
             "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 1, its privacy corrected",
             "ISRL-DP for the sensitive attribute alone, or for whole records (privacy.protects)",
             "classification with a discrete sensitive attribute; smooth losses for its theorem",
+        ),
+        Entry(
+            "fedfdp",
+            fedfdp,
+            "Ling et al. 2024 (arXiv:2402.16028); baseline of arXiv:2411.07889",
+            "ISRL-DP, gradients and losses priced as one release",
+            "nothing; a baseline that balances losses between silos",
+        ),
+        Entry(
+            "lagrangian-dual",
+            lagrangian_dual,
+            "Tran, Fioretto and Van Hentenryck 2021 (arXiv:2009.12562); baseline of arXiv:2411.07889",
+            "DP of the sensitive attribute: central with one silo, ISRL-DP with several",
+            "nothing; a baseline with fairness constraints",
         ),
         Entry(
             "local-sgd",

@@ -241,7 +241,10 @@ def _game(problem: Problem, term: Ermi, strength: Number, *, with_loss: bool) ->
             plain = objective.cost.value(outputs, records["y"]) if with_loss else 0.0
             return plain + strength * fair + ascent
 
-        return Saddle(objective.model, objective.cost, term.init(), values)
+        def by_duals(params: Params, duals: Array, records: Record) -> Array:
+            return term.dual_gradients_at(term.probabilities(params, records["x"]), duals, records, table)
+
+        return Saddle(objective.model, objective.cost, term.init(), values, by_duals)
 
     return told
 

@@ -22,7 +22,7 @@ from tacit.algorithm import Algorithm, Broadcast
 from tacit.audit.worst_case import hostile_broadcasts, message_shapes
 from tacit.objectives import Objective
 from tacit.privacy.plan import events_of
-from tacit.silo import desk_of, exact_statistic
+from tacit.silo import desk_of, parted_statistic
 
 _ROWS = 3
 
@@ -84,7 +84,8 @@ def _ratio(algorithm: Algorithm, kind: str, multiplier: float, params: Any) -> C
 
     def statistic(broadcast: Broadcast, records: Any) -> Any:
         desk = desk_of(records, _ROWS, jnp.arange(_ROWS), 0)
-        return exact_statistic(silo, silo.start(broadcast, memory), desk, key=jax.random.key(0), position=0)
+        work = silo.start(broadcast, memory)
+        return parted_statistic(silo, work, desk, key=jax.random.key(0), position=0)[1:]
 
     def ratio(free: Any) -> Array:
         worlds = [

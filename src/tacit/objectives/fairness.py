@@ -120,6 +120,17 @@ class Ermi:
         psi = 2.0 * scale * jnp.sum(chosen * chances, axis=1) - spread - 1.0
         return jnp.where(counts, psi, 0.0)
 
+    def dual_gradients_at(
+        self, chances: Array, duals: Array, records: Record, frequencies: Array | None = None
+    ) -> Array:
+        """Each record's gradient of psi in the duals: -2 W diag(F) + 2 p_s^(-1/2) e_s F^T in its own condition."""
+        table = jnp.asarray(self.frequencies if frequencies is None else frequencies, chances.dtype)
+        condition, counts = self._condition(records["y"])
+        cells = jax.nn.one_hot(condition, table.shape[0], dtype=chances.dtype) * counts[:, None]
+        groups = jax.nn.one_hot(records["s"], table.shape[1], dtype=chances.dtype)
+        pull = 2.0 * cells[:, :, None] * (groups[:, None, :] / jnp.sqrt(table))
+        return (pull[..., None] - 2.0 * cells[:, :, None, None] * duals) * chances[:, None, None, :]
+
     def value(self, params: Params, duals: Array, record: Record) -> Array:
         """psi of one record; its gradients with respect to params and duals are what silos release."""
         return self.values(params, duals, jax.tree.map(lambda leaf: leaf[None], record))[0]

@@ -22,15 +22,23 @@ class Saddle(Objective):
     """The average over records of ``f(params, duals; record)``, beside the plain loss that people read.
 
     ``values(params, duals, records, tap)`` is one number per record; the model is the one that is tapped;
-    ``init_duals`` are duals to start from.
+    ``init_duals`` are duals to start from. ``dual_gradients(params, duals, records)`` is each record's gradient in the
+    duals, where it is known in closed form.
     """
 
     init_duals: Duals
     values: Callable[[Params, Duals, Record, Tap], Array]
+    dual_gradients: Callable[[Params, Duals, Record], Duals] | None = None
 
     def at(self, duals: Duals) -> Objective:
         """The objective in the parameters alone, at these duals."""
         return _Slice(self.model, self.cost, self, duals)
+
+    def by_duals(self, params: Params, duals: Duals, records: Record) -> Duals:
+        """Each record's gradient in the duals."""
+        if self.dual_gradients is not None:
+            return self.dual_gradients(params, duals, records)
+        return jax.vmap(lambda record: jax.grad(self.value, argnums=1)(params, duals, record))(records)
 
     def value(self, params: Params, duals: Duals, record: Record) -> Array:
         """f of one record."""

@@ -107,9 +107,12 @@ def privatise(
     key_batch, key_noise = keys[0], keys[1]
     if silo.release.channel == "shuffled-sum":
         return _share(silo, work, desk, keys, position, crowd)
-    mean, deviation = exact_statistic(silo, work, desk, key=key_batch, position=position)
+    known, mean, deviation = parted_statistic(silo, work, desk, key=key_batch, position=position)
     if deviation is None:
         return mean
+    if known is not None:
+        # Noise first: what is rounded after it is post-processing.
+        return jax.tree.map(jnp.add, known, add_gaussian(key_noise, mean, deviation))
     if silo.release.mechanism != "cumulative":
         return add_gaussian(key_noise, mean, deviation)
     if before is None:
@@ -138,20 +141,35 @@ def exact_statistic(
     Not private by itself: whoever calls this must add the noise before anything is said. ``None`` in place of a
     deviation marks a release through the open channel, which is not private.
     """
+    known, hidden, deviation = parted_statistic(silo, work, desk, key=key, position=position)
+    return hidden if known is None else jax.tree.map(jnp.add, known, hidden), deviation
+
+
+def parted_statistic(
+    silo: Silo, work: Work, desk: Desk, *, key: Array, position: Array | int
+) -> tuple[Statistic | None, Statistic, PerBlock | None]:
+    """The statistic in two parts, and the deviation that the noise of the second must have.
+
+    The first part is ``None`` but where the sensitive attribute alone is protected: then it is what does not depend on
+    it, and needs no noise.
+    """
     release = silo.release
     size, batch = _batch(release, desk, key, position)
     records = _handed(silo, desk.fetch(batch.rows))
     if release.channel == "open":
-        return _over(plain_sum(silo.query, work, records, batch.present), size), None
+        return None, _over(plain_sum(silo.query, work, records, batch.present), size), None
     if release.noise_multiplier is None:
         raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
     bound = _own_terms(release, work, desk.place)
+    known = None
     if release.protects == "sensitive-attribute":
-        total = attribute_sum(silo.query, work, records, batch.present, bound, groups=release.groups or 1)
+        groups = release.groups or 1
+        known, total = attribute_sum(silo.query, work, records, batch.present, bound, groups=groups)
+        known = _over(known, size)
     else:
         total = clipped_sum(silo.query, work, records, batch.present, bound)
     multiplier = jax.tree.map(lambda z: _own(z, desk.place), release.noise_multiplier)
-    return _over(total, size), standard_deviation(bound, multiplier, size)
+    return known, _over(total, size), standard_deviation(bound, multiplier, size)
 
 
 def _handed(silo: Silo, records: Record) -> Record:

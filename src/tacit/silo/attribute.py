@@ -9,6 +9,8 @@ only *which* of them is added is secret. So each record adds
 where C and f do not depend on ``s``. Replacing ``s`` moves the sum by f ||T_s - T_s'|| <= 2 bound, for any broadcast
 and any record; nothing else about the record is bounded, because nothing else is secret. The factors are computed from
 differences to T_1, so that a part that all T_r share, such as the gradient of a loss, takes no part in their rounding.
+The sum comes in two parts, the C and the rest, so that noise can be added to the rest alone: what is known may be
+large, by a hostile broadcast even huge, and rounding beside it would tell of the attribute.
 
 For combinations of gradients of dense layers the T_r share their inputs ``a`` and differ in the cotangents c_r alone,
 so that ||T_r - T_q||^2 = sum over layers of (1 + |a|^2) |c_r - c_q|^2: no per-record gradient is formed.
@@ -16,7 +18,7 @@ so that ||T_r - T_q||^2 = sum over layers of (1 + |a|^2) |c_r - c_q|^2: no per-r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,13 +37,14 @@ _MICRO_BATCH_FLOATS = 2**20
 
 def attribute_sum(
     query: Any, work: Work, records: Record, present: Bool[Array, " records"], bound: PerBlock, *, groups: int
-) -> Statistic:
-    """The sum over present records of their statistics, of which ``s`` can move ``2 bound`` at most, per block.
+) -> tuple[Statistic, Statistic]:
+    """The sum over present records of their statistics in two parts: what is known, and what ``s`` decides.
 
-    Formal guarantee: if ``s`` of one record changes and nothing else does, each block of the sum changes by at most
-    ``2 bound x (1 + SLACK)`` in l2 norm, whatever the work and the records are, in exact addition. Nothing is promised
-    about changes of other fields. A record of which any of the k statistics is not finite adds zero, whatever its
-    ``s``; values of ``s`` outside 0 ... groups - 1 count as the nearest one.
+    Formal guarantee: if ``s`` of one record changes and nothing else does, the first part stays as it is, bit for bit,
+    and each block of the second changes by at most ``2 bound x (1 + SLACK)`` in l2 norm, whatever the work and the
+    records are, in exact addition. Nothing is promised about changes of other fields. A record of which any of the k
+    statistics is not finite adds zero, whatever its ``s``; values of ``s`` outside 0 ... groups - 1 count as the
+    nearest one.
     """
     if "s" not in records:
         raise ValueError("Expected records with a field 's', the sensitive attribute that is protected.")
@@ -49,16 +52,16 @@ def attribute_sum(
     worlds = {**records, "s": own}
     split = _as_gradients(query, work)
     if split is None:
-        return _general(query, work, worlds, present, bound, groups)
+        return _general(jax.vmap(lambda record: query(work, record)), worlds, present, bound, groups)
     objective, point, rest = split
     if rest is None:
         return _tapped(objective, point, worlds, present, bound, groups)
     if not isinstance(bound, Mapping) or set(bound) != {"params", "duals"}:
         raise ValueError("Expected a clip for the blocks 'params' and 'duals' of a saddle query.")
-    return {
-        "params": _tapped(objective, point, worlds, present, bound["params"], groups),
-        "duals": _general(rest, work, worlds, present, bound["duals"], groups),
-    }
+    params = _tapped(objective, point, worlds, present, bound["params"], groups)
+    duals = _general(rest, worlds, present, bound["duals"], groups)
+    known, hidden = ({"params": p, "duals": d} for p, d in zip(params, duals, strict=True))
+    return known, hidden
 
 
 def _as_gradients(query: Any, work: Work) -> tuple[Objective, Any, Any] | None:
@@ -67,8 +70,8 @@ def _as_gradients(query: Any, work: Work) -> tuple[Objective, Any, Any] | None:
         (params, duals), game = query.point(work), query.game(work)
         model = game.model
 
-        def by_duals(_: Work, record: Record) -> Statistic:
-            return jax.grad(game.value, argnums=1)(params, duals, record)
+        def by_duals(some: Record) -> Statistic:
+            return game.by_duals(params, duals, some)
 
         return (game.at(duals), params, by_duals) if model.layers and not model.unfold else None
     if is_tapped(query) and isinstance(query, GradientQuery) and not query.objective.model.unfold:
@@ -102,7 +105,7 @@ def _tapped(
     present: Bool[Array, " records"],
     bound: Float[Array, ""] | float,
     groups: int,
-) -> Statistic:
+) -> tuple[Statistic, Statistic]:
     versions = [factors_of(objective, point, some) for some in _versions(records, groups)]
     inputs = versions[0].inputs
     if set(inputs) != set(point) or any(a.ndim != 2 for a in inputs.values()):
@@ -117,35 +120,43 @@ def _tapped(
             farthest = jnp.maximum(farthest, sum(gaps))
     finite = jnp.isfinite(sum(jnp.sum(v.cotangents[n] ** 2, axis=1) * lengths[n] for v in versions for n in inputs))
     factor, counts = scales(farthest, 4.0 * farthest, 2.0 * usable(bound), present & finite)
-    summed = {}
+    known, hidden = {}, {}
     for name, a in inputs.items():
         middle = _spread(apart[name])
         common = jnp.where(counts[:, None], versions[0].cotangents[name] + middle, 0.0)
         secret = jnp.where(counts[:, None], factor[:, None] * (_chosen(apart[name], records["s"]) - middle), 0.0)
-        left = jnp.where(counts[:, None], a, 0.0)
+        # Records are finite, and copies of them are dear; other inputs of a record that does not count may not be.
+        left = a if any(a is leaf for leaf in jax.tree.leaves(records)) else jnp.where(counts[:, None], a, 0.0)
         parts = [{"w": jnp.matmul(left.T, c, precision="highest"), "b": c.sum(axis=0)} for c in (common, secret)]
-        summed[name] = {leaf: parts[0][leaf] + parts[1][leaf] for leaf in point[name]}
-    return summed
+        known[name], hidden[name] = ({leaf: part[leaf] for leaf in point[name]} for part in parts)
+    return known, hidden
 
 
 def _general(
-    query: Any, work: Work, records: Record, present: Bool[Array, " records"], bound: PerBlock, groups: int
-) -> Statistic:
-    def one(record: Record) -> Statistic:
-        return query(work, record)
-
-    def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
-        values = [jax.vmap(one)(version) for version in _versions(some, groups)]
+    each: Callable[[Record], Statistic],
+    records: Record,
+    present: Bool[Array, " records"],
+    bound: PerBlock,
+    groups: int,
+) -> tuple[Statistic, Statistic]:
+    def part(some: Record, there: Bool[Array, " some"]) -> tuple[Statistic, Statistic]:
+        values = [each(version) for version in _versions(some, groups)]
         limits = by_block(bound, values[0])
         if isinstance(limits, Mapping):
-            return {n: _bounded([v[n] for v in values], some["s"], there, limits[n]) for n in values[0]}
+            blocks = {n: _bounded([v[n] for v in values], some["s"], there, limits[n]) for n in values[0]}
+            known, hidden = ({n: pair[i] for n, pair in blocks.items()} for i in range(2))
+            return known, hidden
         return _bounded(values, some["s"], there, limits)
 
-    return in_micro_batches(part, records, present, _MICRO_BATCH_FLOATS // (groups * statistic_width(one, records)))
+    limit = _MICRO_BATCH_FLOATS // (groups * statistic_width(each, records))
+    known, hidden = in_micro_batches(part, records, present, limit)
+    return known, hidden
 
 
-def _bounded(values: Sequence[Statistic], own: Array, present: Bool[Array, " records"], limit: Any) -> Statistic:
-    """The sum of one block, from its value for each group."""
+def _bounded(
+    values: Sequence[Statistic], own: Array, present: Bool[Array, " records"], limit: Any
+) -> tuple[Statistic, Statistic]:
+    """The two parts of the sum of one block, from its value for each group."""
     apart = [jax.tree.map(jnp.subtract, value, values[0]) for value in values]
     farthest = jnp.zeros(present.shape)
     for r in range(len(values)):
@@ -155,10 +166,13 @@ def _bounded(values: Sequence[Statistic], own: Array, present: Bool[Array, " rec
     finite = jnp.isfinite(sum(squared_norms(value) for value in values))
     factor, counts = scales(farthest, 4.0 * farthest, 2.0 * usable(limit), present & finite)
 
-    def total(first: Array, *gaps: Array) -> Array:
-        middle = _spread(gaps)
-        secret = rows(factor, first) * (_chosen(gaps, own) - middle)
-        masked = [jnp.where(rows(counts, part), part, 0.0).sum(axis=0) for part in (first + middle, secret)]
-        return masked[0] + masked[1]
+    def total(part: Array) -> Array:
+        return jnp.where(rows(counts, part), part, 0.0).sum(axis=0)
 
-    return jax.tree.map(total, values[0], *apart)
+    def middle(first: Array, *gaps: Array) -> Array:
+        return total(first + _spread(gaps))
+
+    def rest(first: Array, *gaps: Array) -> Array:
+        return total(rows(factor, first) * (_chosen(gaps, own) - _spread(gaps)))
+
+    return jax.tree.map(middle, values[0], *apart), jax.tree.map(rest, values[0], *apart)

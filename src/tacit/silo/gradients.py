@@ -109,13 +109,13 @@ def _saddle_sum(
         raise ValueError(f"Expected a clip for the blocks 'params' and 'duals', got {sorted(bound)}.")
     (params, duals), game = query.point(work), query.game(work)
 
-    def by_duals(_: Work, record: Record) -> Statistic:
-        return jax.grad(game.value, argnums=1)(params, duals, record)
+    def by_duals(some: Record) -> Statistic:
+        return game.by_duals(params, duals, some)
 
     gradient = gradient_at(game.at(duals), lambda _: params)
     return {
         "params": _tapped_sum(gradient, work, records, present, usable(bound["params"])),
-        "duals": _general_sum(by_duals, work, records, present, bound["duals"]),
+        "duals": _clipped_in_parts(by_duals, records, present, bound["duals"]),
     }
 
 
@@ -318,18 +318,23 @@ def in_micro_batches(
 def _general_sum(
     query: Any, work: Work, records: Record, present: Bool[Array, " records"], bound: PerBlock
 ) -> Statistic:
-    def one(record: Record) -> Statistic:
-        return query(work, record)
+    return _clipped_in_parts(jax.vmap(lambda record: query(work, record)), records, present, bound)
+
+
+def _clipped_in_parts(
+    each: Callable[[Record], Statistic], records: Record, present: Bool[Array, " records"], bound: PerBlock
+) -> Statistic:
+    """The clipped sum of what ``each`` computes for the records of a batch, in micro-batches."""
 
     def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
-        return _clip_and_sum(jax.vmap(one)(some), there, bound)
+        return _clip_and_sum(each(some), there, bound)
 
-    return in_micro_batches(part, records, present, _MICRO_BATCH_FLOATS // statistic_width(one, records))
+    return in_micro_batches(part, records, present, _MICRO_BATCH_FLOATS // statistic_width(each, records))
 
 
-def statistic_width(one: Callable[[Record], Statistic], records: Record) -> int:
+def statistic_width(each: Callable[[Record], Statistic], records: Record) -> int:
     """How many floats the statistic of a record has; at least one."""
-    first = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], records))
+    first = jax.eval_shape(each, jax.tree.map(lambda leaf: leaf[:1], records))
     return max(1, sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(first)))
 
 

@@ -14,6 +14,7 @@ from tacit.algorithm import Algorithm
 from tacit.algorithms import Entry, find
 from tacit.errors import unknown
 from tacit.objectives import Loss, Model, Objective, Problem, linear, logistic, mlp, softmax, squared
+from tacit.studies.centralisation import regrouped
 from tacit.studies.spec import Study, StudyError
 
 _COMMON = {
@@ -25,6 +26,7 @@ _COMMON = {
     "sampling",
     "capacity",
     "channel",
+    "protects",
 }
 _LOSSES: dict[str, Callable[[], Loss]] = {"logistic": logistic, "softmax": softmax, "squared": squared}
 _DEFAULT_LOSS = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}
@@ -44,6 +46,7 @@ def federation_of(study: Study, seed: int) -> data.Federation:
         records_per_silo=part.records_per_silo,
         **study.data.options,
     )
+    federation = regrouped(study, federation)
     if federation.task != "regression":
         classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
         if len(classes) < 2:
@@ -125,9 +128,23 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "sampling": section.scheme,
         "capacity": capacity_for(study, records),
         "channel": section.channel if study.privacy.private else "open",
+        **_protection(study, entry),
         **section.own,
     }
     return Builder(entry, problem, fixed)
+
+
+def _protection(study: Study, entry: Entry) -> dict[str, Any]:
+    """What the algorithm is told to protect, where it can protect less than whole records."""
+    protects = study.privacy.protects
+    if entry.can_protect_attribute:
+        return {"protects": protects}
+    if protects != "record":
+        raise StudyError(
+            f'privacy.protects: {entry.name} protects whole records; set it to "record", or use steffle to protect the '
+            "sensitive attribute alone."
+        )
+    return {}
 
 
 def capacity_for(study: Study, records: list[int]) -> Any:
