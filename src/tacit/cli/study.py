@@ -272,10 +272,11 @@ def _print_reading(plan: Plan, console: Console) -> None:
     if priced:
         worst = max(priced, key=lambda silo: silo.price.epsilon if silo.price else 0.0)
         console.print(f"{worst.name}: {risk_of(worst.events).sentence}")
-        whole = user_level(worst.events, delta=plan.study.privacy.delta)
-        console.print(
-            f"If all {worst.records} records of {worst.name} change together, epsilon is {whole.epsilon:.4g}."
-        )
+        if all(event.protects == "record" for event in worst.events):
+            whole = user_level(worst.events, delta=plan.study.privacy.delta)
+            console.print(
+                f"If all {worst.records} records of {worst.name} change together, epsilon is {whole.epsilon:.4g}."
+            )
     if plan.study.run.participants is not None:
         console.print(SILO_SAMPLING)
 

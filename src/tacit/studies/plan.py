@@ -204,7 +204,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
 
 def _user_level(silo: SiloPlan) -> dict[str, float] | None:
     """What the same noise promises if all records of the silo change together, where that is a promise at all."""
-    if silo.price is None:
+    if silo.price is None or any(event.protects != "record" for event in silo.events):
         return None
     found = user_level(silo.events, delta=silo.price.delta)
     return {"epsilon": found.epsilon, "delta": found.delta}
