@@ -56,6 +56,11 @@ GUARANTEES: dict[Channel, str] = {
 }
 
 
+def _several(value: Any) -> bool:
+    """Whether a term has an entry for each silo."""
+    return value is not None and np.ndim(value) > 0
+
+
 @dataclass(frozen=True)
 class Release:
     """How one statistic leaves a silo. Everything but the value of ``clip`` is static and priced.
@@ -97,7 +102,7 @@ class Release:
             raise ValueError('Expected groups, the number of values of s, exactly for protects="sensitive-attribute".')
         if self.protects == "sensitive-attribute" and self.channel == "shuffled-sum":
             raise ValueError('Expected protects="record" through the shuffled sum; use channel="direct" to protect s.')
-        if self.passes < 1 or (self.passes > 1 and (self.sampling != "one-pass" or np.ndim(self.batch_size))):
+        if self.passes < 1 or (self.passes > 1 and (self.sampling != "one-pass" or _several(self.batch_size))):
             raise ValueError(
                 f"Expected passes={self.passes} to be 1, or more with one-pass sampling in batches of one size for all "
                 "silos."

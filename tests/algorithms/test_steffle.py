@@ -60,14 +60,12 @@ def test_without_noise_the_divergence_falls_and_the_gradient_of_phi_vanishes(nam
 
     def train(strength):
         algorithm = steffle(
-            own, step_size=0.3, strength=strength, frequencies=p, notion=notion, classes=classes, radius=20.0, **COMMON
+            own, step_size=0.1, strength=strength, frequencies=p, notion=notion, classes=classes, radius=20.0, **COMMON
         )
         return simulate(algorithm, start, silos, key=jax.random.key(0)).params
 
     unfair, fair = train(0.0), train(8.0)
     spread = [float(term.values(w, term.best(w, records), records).mean()) for w in (unfair, fair)]
-    if notion == "equal-opportunity":
-        spread = [v + 0.0 for v in spread]
     assert spread[1] < 0.25 * spread[0]
     norms = [float(fermi_stationarity(own.objective, term, w, records, 8.0)) for w in (start, fair)]
     assert norms[1] < max(0.05, 0.5 * norms[0])

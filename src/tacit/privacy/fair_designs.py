@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tacit.privacy.calibration import calibrate
 from tacit.privacy.events import Event, PricingError
@@ -52,7 +53,7 @@ def fair_designs(*, records: int, rounds: int, batch: int, epsilon: float, delta
     if batch > records:
         raise PricingError(f"Expected batch={batch} <= records={records}; lower the batch.")
     passes = math.ceil(rounds / (records // batch))
-    terms = {"kind": "step", "noise_multiplier": 1.0, "count": rounds, "records": records}
+    terms: dict[str, Any] = {"kind": "step", "noise_multiplier": 1.0, "count": rounds, "records": records}
     attribute = "half of what s can move"
     made = [
         ("full batch", Event(**terms, batch=records, sampling="full", protects="sensitive-attribute"), attribute),
@@ -70,12 +71,9 @@ def fair_designs(*, records: int, rounds: int, batch: int, epsilon: float, delta
     found.sort(key=lambda design: design.sigma_over_clip)
     printed = paper_noise("steffle", records=records, rounds=rounds, batch=batch, epsilon=epsilon, delta=delta)
     assert printed is not None
-    return (*found, _design("as printed", *_printed(printed), attribute, printed.epsilon_certified))
-
-
-def _printed(printed: object) -> tuple[float, Event]:
-    [event] = printed.events  # type: ignore[attr-defined]
-    return event.noise_multiplier, event
+    [event] = printed.events
+    last = _design("as printed", event.noise_multiplier, event, attribute, printed.epsilon_certified)
+    return (*found, last)
 
 
 def _design(name: str, multiplier: float, event: Event, bounds: str, epsilon: float) -> Design:

@@ -39,9 +39,9 @@ class LossGradient(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """From features to attributes: of each record of the batch, what the fairness term needs beside s."""
+    """From features to attributes: of each record of the batch its index, and what the term needs beside s."""
 
-    index: Array
+    record: Array
     target: Array
     chances: Array
     jacobian: Params

@@ -1,6 +1,7 @@
 """Error against unfairness on acs-income.
 
-``python -m tacit.studies.papers.acs_income_fair`` writes ``results/acs-income-fair``. Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` shows that everything runs.
+``python -m tacit.studies.papers.acs_income_fair`` writes ``results/acs-income-fair``.
+Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` shows that everything runs.
 """
 
 from __future__ import annotations

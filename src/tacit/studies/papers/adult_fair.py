@@ -1,6 +1,7 @@
 """Error against unfairness on adult.
 
-``python -m tacit.studies.papers.adult_fair`` writes ``results/adult-fair``. Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` shows that everything runs.
+``python -m tacit.studies.papers.adult_fair`` writes ``results/adult-fair``.
+Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` shows that everything runs.
 """
 
 from __future__ import annotations

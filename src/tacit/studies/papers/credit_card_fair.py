@@ -1,6 +1,7 @@
 """Error against unfairness on credit-card.
 
-``python -m tacit.studies.papers.credit_card_fair`` writes ``results/credit-card-fair``. Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` shows that everything runs.
+``python -m tacit.studies.papers.credit_card_fair`` writes ``results/credit-card-fair``.
+Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` shows that everything runs.
 """
 
 from __future__ import annotations

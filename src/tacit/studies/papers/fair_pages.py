@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def _curves(cells: Path, page: Page, scale: Scale, notion: Notion, level: float)
         row.name: remembered(
             cells,
             f"{notion}, h={level:g}, {row.name}",
-            lambda row=row: curve(row, arena, EPSILONS[notion] if row.private else (None,)),
+            partial(curve, row, arena, EPSILONS[notion] if row.private else (None,)),
         )
         for row in rows
     }
@@ -110,7 +111,7 @@ def _sweeps(cells: Path, page: Page, scale: Scale) -> dict[str, Any]:
         return {"error": cell["error"][0], "violation": cell["violation"][0]}
 
     def line(pairs: Sequence[tuple[float, int]]) -> list[Any]:
-        return [remembered(cells, f"sweep h={h:g}, N={n}", lambda h=h, n=n: spot(h, n)) for h, n in pairs]
+        return [remembered(cells, f"sweep h={h:g}, N={n}", partial(spot, h, n)) for h, n in pairs]
 
     levels, numbers = (0.0, 0.3, 0.6, 0.75, 0.9), (1, 2, 3, 6, 9, 12)
     return {
@@ -157,9 +158,7 @@ def _printed(page: Page, scale: Scale) -> dict[str, Any]:
         points = [{"strength": d, "step_size": s} for s in steps for d in dials]
         ran = trained(build, points, seeds, problem.objective)
         score = np.nan_to_num(ran["validation_error"] + ran["validation_parity_gap"], nan=9.0).mean(axis=0)
-        best = min(
-            range(len(steps)), key=lambda i, score=score: float(score[i * len(dials) : (i + 1) * len(dials)].mean())
-        )
+        best = int(np.argmin(score.reshape(len(steps), len(dials)).mean(axis=1)))
         own = range(best * len(dials), (best + 1) * len(dials))
         found[str(epsilon)] = {
             "epsilon_certified": printed.epsilon_certified,
@@ -238,7 +237,8 @@ def _plot_sweeps(path: Path, sweeps: Mapping[str, Any]) -> None:
 
 def headline(panels: Mapping[str, Any], other: str) -> dict[str, float]:
     """The mean reduction of the violation at equal error over budgets and heterogeneities, and what has no equal."""
-    gains, missing = [], 0
+    gains: list[float] = []
+    missing = 0
     for curves in panels.values():
         for epsilon, cell in curves["SteFFLe"].items():
             found, none = reduction(cell, curves[other][epsilon])
@@ -297,8 +297,8 @@ def _text(page: Page, found: Mapping[str, Any], scale: Scale) -> str:
         f"The noise that Theorem 3.3 prints buys less than it says ({printed}): the gradient of the loss reveals the "
         "batch, and each message takes the whole budget. `figure-printed-noise.png` has it beside ours.",
         "",
-        f"The classifier that says the same of everybody has an error of {found['constant_error']:.3f} and no violation: "
-        "points near it are nearly constant.",
+        f"The classifier that says the same of everybody has an error of {found['constant_error']:.3f} and no "
+        "violation: points near it are nearly constant.",
         "",
     ]
     for notion, panels in found["curves"].items():
