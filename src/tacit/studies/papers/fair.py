@@ -2,7 +2,8 @@
 
 Gupta, Poornash, Lowy and Razaviyayn (arXiv:2411.07889): logistic regression, silos by age, error against violation. A
 method has a *dial* (strength, multiplier step, ...) that trades one for the other, and settings that are tuned: for
-each method, budget and heterogeneity, those whose validation error + violation, averaged over the dial, is least.
+each method, budget and heterogeneity, those whose validation error, averaged over the dial, is least. (A rule that
+counted the violation too would choose settings that predict the same of everybody.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,20 @@ class Scale:
     records_per_silo: int | None = None
 
 
+@lru_cache(maxsize=16)
+def _federation(name: str, silos: int, level: float, seed: int, records_per_silo: int | None) -> Federation:
+    return data.load(
+        name,
+        partition="attribute",
+        silos=silos,
+        level=level,
+        seed=seed,
+        records_per_silo=records_per_silo,
+        sensitive="sex",
+        sensitive_in_features=True,
+    )
+
+
 @dataclass(frozen=True)
 class Arena:
     """One data set in one partition: what every method is run on."""
@@ -57,16 +73,7 @@ class Arena:
 
     def federation(self, seed: int) -> Federation:
         """The records of one seed; the model may see the attribute, as in the paper."""
-        return data.load(
-            self.name,
-            partition="attribute",
-            silos=self.silos,
-            level=self.level,
-            seed=seed,
-            records_per_silo=self.scale.records_per_silo,
-            sensitive="sex",
-            sensitive_in_features=True,
-        )
+        return _federation(self.name, self.silos, self.level, seed, self.scale.records_per_silo)
 
     def constant_error(self, federation: Federation) -> float:
         """The error of the classifier that says the same of everybody."""
@@ -106,7 +113,7 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     common: dict[str, Any] = {"num_rounds": rounds, "batch_size": None, "sampling": "full"}
     opened: dict[str, Any] = {"clip_norm": 1e6, "noise_multiplier": None, "channel": "open"}
     fair = {"frequencies": frequencies, "notion": notion}
-    steps, wide = (1.0, 4.0), {"step_size": (1.0, 4.0)}
+    wide = {"step_size": (1.0, 2.0, 4.0)}
 
     def ours(**point: Any) -> Algorithm:
         return steffle(problem, **{**common, **fair, "clip_norm": 100.0, **point})
@@ -120,16 +127,15 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     def with_(build: Callable[..., Algorithm], **changes: Any) -> Callable[..., Algorithm]:
         return lambda **point: build(**{**changes, **point})
 
-    private = {"step_size": steps, "radius": (1.0, 3.0)}
     clipped = {"step_size": (0.5, 2.0, 8.0), "clip_norm": (0.1, 0.5)}
     averaged = with_(lambda **p: local_sgd(problem, **{**common, **p}), local_steps=5, **opened)
     central = with_(lambda **p: mb_sgd(problem, **{**common, "output": "last", **p}), **opened)
     attribute = "sensitive attribute"
     return [
-        Method("SteFFLe", ours, "strength", DIALS, private, f"ISRL-DP, {attribute}"),
+        Method("SteFFLe", ours, "strength", DIALS, wide, f"ISRL-DP, {attribute}"),
         Method("FedFDP", ling, "fairness", (0.0, 0.5, 2.0, 5.0), clipped, "ISRL-DP, whole record"),
         Method("Tran et al.", tran, "multiplier_step", DIALS, clipped, f"central DP, {attribute}", pooled=True),
-        Method("central DP-FERMI", ours, "strength", DIALS, private, f"central DP, {attribute}", pooled=True),
+        Method("central DP-FERMI", ours, "strength", DIALS, wide, f"central DP, {attribute}", pooled=True),
         Method("SteFFLe, not private", with_(ours, **opened), "strength", DIALS, wide, "none", private=False),
         Method("FERMI, central", with_(ours, **opened), "strength", DIALS, wide, "none", pooled=True, private=False),
         Method("FedAvg", averaged, None, (0.0,), {"step_size": (0.5, 2.0)}, "none", private=False),
@@ -202,7 +208,7 @@ def curve(method: Method, arena: Arena, epsilons: Sequence[float | None]) -> dic
 
     few = dials if len(dials) < 3 else [dials[0], dials[len(dials) // 2], dials[-1]]
     keys, tuning = run(dict.fromkeys(epsilons, settings), seeds[: scale.tuning], few)
-    loss = np.nan_to_num(tuning["validation_error"] + tuning[f"validation_{metric}"], nan=9.0).mean(axis=0)
+    loss = np.nan_to_num(tuning["validation_error"], nan=9.0).mean(axis=0)
     best: dict[Any, int] = {}
     for e in epsilons:
         best[e] = min(range(len(settings)), key=lambda i, e=e: _mean(loss, keys, e, i))  # type: ignore[misc]
