@@ -34,10 +34,12 @@ ALLOWED = {
         "data",
         "runtime",
         "theory",
+        "fairness",
     },
     "cli": None,
     "__init__": None,
     "fitting": None,
+    "fairness": set(),
 }
 
 

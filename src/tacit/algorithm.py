@@ -44,7 +44,7 @@ Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative"]
 Channel = Literal["direct", "trusted", "shuffled-sum", "shuffled-reports", "open"]
 Randomiser = Literal["auto", "duchi", "privunit2", "privunitg"]
-Protects = Literal["record"]
+Protects = Literal["record", "sensitive-attribute"]
 Participants = Literal["all", "sampled", "in turn"]
 
 SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
@@ -57,6 +57,11 @@ GUARANTEES: dict[Channel, str] = {
     "not to collude; without the shuffler only each report's own epsilon is left",
     "open": "none",
 }
+
+
+def _several(value: Any) -> bool:
+    """Whether a term has an entry for each silo."""
+    return value is not None and np.ndim(value) > 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,11 @@ class Release:
     block a stream of its own) and the reports of all silos are shuffled; the noise multiplier is then the reciprocal
     of the randomiser's epsilon, again the largest of all silos'. A release whose ``channel`` is
     ``"open"`` is not private: no clip, no noise, an infinite price.
+
+    ``protects="sensitive-attribute"`` protects the field ``s`` alone, which takes ``groups`` values: features and
+    target count as known. The clip then bounds half of how far a record's statistic can move as ``s`` takes any other
+    value, and everything else about the record leaves as it is. ``passes`` is how often one-pass sampling may go
+    through the records, in the same batches each time.
     """
 
     clip: Callable[[Work], PerBlock]
@@ -91,6 +101,19 @@ class Release:
     channel: Channel = "direct"
     protects: Protects = "record"
     randomiser: Randomiser = "auto"
+    groups: int | None = None
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.protects == "sensitive-attribute") != (self.groups is not None):
+            raise ValueError('Expected groups, the number of values of s, exactly for protects="sensitive-attribute".')
+        if self.protects == "sensitive-attribute" and self.channel in ("shuffled-sum", "shuffled-reports"):
+            raise ValueError('Expected protects="record" through shuffled channels; use channel="direct" to protect s.')
+        if self.passes < 1 or (self.passes > 1 and (self.sampling != "one-pass" or _several(self.batch_size))):
+            raise ValueError(
+                f"Expected passes={self.passes} to be 1, or more with one-pass sampling in batches of one size for all "
+                "silos."
+            )
 
 
 def _broadcast_is_work(broadcast: Broadcast, memory: Memory) -> Work:
@@ -107,7 +130,11 @@ def _work_is_message(work: Work, memory: Memory) -> tuple[Message, Memory]:
 
 @dataclass(frozen=True)
 class Silo:
-    """The silo half. ``query`` maps (work, record) to a statistic and is the only reader of a record."""
+    """The silo half. ``query`` maps (work, record) to a statistic and is the only reader of a record.
+
+    ``reads`` names the fields of a record that the query is handed (``None``: all). A release of which the protected
+    field is no part costs nothing: it cannot depend on what it is not handed.
+    """
 
     query: Callable[[Work, Record], Statistic]
     release: Release
@@ -115,6 +142,7 @@ class Silo:
     start: Callable[[Broadcast, Memory], Work] = _broadcast_is_work
     absorb: Callable[[Work, Statistic], Work] = _released_is_work
     report: Callable[[Work, Memory], tuple[Message, Memory]] = _work_is_message
+    reads: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         crowded = self.release.channel in ("trusted", "shuffled-sum", "shuffled-reports")
@@ -129,6 +157,11 @@ class Silo:
                 'the trusted and shuffled channels; use mechanism="gaussian" through the direct channel for local '
                 "steps."
             )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether only the sensitive attribute is protected and the query is not handed it."""
+        return self.release.protects == "sensitive-attribute" and self.reads is not None and "s" not in self.reads
 
     @property
     def stride(self) -> int:

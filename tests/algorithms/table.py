@@ -19,6 +19,9 @@ from tacit.algorithms import (
     ce_psgm_fg,
     diff2_bvr_lsgd,
     diff2_gd,
+    fed_sgda,
+    fedfdp,
+    lagrangian_dual,
     local_sgd,
     mb_psgm,
     mb_psgm_fg,
@@ -29,6 +32,7 @@ from tacit.algorithms import (
     prox_sgd,
     prox_spider,
     prox_svrg,
+    steffle,
 )
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax, squared
 
@@ -89,6 +93,22 @@ CASES = {
         Case("alternate-spider", alternate_spider),
         Case("prox-svrg", prox_svrg, {"phase_length": 3}),
         Case("pl-svrg", pl_svrg, {"phase_length": 2, "restarts": 2}),
+        Case("sgda", fed_sgda),
+        Case(
+            "steffle",
+            steffle,
+            {"strength": 0.5, "frequencies": (0.4, 0.6)},
+            convergence={"strength": 0.0},
+            samplings=("full", "poisson", "one-pass"),
+        ),
+        Case("fedfdp", fedfdp, {"fairness": 0.5, "loss_clip": 100.0}, convergence={"fairness": 0.0}),
+        Case(
+            "lagrangian-dual",
+            lagrangian_dual,
+            {"frequencies": (0.4, 0.6), "multiplier_step": 0.5},
+            convergence={"multiplier_step": 0.0},
+            samplings=("full", "one-pass"),
+        ),
         Case("mu2-sgd", mu2_sgd, {"step_size": 0.05}, convergence={"step_size": 0.02}, samplings=("full", "one-pass")),
         Case("ce-psgm", ce_psgm, {**PSGM, "local_steps": 3, "num_rounds": 4}, samplings=("wor", "full")),
         Case("ce-psgm-fg", ce_psgm_fg, {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",)),
@@ -112,7 +132,11 @@ def test_every_algorithm_has_a_row():
 def tables(seed=0, sizes=(24, 17, 24), features=5, classes=2):
     rng = np.random.default_rng(seed)
     return [
-        {"x": rng.normal(size=(n, features)).astype(np.float32), "y": rng.integers(0, classes, n).astype(np.int32)}
+        {
+            "x": rng.normal(size=(n, features)).astype(np.float32),
+            "y": rng.integers(0, classes, n).astype(np.int32),
+            "s": rng.integers(0, 2, n).astype(np.int32),
+        }
         for n in sizes
     ]
 
@@ -124,7 +148,8 @@ def least_squares(seed=0, sizes=(40, 40, 40), features=4):
     made = []
     for n in sizes:
         x = rng.normal(size=(n, features)) / np.sqrt(features)
-        made.append({"x": x.astype(np.float32), "y": (x @ truth + 0.1 * rng.normal(size=n)).astype(np.float32)})
+        y = x @ truth + 0.1 * rng.normal(size=n)
+        made.append({"x": x.astype(np.float32), "y": y.astype(np.float32), "s": np.arange(n, dtype=np.int32) % 2})
     x, y = (np.concatenate([np.asarray(t[k], np.float64) for t in made]) for k in ("x", "y"))
     solution = np.linalg.lstsq(x, y, rcond=None)[0]
     return made, Problem(Objective(linear(features, 1, bias=False), squared())), solution

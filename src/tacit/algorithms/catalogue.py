@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from tacit.algorithm import Algorithm
 from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
 from tacit.algorithms.ce_psgm import ce_psgm, ce_psgm_fg, diff2_bvr_lsgd, diff2_gd, mb_psgm, mb_psgm_fg
+from tacit.algorithms.fed_sgda import fed_sgda
+from tacit.algorithms.fedfdp import fedfdp
+from tacit.algorithms.lagrangian_dual import lagrangian_dual
 from tacit.algorithms.local_sgd import local_sgd
 from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
 from tacit.algorithms.mu2_sgd import mu2_sgd
 from tacit.algorithms.prox_spider import alternate_spider, prox_spider
 from tacit.algorithms.prox_svrg import pl_svrg, prox_svrg
+from tacit.algorithms.steffle import steffle
 from tacit.errors import TacitError, unknown
 
 
@@ -26,6 +30,11 @@ class Entry:
     paper: str
     guarantee: str
     assumes: str
+
+    @property
+    def can_protect_attribute(self) -> bool:
+        """Whether it can protect the sensitive attribute alone; then it reads the field ``s`` of records."""
+        return "protects" in self.parameters
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -141,6 +150,34 @@ ALGORITHMS: dict[str, Entry] = {
             "Murata and Suzuki 2023 (arXiv:2302.03884), DIFF2-BVR-L-SGD",
             "central DP through the trusted channel, local steps noised by the silo",
             "as diff2-gd; silos that differ little",
+        ),
+        Entry(
+            "sgda",
+            fed_sgda,
+            "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 2",
+            "ISRL-DP, both messages of a round priced as one release",
+            "smooth saddle problems, strongly concave in the duals; empirical risk",
+        ),
+        Entry(
+            "steffle",
+            steffle,
+            "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 1, its privacy corrected",
+            "ISRL-DP for the sensitive attribute alone, or for whole records (privacy.protects)",
+            "classification with a discrete sensitive attribute; smooth losses for its theorem",
+        ),
+        Entry(
+            "fedfdp",
+            fedfdp,
+            "Ling et al. 2024 (arXiv:2402.16028); baseline of arXiv:2411.07889",
+            "ISRL-DP, gradients and losses priced as one release",
+            "nothing; a baseline that balances losses between silos",
+        ),
+        Entry(
+            "lagrangian-dual",
+            lagrangian_dual,
+            "Tran, Fioretto and Van Hentenryck 2021 (arXiv:2009.12562); baseline of arXiv:2411.07889",
+            "DP of the sensitive attribute: central with one silo, ISRL-DP with several",
+            "nothing; a baseline with fairness constraints",
         ),
         Entry(
             "local-sgd",

@@ -42,6 +42,7 @@ class Exceeded:
     records: int
     batch: int
     rounds: int
+    source: str = "Experiments of arXiv:2106.09779 with replacement"
 
     @property
     def violated(self) -> bool:
@@ -63,13 +64,13 @@ def printed_claim(
     generator = np.random.default_rng(seed)
     z = event.noise_multiplier
     rehearsal = _losses(generator, trials, records, batch, event.count, z)
-    chosen = _promising(rehearsal, delta, confidence)
+    chosen = promising(rehearsal, delta, confidence)
     fresh = _losses(generator, trials, records, batch, event.count, z)
-    bound = chosen if _proven(generator, fresh, chosen, confidence) > delta else 0.0
+    bound = chosen if proven(generator, fresh, chosen, confidence) > delta else 0.0
     return Exceeded(epsilon, bound, delta, confidence, trials, z, records, batch, event.count)
 
 
-def _promising(losses: np.ndarray, delta: float, confidence: float) -> float:
+def promising(losses: np.ndarray, delta: float, confidence: float) -> float:
     """The largest epsilon that as many fresh trials will prove, nearly for sure; rare losses are trusted by half."""
     candidates = np.linspace(0.0, float(losses.max()), 2000)
     for epsilon in candidates[::-1]:
@@ -80,7 +81,7 @@ def _promising(losses: np.ndarray, delta: float, confidence: float) -> float:
     return 0.0
 
 
-def _proven(generator: np.random.Generator, losses: np.ndarray, epsilon: float, confidence: float) -> float:
+def proven(generator: np.random.Generator, losses: np.ndarray, epsilon: float, confidence: float) -> float:
     """A lower bound on delta(epsilon): each loss is a coin, and coins are counted."""
     chances = -np.expm1(np.minimum(epsilon - losses, 0.0))
     successes = int(np.sum(generator.random(len(losses)) < chances))

@@ -22,7 +22,7 @@ from tacit.algorithm import Algorithm, Broadcast
 from tacit.audit.worst_case import hostile_broadcasts, message_shapes
 from tacit.objectives import Objective
 from tacit.privacy.plan import events_of
-from tacit.silo import desk_of, exact_statistic
+from tacit.silo import desk_of, parted_statistic
 
 _ROWS = 3
 
@@ -70,7 +70,7 @@ def audit_extremes(
 def _ratios(algorithm: Algorithm, objective: Objective, features: int) -> Any:
     """For each kind of round, the share of its priced sensitivity as a function of what an adversary chooses."""
     params = objective.init(jax.random.key(0))
-    blank = {"x": jnp.zeros((_ROWS, features)), "y": jnp.zeros(_ROWS)}
+    blank = {"x": jnp.zeros((_ROWS, features)), "y": jnp.zeros(_ROWS), "s": jnp.zeros(_ROWS, jnp.int32)}
     shapes = message_shapes(algorithm, params, desk_of(blank, _ROWS, jnp.arange(_ROWS), 0))
     said = hostile_broadcasts(algorithm, params, shapes, turning=False)
     for event in events_of(algorithm, place=0, silos=1, records=_ROWS):
@@ -80,15 +80,20 @@ def _ratios(algorithm: Algorithm, objective: Objective, features: int) -> Any:
 
 def _ratio(algorithm: Algorithm, kind: str, multiplier: float, params: Any) -> Callable[[Any], Array]:
     silo, memory = algorithm.rounds[kind].silo, algorithm.memory(params)
+    attribute = silo.release.protects == "sensitive-attribute"
 
     def statistic(broadcast: Broadcast, records: Any) -> Any:
         desk = desk_of(records, _ROWS, jnp.arange(_ROWS), 0)
-        return exact_statistic(silo, silo.start(broadcast, memory), desk, key=jax.random.key(0), position=0)
+        work = silo.start(broadcast, memory)
+        return parted_statistic(silo, work, desk, key=jax.random.key(0), position=0)[1:]
 
     def ratio(free: Any) -> Array:
         worlds = [
-            jax.tree.map(lambda rows, own: rows.at[0].set(own), free["others"], free[name]) for name in ("one", "zero")
+            jax.tree.map(lambda rows, own: rows.at[0].set(own), free["others"], free["one" if attribute else name])
+            for name in ("one", "zero")
         ]
+        # The sensitive attribute is no number to climb: its first two values are tried.
+        worlds = [{**w, "s": jnp.zeros(_ROWS, jnp.int32).at[0].set(s)} for s, w in enumerate(worlds)]
         (first, deviation), (second, _) = (statistic(free["broadcast"], world) for world in worlds)
         gaps = jax.tree.map(jnp.subtract, first, second)
         if not isinstance(deviation, dict):

@@ -15,6 +15,7 @@ import jax
 
 import tacit
 from tacit.algorithms import ALGORITHMS
+from tacit.audit.fair import printed_fair_claim
 from tacit.audit.mechanism import AuditResult, audit_mechanism
 from tacit.audit.papers import EPSILONS, Exceeded, printed_claim
 from tacit.audit.reconstruction import draw_picture, reconstruct
@@ -134,7 +135,9 @@ def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "journal.jsonl", trials=trials, seed=seed)
     rows, refused = mechanisms(trials, seed, say, journal)
-    papers = [printed_claim(epsilon, trials=max(trials // 2, 1000), seed=seed) for epsilon in EPSILONS]
+    half = max(trials // 2, 1000)
+    papers = [printed_claim(epsilon, trials=half, seed=seed) for epsilon in EPSILONS]
+    papers += [printed_fair_claim(1.0, trials=half, seed=seed, epochs=epochs) for epochs in (False, True)]
     study = load_study("heart-disease")
     runs = [
         audit_training(load_study("heart-disease", [f"privacy.epsilon={e:g}"]), seed=seed).as_json() for e in (1.0, 8.0)
@@ -242,9 +245,9 @@ def _mechanism_line(row: dict[str, Any]) -> str:
 def _paper_line(paper: Exceeded) -> str:
     verdict = "exceeded" if paper.violated else "not refuted"
     return (
-        f"- Experiments of arXiv:2106.09779 with replacement, n = {paper.records}, K = {paper.batch}, "
-        f"R = {paper.rounds}: claimed epsilon {paper.epsilon_claimed:g} at delta = 1/n^2, proven at least "
-        f"{paper.epsilon_lower_bound:.2f} (95%, {paper.trials} trials): {verdict}."
+        f"- {paper.source}, n = {paper.records}, K = {paper.batch}, R = {paper.rounds}: claimed epsilon "
+        f"{paper.epsilon_claimed:g} at delta = 1/n^2, proven at least {paper.epsilon_lower_bound:.2f} (95%, "
+        f"{paper.trials} trials): {verdict}."
     )
 
 

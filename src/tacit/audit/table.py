@@ -20,7 +20,14 @@ from tacit.privacy.plan import events_of
 
 CLIP = 0.01  # small beside every canary's gradient
 
-_OWN: dict[str, Any] = {"local_steps": 2, "phase_length": 2, "restarts": 2, "difference_slope": 1.0}
+_OWN: dict[str, Any] = {
+    "local_steps": 2,
+    "phase_length": 2,
+    "restarts": 2,
+    "difference_slope": 1.0,
+    "frequencies": (0.5, 0.5),
+}
+_ALWAYS = {"frequencies"}  # has a default, but nothing can be attacked without it
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,6 @@ def parameters_for(entry: Entry, setting: Setting) -> dict[str, Any]:
     for name, parameter in entry.parameters.items():
         if name in common:
             given[name] = common[name]
-        elif parameter.default is inspect.Parameter.empty and name != "noise_multiplier":
+        elif (parameter.default is inspect.Parameter.empty or name in _ALWAYS) and name != "noise_multiplier":
             given[name] = _OWN.get(name, 2 if "int" in str(parameter.annotation) else 0.5)
     return given

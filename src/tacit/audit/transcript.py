@@ -25,6 +25,7 @@ from tacit.audit.worst_case import (
     lonely_crowd,
     message_shapes,
     neighbours,
+    protects_attribute,
     start_point,
 )
 from tacit.runtime import program
@@ -82,7 +83,8 @@ def scenes_of(algorithm: Algorithm, seat: Seat, *, canary: Canary, kind: str | N
     keys = program.split_keys(jax.random.key(1))
     order = program.silo_order(algorithm, keys, seat.place, seat.records, seat.records)
     # The order of a pass is not secret, so the record that differs may be the first of it.
-    records = neighbours(canary, seat.records, 0 if order is None else int(order[0]), samplings)
+    target = 0 if order is None else int(order[0])
+    records = neighbours(canary, seat.records, target, samplings, protects_attribute(algorithm))
     desk = desk_of({name: jnp.asarray(column[0]) for name, column in records.items()}, seat.records, order, seat.place)
     shapes = message_shapes(algorithm, params, desk)
     heard = np.asarray([kind is None or algorithm.schedule[n] == kind for n in numbers])

@@ -47,8 +47,12 @@ def start_point() -> Params:
     return {"linear": {"w": jnp.full((1, 1), POINT, jnp.float32)}}
 
 
-def neighbours(canary: Canary, records: int, target: int, samplings: set[Sampling]) -> dict[str, np.ndarray]:
+def neighbours(
+    canary: Canary, records: int, target: int, samplings: set[Sampling], attribute: bool = False
+) -> dict[str, np.ndarray]:
     """Two silos that differ in the record ``target``; a leading axis tells the worlds apart.
+
+    With ``attribute`` they differ in its sensitive attribute alone, which is all that is protected then.
 
     Beside a batch of fixed size the worst other records are all opposite to the target, so that a batch without it
     is a world of its own; beside a Poisson batch, whose size is random, they are silent. ``overflow`` is a record
@@ -63,7 +67,11 @@ def neighbours(canary: Canary, records: int, target: int, samplings: set[Samplin
     if canary == "faint":
         x[:, target] = 1e-19
         y[:, target] = 5e34, -5e34
-    worlds = [check_records({"x": x[i], "y": y[i]}, f"world {i}") for i in range(2)]
+    s = np.zeros((2, records), np.int32)
+    if attribute:
+        y = np.zeros((2, records))
+        s[0, target] = 1
+    worlds = [check_records({"x": x[i], "y": y[i], "s": s[i]}, f"world {i}") for i in range(2)]
     return {name: np.stack([world[name] for world in worlds]) for name in worlds[0]}
 
 
@@ -106,10 +114,24 @@ def hostile_broadcasts(
     for number, kind in enumerate(algorithm.schedule):
         server = algorithm.rounds[kind].server
         broadcast = server.ask(state)
+        if protects_attribute(algorithm):
+            broadcast = _undecided(broadcast)
         said.append(jax.tree.map(_turned, broadcast) if turning and number % 2 else broadcast)
         heard = jax.tree.map(lambda leaf: jnp.full(leaf.shape, _PUSH, leaf.dtype), shapes[kind])
         state = server.tell(state, heard)
     return said
+
+
+def protects_attribute(algorithm: Algorithm) -> bool:
+    """Whether an algorithm promises no more than to protect the sensitive attribute."""
+    return any(kind.silo.release.protects == "sensitive-attribute" for kind in algorithm.rounds.values())
+
+
+def _undecided(broadcast: Broadcast) -> Broadcast:
+    """A point at which the sensitive attribute tells most: a model that is undecided, and duals that oppose groups."""
+    groups, classes = broadcast.duals.shape[-2:]
+    signs = (-1.0) ** (jnp.arange(groups)[:, None] + jnp.arange(classes))
+    return broadcast._replace(params=jax.tree.map(jnp.zeros_like, broadcast.params), duals=signs * broadcast.duals)
 
 
 def _turned(leaf: Array) -> Array:

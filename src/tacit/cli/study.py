@@ -227,6 +227,7 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
     console.print(f"Guarantee: {found['guarantee']}.")
     console.print(f"Noise: {found['noise']}.")
     _print_parties(found, console)
+    _print_fair(found, console)
     if found["theory"] is not None:
         from tacit.studies.bound import bound_text
 
@@ -247,6 +248,37 @@ def _print_parties(found: dict[str, Any], console: Console) -> None:
             f"{worst['epsilon_without_shuffler']:.4g} in place of {worst['epsilon']:.4g} (ISRL-DP: the local epsilon "
             "composed over all reports)."
         )
+
+
+def _print_fair(found: dict[str, Any], console: Console) -> None:
+    """What crosses between divisions, and the designs that protect the attribute."""
+    if "crossings" not in found:
+        return
+    alone = found["protects"] == "sensitive-attribute"
+    console.print(
+        "Protected: the sensitive attribute alone; features and targets count as known."
+        if alone
+        else "Protected: whole records."
+    )
+    table = Table("from", "to", "message", "numbers a round", "promise")
+    table.title = f"what crosses ({found['centralisation']})"
+    for row in found["crossings"]:
+        table.add_row(row["sender"], row["receiver"], row["message"], str(row["numbers"]), row["promise"])
+    console.print(table)
+    if "designs" not in found:
+        return
+    designs = Table("design", "sampling", "z", "sigma/clip", "clip bounds", "epsilon")
+    designs.title = "ways to protect the attribute at this budget, for the smallest silo"
+    for row in found["designs"]:
+        designs.add_row(
+            row["name"],
+            row["sampling"] + (f", {row['passes']} passes" if row["passes"] > 1 else ""),
+            f"{row['noise_multiplier']:.3g}",
+            f"{row['sigma_over_clip']:.4g}",
+            row["bounds"],
+            f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else ""),
+        )
+    console.print(designs)
 
 
 def _print_reading(plan: Plan, console: Console) -> None:

@@ -8,6 +8,7 @@ from tacit.objectives.models import linear, mlp
 from tacit.objectives.objective import Linear, Loss, Model, Objective, Smoothing, Tap, untapped
 from tacit.objectives.problem import Problem
 from tacit.objectives.query import GradientQuery, gradient_at, gradient_difference
+from tacit.objectives.saddle import Saddle, SaddleQuery, lifted, saddle
 
 __all__ = [
     "Constants",
@@ -18,6 +19,8 @@ __all__ = [
     "Model",
     "Objective",
     "Problem",
+    "Saddle",
+    "SaddleQuery",
     "Smoothing",
     "Tap",
     "absolute",
@@ -27,11 +30,13 @@ __all__ = [
     "gradient_at",
     "gradient_difference",
     "hinge",
+    "lifted",
     "linear",
     "logistic",
     "mlp",
     "pinball",
     "ridge",
+    "saddle",
     "softmax",
     "squared",
     "untapped",

@@ -79,13 +79,22 @@ class Ermi:
         """The modulus of strong concavity of the mean of psi in the duals of a condition that every record meets."""
         return 2.0 * self.floor
 
+    @property
+    def longest(self) -> float:
+        """The largest norm of floored probabilities: those of a prediction that is as sure as it can be."""
+        others = (self.classes - 1) * self.floor
+        return math.sqrt((1.0 - others) ** 2 + others * self.floor)
+
     def init(self) -> Array:
         """Duals to start from: zero."""
         return jnp.zeros((len(self.frequencies), len(self.frequencies[0]), self.classes))
 
     def probabilities(self, params: Params, x: Array, tap: Tap = untapped) -> Array:
         """The floored probabilities of the classes, (records, classes)."""
-        outputs = self.model.apply(params, x, tap)
+        return self.chances(self.model.apply(params, x, tap))
+
+    def chances(self, outputs: Array) -> Array:
+        """The floored probabilities of the classes from the model's outputs."""
         if outputs.shape[1] == 1 and self.classes == 2:
             plain = jnp.concatenate([jax.nn.sigmoid(-outputs), jax.nn.sigmoid(outputs)], axis=1)
         elif outputs.shape[1] == self.classes:
@@ -96,19 +105,42 @@ class Ermi:
 
     def values(self, params: Params, duals: Array, records: Record, tap: Tap = untapped) -> Array:
         """psi of each record; zero for records outside the condition."""
-        chances = self.probabilities(params, records["x"], tap)
+        return self.values_at(self.probabilities(params, records["x"], tap), duals, records)
+
+    def values_at(self, chances: Array, duals: Array, records: Record, frequencies: Array | None = None) -> Array:
+        """psi of each record from the model's floored probabilities; frequencies may be given anew."""
+        table = jnp.asarray(self.frequencies if frequencies is None else frequencies, chances.dtype)
         condition, counts = self._condition(records["y"])
-        own = duals[condition]
-        group = records["s"].astype(jnp.int32)
-        scale = 1.0 / jnp.sqrt(jnp.asarray(self.frequencies, chances.dtype)[condition, group])
-        chosen = jnp.take_along_axis(own, group[:, None, None], axis=1)[:, 0]
-        spread = jnp.einsum("nru,nu->n", own**2, chances)
+        # One-hot products, not indexing: their gradients are products too.
+        cells = jax.nn.one_hot(condition, table.shape[0], dtype=chances.dtype)
+        groups = jax.nn.one_hot(records["s"], table.shape[1], dtype=chances.dtype)
+        scale = jnp.einsum("nc,nr,cr->n", cells, groups, 1.0 / jnp.sqrt(table))
+        chosen = jnp.einsum("nc,nr,cru->nu", cells, groups, duals)
+        spread = jnp.einsum("nc,cu,nu->n", cells, jnp.sum(duals**2, axis=1), chances)
         psi = 2.0 * scale * jnp.sum(chosen * chances, axis=1) - spread - 1.0
         return jnp.where(counts, psi, 0.0)
+
+    def dual_gradients_at(
+        self, chances: Array, duals: Array, records: Record, frequencies: Array | None = None
+    ) -> Array:
+        """Each record's gradient of psi in the duals: -2 W diag(F) + 2 p_s^(-1/2) e_s F^T in its own condition."""
+        table = jnp.asarray(self.frequencies if frequencies is None else frequencies, chances.dtype)
+        condition, counts = self._condition(records["y"])
+        cells = jax.nn.one_hot(condition, table.shape[0], dtype=chances.dtype) * counts[:, None]
+        groups = jax.nn.one_hot(records["s"], table.shape[1], dtype=chances.dtype)
+        pull = 2.0 * cells[:, :, None] * (groups[:, None, :] / jnp.sqrt(table))
+        return (pull[..., None] - 2.0 * cells[:, :, None, None] * duals) * chances[:, None, None, :]
 
     def value(self, params: Params, duals: Array, record: Record) -> Array:
         """psi of one record; its gradients with respect to params and duals are what silos release."""
         return self.values(params, duals, jax.tree.map(lambda leaf: leaf[None], record))[0]
+
+    def cell(self, record: Record) -> Array:
+        """One for the condition and group of a record, zero elsewhere: its entry in a histogram."""
+        condition, counts = self._condition(record["y"])
+        rows, groups = len(self.frequencies), len(self.frequencies[0])
+        own = jax.nn.one_hot(condition, rows)[:, None] * jax.nn.one_hot(record["s"], groups)[None, :]
+        return jnp.where(counts, own, 0.0)
 
     def best(self, params: Params, records: Record) -> Array:
         """The duals that maximise the mean of psi over these records: a look at raw records, for tests and metrics."""
@@ -139,10 +171,8 @@ class Ermi:
         rare = [sorted(row)[:2] for row in self.frequencies if len(row) > 1]
         spread = max((math.sqrt(1 / p + 1 / q) for p, q in rare), default=0.0)
         steepest = max((1 / math.sqrt(p) + 1 / math.sqrt(q) for p, q in rare), default=0.0)
-        others = (self.classes - 1) * self.floor
-        longest = math.sqrt((1.0 - others) ** 2 + others * self.floor)
         reach = math.sqrt(self.classes) * steepest if box else spread
-        return Sensitivity(2.0 * spread * longest, 2.0 * jacobian * radius * reach)
+        return Sensitivity(2.0 * spread * self.longest, 2.0 * jacobian * radius * reach)
 
     def jacobian_bound(self, feature_norm: float) -> float:
         """The largest operator norm of the derivative of the probabilities, for a linear model."""

@@ -14,6 +14,7 @@ class Problem:
 
     The constants are public bounds where they are known: ``lipschitz`` (L) and ``smoothness`` (beta) of each record's
     loss, ``strong_convexity`` (mu) of the average, ``radius`` of a ball that holds the initial point and an optimum.
+    The objective of a saddle problem is a `Saddle`, which descent-ascent alone can read.
     """
 
     objective: Objective

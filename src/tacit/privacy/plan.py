@@ -158,7 +158,8 @@ def events_of(
 
     Formal guarantee: every release of a run of ``algorithm`` in which the silo takes part in at most
     ``max_participations`` rounds (default: all) is covered. Everything is read from the plan; nothing depends
-    on records or broadcasts. Shuffled reports are priced among the ``company``, which one silo alone need not name.
+    on records or broadcasts. Shuffled reports are priced among the ``company``, which one silo alone need not name. A
+    release whose query is not handed the protected field has no event.
     """
     if max_participations is not None and max_participations < 1:
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
@@ -167,6 +168,8 @@ def events_of(
     turns = algorithm.turns
     events = []
     for kind in sorted(algorithm.rounds):
+        if algorithm.rounds[kind].silo.is_free:
+            continue
         in_turn = algorithm.rounds[kind].participants == "in turn"
         mine = [not in_turn or turn % silos == place for turn in turns]
         rounds = sum(name == kind and own for name, own in zip(algorithm.schedule, mine, strict=True))
@@ -213,10 +216,11 @@ def honest_reports(part: Round, company: Company) -> int:
 def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records: int, cap: int | None) -> Event:
     silo, release = part.silo, part.silo.release
     batch = records if release.batch_size is None else _whole("batch_size", release.batch_size, place)
-    if release.sampling == "one-pass" and rounds * silo.local_steps * batch > records:
+    if release.sampling == "one-pass" and rounds * silo.local_steps > release.passes * (records // batch):
+        times = f"passes={release.passes} x " if release.passes > 1 else ""
         raise PricingError(
-            f"Expected rounds={rounds} x local_steps={silo.local_steps} x batch={batch} <= records={records} for "
-            'sampling "one-pass"; lower the rounds or the batch, or use sampling="poisson" to see records again.'
+            f"Expected rounds={rounds} x local_steps={silo.local_steps} x batch={batch} <= {times}records={records} "
+            'for sampling "one-pass"; lower the rounds or the batch, or use sampling="poisson" to see records again.'
         )
     capacity = None if release.capacity is None else min(_whole("capacity", release.capacity, place), records)
     return Event(
@@ -228,6 +232,7 @@ def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records:
         sampling=release.sampling,
         mechanism=release.mechanism,
         capacity=capacity if release.sampling == "poisson" else None,
+        passes=release.passes if release.sampling == "one-pass" else 1,
         protects=release.protects,
     )
 

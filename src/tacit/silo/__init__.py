@@ -1,6 +1,16 @@
 """The trusted layer: the only code that touches a record. It never imports an algorithm."""
 
-from tacit.silo.answer import Before, Desk, add_cumulative, answer, desk_of, exact_statistic, privatise, step_keys
+from tacit.silo.answer import (
+    Before,
+    Desk,
+    add_cumulative,
+    answer,
+    desk_of,
+    exact_statistic,
+    parted_statistic,
+    privatise,
+    step_keys,
+)
 from tacit.silo.clipping import SLACK, sensitivity
 from tacit.silo.gradients import clipped_sum, is_tapped, plain_sum
 from tacit.silo.noise import add_gaussian, standard_deviation
@@ -26,6 +36,7 @@ __all__ = [
     "enrol",
     "exact_statistic",
     "is_tapped",
+    "parted_statistic",
     "pass_order",
     "plain_sum",
     "privatise",

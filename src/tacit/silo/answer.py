@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
+from tacit.silo.attribute import attribute_sum
 from tacit.silo.gradients import clipped_sum, plain_sum
 from tacit.silo.noise import add_gaussian, standard_deviation
 from tacit.silo.reports import reports_sum
@@ -111,9 +112,12 @@ def privatise(
         return _share(silo, work, desk, keys, position, crowd)
     if silo.release.channel == "shuffled-reports":
         return _reports(silo, work, desk, keys, position, crowd)
-    mean, deviation = exact_statistic(silo, work, desk, key=key_batch, position=position)
+    known, mean, deviation = parted_statistic(silo, work, desk, key=key_batch, position=position)
     if deviation is None:
         return mean
+    if known is not None:
+        # Noise first: what is rounded after it is post-processing.
+        return jax.tree.map(jnp.add, known, add_gaussian(key_noise, mean, deviation))
     if silo.release.mechanism != "cumulative":
         return add_gaussian(key_noise, mean, deviation)
     if before is None:
@@ -142,17 +146,40 @@ def exact_statistic(
     Not private by itself: whoever calls this must add the noise before anything is said. ``None`` in place of a
     deviation marks a release through the open channel, which is not private.
     """
+    known, hidden, deviation = parted_statistic(silo, work, desk, key=key, position=position)
+    return hidden if known is None else jax.tree.map(jnp.add, known, hidden), deviation
+
+
+def parted_statistic(
+    silo: Silo, work: Work, desk: Desk, *, key: Array, position: Array | int
+) -> tuple[Statistic | None, Statistic, PerBlock | None]:
+    """The statistic in two parts, and the deviation that the noise of the second must have.
+
+    The first part is ``None`` but where the sensitive attribute alone is protected: then it is what does not depend on
+    it, and needs no noise.
+    """
     release = silo.release
     size, batch = _batch(release, desk, key, position)
-    records = desk.fetch(batch.rows)
+    records = _handed(silo, desk.fetch(batch.rows))
     if release.channel == "open":
-        return _over(plain_sum(silo.query, work, records, batch.present), size), None
+        return None, _over(plain_sum(silo.query, work, records, batch.present), size), None
     if release.noise_multiplier is None:
         raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
     bound = _own_terms(release, work, desk.place)
-    total = clipped_sum(silo.query, work, records, batch.present, bound)
+    known = None
+    if release.protects == "sensitive-attribute":
+        groups = release.groups or 1
+        known, total = attribute_sum(silo.query, work, records, batch.present, bound, groups=groups)
+        known = _over(known, size)
+    else:
+        total = clipped_sum(silo.query, work, records, batch.present, bound)
     multiplier = jax.tree.map(lambda z: _own(z, desk.place), release.noise_multiplier)
-    return _over(total, size), standard_deviation(bound, multiplier, size)
+    return known, _over(total, size), standard_deviation(bound, multiplier, size)
+
+
+def _handed(silo: Silo, records: Record) -> Record:
+    """The fields of the records that the query may read."""
+    return records if silo.reads is None else {name: records[name] for name in silo.reads}
 
 
 def _check_crowd(release: Release, crowd: Crowd | None, what: str) -> Crowd:
@@ -175,7 +202,7 @@ def _reports(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | 
     total = reports_sum(
         silo.query,
         work,
-        desk.fetch(batch.rows),
+        _handed(silo, desk.fetch(batch.rows)),
         batch.present,
         release.clip(work),
         key=keys[1],
@@ -212,6 +239,9 @@ def _batch(release: Release, desk: Desk, key: Array, position: Array | int) -> t
     """The fixed divisor of a release, and the batch of this round."""
     size = desk.count if release.batch_size is None else _own(release.batch_size, desk.place)
     capacity = desk.count if release.capacity is None else _own(release.capacity, desk.place)
+    if release.passes > 1:
+        # The same whole batches in every pass, so that a record is in at most so many of them.
+        position = (position // size) % jnp.maximum(desk.count // size, 1) * size
     batch = draw(
         key,
         release.sampling,

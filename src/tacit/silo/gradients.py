@@ -30,13 +30,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tacit.algorithm import Params, PerBlock, Record, Statistic, Work
-from tacit.objectives.objective import Model, Objective
-from tacit.objectives.query import GradientQuery, differences, is_zero
+from tacit.objectives.objective import Model, Objective, untapped
+from tacit.objectives.query import GradientQuery, differences, gradient_at, is_zero
+from tacit.objectives.saddle import SaddleQuery
 from tacit.silo.clipping import by_block, scales, squared_norms, usable
 
 _MICRO_BATCH_FLOATS = 2**20
 _MICRO_BATCH_FLOATS_TAPPED = 2**21
-_TINY = 1e-30  # far above where squares underflow, times any number of coordinates
+TINY = 1e-30  # far above where squares underflow, times any number of coordinates
 _MANY_SIGNS = 8.0  # sums over pairs of positions cancel: their rounding is measured by sizes, and in more units
 
 
@@ -75,6 +76,8 @@ def clipped_sum(
     simulator, rounding of a long sum of crafted records can add to the change; a silo's door uses float64, where it
     stays inside ``SLACK``.
     """
+    if isinstance(query, SaddleQuery) and query.saddle.model.layers and isinstance(bound, Mapping):
+        return _saddle_sum(query, work, records, present, bound)
     if is_tapped(query) and not isinstance(bound, Mapping):
         return _tapped_sum(query, work, records, present, usable(bound))
     return _general_sum(query, work, records, present, bound)
@@ -82,9 +85,13 @@ def clipped_sum(
 
 def plain_sum(query: Any, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
     """The sum over present records of their statistics, not clipped: for releases that are not private."""
-    part = _plain_gradients if isinstance(query, GradientQuery) else _plain_statistics
-    limit = _tapped_limit(query, work, records) if is_tapped(query) else _general_limit(query, work, records)
-    return _in_micro_batches(partial(part, query, work), records, present, limit)
+    parts: dict[type, Callable[..., Statistic]] = {GradientQuery: _plain_gradients, SaddleQuery: _plain_saddle}
+    part = parts.get(type(query), _plain_statistics)
+    if is_tapped(query):
+        limit = _tapped_limit(query, work, records)
+    else:
+        limit = _MICRO_BATCH_FLOATS // statistic_width(jax.vmap(lambda record: query(work, record)), records)
+    return in_micro_batches(partial(part, query, work), records, present, limit)
 
 
 def _plain_statistics(query: Any, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
@@ -101,7 +108,32 @@ def _plain_gradients(query: GradientQuery, work: Work, records: Record, present:
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
 
 
-def _factors(objective: Objective, params: Params, records: Record) -> _Factors:
+def _plain_saddle(query: SaddleQuery, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
+    def both(point: tuple[Params, Any]) -> Array:
+        return jnp.sum(jnp.where(present, query.game(work).values(*point, records, untapped), 0.0))
+
+    return dict(zip(("params", "duals"), jax.grad(both)(query.point(work)), strict=True))
+
+
+def _saddle_sum(
+    query: SaddleQuery, work: Work, records: Record, present: Bool[Array, " records"], bound: Mapping[str, Any]
+) -> Statistic:
+    """Both blocks of a saddle query, each clipped by itself: parameters by taps, the few duals record by record."""
+    if set(bound) != {"params", "duals"}:
+        raise ValueError(f"Expected a clip for the blocks 'params' and 'duals', got {sorted(bound)}.")
+    (params, duals), game = query.point(work), query.game(work)
+
+    def by_duals(some: Record) -> Statistic:
+        return game.by_duals(params, duals, some)
+
+    gradient = gradient_at(game.at(duals), lambda _: params)
+    return {
+        "params": _tapped_sum(gradient, work, records, present, usable(bound["params"])),
+        "duals": _clipped_in_parts(by_duals, records, present, bound["duals"]),
+    }
+
+
+def factors_of(objective: Objective, params: Params, records: Record) -> _Factors:
     """Inputs (the very arrays, so that shared ones can be recognised) and cotangents of every tapped layer."""
     inputs: dict[str, Array] = {}
 
@@ -169,7 +201,7 @@ def _product(s: _Term, t: _Term, has_bias: bool) -> tuple[Float[Array, " records
     bias = float(has_bias and s.bias and t.bias)
     # Squares of tiny factors vanish in float32 however large the other factor is: each gets a floor of its own, which
     # also covers what the products of different terms lose, by the inequality of means.
-    floor = _TINY if s is t else 0.0
+    floor = TINY if s is t else 0.0
     if s.left.ndim == 2:
         product = (jnp.sum(s.left * t.left, axis=1) + bias + floor) * (jnp.sum(s.right * t.right, axis=1) + floor)
         return product, jnp.abs(product)
@@ -195,7 +227,7 @@ def _tapped_sum(
     def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
         return _tapped_part(query, work, some, there, bound)
 
-    return _in_micro_batches(part, records, present, _tapped_limit(query, work, records))
+    return in_micro_batches(part, records, present, _tapped_limit(query, work, records))
 
 
 def _tapped_limit(query: GradientQuery, work: Work, records: Record) -> int:
@@ -207,7 +239,7 @@ def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
     """How many floats a record takes in layers with positions or formed gradients; at least one."""
     points = query.points(work)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), records)
-    inputs, cotangents = jax.eval_shape(lambda some: _factors(query.objective, points[0], some), one)
+    inputs, cotangents = jax.eval_shape(lambda some: factors_of(query.objective, points[0], some), one)
     width = 0
     for name, a in inputs.items():
         c = cotangents[name]
@@ -224,7 +256,7 @@ def _tapped_part(
     if len(points) != len(weights):
         raise ValueError(f"Expected as many weights as points, got {len(weights)} and {len(points)}.")
     layout = points[0]
-    parts = [_factors(query.objective, point, records) for point in points]
+    parts = [factors_of(query.objective, point, records) for point in points]
     if set(parts[0].inputs) != set(layout):
         raise ValueError(f"Expected every layer of {sorted(layout)} to be tapped, got {sorted(parts[0].inputs)}.")
     formed: dict[str, Statistic] = {}
@@ -250,7 +282,7 @@ def _tapped_part(
     return summed | {name: _scaled_sum(formed[name], factor, counts) for name in formed}
 
 
-def _rows(per_record: Array, like: Array) -> Array:
+def rows(per_record: Array, like: Array) -> Array:
     """One value per record, shaped to act on the records of an array."""
     return per_record.reshape((-1,) + (1,) * (like.ndim - 1))
 
@@ -258,8 +290,8 @@ def _rows(per_record: Array, like: Array) -> Array:
 def _sum_of_terms(terms: list[_Term], has_bias: bool, factor: Array, counts: Array) -> dict[str, Array]:
     """The clipped sum of one layer that stays in factors."""
     # Not finite times zero is not zero: such records are masked on both sides.
-    right = [jnp.where(_rows(counts, t.right), t.right * _rows(factor, t.right), 0.0) for t in terms]
-    left = [t.left if t.left_is_data else jnp.where(_rows(counts, t.left), t.left, 0.0) for t in terms]
+    right = [jnp.where(rows(counts, t.right), t.right * rows(factor, t.right), 0.0) for t in terms]
+    left = [t.left if t.left_is_data else jnp.where(rows(counts, t.left), t.left, 0.0) for t in terms]
     left, right = ([array.reshape(-1, array.shape[-1]) for array in side] for side in (left, right))
     products = [jnp.matmul(u.T, v, precision="highest") for u, v in zip(left, right, strict=True)]
     summed = {"w": sum(products[1:], products[0])}
@@ -273,12 +305,12 @@ def _scaled_sum(statistics: Statistic, factor: Array, counts: Array) -> Statisti
     """The sum over records of their statistics times their factors; a record that does not count is masked."""
 
     def total(leaf: Array) -> Array:
-        return jnp.tensordot(factor, jnp.where(_rows(counts, leaf), leaf, 0.0), 1, precision="highest")
+        return jnp.tensordot(factor, jnp.where(rows(counts, leaf), leaf, 0.0), 1, precision="highest")
 
     return jax.tree.map(total, statistics)
 
 
-def _in_micro_batches(
+def in_micro_batches(
     part: Callable[[Record, Array], Statistic], records: Record, present: Bool[Array, " records"], limit: int
 ) -> Statistic:
     """The sum of ``part`` over batches of at most ``limit`` records, padded with absent ones to equal size."""
@@ -304,20 +336,24 @@ def _in_micro_batches(
 def _general_sum(
     query: Any, work: Work, records: Record, present: Bool[Array, " records"], bound: PerBlock
 ) -> Statistic:
-    def one(record: Record) -> Statistic:
-        return query(work, record)
+    return _clipped_in_parts(jax.vmap(lambda record: query(work, record)), records, present, bound)
+
+
+def _clipped_in_parts(
+    each: Callable[[Record], Statistic], records: Record, present: Bool[Array, " records"], bound: PerBlock
+) -> Statistic:
+    """The clipped sum of what ``each`` computes for the records of a batch, in micro-batches."""
 
     def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
-        return _clip_and_sum(jax.vmap(one)(some), there, bound)
+        return _clip_and_sum(each(some), there, bound)
 
-    return _in_micro_batches(part, records, present, _general_limit(query, work, records))
+    return in_micro_batches(part, records, present, _MICRO_BATCH_FLOATS // statistic_width(each, records))
 
 
-def _general_limit(query: Any, work: Work, records: Record) -> int:
-    """How many records a micro-batch of the general path may hold."""
-    first = jax.eval_shape(lambda record: query(work, record), jax.tree.map(lambda leaf: leaf[0], records))
-    width = max(1, sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(first)))
-    return _MICRO_BATCH_FLOATS // width
+def statistic_width(each: Callable[[Record], Statistic], records: Record) -> int:
+    """How many floats the statistic of a record has; at least one."""
+    first = jax.eval_shape(each, jax.tree.map(lambda leaf: leaf[:1], records))
+    return max(1, sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(first)))
 
 
 def _clip_and_sum(statistics: Statistic, present: Bool[Array, " records"], bound: PerBlock) -> Statistic:

@@ -29,6 +29,7 @@ from tacit.objectives import (
     softmax,
     squared,
 )
+from tacit.studies.centralisation import regrouped
 from tacit.studies.spec import ObjectiveSection, Study, StudyError
 
 _COMMON = {
@@ -40,6 +41,7 @@ _COMMON = {
     "sampling",
     "capacity",
     "channel",
+    "protects",
 }
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "logistic": lambda section: logistic(),
@@ -71,6 +73,7 @@ def federation_of(study: Study, seed: int) -> data.Federation:
         records_per_silo=part.records_per_silo,
         **study.data.options,
     )
+    federation = regrouped(study, federation)
     if federation.task != "regression":
         classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
         if len(classes) < 2:
@@ -155,9 +158,23 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "sampling": section.scheme,
         "capacity": capacity_for(study, records),
         "channel": section.channel if study.privacy.private else "open",
+        **_protection(study, entry),
         **section.own,
     }
     return Builder(entry, problem, fixed)
+
+
+def _protection(study: Study, entry: Entry) -> dict[str, Any]:
+    """What the algorithm is told to protect, where it can protect less than whole records."""
+    protects = study.privacy.protects
+    if entry.can_protect_attribute:
+        return {"protects": protects}
+    if protects != "record":
+        raise StudyError(
+            f'privacy.protects: {entry.name} protects whole records; set it to "record", or use steffle to protect the '
+            "sensitive attribute alone."
+        )
+    return {}
 
 
 def capacity_for(study: Study, records: list[int]) -> Any:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from tacit.algorithm import GUARANTEES, Algorithm
+from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.privacy import Event, PaperNoise, paper_noise, price, risk_of, user_level
+from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
 from tacit.privacy.randomisers import noise_over_clip
 from tacit.studies.assemble import Builder
 from tacit.studies.bound import bound_json, bound_of
+from tacit.studies.centralisation import crossings
 from tacit.studies.spec import Study, StudyError
 from tacit.theory import Statement
 
@@ -159,7 +164,44 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         ],
         "silos": [_silo_json(plan, silo) for silo in plan.silos],
         "theory": bound_json(plan.bound),
+        **fair_json(plan),
     }
+
+
+def fair_json(plan: Plan) -> dict[str, Any]:
+    """For algorithms that read the sensitive attribute: what crosses between divisions, and what each design costs."""
+    study, section = plan.study, plan.study.algorithm
+    if not find(section.name).can_protect_attribute:
+        return {}
+    shapes = jax.eval_shape(plan.problem.objective.init, jax.random.key(0))
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    smallest = min(plan.silos, key=lambda silo: silo.records)
+    batch = section.batch_size or smallest.records
+    rows = int(section.own.get("classes", 2)) if section.own.get("notion") == "equalized-odds" else 1
+    groups = np.atleast_2d(section.own.get("frequencies", np.zeros(int(section.own.get("groups", 2))))).shape[1]
+    crossing = crossings(
+        study,
+        features=study.partition.silos or len(plan.silos),
+        records=batch,
+        parameters=parameters,
+        duals=rows * groups * int(section.own.get("classes", 2)),
+    )
+    found: dict[str, Any] = {
+        "protects": study.privacy.protects,
+        "centralisation": study.partition.centralisation,
+        "crossings": [dataclasses.asdict(row) for row in crossing],
+    }
+    epsilon = study.privacy.epsilon
+    if isinstance(epsilon, float | int) and study.privacy.protects == "sensitive-attribute":
+        designs = fair_designs(
+            records=smallest.records,
+            rounds=section.num_rounds,
+            batch=min(section.batch_size or 256, smallest.records),
+            epsilon=float(epsilon),
+            delta=study.privacy.delta,
+        )
+        found["designs"] = [dataclasses.asdict(design) for design in designs]
+    return found
 
 
 def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
@@ -207,7 +249,8 @@ def _reports_json(event: Event, priced: bool) -> dict[str, Any]:
 
 def user_level_of(plan: Plan, silo: SiloPlan) -> dict[str, float] | None:
     """What the same noise promises if all records of the silo change together, where that is a promise at all."""
-    if silo.price is None or plan.study.algorithm.channel == "shuffled-sum":
+    hidden = plan.study.algorithm.channel == "shuffled-sum" or any(e.protects != "record" for e in silo.events)
+    if silo.price is None or hidden:
         return None
     found = user_level(silo.events, delta=silo.price.delta)
     return {"epsilon": found.epsilon, "delta": found.delta}

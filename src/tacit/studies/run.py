@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Params
+from tacit.algorithms import find
 from tacit.data import Federation
-from tacit.objectives import Problem
 from tacit.privacy import spent
 from tacit.runtime.participation import Participation, participation, roster
 from tacit.runtime.program import split_keys
 from tacit.runtime.simulate import Outcome, Seed, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.assemble import Builder, builder_of, federation_of, problem_of
+from tacit.studies.fair import fair_measure
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.spec import Study, StudyError
 from tacit.theory import gradient_mapping, proximal_descent, risk
@@ -38,6 +39,11 @@ class Prepared:
     builder: Builder
     plan: Plan
     who: Participation
+
+    @property
+    def reads_groups(self) -> bool:
+        """Whether the algorithm reads the sensitive attribute, which other algorithms are not handed."""
+        return self.builder.entry.can_protect_attribute
 
     @property
     def names(self) -> list[str]:
@@ -66,6 +72,8 @@ def prepare(study: Study) -> Prepared:
     """Load, assemble and price a study; every mistake in it is found here."""
     federations = tuple(federation_of(study, seed) for seed in study.run.seed_list)
     first = federations[0]
+    if find(study.algorithm.name).can_protect_attribute and not first.group_names:
+        raise StudyError(f"data.name: {first.name} has no sensitive attribute, which {study.algorithm.name} needs.")
     records = [len(silo.train["y"]) for silo in first.silos]
     weights = records if study.run.weights == "records" else None
     who = participation(
@@ -89,7 +97,7 @@ def run(study: Study, progress: Progress | None = None) -> Result:
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
         watch = None if progress is None else lambda done, total: progress(label, done, total)
-        measure = _watch(study, prepared.builder.problem)
+        measure = _watch(prepared)
         return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=watch)
 
     def private(**point: Any) -> Any:
@@ -117,21 +125,22 @@ def run(study: Study, progress: Progress | None = None) -> Result:
 
 def _seeds(prepared: Prepared) -> Iterator[Seed]:
     names = prepared.names
+    with_groups = prepared.reads_groups
     for seed, federation in zip(prepared.study.run.seed_list, prepared.federations, strict=True):
         key_run, key_init = jax.random.split(jax.random.key(seed))
-        silos = enrol([_flat(silo.train) for silo in federation.silos], names)
-        parts = {part: _pooled(federation, part) for part in ("train", "validation", "test")}
+        silos = enrol([_flat(silo.train, with_groups) for silo in federation.silos], names)
+        parts = {part: _pooled(federation, part, with_groups) for part in ("train", "validation", "test")}
         params = prepared.builder.problem.objective.init(key_init)
         least = _least_risk(prepared, params, parts["train"])
         yield Seed(key_run, params, silos, {"parts": parts, "least": least})
 
 
-def _flat(records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: column for name, column in records.items() if name != "s"}
+def _flat(records: dict[str, np.ndarray], with_groups: bool = False) -> dict[str, np.ndarray]:
+    return {name: column for name, column in records.items() if name != "s" or with_groups}
 
 
-def _pooled(federation: Federation, part: str) -> dict[str, np.ndarray]:
-    tables = [_flat(getattr(silo, part)) for silo in federation.silos]
+def _pooled(federation: Federation, part: str, with_groups: bool = False) -> dict[str, np.ndarray]:
+    tables = [_flat(getattr(silo, part), with_groups) for silo in federation.silos]
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
@@ -152,13 +161,17 @@ def _least_risk(prepared: Prepared, params: Params, records: Any) -> Any:
     return jax.jit(least)(params, records)
 
 
-def _watch(study: Study, problem: Problem) -> Callable[[Params, Any], dict[str, Any]]:
+def _watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
     """Loss and metrics on each part of the records; if asked for, how near training records are to stationary."""
+    study, problem = prepared.study, prepared.builder.problem
+    fair = fair_measure(prepared.builder, len(prepared.federations[0].group_names)) if prepared.reads_groups else None
 
     def measure(params: Params, evaluation: Any) -> dict[str, Any]:
         measured = {}
         for part, records in evaluation["parts"].items():
             for name, value in problem.objective.measure(params, records).items():
+                measured[f"{part}_{name}"] = value
+            for name, value in fair(params, records).items() if fair is not None else ():
                 measured[f"{part}_{name}"] = value
         if study.run.stationarity:
             train = evaluation["parts"]["train"]

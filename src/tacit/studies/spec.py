@@ -43,6 +43,8 @@ class PartitionSection(_Section):
     silos: Count | None = None
     level: float | None = None
     records_per_silo: Count | None = None
+    centralisation: Literal["divided", "central-sensitive", "general"] = "divided"
+    sensitive_silos: Count | None = None
     validation: float | None = None
     test: float | None = None
 
@@ -112,7 +114,7 @@ class PrivacySection(_Section):
     noise_multiplier: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     accountant: Literal["tight", "rdp", "zcdp", "paper"] = "tight"
-    protects: Literal["record"] = "record"
+    protects: Literal["record", "sensitive-attribute"] = "record"
     max_participations: Count | None = None
     user_level: bool = False
 

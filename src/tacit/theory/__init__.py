@@ -8,6 +8,14 @@ from tacit.theory.convex import (
     mb_sgd_from_theory,
     one_pass_accelerated_from_theory,
 )
+from tacit.theory.fairness import (
+    SaddleSetting,
+    SaddleStatement,
+    fed_sgda_from_theory,
+    fermi_stationarity,
+    stationarity_bound,
+    steffle_setting,
+)
 from tacit.theory.mu2 import mu2_sgd_from_theory
 from tacit.theory.nonconvex import (
     NonconvexSetting,
@@ -36,12 +44,16 @@ __all__ = [
     "NonconvexSetting",
     "PsgmSetting",
     "PsgmTheory",
+    "SaddleSetting",
+    "SaddleStatement",
     "Shuffled",
     "Statement",
     "TheoryError",
     "accelerated_mb_sgd_from_theory",
     "at_user_level",
     "ce_psgm_from_theory",
+    "fed_sgda_from_theory",
+    "fermi_stationarity",
     "gradient_mapping",
     "lower_bound",
     "mb_sgd_from_theory",
@@ -54,7 +66,9 @@ __all__ = [
     "risk",
     "shuffled_mb_sgd",
     "shuffled_rate",
+    "stationarity_bound",
     "stationarity_lower_bound",
+    "steffle_setting",
     "table_1",
     "theorem_4_1",
 ]

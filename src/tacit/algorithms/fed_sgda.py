@@ -1,0 +1,177 @@
+"""Noisy federated descent-ascent for saddle problems that are nonconvex in one variable, strongly concave in the other.
+
+Gupta, Poornash, Lowy and Razaviyayn, "A Stochastic Optimization Framework for Private and Fair Learning From
+Decentralized Data" (arXiv:2411.07889), Algorithm 2, with its ascent step along H_w (H_theta is printed there).
+
+    messages of silo i    H_theta = (1/K) sum over its batch of clip(grad_theta f(theta_t, w_t; record)) + noise
+                          H_w     = (1/K) sum over its batch of clip(grad_w f(theta_t, w_t; record)) + noise
+    server                theta_{t+1} = prox(theta_t - eta_theta mean_i H_theta)
+                          w_{t+1} = Pi(w_t + eta_w mean_i H_w), onto the ball of Frobenius norm ``radius``
+    output                a uniformly random iterate of theta_0 ... theta_{T-1}, their mean, or the last
+
+    paper       here
+    -----       ----
+    T           num_rounds
+    m           batch_size
+    eta_theta   step_size, times ``decay`` after every ``decay_every`` rounds
+    eta_w       dual_step_size
+    L_theta     clip_norm
+    L_w         dual_clip_norm
+
+Both messages come from one batch, so they are one release with two blocks: the joint noise multiplier z is shared as
+z^-2 = z_theta^-2 + z_w^-2, of which ``dual_share`` is the part of w. Each silo's messages together are differentially
+private for each of its records, whatever the server broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tacit.algorithm import (
+    Algorithm,
+    Channel,
+    Message,
+    Number,
+    Params,
+    PerBlock,
+    Release,
+    Round,
+    Sampling,
+    Server,
+    Silo,
+    Work,
+)
+from tacit.geometry import frobenius_ball, zero
+from tacit.objectives import Problem, Saddle, SaddleQuery, lifted
+
+Output = Literal["random", "last", "average"]
+
+
+class SgdaPoint(NamedTuple):
+    """What the server says: a point of both variables."""
+
+    params: Params
+    duals: Any
+
+
+class SgdaState(NamedTuple):
+    """Both iterates, the output so far, the round number, and the key that picks a random iterate."""
+
+    params: Params
+    duals: Any
+    chosen: Params
+    number: Array
+    key: Array
+
+
+def fed_sgda(
+    problem: Problem,
+    *,
+    step_size: Number,
+    num_rounds: int,
+    clip_norm: Number,
+    noise_multiplier: Number,
+    batch_size: Number | None,
+    sampling: Sampling,
+    capacity: Number | None = None,
+    channel: Channel = "direct",
+    dual_step_size: Number | None = None,
+    dual_clip_norm: Number | None = None,
+    dual_share: Number = 0.5,
+    radius: Number | None = None,
+    decay: Number = 1.0,
+    decay_every: int = 1,
+    output: Output = "last",
+    output_seed: int = 0,
+) -> Algorithm:
+    """Noisy descent-ascent on ``problem.objective``, a `Saddle`; a plain objective is lifted to one (see `lifted`).
+
+    Step and clip of the duals are those of the parameters unless they are given; ``radius=None`` does not project.
+    """
+    game = problem.objective if isinstance(problem.objective, Saddle) else lifted(problem.objective)
+    release = Release(
+        clip=both_blocks(clip_norm, clip_norm if dual_clip_norm is None else dual_clip_norm),
+        noise_multiplier=shared_noise(noise_multiplier, dual_share),
+        batch_size=batch_size,
+        sampling=sampling,
+        capacity=capacity,
+        channel=channel,
+    )
+    query = SaddleQuery(game, lambda work: (work.params, work.duals))
+    ascend = server_half(
+        problem,
+        step_size=step_size,
+        dual_step_size=step_size if dual_step_size is None else dual_step_size,
+        radius=radius,
+        decay=decay,
+        decay_every=decay_every,
+        output=output,
+    )
+
+    def init(params: Params) -> SgdaState:
+        duals = jax.tree.map(jnp.asarray, game.init_duals)
+        return SgdaState(params, duals, params, jnp.zeros((), jnp.int32), jax.random.key(output_seed))
+
+    step = Round(Silo(query, release), Server(lambda state: SgdaPoint(state.params, state.duals), ascend))
+    return Algorithm(init, {"step": step}, ("step",) * num_rounds, output_of(output))
+
+
+def server_half(
+    problem: Problem,
+    *,
+    step_size: Number,
+    dual_step_size: Number,
+    radius: Number | None,
+    decay: Number,
+    decay_every: int,
+    output: Output,
+) -> Callable[[Any, Message], Any]:
+    """The server's step from a mean message with blocks ``params`` and ``duals``, for states like `SgdaState`."""
+    if output not in ("random", "last", "average"):
+        raise ValueError(f'Expected output="random", "last" or "average", got {output!r}.')
+    if decay_every < 1:
+        raise ValueError(f"Expected decay_every={decay_every} >= 1; use decay=1 for a constant step.")
+    ball = zero() if radius is None else frobenius_ball(radius)
+
+    def tell(state: Any, message: Message) -> Any:
+        step = step_size * jnp.asarray(decay, jnp.float32) ** (state.number // decay_every)
+        moved = jax.tree.map(lambda p, g: p - step * g, state.params, message["params"])
+        raised = jax.tree.map(lambda w, g: w + dual_step_size * g, state.duals, message["duals"])
+        share = 1.0 / (state.number + 1.0)
+        if output == "random":
+            # Reservoir sampling: after any number of rounds each iterate so far is kept with equal chance.
+            share = jax.random.bernoulli(jax.random.fold_in(state.key, state.number), share).astype(jnp.float32)
+        chosen = jax.tree.map(lambda c, p: c + share * (p - c), state.chosen, state.params)
+        params = problem.regulariser.prox(moved, step)
+        return state._replace(params=params, duals=ball.prox(raised, 1.0), chosen=chosen, number=state.number + 1)
+
+    return tell
+
+
+def output_of(output: Output) -> Callable[[Any], Params]:
+    """Which point a run returns."""
+    return lambda state: state.params if output == "last" else state.chosen
+
+
+def both_blocks(clip_norm: Number, dual_clip_norm: Number) -> Callable[[Work], PerBlock]:
+    """Fixed clips for the two blocks."""
+    return lambda work: {"params": clip_norm, "duals": dual_clip_norm}
+
+
+def shared_noise(noise_multiplier: Number, dual_share: Number) -> PerBlock:
+    """Multipliers of the two blocks that together are one Gaussian release of ``noise_multiplier``.
+
+    >>> z = shared_noise(2.0, 0.36)
+    >>> round(z["params"], 6), round(z["duals"], 6)
+    (2.5, 3.333333)
+    """
+    if isinstance(dual_share, float | int) and not 0 < dual_share < 1:
+        raise ValueError(f"Expected 0 < dual_share={dual_share} < 1; each message needs noise.")
+    if noise_multiplier is None:
+        return None
+    return {"params": noise_multiplier / (1.0 - dual_share) ** 0.5, "duals": noise_multiplier / dual_share**0.5}

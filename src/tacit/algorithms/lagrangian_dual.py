@@ -1,0 +1,127 @@
+"""The Lagrangian-dual method for fair learning with private sensitive attributes.
+
+Tran, Fioretto and Van Hentenryck, "Differentially Private and Fair Deep Learning: A Lagrangian Dual Approach" (AAAI
+2021, arXiv:2009.12562): a baseline. With c_r the gap between the mean prediction of group r and that of all records,
+
+    primal    theta <- theta - eta [grad loss + sum_r a_r grad c_r + noise],     a_r = lambda_r sign(c_r)
+    dual      lambda_r <- min(lambda_r + rho |c_r + noise|, most)
+
+    c_r = mean over records of (1[s = r]/p_r - 1) F(x),    F the probability of the favourable class
+
+Equalized odds has a gap for each target, over the records that have it. The released gaps and the released gradients
+come from one pass over all records in each round and are priced together; the paper's method updates the multipliers
+once an epoch. It protects the sensitive attribute alone and is written for one holder of all records: with one silo it
+is the paper's (central DP); with several it is its federated, ISRL-DP version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tacit.algorithm import (
+    Algorithm,
+    Channel,
+    Message,
+    Number,
+    Params,
+    PerBlock,
+    Protects,
+    Record,
+    Release,
+    Round,
+    Sampling,
+    Server,
+    Silo,
+)
+from tacit.algorithms.fed_sgda import SgdaPoint, shared_noise
+from tacit.objectives import Problem, Saddle, SaddleQuery, ermi
+from tacit.objectives.fairness import Notion
+from tacit.objectives.objective import Tap
+
+
+class LagrangianState(NamedTuple):
+    """The model, the multipliers, and the signs of the gaps as they were last released."""
+
+    params: Params
+    multipliers: Array
+    signs: Array
+
+
+def lagrangian_dual(
+    problem: Problem,
+    *,
+    step_size: Number,
+    num_rounds: int,
+    clip_norm: Number,
+    noise_multiplier: Number,
+    batch_size: Number | None,
+    sampling: Sampling,
+    frequencies: Sequence[float] | Sequence[Sequence[float]],
+    multiplier_step: Number,
+    largest_multiplier: Number = 10.0,
+    classes: int = 2,
+    notion: Notion = "demographic-parity",
+    favourable: int = 1,
+    protects: Protects = "sensitive-attribute",
+    capacity: Number | None = None,
+    channel: Channel = "direct",
+    dual_share: Number = 0.5,
+) -> Algorithm:
+    """Descent on the Lagrangian of the fairness constraints; ``frequencies`` of the groups are public.
+
+    ``clip_norm`` bounds half of how far ``s`` can move a record's gradient, or with ``protects="record"`` the gradient.
+    """
+    if protects == "sensitive-attribute" and sampling not in ("full", "one-pass"):
+        raise ValueError(
+            f'Expected sampling="full" or "one-pass" where s alone is protected, got {sampling!r}: the gradient of the '
+            "loss would reveal a secret batch."
+        )
+    # Only the conditions, cells and floored probabilities of the term are used here.
+    term = ermi(problem.objective.model, classes, frequencies, notion=notion, floor=0.0, favourable=favourable)
+    table = jnp.asarray(term.frequencies, jnp.float32)
+    objective = problem.objective
+
+    def values(params: Params, signed: Array, records: Record, tap: Tap) -> Array:
+        outputs = objective.model.apply(params, records["x"], tap)
+        chance = term.chances(outputs)[:, favourable]
+        own = jax.vmap(term.cell)(records)
+        centred = own / table - own.sum(axis=2, keepdims=True)
+        return objective.cost.value(outputs, records["y"]) + jnp.sum(signed * centred, axis=(1, 2)) * chance
+
+    def clip(work: SgdaPoint) -> PerBlock:
+        inverse = jnp.sort(1.0 / table, axis=1)
+        gap = 0.5 * jnp.sqrt(jnp.max(jnp.sum(inverse[:, -2:] ** 2, axis=1)))
+        size = jnp.sqrt(jnp.max((inverse[:, -1] - 1.0) ** 2 + table.shape[1] - 1.0))
+        return {"params": clip_norm, "duals": gap if protects == "sensitive-attribute" else size}
+
+    release = Release(
+        clip=clip,
+        noise_multiplier=shared_noise(noise_multiplier, dual_share),
+        batch_size=batch_size,
+        sampling=sampling,
+        capacity=capacity,
+        channel=channel,
+        protects=protects,
+        groups=table.shape[1] if protects == "sensitive-attribute" else None,
+    )
+
+    def init(params: Params) -> LagrangianState:
+        return LagrangianState(params, jnp.zeros(table.shape), jnp.zeros(table.shape))
+
+    def ask(state: LagrangianState) -> SgdaPoint:
+        return SgdaPoint(state.params, state.multipliers * state.signs)
+
+    def tell(state: LagrangianState, message: Message) -> LagrangianState:
+        moved = jax.tree.map(lambda p, g: p - step_size * g, state.params, message["params"])
+        gaps: Any = message["duals"]
+        raised = jnp.minimum(state.multipliers + multiplier_step * jnp.abs(gaps), largest_multiplier)
+        return LagrangianState(problem.regulariser.prox(moved, step_size), raised, jnp.sign(gaps))
+
+    game = Saddle(objective.model, objective.cost, jnp.zeros(table.shape), values)
+    step = Round(Silo(SaddleQuery(game, lambda work: (work.params, work.duals)), release), Server(ask, tell))
+    return Algorithm(init, {"step": step}, ("step",) * num_rounds, lambda state: state.params)

@@ -1,0 +1,81 @@
+"""The designs of SteFFLe that protect the sensitive attribute, each priced, beside the one that is printed.
+
+The noise of a design is compared at the same number of rounds, as the standard deviation of a mean message over the
+bound on one record's part (half of how far the attribute can move it; the whole of it under a secret batch).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tacit.privacy.calibration import calibrate
+from tacit.privacy.events import Event, PricingError
+from tacit.privacy.papers import paper_noise
+
+
+@dataclass(frozen=True)
+class Design:
+    """One way to draw batches, and what it costs.
+
+    Args:
+        name: What people call it.
+        sampling: As typed in a study.
+        passes: How often fixed epochs use a record; 1 elsewhere.
+        noise_multiplier: Joint multiplier of both messages of a round.
+        sigma_over_clip: Standard deviation of a message's noise over its clip, if both messages share equally.
+        bounds: What the clip bounds.
+        epsilon: The certified price.
+    """
+
+    name: str
+    sampling: str
+    passes: int
+    noise_multiplier: float
+    sigma_over_clip: float
+    bounds: str
+    epsilon: float
+
+
+def fair_designs(*, records: int, rounds: int, batch: int, epsilon: float, delta: float) -> tuple[Design, ...]:
+    """The three designs at this budget, the least noisy first, then the printed one at what it really costs.
+
+    Formal guarantee: each but the last is (epsilon, delta)-DP for the sensitive attribute.
+
+    Examples:
+        >>> found = fair_designs(records=1234, rounds=50, batch=88, epsilon=1.0, delta=1 / 1234**2)
+        >>> [design.name for design in found]
+        ['full batch', 'secret batch', 'fixed epochs', 'as printed']
+        >>> round(found[-1].epsilon, 1)
+        5.3
+    """
+    if batch > records:
+        raise PricingError(f"Expected batch={batch} <= records={records}; lower the batch.")
+    passes = math.ceil(rounds / (records // batch))
+    terms: dict[str, Any] = {"kind": "step", "noise_multiplier": 1.0, "count": rounds, "records": records}
+    attribute = "half of what s can move"
+    made = [
+        ("full batch", Event(**terms, batch=records, sampling="full", protects="sensitive-attribute"), attribute),
+        (
+            "fixed epochs",
+            Event(**terms, batch=batch, sampling="one-pass", passes=passes, protects="sensitive-attribute"),
+            attribute,
+        ),
+        ("secret batch", Event(**terms, batch=batch, sampling="poisson"), "the whole of a record's gradient"),
+    ]
+    found = []
+    for name, event, bounds in made:
+        [tuned] = calibrate([event], epsilon=epsilon, delta=delta)
+        found.append(_design(name, tuned.noise_multiplier, event, bounds, epsilon))
+    found.sort(key=lambda design: design.sigma_over_clip)
+    printed = paper_noise("steffle", records=records, rounds=rounds, batch=batch, epsilon=epsilon, delta=delta)
+    assert printed is not None
+    [event] = printed.events
+    last = _design("as printed", event.noise_multiplier, event, attribute, printed.epsilon_certified)
+    return (*found, last)
+
+
+def _design(name: str, multiplier: float, event: Event, bounds: str, epsilon: float) -> Design:
+    sigma = math.sqrt(2) * multiplier * 2 / event.batch
+    return Design(name, event.sampling, event.passes, multiplier, sigma, bounds, epsilon)

@@ -1,0 +1,20 @@
+"""Error against unfairness on acs-income.
+
+``python -m tacit.studies.papers.acs_income_fair`` writes ``results/acs-income-fair``.
+Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` shows that everything runs.
+"""
+
+from __future__ import annotations
+
+from tacit.studies.papers.fair_pages import Page, main
+
+PAGE = Page(
+    name="acs-income-fair",
+    data="acs-income",
+    title="Fair and private: incomes in California, in place of Retired Adult",
+    notions=("demographic-parity",),
+    sweeps=False,
+)
+
+if __name__ == "__main__":
+    main(PAGE)
