@@ -30,6 +30,7 @@ POINT = 1e3
 _PUSH = (
     -777.7
 )  # what the hostile server pretends the other silos said; no round lands on a point where gradients vanish
+_NEARLY_SURE = 3.0
 
 
 def attackers_problem() -> Problem:
@@ -115,7 +116,7 @@ def hostile_broadcasts(
         server = algorithm.rounds[kind].server
         broadcast = server.ask(state)
         if protects_attribute(algorithm):
-            broadcast = _undecided(broadcast)
+            broadcast = _telling(broadcast)
         said.append(jax.tree.map(_turned, broadcast) if turning and number % 2 else broadcast)
         heard = jax.tree.map(lambda leaf: jnp.full(leaf.shape, _PUSH, leaf.dtype), shapes[kind])
         state = server.tell(state, heard)
@@ -127,11 +128,15 @@ def protects_attribute(algorithm: Algorithm) -> bool:
     return any(kind.silo.release.protects == "sensitive-attribute" for kind in algorithm.rounds.values())
 
 
-def _undecided(broadcast: Broadcast) -> Broadcast:
-    """A point at which the sensitive attribute tells most: a model that is undecided, and duals that oppose groups."""
+def _telling(broadcast: Broadcast) -> Broadcast:
+    """A point at which the sensitive attribute tells most: duals that oppose groups, and a model that is nearly sure.
+
+    Probabilities near one move the duals' gradients most, and still have a slope that is large beside the clip.
+    """
     groups, classes = broadcast.duals.shape[-2:]
     signs = (-1.0) ** (jnp.arange(groups)[:, None] + jnp.arange(classes))
-    return broadcast._replace(params=jax.tree.map(jnp.zeros_like, broadcast.params), duals=signs * broadcast.duals)
+    params = jax.tree.map(lambda leaf: jnp.full_like(leaf, _NEARLY_SURE), broadcast.params)
+    return broadcast._replace(params=params, duals=signs * broadcast.duals)
 
 
 def _turned(leaf: Array) -> Array:
