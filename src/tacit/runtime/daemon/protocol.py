@@ -231,15 +231,16 @@ _RESPONSES: TypeAdapter[Any] = TypeAdapter(Response)
 
 def parse_request(header: bytes) -> Any:
     """The request in a header, or a refusal that repeats nothing of what was sent but the fields' names."""
-    return _parse(_REQUESTS, header)
+    return parse_with(_REQUESTS, header)
 
 
 def parse_response(header: bytes) -> Any:
     """The response in a header."""
-    return _parse(_RESPONSES, header)
+    return parse_with(_RESPONSES, header)
 
 
-def _parse(adapter: TypeAdapter[Any], header: bytes) -> Any:
+def parse_with(adapter: TypeAdapter[Any], header: bytes) -> Any:
+    """What a header says, by this table of messages; a refusal repeats nothing of it but the fields' names."""
     try:
         return adapter.validate_json(header)
     except ValidationError as error:
