@@ -138,7 +138,7 @@ def exact_statistic(
     deviation marks a release through the open channel, which is not private.
     """
     release = silo.release
-    size, batch = _batch(release, desk, key, position)
+    size, batch = batch_of(release, desk, key, position)
     records = desk.fetch(batch.rows)
     if release.channel == "open":
         return _over(plain_sum(silo.query, work, records, batch.present), size), None
@@ -160,7 +160,7 @@ def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | in
         )
     if crowd is None:
         raise ValueError("Expected a crowd for a share of a shuffled sum; by itself a share is not private.")
-    size, batch = _batch(release, desk, keys[0], position)
+    size, batch = batch_of(release, desk, keys[0], position)
     bound = jnp.asarray(release.clip(work))
     if bound.ndim:
         raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
@@ -177,7 +177,7 @@ def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | in
     )
 
 
-def _batch(release: Release, desk: Desk, key: Array, position: Array | int) -> tuple[Any, Batch]:
+def batch_of(release: Release, desk: Desk, key: Array, position: Array | int) -> tuple[Any, Batch]:
     """The fixed divisor of a release, and the batch of this round."""
     size = desk.count if release.batch_size is None else _own(release.batch_size, desk.place)
     capacity = desk.count if release.capacity is None else _own(release.capacity, desk.place)
