@@ -33,7 +33,9 @@ def write_report(folder: Path) -> Path:
         provenance=json.loads((folder / "provenance.json").read_text(encoding="utf-8")),
         steps=json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")),
         study=(folder / "study.toml").read_text(encoding="utf-8"),
-        charts=[(title, _chart(folder / "metrics.csv", name)) for title, name in _chart_names(result["metrics"])],
+        charts=[(title, _chart(folder / "metrics.csv", name)) for title, name in _chart_names(result["metrics"])]
+        if result["metrics"]
+        else [],
     )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")

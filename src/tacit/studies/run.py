@@ -86,9 +86,9 @@ def run(study: Study, progress: Progress | None = None) -> Result:
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
-        watch = None if progress is None else lambda done, total: progress(label, done, total)
-        measure = _watch(prepared.builder.problem.objective)
-        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=watch)
+        bar = None if progress is None else lambda done, total: progress(label, done, total)
+        measure = watch(prepared.builder.problem.objective)
+        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=bar)
 
     def private(**point: Any) -> Any:
         return prepared.builder.build(**{**prepared.plan.parameters, **point})
@@ -118,7 +118,7 @@ def _seeds(prepared: Prepared) -> Iterator[Seed]:
     for seed, federation in zip(prepared.study.run.seed_list, prepared.federations, strict=True):
         key_run, key_init = jax.random.split(jax.random.key(seed))
         silos = enrol([_flat(silo.train) for silo in federation.silos], names)
-        evaluation = {part: _pooled(federation, part) for part in ("train", "validation", "test")}
+        evaluation = {part: pooled(federation, part) for part in ("train", "validation", "test")}
         yield Seed(key_run, prepared.builder.problem.objective.init(key_init), silos, evaluation)
 
 
@@ -126,12 +126,15 @@ def _flat(records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: column for name, column in records.items() if name != "s"}
 
 
-def _pooled(federation: Federation, part: str) -> dict[str, np.ndarray]:
+def pooled(federation: Federation, part: str) -> dict[str, np.ndarray]:
+    """The records of all silos together."""
     tables = [_flat(getattr(silo, part)) for silo in federation.silos]
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def _watch(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
+def watch(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
+    """Measures a model on each part of the records."""
+
     def measure(params: Params, evaluation: Any) -> dict[str, Any]:
         measured = {}
         for part, records in evaluation.items():

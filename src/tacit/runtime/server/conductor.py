@@ -115,6 +115,7 @@ class Conductor:
         }
         self._plans = {name: plan.model_copy(update={"place": i}) for i, name in enumerate(point.silos)}
         self._weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
+        self.consents: dict[str, Consent] = {}
         if (plan.shuffle is None) != (sums is None):
             raise TacitError("Expected shufflers exactly where the plan names them.")
 
@@ -130,8 +131,8 @@ class Conductor:
 
     def run(self, after_round: Callable[[int], None] | None = None) -> dict[str, Receipt]:
         """Propose, play what is left, finish; returns the receipts of silos that could be reached at the end."""
-        if self.point.round == 0:
-            self.propose()
+        if self.point.round < self.rounds:
+            self.consents = self.propose()
         while self.point.round < self.rounds:
             self._play(self.point.round)
             if after_round is not None:

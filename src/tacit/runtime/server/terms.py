@@ -40,7 +40,7 @@ class ShufflerEntry(_Section):
 class Deployment(_Section):
     """``silos`` is how many take part. ``round_seconds`` is how long a round waits for those who may be missed, and
     ``patience`` how long for those who may not. ``evaluate`` measures on the study's own data set, where the server
-    has it because it is public.
+    has it because it is public. ``record`` keeps everything that silos send.
     """
 
     silos: Annotated[int, Field(ge=1)]
@@ -49,6 +49,7 @@ class Deployment(_Section):
     patience: Seconds = 600.0
     seed: int = 0
     evaluate: bool = False
+    record: bool = False
     shufflers: tuple[ShufflerEntry, ...] = ()
 
 

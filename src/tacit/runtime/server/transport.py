@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tacit.runtime.daemon.client import Client
+from tacit.runtime.daemon.protocol import frame
 
 Frames = Sequence[bytes]
 Replies = list[tuple[bytes, bytes]]
@@ -66,3 +67,23 @@ class SocketTransport:
     def close(self) -> None:
         """Let the threads go."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Recorder:
+    """A transport that keeps everything that comes back, for whoever wants to see what a server sees."""
+
+    def __init__(self, inner: Transport, path: Path) -> None:
+        self._inner, self._path = inner, path
+
+    def present(self) -> list[str]:
+        """As the transport inside."""
+        return self._inner.present()
+
+    def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
+        """As the transport inside."""
+        found = self._inner.ask(requests, seconds, enough)
+        with self._path.open("ab") as file:
+            for replies in found.values():
+                for header, payload in replies:
+                    file.write(frame(header, payload))
+        return found
