@@ -76,7 +76,8 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
         else Checkpoint(plan, names, SIZES, fresh_state(plan, SIZES))
     )
     callers = {party.terms.name: party.caller() for party in parties}
-    sums = None if plan.shuffle is None else Sums(point.plan, names, callers)
+    # Test builds flip no coins; the simulation without noise has none either, and the same rounding.
+    sums = None if plan.shuffle is None else Sums(point.plan, names, callers, coins=False)
     addresses = {name: at for name, (at, _) in found.items()}
     return Conductor(point, path, transport, addresses, who=who, patience=patience, sums=sums, tell=tell, seed=seed)
 
@@ -100,9 +101,6 @@ def test_shuffled_sums_equal_the_simulation_and_ledgers_show_their_price(world, 
     daemons, _, seals = world
     plan = plan_like(seals)
     conductor = conductor_of(plan, world, tmp_path)
-    # Test builds flip no coins; the simulation without noise has none either, and the same rounding.
-    terms = conductor._sums.terms
-    conductor._sums.terms = {kind: t._replace(coins=0) for kind, t in terms.items()}
     receipts = conductor.run()
     assert largest_difference(conductor.params, simulated(plan, tables)) < 1e-5
     for place, daemon in enumerate(daemons):
@@ -124,7 +122,6 @@ def test_a_killed_server_goes_on_where_it_was(world, tables, tmp_path):
             raise KilledError
 
     first = conductor_of(plan, world, tmp_path)
-    first._sums.terms = {kind: t._replace(coins=0) for kind, t in first._sums.terms.items()}
     with pytest.raises(KilledError):
         first.run(killed)
     # The sum of the next round is asked for, but the server dies before it writes down what it learnt.
@@ -134,7 +131,6 @@ def test_a_killed_server_goes_on_where_it_was(world, tables, tmp_path):
     second = conductor_of(plan, world, tmp_path)
     assert second.point.round == 2
     assert second.point.decided == NAMES
-    second._sums.terms = first._sums.terms
     second.run()
     assert largest_difference(second.params, simulated(plan, tables)) < 1e-5
 
@@ -185,6 +181,54 @@ def test_where_everyone_is_needed_the_run_waits_and_then_stalls_with_a_checkpoin
     assert again.point.round > 0
     again.run()
     assert len(again.point.history) == 4
+
+
+class Meddling(SocketTransport):
+    """A courier of one silo that changes what it carries: ``change`` gets frames on the way there, or replies back."""
+
+    def __init__(self, sockets, victim, *, there=lambda raw: raw, back=lambda reply: reply):
+        super().__init__(sockets)
+        self._victim, self._there, self._back = str(victim), there, back
+
+    def ask(self, requests, seconds, enough=None):
+        bent = {
+            at: [self._there(f) for f in frames] if at == self._victim else frames for at, frames in requests.items()
+        }
+        found = super().ask(bent, seconds, enough)
+        if self._victim in found:
+            found[self._victim] = [self._back(reply) for reply in found[self._victim]]
+        return found
+
+
+def other_broadcast(raw):
+    return raw[:-4] + b"\0\0\x80?" if b'"answer"' in raw else raw
+
+
+def test_a_courier_that_shows_a_silo_another_broadcast_opens_no_sum(world, tmp_path):
+    """Also how a server would tag a silo: its share is bound to what it was shown, and fits no others."""
+    daemons, _, seals = world
+    sockets = [daemon.home.socket for daemon in daemons]
+    plan = plan_like(seals, nonce="ee")
+    conductor = conductor_of(plan, world, tmp_path, transport=Meddling(sockets, sockets[1], there=other_broadcast))
+    with pytest.raises(RefusalError) as caught:
+        conductor.run()
+    assert caught.value.code == "missing"
+    assert conductor.point.round == 0
+
+
+def test_a_courier_that_changes_a_sealed_share_is_found_out(world, tmp_path):
+    daemons, _, seals = world
+    sockets = [daemon.home.socket for daemon in daemons]
+
+    def flipped(reply):
+        header, payload = reply
+        return (header, payload[:-1] + bytes([payload[-1] ^ 1])) if b'"sealed"' in header else reply
+
+    plan = plan_like(seals, nonce="ef")
+    conductor = conductor_of(plan, world, tmp_path, transport=Meddling(sockets, sockets[2], back=flipped))
+    with pytest.raises(RefusalError) as caught:
+        conductor.run()
+    assert caught.value.code == "signature"
 
 
 def test_a_lying_crowd_is_refused(world, tmp_path):

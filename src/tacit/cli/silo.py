@@ -101,7 +101,8 @@ def keys_command(folder: Folder) -> None:
 
     if not (folder / "sign.key").exists():
         write_secret(folder / "sign.key", new_signing_key())
-    if not (folder / "node.key").exists():
+    # The private half may have been moved to the courier; the public one stays.
+    if not (folder / "node.key.pub").exists():
         node_key(folder / "node.key")
     typer.echo(f"sign  {Signer(read_secret(folder / 'sign.key')).public}")
     typer.echo(f"node  {folder / 'node.key.pub'}")

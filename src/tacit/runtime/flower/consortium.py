@@ -41,12 +41,12 @@ class Party:
     """One process with a session of its own, so that everything it starts can be ended with it."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        self.name, self._command, self._log, self._env = name, list(command), log, dict(env)
+        self.name, self._command, self.log, self._env = name, list(command), log, dict(env)
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again."""
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ class Party:
     def check(self) -> None:
         """Raise if it has ended."""
         if self.process.poll() is not None:
-            tail = self._log.read_text(encoding="utf-8", errors="replace")[-800:]
+            tail = self.log.read_text(encoding="utf-8", errors="replace")[-800:]
             raise TacitError(f"{self.name} has ended with code {self.process.returncode}: {tail}")
 
     def kill(self) -> None:
@@ -94,8 +94,16 @@ class Silo:
 class Consortium:
     """Makes folders, keys and certificates under ``root``, and runs the processes."""
 
-    def __init__(self, root: Path, silos: Sequence[Silo], shufflers: Sequence[str] = ("a", "b"), **env: str) -> None:
-        self.root, self.silos, self.env = root, list(silos), env
+    def __init__(
+        self,
+        root: Path,
+        silos: Sequence[Silo],
+        shufflers: Sequence[str] = ("a", "b"),
+        *,
+        host: str = "127.0.0.1",
+        **env: str,
+    ) -> None:
+        self.root, self.silos, self.host, self.env = root, list(silos), host, env
         self.parties: dict[str, Party] = {}
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         (root / "logs").mkdir(exist_ok=True)
@@ -112,7 +120,7 @@ class Consortium:
     @property
     def superlink(self) -> str:
         """Where the SuperLink is."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def folder(self, name: str) -> Path:
         """The folder of a silo or shuffler."""
@@ -199,20 +207,30 @@ class Consortium:
 
     def start_flower(self) -> None:
         """Start the SuperLink, let the silos' SuperNodes in, and start them."""
-        pair = self.authority.issue("superlink")
+        pair = self.authority.issue("superlink", ("localhost", "127.0.0.1", self.host))
         paths = {"authority": self.authority.certificate, "certificate": pair.certificate, "key": pair.key}
         database = self.root / "superlink.sqlite"
-        link = superlink_command(host="127.0.0.1", port=self.port, database=database, **paths)
+        # Its own helpers call it at 127.0.0.1 where it listens everywhere.
+        bind = self.host if self.host == "127.0.0.1" else "0.0.0.0"
+        link = superlink_command(host=bind, port=self.port, database=database, **paths)
         self.start("superlink", link, "superlink")
-        self._wait("superlink", lambda: socket.create_connection(("127.0.0.1", self.port), 1.0).close())
+        self._wait("superlink", lambda: socket.create_connection((self.host, self.port), 1.0).close())
         for silo in self.silos:
             register(self.home, self.folder(silo.name) / "node.key.pub", silo.name)
         for silo in self.silos:
             self.start_node(silo.name)
 
-    def start_node(self, name: str, key: Path | None = None, authority: Path | None = None) -> Party:
-        """Start a silo's SuperNode."""
-        folder = self.folder(name)
+    def start_node(
+        self,
+        name: str,
+        *,
+        key: Path | None = None,
+        authority: Path | None = None,
+        label: str | None = None,
+        before: Sequence[str] = (),
+    ) -> Party:
+        """Start a silo's SuperNode; ``before`` is a command to start it with."""
+        folder, label = self.folder(name), label or f"supernode-{name}"
         command = supernode_command(
             superlink=self.superlink,
             authority=authority or self.authority.certificate,
@@ -220,7 +238,7 @@ class Consortium:
             socket=folder / "door" / "silo.sock",
             port=free_port(),
         )
-        return self.start(f"supernode-{name}", command, f"supernode-{name}")
+        return self.start(label, [*before, *command], label)
 
     def ready(self) -> None:
         """Wait until daemons and shufflers serve."""

@@ -68,7 +68,8 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     met = meet(transport, terms.silos, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
-    sums = Sums(point.plan, point.silos, callers) if callers else None
+    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos)
+    sums = Sums(point.plan, point.silos, callers, coins=noisy) if callers else None
     weights = list(point.records) if study.run.weights == "records" else None
     conductor = Conductor(
         point,

@@ -18,9 +18,12 @@ from tacit.silo.secure_share import mean_of_total
 
 
 class Sums:
-    """Turns the sealed answers of a round into the mean that they stand for."""
+    """Turns the sealed answers of a round into the mean that they stand for.
 
-    def __init__(self, plan: Plan, silos: Sequence[str], callers: Mapping[str, Caller]) -> None:
+    ``coins=False`` reads the shares of test builds, which add no noise.
+    """
+
+    def __init__(self, plan: Plan, silos: Sequence[str], callers: Mapping[str, Caller], *, coins: bool = True) -> None:
         if plan.shuffle is None or set(plan.shuffle.shufflers) != set(callers):
             raise TacitError("Expected a connection to each of the plan's shufflers.")
         self._plan = plan
@@ -30,7 +33,8 @@ class Sums:
         unit = builder.build(noise_multiplier=1.0)
         shapes = shapes_of(unit, builder, record_of(plan))
         self._algorithm, self._events, _ = affordable_sum(builder, unit, plan, plan.shuffle.records[0])
-        self.terms = terms_of(self._algorithm, plan, shapes.dimensions)
+        found = terms_of(self._algorithm, plan, shapes.dimensions)
+        self.terms = found if coins else {kind: terms._replace(coins=0) for kind, terms in found.items()}
 
     def check(self, consents: Mapping[str, Consent]) -> None:
         """All parties must have found the same noise, or the sum could not be read."""
