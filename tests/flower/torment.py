@@ -69,8 +69,12 @@ def strike(consortium: Consortium, kind: str, rng: random.Random) -> str | None:
     if kind in ("courier", "server"):
         party = consortium.parties[f"supernode-{name}" if kind == "courier" else "superlink"]
         word = "flwr-clientapp" if kind == "courier" else "flwr-serverapp"
-        hit = [pid for pid in children(party.process.pid, word) if _kill(pid)]
-        return f"{kind} {name if kind == 'courier' else ''}".strip() if hit else None
+        # A courier lives for a moment only.
+        for _ in range(100):
+            if any([_kill(pid) for pid in children(party.process.pid, word)]):
+                return f"{kind} {name if kind == 'courier' else ''}".strip()
+            time.sleep(0.1)
+        return None
     key = {
         "supernode": f"supernode-{name}",
         "shuffler": f"shuffler-{rng.choice('ab')}",

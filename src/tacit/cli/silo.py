@@ -121,14 +121,12 @@ def join_command(
 
     Example: tacit silo join clinic --superlink 10.0.0.5:9092 --authority ca.pem
     """
-    import os
-
-    from tacit.runtime.flower.commands import environment, supernode_command
+    from tacit.runtime.flower.commands import environment, keep_running, supernode_command
 
     key = folder / "node.key" if key is None else key
     door = folder.resolve() / "door" / "silo.sock"
     command = supernode_command(superlink=superlink, authority=authority, key=key, socket=door, port=port)
-    os.execve(command[0], command, environment((folder / "flower" if home is None else home).resolve()))
+    keep_running(command, environment((folder / "flower" if home is None else home).resolve()))
 
 
 @silo_app.command("status")

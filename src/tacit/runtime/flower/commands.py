@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,29 @@ def supernode_command(*, superlink: str, authority: Path, key: Path, socket: Pat
         *("--auth-supernode-private-key", str(key), "--node-config", f'socket="{socket}"'),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
+
+
+def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 5.0) -> None:
+    """Run a command until told to stop, and start it again whenever it ends.
+
+    A SuperNode ends when the SuperLink does not let it in, and after a crash it is not let in for a minute, while the
+    SuperLink still takes it for present.
+    """
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    while not stopping.is_set():
+        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL)
+        try:
+            while process.poll() is None and not stopping.wait(0.2):
+                pass
+        finally:
+            process.terminate()
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        stopping.wait(pause)
 
 
 def write_connection(home: Path, *, superlink: str, authority: Path) -> None:

@@ -22,7 +22,7 @@ import tomli_w
 from tacit.channel.sealing import Signer, new_signing_key
 from tacit.errors import TacitError
 from tacit.runtime.certificates import Authority, Pair, node_key
-from tacit.runtime.flower.commands import environment, register, superlink_command, supernode_command, write_connection
+from tacit.runtime.flower.commands import environment, register, superlink_command, write_connection
 from tacit.runtime.shuffler.client import Address, Caller, greet
 from tacit.runtime.shuffler.config import make_keys, write_secret
 
@@ -231,13 +231,12 @@ class Consortium:
     ) -> Party:
         """Start a silo's SuperNode; ``before`` is a command to start it with."""
         folder, label = self.folder(name), label or f"supernode-{name}"
-        command = supernode_command(
-            superlink=self.superlink,
-            authority=authority or self.authority.certificate,
-            key=key or folder / "node.key",
-            socket=folder / "door" / "silo.sock",
-            port=free_port(),
-        )
+        home = self.root / "homes" / label
+        command = [
+            *(*TACIT, "silo", "join", str(folder), "--superlink", self.superlink, "--port", str(free_port())),
+            *("--authority", str(authority or self.authority.certificate), "--home", str(home)),
+            *("--key", str(key or folder / "node.key")),
+        ]
         return self.start(label, [*before, *command], label)
 
     def ready(self) -> None:
