@@ -71,7 +71,8 @@ def strike(consortium: Consortium, kind: str, rng: random.Random) -> str | None:
         word = "flwr-clientapp" if kind == "courier" else "flwr-serverapp"
         # A courier lives for a moment only.
         for _ in range(100):
-            if any([_kill(pid) for pid in children(party.process.pid, word)]):
+            hit = [pid for pid in children(party.process.pid, word) if _kill(pid)]
+            if hit:
                 return f"{kind} {name if kind == 'courier' else ''}".strip()
             time.sleep(0.1)
         return None
@@ -165,10 +166,11 @@ def running(root: Path, host: str = "127.0.0.1", before: tuple[str, ...] = ()) -
 
 def kill_parties(root: Path, *, kills: int, rounds: int, seed: int, report: Any = print) -> Tally:
     """Kill parties of every kind, in turn, while studies run, until as many were hit; every study must end well."""
-    rng, tally = random.Random(seed), Tally()
+    rng, tally, studies = random.Random(seed), Tally(), 0
     with running(root) as consortium:
         while len(tally.done) < kills:
-            channel = ("direct", "shuffled-sum")[len(tally.done) % 2]
+            channel = ("shuffled-sum", "direct")[studies % 2]
+            studies += 1
             folder, over = prepare_run(consortium, channel, rounds, root / "runs"), threading.Event()
 
             def torment(over: threading.Event = over) -> None:
