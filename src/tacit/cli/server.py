@@ -93,12 +93,14 @@ def run_command(
 
     from tacit.runtime.flower.commands import write_connection
     from tacit.runtime.flower.watch import follow
-    from tacit.runtime.server.terms import deployment_from
+    from tacit.runtime.server.terms import check_study, deployment_from
     from tacit.studies.folder import new_folder
     from tacit.studies.spec import load_study
 
+    listed = [] if shufflers is None else tomllib.loads(shufflers.read_text(encoding="utf-8")).get("shufflers", [])
     if resume is None:
         resolved = load_study(study, overrides or ())
+        check_study(resolved, len(listed))
         folder = new_folder(out, resolved).resolve()
         tree = resolved.model_dump(exclude_none=True, mode="json")
         (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
@@ -106,7 +108,6 @@ def run_command(
         folder = resume.resolve()
         if not (folder / "study.toml").is_file():
             raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
-    listed = [] if shufflers is None else tomllib.loads(shufflers.read_text(encoding="utf-8")).get("shufflers", [])
     terms = {
         "silos": silos,
         "folder": str(folder),

@@ -62,6 +62,18 @@ def deployment_from(tree: dict[str, Any]) -> Deployment:
         raise TacitError("The deployment cannot be used:\n  " + "\n  ".join(lines)) from None
 
 
+def check_study(study: Study, shufflers: int) -> None:
+    """Raise unless a study can be proposed to real silos, with this many shufflers."""
+    section = study.privacy
+    if not isinstance(section.epsilon, float | int) or section.accountant == "paper":
+        raise StudyError("privacy.epsilon: real silos need one epsilon, and price it with their own accountant.")
+    channel = study.algorithm.channel
+    if channel not in ("direct", "shuffled-sum"):
+        raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use "direct" or "shuffled-sum".')
+    if (channel == "direct") == bool(shufflers):
+        raise StudyError(f'algorithm.channel: "{channel}" has {shufflers} shufflers; only a shuffled sum has any.')
+
+
 def plan_for(study: Study, facts: Sequence[Welcome], shufflers: dict[str, str]) -> Plan:
     """The plan to propose, at place 0, for silos that say these things about themselves."""
     first = facts[0]
@@ -70,14 +82,9 @@ def plan_for(study: Study, facts: Sequence[Welcome], shufflers: dict[str, str]) 
     ]
     if different:
         raise TacitError(f"{', '.join(different)}: records of another shape or task than those of {first.silo}.")
+    check_study(study, len(shufflers))
     section = study.privacy
-    if not isinstance(section.epsilon, float | int) or section.accountant == "paper":
-        raise StudyError("privacy.epsilon: real silos need one epsilon, and price it with their own accountant.")
-    channel = study.algorithm.channel
-    if channel not in ("direct", "shuffled-sum"):
-        raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use "direct" or "shuffled-sum".')
-    if (channel == "direct") == bool(shufflers):
-        raise StudyError(f'algorithm.channel: "{channel}" has {len(shufflers)} shufflers; only a shuffled sum has any.')
+    assert isinstance(section.epsilon, float | int)
     who, silos = study.run, len(facts)
     fewest = who.participants if isinstance(who.participants, int) else (who.participants or (silos,))[0]
     shuffle = None
