@@ -22,6 +22,8 @@ ALLOWED = {
     "data": set(),
     "runtime": {"algorithm", "objectives", "geometry", "algorithms", "silo", "channel", "privacy"},
     "runtime/daemon": None,
+    "runtime/server": None,
+    "runtime/flower": None,
     "audit": None,
     "studies": {
         "algorithm",

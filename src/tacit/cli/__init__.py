@@ -11,6 +11,8 @@ from tacit import __version__
 from tacit.cli.accounting import calibrate_command, price_command
 from tacit.cli.audit import audit_command
 from tacit.cli.data import data_command
+from tacit.cli.server import server_app
+from tacit.cli.shuffler import shuffler_app
 from tacit.cli.silo import ledger_command, silo_app
 from tacit.cli.study import algorithms_command, plan_command, report_command, run_command, studies_command
 from tacit.errors import TacitError
@@ -35,6 +37,8 @@ app.command("report")(report_command)
 app.command("audit")(audit_command)
 app.command("ledger")(ledger_command)
 app.add_typer(silo_app)
+app.add_typer(shuffler_app)
+app.add_typer(server_app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -36,7 +36,7 @@ delta = 1e-6
 
 [allow]
 algorithms = ["mb-sgd", "accelerated-mb-sgd", "local-sgd"]
-channels = ["direct"]
+channels = ["direct"]        # and "shuffled-sum", with a section [shuffle]; see docs/deployment.md
 min_silos = 2
 max_rounds = 10000
 max_open = 4
@@ -87,6 +87,46 @@ def serve_command(
     if mode & 0o007 or mode > 0o777:
         raise TacitError(f"Expected --socket-mode={socket_mode} to shut out others; use 600 or 660.")
     serve(folder, noise_off=noise_off, socket_mode=mode)
+
+
+@silo_app.command("keys")
+def keys_command(folder: Folder) -> None:
+    """Make the silo's keys, once, and print the public ones: for shufflers (signing), and for the server (SuperNode).
+
+    Example: tacit silo keys clinic
+    """
+    from tacit.channel.sealing import Signer, new_signing_key
+    from tacit.runtime.certificates import node_key
+    from tacit.runtime.shuffler.config import read_secret, write_secret
+
+    if not (folder / "sign.key").exists():
+        write_secret(folder / "sign.key", new_signing_key())
+    # The private half may have been moved to the courier; the public one stays.
+    if not (folder / "node.key.pub").exists():
+        node_key(folder / "node.key")
+    typer.echo(f"sign  {Signer(read_secret(folder / 'sign.key')).public}")
+    typer.echo(f"node  {folder / 'node.key.pub'}")
+
+
+@silo_app.command("join")
+def join_command(
+    folder: Folder,
+    superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")],
+    authority: Annotated[Path, typer.Option(help="PEM file of the authority of the SuperLink's certificate.")],
+    key: Annotated[Path | None, typer.Option(help="The SuperNode's key; by default node.key in the folder.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Where Flower keeps its files.")] = None,
+    port: Annotated[int, typer.Option(help="A free port for the SuperNode's own use, on 127.0.0.1.")] = 9096,
+) -> None:
+    """Join a consortium: start a SuperNode whose courier carries bytes to the daemon. It needs no access to records.
+
+    Example: tacit silo join clinic --superlink 10.0.0.5:9092 --authority ca.pem
+    """
+    from tacit.runtime.flower.commands import environment, keep_running, supernode_command
+
+    key = folder / "node.key" if key is None else key
+    door = folder.resolve() / "door" / "silo.sock"
+    command = supernode_command(superlink=superlink, authority=authority, key=key, socket=door, port=port)
+    keep_running(command, environment((folder / "flower" if home is None else home).resolve()))
 
 
 @silo_app.command("status")
@@ -146,8 +186,8 @@ def ledger_command(
 
     Example: tacit ledger clinic --rounds
     """
-    policy, home = _home(folder)
-    found = _account(policy, home)
+    policy, _ = _home(folder)
+    found = account_of(folder)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -178,12 +218,14 @@ def _home(folder: Path) -> tuple[Any, Any]:
     return policy, home_of(folder, policy)
 
 
-def _account(policy: Any, home: Any) -> dict[str, Any]:
+def account_of(folder: Path) -> dict[str, Any]:
+    """What a silo has spent, from its verified books, as plain data."""
     from tacit.privacy import price
     from tacit.silo.chain import Counter, replay
     from tacit.silo.ledger import inspect
     from tacit.silo.spending import joint_price
 
+    policy, home = _home(folder)
     # The counter first: a debit that lands in between makes the ledger longer, never shorter.
     counter = Counter(home.counter)
     known = counter.read()

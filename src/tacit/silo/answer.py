@@ -159,7 +159,7 @@ def parted_statistic(
     it, and needs no noise.
     """
     release = silo.release
-    size, batch = _batch(release, desk, key, position)
+    size, batch = batch_of(release, desk, key, position)
     records = _handed(silo, desk.fetch(batch.rows))
     if release.channel == "open":
         return None, _over(plain_sum(silo.query, work, records, batch.present), size), None
@@ -198,7 +198,7 @@ def _reports(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | 
     """The mean of a silo's reports about its batch."""
     release = silo.release
     _check_crowd(release, crowd, "shuffled reports")
-    size, batch = _batch(release, desk, keys[0], position)
+    size, batch = batch_of(release, desk, keys[0], position)
     total = reports_sum(
         silo.query,
         work,
@@ -216,7 +216,7 @@ def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | in
     """A share of a shuffled sum."""
     release = silo.release
     crowd = _check_crowd(release, crowd, "the shuffled sum")
-    size, batch = _batch(release, desk, keys[0], position)
+    size, batch = batch_of(release, desk, keys[0], position)
     records, bounds = desk.fetch(batch.rows), release.clip(work)
 
     def share(query: Any, bound: Any, key: Array, multiplier: Any) -> Statistic:
@@ -235,7 +235,7 @@ def _share(silo: Silo, work: Work, desk: Desk, keys: Array, position: Array | in
     }
 
 
-def _batch(release: Release, desk: Desk, key: Array, position: Array | int) -> tuple[Any, Batch]:
+def batch_of(release: Release, desk: Desk, key: Array, position: Array | int) -> tuple[Any, Batch]:
     """The fixed divisor of a release, and the batch of this round."""
     size = desk.count if release.batch_size is None else _own(release.batch_size, desk.place)
     capacity = desk.count if release.capacity is None else _own(release.capacity, desk.place)

@@ -83,12 +83,12 @@ def shuffled_share(
     dimension, bound = example.size, usable(bound)
     grid = grid_steps(crowd.records, dimension)
     flips = flips_each(noise_multiplier, grid, dimension, crowd.honest)
-    whole = _rounded_sum(query, work, records, present, bound, keys[0], grid, dimension)
+    whole = rounded_sum(query, work, records, present, bound, keys[0], grid, dimension)
     noise = centred_binomial(keys[1], flips * jnp.asarray(size, jnp.float32), dimension)
     return restore(2.0 * bound / grid * (whole + noise) / size)
 
 
-def _rounded_sum(
+def rounded_sum(
     query: Any,
     work: Work,
     records: Record,

@@ -36,7 +36,9 @@ def write_report(folder: Path) -> Path:
         study=(folder / "study.toml").read_text(encoding="utf-8"),
         audit=_read_if_there(folder / "audit.json"),
         picture=_embedded(folder / "reconstruction.png"),
-        charts=[(title, _chart(folder / "metrics.csv", name)) for title, name in _chart_names(result["metrics"])],
+        charts=[(title, _chart(folder / "metrics.csv", name)) for title, name in _chart_names(result["metrics"])]
+        if result["metrics"]
+        else [],
     )
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")

@@ -96,9 +96,9 @@ def run(study: Study, progress: Progress | None = None) -> Result:
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
-        watch = None if progress is None else lambda done, total: progress(label, done, total)
-        measure = _watch(prepared)
-        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=watch)
+        bar = None if progress is None else lambda done, total: progress(label, done, total)
+        measure = watch(prepared)
+        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=bar)
 
     def private(**point: Any) -> Any:
         return prepared.builder.build(**{**prepared.plan.parameters, **point})
@@ -129,7 +129,7 @@ def _seeds(prepared: Prepared) -> Iterator[Seed]:
     for seed, federation in zip(prepared.study.run.seed_list, prepared.federations, strict=True):
         key_run, key_init = jax.random.split(jax.random.key(seed))
         silos = enrol([_flat(silo.train, with_groups) for silo in federation.silos], names)
-        parts = {part: _pooled(federation, part, with_groups) for part in ("train", "validation", "test")}
+        parts = {part: pooled(federation, part, with_groups) for part in ("train", "validation", "test")}
         params = prepared.builder.problem.objective.init(key_init)
         least = _least_risk(prepared, params, parts["train"])
         yield Seed(key_run, params, silos, {"parts": parts, "least": least})
@@ -139,7 +139,8 @@ def _flat(records: dict[str, np.ndarray], with_groups: bool = False) -> dict[str
     return {name: column for name, column in records.items() if name != "s" or with_groups}
 
 
-def _pooled(federation: Federation, part: str, with_groups: bool = False) -> dict[str, np.ndarray]:
+def pooled(federation: Federation, part: str, with_groups: bool = False) -> dict[str, np.ndarray]:
+    """The records of all silos together."""
     tables = [_flat(getattr(silo, part), with_groups) for silo in federation.silos]
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
@@ -161,7 +162,7 @@ def _least_risk(prepared: Prepared, params: Params, records: Any) -> Any:
     return jax.jit(least)(params, records)
 
 
-def _watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
+def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
     """Loss and metrics on each part of the records; if asked for, how near training records are to stationary."""
     study, problem = prepared.study, prepared.builder.problem
     fair = fair_measure(prepared.builder, len(prepared.federations[0].group_names)) if prepared.reads_groups else None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int64
 
 from tacit.runtime.daemon.contract import Offer
 from tacit.runtime.daemon.entropy import Entropy
@@ -17,6 +18,7 @@ from tacit.runtime.daemon.protocol import Plan, RefusalError
 from tacit.silo import pass_order
 from tacit.silo.secure_answer import Responder
 from tacit.silo.secure_noise import Integers
+from tacit.silo.secure_share import ShareResponder
 
 
 class Remembered(NamedTuple):
@@ -56,15 +58,19 @@ class Worker:
         self.offer = offer
         self._entropy, self._records = entropy, {name: jnp.asarray(column) for name, column in records.items()}
         self._count = len(records["y"])
+        place, parts = offer.plan.place, offer.algorithm.rounds
+        kinds = [kind for kind in parts if kind in offer.algorithm.schedule]
         self._responders = {
             kind: Responder(
-                part.silo,
-                self._records,
-                place=offer.plan.place,
-                grid_sigma=offer.grid_sigma[kind] if noise else None,
+                parts[kind].silo, self._records, place=place, grid_sigma=offer.grid_sigma[kind] if noise else None
             )
-            for kind, part in offer.algorithm.rounds.items()
-            if kind in offer.algorithm.schedule
+            for kind in kinds
+            if kind not in offer.shares
+        }
+        self._sharers = {
+            kind: ShareResponder(parts[kind].silo, self._records, place=place, terms=offer.shares[kind], coins=noise)
+            for kind in kinds
+            if kind in offer.shares
         }
         self._passes = any(part.silo.release.sampling == "one-pass" for part in offer.algorithm.rounds.values())
 
@@ -91,16 +97,32 @@ class Worker:
         """The arrays of the message, and what to remember."""
         kind = self.offer.algorithm.schedule[number]
         steps, place = self.offer.algorithm.rounds[kind].silo.local_steps, self.offer.plan.place
-        form = jax.tree.structure(self.offer.memory)
-        key = jax.random.wrap_key_data(jnp.asarray(kept.order_key))
         found = self._responders[kind].answer(
             broadcast,
-            jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in kept.memory]),
+            self._memory(kept),
             keys=self._entropy.batch_keys(number, place, steps),
             position=self.offer.positions[number],
-            order=pass_order(key, self._count, self._count) if self._passes else None,
+            order=self._order(kept),
             before=kept.noise.get(kind),
         )
         memory = [np.asarray(leaf) for leaf in jax.tree.leaves(found.memory)]
         noise = {**kept.noise, kind: found.noise}
         return [np.asarray(leaf) for leaf in jax.tree.leaves(found.message)], Remembered(kept.order_key, memory, noise)
+
+    def share(self, number: int, broadcast: Any, kept: Remembered) -> Int64[np.ndarray, " coordinates"]:
+        """The silo's share of a round's sum, which must not leave but in parts; it changes nothing remembered."""
+        return self._sharers[self.offer.algorithm.schedule[number]].answer(
+            broadcast,
+            self._memory(kept),
+            keys=self._entropy.share_keys(number, self.offer.plan.place),
+            position=self.offer.positions[number],
+            order=self._order(kept),
+        )
+
+    def _memory(self, kept: Remembered) -> Any:
+        form = jax.tree.structure(self.offer.memory)
+        return jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in kept.memory])
+
+    def _order(self, kept: Remembered) -> Any:
+        key = jax.random.wrap_key_data(jnp.asarray(kept.order_key))
+        return pass_order(key, self._count, self._count) if self._passes else None

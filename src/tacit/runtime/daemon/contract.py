@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,12 +15,14 @@ import numpy as np
 from tacit.algorithm import Algorithm, Silo
 from tacit.data import Federation
 from tacit.errors import TacitError
-from tacit.privacy import Event, Price, calibrate, events_of, price
+from tacit.privacy import Event, Price, calibrate, price
 from tacit.privacy.discrete import effective_multiplier
-from tacit.runtime.daemon.policy import AllowSection
+from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Plan, RefusalError
+from tacit.runtime.daemon.shuffling import affordable_sum, bare_events, check_shuffle, terms_of
 from tacit.silo import desk_of, exact_statistic
 from tacit.silo.secure_noise import least_grid_sigma
+from tacit.silo.secure_share import ShareTerms
 from tacit.studies.assemble import Builder, builder_of, problem_of
 from tacit.studies.spec import study_from
 
@@ -34,7 +36,8 @@ class Offer:
     """A plan as this silo would run it.
 
     ``grid_sigma`` is the priced noise of each kind in grid units; ``broadcasts`` are shapes; ``memory`` is what the
-    silo remembers before the first round; ``positions`` say where in a pass over the records each round begins.
+    silo remembers before the first round; ``positions`` say where in a pass over the records each round begins;
+    ``shares`` are the terms of the kinds of round that go through shufflers as shares of a sum.
     """
 
     plan: Plan
@@ -45,6 +48,7 @@ class Offer:
     broadcasts: Mapping[str, Any]
     memory: Any
     positions: tuple[int, ...]
+    shares: Mapping[str, ShareTerms] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -77,7 +81,9 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
 
 
-def consider(plan: Plan, *, records: int, record: Any, allow: AllowSection) -> Offer:
+def consider(
+    plan: Plan, *, records: int, record: Any, allow: AllowSection, shuffle: ShuffleSection | None = None
+) -> Offer:
     """Build and price a plan for a silo with this many records of this shape; a plan that is not allowed is refused.
 
     Formal guarantee: a run of the offer's algorithm with the noise and grids that it names, in which the silo answers
@@ -85,6 +91,8 @@ def consider(plan: Plan, *, records: int, record: Any, allow: AllowSection) -> O
     Nothing here depends on the content of a record.
     """
     _check_allowed(plan, allow)
+    if plan.shuffle is not None:
+        check_shuffle(plan, records, allow, shuffle)
     try:
         return _offer(plan, records, record, allow)
     except TacitError:
@@ -98,13 +106,18 @@ def _offer(plan: Plan, records: int, record: Any, allow: AllowSection) -> Offer:
     builder = builder_from(plan, records)
     unit = builder.build(noise_multiplier=1.0)
     shapes = shapes_of(unit, builder, record)
-    _check_built(unit, shapes, allow)
-    algorithm, events, cost = _affordable(builder, unit, plan, records, shapes.dimensions)
-    multipliers = {e.kind: e.noise_multiplier for e in _bare(algorithm, plan, records)}
-    grids = {kind: least_grid_sigma(z, shapes.dimensions[kind]) for kind, z in multipliers.items()}
+    _check_built(unit, shapes, allow, "direct" if plan.shuffle is None else "shuffled-sum")
+    grids, shares = {}, {}
+    if plan.shuffle is None:
+        algorithm, events, cost = _affordable(builder, unit, plan, records, shapes.dimensions)
+        multipliers = {e.kind: e.noise_multiplier for e in bare_events(algorithm, plan, records)}
+        grids = {kind: least_grid_sigma(z, shapes.dimensions[kind]) for kind, z in multipliers.items()}
+    else:
+        algorithm, events, cost = affordable_sum(builder, unit, plan, records)
+        shares = terms_of(algorithm, plan, shapes.dimensions)
     memory = _first_memory(algorithm, shapes.params)
     _rehearse(algorithm, plan, shapes, memory, record, records)
-    return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, _positions(algorithm))
+    return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, _positions(algorithm), shares)
 
 
 def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, record: Any, records: int) -> None:
@@ -185,7 +198,7 @@ def _coordinates(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection) -> None:
+def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, channel: str) -> None:
     if _coordinates(shapes.params) > allow.max_parameters:
         raise RefusalError("not-allowed", f"expected a model of at most {allow.max_parameters} parameters")
     steps = sum(algorithm.rounds[kind].silo.local_steps for kind in algorithm.schedule)
@@ -193,20 +206,10 @@ def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection) -> N
         raise RefusalError("not-allowed", f"expected at most {10 * allow.max_rounds} releases in all")
     for part in algorithm.rounds.values():
         # Checked where it matters, on what was built, whatever the plan calls it.
-        if part.silo.release.channel != "direct":
-            raise RefusalError("not-allowed", "expected every release through the direct channel")
+        if part.silo.release.channel != channel:
+            raise RefusalError("not-allowed", f"expected every release through the {channel} channel, and its terms")
         if part.silo.release.protects != "record":
             raise RefusalError("not-allowed", "expected every release to protect whole records")
-
-
-def _bare(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
-    return events_of(
-        algorithm,
-        place=plan.place,
-        silos=plan.silos,
-        records=records,
-        max_participations=plan.max_participations,
-    )
 
 
 def secure_events(algorithm: Algorithm, plan: Plan, records: int, dimensions: Mapping[str, int]) -> tuple[Event, ...]:
@@ -215,7 +218,7 @@ def secure_events(algorithm: Algorithm, plan: Plan, records: int, dimensions: Ma
     A running sum on a grid is post-processing of a continuous one with a little less noise, and is priced as that.
     """
     found = []
-    for event in _bare(algorithm, plan, records):
+    for event in bare_events(algorithm, plan, records):
         dimension = dimensions[event.kind]
         grid = least_grid_sigma(event.noise_multiplier, dimension)
         twin = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=grid, dimension=dimension)

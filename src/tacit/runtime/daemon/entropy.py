@@ -20,6 +20,10 @@ class Entropy:
         """A fresh key for the batch of each local step."""
         return [jax.random.wrap_key_data(jnp.asarray(_fresh())) for _ in range(steps)]
 
+    def share_keys(self, number: int, place: int) -> Array:
+        """Fresh keys for the batch and for the rounding of a share; its coins are the operating system's own."""
+        return jax.random.wrap_key_data(jnp.asarray(np.stack([_fresh(), _fresh()])))
+
     def order_key(self, place: int) -> np.ndarray:
         """The key of a study's pass over the records: drawn once, then remembered."""
         return _fresh()
@@ -34,6 +38,11 @@ class SeededEntropy(Entropy):
     def batch_keys(self, number: int, place: int, steps: int) -> list[Array]:
         """The keys that the simulated silo draws its batches with."""
         return list(step_keys(silo_key(self._keys, place, number), steps)[:, 0])
+
+    def share_keys(self, number: int, place: int) -> Array:
+        """The keys that the simulated silo draws its batch and its rounding with."""
+        batch, noise = step_keys(silo_key(self._keys, place, number), 1)[0]
+        return jnp.stack([batch, jax.random.split(noise)[0]])
 
     def order_key(self, place: int) -> np.ndarray:
         """The key of the simulated silo's pass."""

@@ -36,11 +36,24 @@ class AllowSection(_Section):
     """Which studies are considered at all."""
 
     algorithms: tuple[str, ...]
-    channels: tuple[Literal["direct"], ...] = ("direct",)
+    channels: tuple[Literal["direct", "shuffled-sum"], ...] = ("direct",)
     min_silos: Count = 2
     max_rounds: Count = 10_000
     max_parameters: Count = 1_000_000
     max_open: Count = 4
+
+
+class ShuffleSection(_Section):
+    """Which shufflers are trusted, by their sealing keys, and what share of the other silos not to collude.
+
+    ``key`` is the file of the silo's signing key, as ``tacit silo keys`` makes it.
+    """
+
+    shufflers: dict[str, str]
+    honest: Annotated[float, Field(gt=0, le=1)]
+    min_shufflers: Count = 2
+    post_quantum: bool = False
+    key: str = "sign.key"
 
 
 class ApprovalSection(_Section):
@@ -75,12 +88,19 @@ class Policy(_Section):
     budget: BudgetSection
     allow: AllowSection
     approval: ApprovalSection = ApprovalSection()
+    shuffle: ShuffleSection | None = None
     data: DataSection
     expires: datetime.datetime | datetime.date | None = None
     counter: str | None = None
     pad_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
     test: bool = False
     test_seed: int | None = None
+
+    @model_validator(mode="after")
+    def _shufflers_named(self) -> Policy:
+        if any(channel != "direct" for channel in self.allow.channels) and self.shuffle is None:
+            raise ValueError("set [shuffle] where a channel other than direct is allowed")
+        return self
 
     @property
     def last_second(self) -> float:

@@ -28,6 +28,7 @@ _MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 4, 64, 10**6
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 StudyId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+SealKey = Annotated[str, Field(max_length=2048)]
 Width = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
@@ -56,6 +57,21 @@ class ArraySpec(_Strict):
         return math.prod(self.shape) * 4
 
 
+class Shuffle(_Strict):
+    """How contributions travel that are private only in a crowd.
+
+    ``records`` are the numbers of records of all silos, by place; ``least`` is how many of them come at least, and
+    ``honest`` the share of those that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the order
+    of the way; ``server`` is the server's sealing key, where it opens single reports.
+    """
+
+    records: Annotated[tuple[Annotated[int, Field(ge=1, le=10**9)], ...], Field(min_length=2, max_length=10_000)]
+    least: Annotated[int, Field(ge=2)]
+    honest: Annotated[float, Field(gt=0, le=1)]
+    shufflers: Annotated[dict[Name, SealKey], Field(min_length=1, max_length=16)]
+    server: SealKey | None = None
+
+
 class Plan(_Strict):
     """What the server proposes: plain data, from which a silo builds the algorithm with its own copy of Tacit.
 
@@ -77,6 +93,7 @@ class Plan(_Strict):
     silos: Annotated[int, Field(ge=1, le=100_000)]
     place: Annotated[int, Field(ge=0)]
     everyone: bool = True
+    shuffle: Shuffle | None = None
 
     @field_validator("objective", "algorithm")
     @classmethod
@@ -89,12 +106,20 @@ class Plan(_Strict):
     def _place_exists(self) -> Plan:
         if self.place >= self.silos:
             raise ValueError(f"expected place={self.place} < silos={self.silos}")
+        if self.shuffle is not None and not self.shuffle.least <= self.silos == len(self.shuffle.records):
+            raise ValueError("expected shuffle.records for every silo, and shuffle.least of them")
         return self
 
     @property
     def study(self) -> str:
         """The study's identity at this silo: a digest of everything in the plan."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:32]
+        unsaid = {"shuffle"} if self.shuffle is None else set()
+        return hashlib.sha256(self.model_dump_json(exclude=unsaid).encode()).hexdigest()[:32]
+
+    @property
+    def consortium(self) -> bytes:
+        """What all silos of the study share: a digest of everything but the place."""
+        return hashlib.sha256(self.model_dump_json(exclude={"place"}).encode()).digest()
 
 
 def _nodes(value: Any, depth: int) -> int:
@@ -203,6 +228,16 @@ class Message(_Strict):
     arrays: tuple[ArraySpec, ...]
 
 
+class Sealed(_Strict):
+    """A silo's answer through shufflers: the payload holds a frame for each of them, of these lengths, in order."""
+
+    type: Literal["sealed"] = "sealed"
+    study: str
+    round: int
+    silo: str
+    deposits: dict[str, int]
+
+
 class Receipt(_Strict):
     """A study is closed: how often the silo answered, what that cost, and the ledger's newest hash."""
 
@@ -224,22 +259,23 @@ class Error(_Strict):
     numbers: dict[str, float] = {}
 
 
-Response = Annotated[Welcome | Consent | Standing | Message | Receipt | Error, Field(discriminator="type")]
+Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt | Error, Field(discriminator="type")]
 _REQUESTS: TypeAdapter[Any] = TypeAdapter(Request)
 _RESPONSES: TypeAdapter[Any] = TypeAdapter(Response)
 
 
 def parse_request(header: bytes) -> Any:
     """The request in a header, or a refusal that repeats nothing of what was sent but the fields' names."""
-    return _parse(_REQUESTS, header)
+    return parse_with(_REQUESTS, header)
 
 
 def parse_response(header: bytes) -> Any:
     """The response in a header."""
-    return _parse(_RESPONSES, header)
+    return parse_with(_RESPONSES, header)
 
 
-def _parse(adapter: TypeAdapter[Any], header: bytes) -> Any:
+def parse_with(adapter: TypeAdapter[Any], header: bytes) -> Any:
+    """What a header says, by this table of messages; a refusal repeats nothing of it but the fields' names."""
     try:
         return adapter.validate_json(header)
     except ValidationError as error:
@@ -290,6 +326,12 @@ def write_arrays(leaves: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], bytes]:
     kept = [np.ascontiguousarray(a, "<i4" if a.dtype.kind in "iub" else "<f4") for a in arrays]
     specs = tuple(ArraySpec(shape=a.shape, dtype=_code(k)) for a, k in zip(arrays, kept, strict=True))
     return specs, b"".join(k.tobytes() for k in kept)
+
+
+def broadcast_digest(specs: Sequence[ArraySpec], payload: bytes) -> bytes:
+    """What a round's contributions are bound to: a digest of the broadcast as it was sent."""
+    shapes = "".join(spec.model_dump_json() for spec in specs)
+    return hashlib.sha256(shapes.encode() + b"\0" + payload).digest()
 
 
 def _code(array: np.ndarray) -> Literal["<f4", "<i4"]:

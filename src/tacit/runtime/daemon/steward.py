@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from tacit import __version__
+from tacit.channel.sealing import Signer
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.runtime.daemon.answering import Worker, remembered
@@ -45,6 +46,8 @@ from tacit.runtime.daemon.protocol import (
     read_arrays,
     write_arrays,
 )
+from tacit.runtime.daemon.shuffling import TAILS, sealed_answer
+from tacit.runtime.shuffler.config import read_secret
 from tacit.silo.ledger import Ledger, Limit, Reply
 from tacit.silo.secure_answer import MOST_RECORDS
 from tacit.silo.secure_noise import discrete_gaussian
@@ -122,6 +125,7 @@ class Steward:
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
         seeded = noise_off and policy.test_seed is not None
+        self._signer = None if policy.shuffle is None else Signer(read_secret(home.folder / policy.shuffle.key))
         self._entropy = SeededEntropy(policy.test_seed or 0) if seeded else Entropy()
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock = threading.Lock()
@@ -239,7 +243,8 @@ class Steward:
             raise RefusalError("bad-plan", "the plan is for records of another shape or task; ask with hello")
         terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
         if terms not in self._prepared:
-            offer = consider(plan, records=self._count, record=self._record, allow=self.policy.allow)
+            owner = self.policy
+            offer = consider(plan, records=self._count, record=self._record, allow=owner.allow, shuffle=owner.shuffle)
             while len(self._prepared) >= _MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[terms] = Worker(offer, self._records, self._entropy, noise=self._noise)
@@ -262,12 +267,20 @@ class Steward:
             study,
             offer.plan.model_dump_json(),
             offer.events,
-            limit=Limit(self.policy.budget.epsilon, self.policy.budget.delta),
+            limit=Limit(self.policy.budget.epsilon, self.policy.budget.delta - self._tails(ledger, offer)),
             expires=ledger.now() + self.policy.approval.study_days * _DAY,
             state=worker.begin().to_bytes(),
         )
         self._workers[study] = worker
         _log.info("study %s reserved: epsilon %.4f at delta %g", study, offer.price.epsilon, offer.price.delta)
+
+    def _tails(self, ledger: Ledger, offer: Offer) -> float:
+        """The part of delta that this study and all earlier ones through shufflers keep for short tails."""
+        plans = [Plan.model_validate_json(ledger.plan(study) or "{}") for study in ledger.accounts]
+        kept = TAILS * sum(plan.shuffle is not None for plan in [*plans, offer.plan])
+        if kept > 1e-3 * self.policy.budget.delta:
+            raise RefusalError("over-budget", "the tails of so many shuffled studies do not fit delta")
+        return kept
 
     def _consent(self, offer: Offer, state: Any, next_round: int) -> bytes:
         consent = Consent(
@@ -343,10 +356,15 @@ class Steward:
         _check_turn(worker.offer, account, request.round)
         broadcast = worker.arrays_fit(request.round, read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
-        arrays, after = worker.answer(request.round, broadcast, kept)
-        specs, body = write_arrays(arrays)
-        header = Message(study=request.study, round=request.round, arrays=specs).model_dump_json()
         kind = worker.offer.algorithm.schedule[request.round]
+        if kind in worker.offer.shares and self._signer is not None:
+            share, after = worker.share(request.round, broadcast, kept), kept
+            plan, name = worker.offer.plan, self.policy.name
+            header, body = sealed_answer(plan, request, payload, share, name, self._signer)
+        else:
+            arrays, after = worker.answer(request.round, broadcast, kept)
+            specs, body = write_arrays(arrays)
+            header = Message(study=request.study, round=request.round, arrays=specs).model_dump_json()
         releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         reply = Reply(asked, header, body)
         ledger.debit(request.study, request.round, kind, releases, reply=reply, state=after.to_bytes())

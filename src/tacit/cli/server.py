@@ -1,0 +1,124 @@
+"""``tacit server``: lead a study among real silos over Flower."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import tomli_w
+import typer
+from rich.console import Console
+
+from tacit.errors import TacitError
+
+server_app = typer.Typer(
+    name="server",
+    help="The server of a consortium: a SuperLink, and studies that run over it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Link = Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")]
+Authority = Annotated[
+    Path, typer.Option("--authority", help="PEM file of the authority that signed the SuperLink's certificate.")
+]
+
+
+@server_app.command("link")
+def link_command(
+    folder: Annotated[Path, typer.Argument(help="Where the SuperLink keeps its state.")],
+    authority: Authority,
+    certificate: Annotated[Path, typer.Option(help="The SuperLink's certificate, PEM.")],
+    key: Annotated[Path, typer.Option(help="The key of its certificate, PEM.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 9092,
+) -> None:
+    """Start a SuperLink with TLS and authentication of SuperNodes.
+
+    Example: tacit server link state --authority ca.pem --certificate link.pem --key link.key
+    """
+    from tacit.runtime.flower.commands import environment, superlink_command
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = folder.resolve() / "superlink.sqlite"
+    paths = {"authority": authority, "certificate": certificate, "key": key, "database": database}
+    command = superlink_command(host=host, port=port, **paths)
+    os.execve(command[0], command, environment(folder.resolve()))
+
+
+@server_app.command("register")
+def register_command(
+    name: Annotated[str, typer.Argument(help="The silo's name.")],
+    public_key: Annotated[Path, typer.Argument(help="Its SuperNode's public key, as `tacit silo keys` makes it.")],
+    superlink: Link,
+    authority: Authority,
+) -> None:
+    """Let a silo's SuperNode in.
+
+    Example: tacit server register clinic clinic.pub --superlink 10.0.0.5:9092 --authority ca.pem
+    """
+    import tempfile
+
+    from tacit.runtime.flower.commands import register, write_connection
+
+    with tempfile.TemporaryDirectory() as home:
+        write_connection(Path(home), superlink=superlink, authority=authority)
+        register(Path(home), public_key, name)
+    typer.echo(f"{name} may join.")
+
+
+@server_app.command("run")
+def run_command(
+    study: Annotated[str, typer.Argument(help="Name of a study, or a path to a TOML file.")],
+    superlink: Link,
+    authority: Authority,
+    silos: Annotated[int, typer.Option(help="How many silos take part.")],
+    shufflers: Annotated[
+        Path | None, typer.Option(help="TOML file with [[shufflers]]; see docs/deployment.md.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE")] = None,
+    out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Go on with the study of this run folder.")] = None,
+    round_seconds: Annotated[float, typer.Option(help="How long a round waits for silos it may go without.")] = 120.0,
+    patience: Annotated[float, typer.Option(help="How long anything waits for a silo that is needed.")] = 3600.0,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Measure on the study's own, public data set.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Keep everything that silos send, to look at.")] = False,
+) -> None:
+    """Lead a study, on the SuperLink's machine: propose it to the silos, train, and write a run folder.
+
+    Example: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4
+    """
+    import tomllib
+
+    from tacit.runtime.flower.commands import write_connection
+    from tacit.runtime.flower.watch import follow
+    from tacit.runtime.server.terms import check_study, deployment_from
+    from tacit.studies.folder import new_folder
+    from tacit.studies.spec import load_study
+
+    listed = [] if shufflers is None else tomllib.loads(shufflers.read_text(encoding="utf-8")).get("shufflers", [])
+    if resume is None:
+        resolved = load_study(study, overrides or ())
+        check_study(resolved, len(listed))
+        folder = new_folder(out, resolved).resolve()
+        tree = resolved.model_dump(exclude_none=True, mode="json")
+        (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    else:
+        folder = resume.resolve()
+        if not (folder / "study.toml").is_file():
+            raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
+    terms = {
+        "silos": silos,
+        "folder": str(folder),
+        "round_seconds": round_seconds,
+        "patience": patience,
+        "evaluate": evaluate,
+        "record": record,
+        "shufflers": listed,
+    }
+    deployment_from(terms)
+    (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
+    write_connection(folder / "flower", superlink=superlink, authority=authority)
+    follow(folder, Console())
+    typer.echo(f"Report: {folder / 'report.html'}")

@@ -1,0 +1,82 @@
+"""``tacit shuffler``: the third party that hides who sent what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacit.errors import TacitError
+
+shuffler_app = typer.Typer(
+    name="shuffler",
+    help="A blind shuffler: takes sealed contributions, releases them once, in random order or as a sum.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Folder = Annotated[Path, typer.Argument(help="The shuffler's folder: shuffler.toml, keys and books.")]
+
+_TERMS = """\
+# A shuffler's terms. See docs/deployment.md.
+name = "{name}"
+host = "0.0.0.0"
+port = 9400
+min_silos = 3                # whatever silos ask for, never fewer distinct ones in a batch
+layer = 0                    # the place in a cascade of shufflers, from zero
+keep_seconds = 86400.0       # contributions that nobody collects are forgotten
+
+[tls]
+certificate = "shuffler.pem"
+key = "shuffler.key"
+callers = "authority.pem"    # callers must show a certificate of this authority
+
+[silos]                      # name = "ed25519:...", as `tacit silo keys` prints it
+
+[before]                     # in a cascade: name and signing key of the shuffler before this one
+"""
+
+
+@shuffler_app.command("init")
+def init_command(
+    folder: Folder,
+    post_quantum: Annotated[bool, typer.Option("--post-quantum", help="Seal with ML-KEM-768 and X25519.")] = False,
+) -> None:
+    """Make a shuffler's keys, and terms to start from.
+
+    Example: tacit shuffler init shuffler-a
+    """
+    from tacit.runtime.shuffler.config import make_keys
+
+    path = folder / "shuffler.toml"
+    if path.exists():
+        raise TacitError(f"{path} exists; edit it, or choose another folder.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_keys(folder, "mlkem768-x25519" if post_quantum else "x25519")
+    path.write_text(_TERMS.format(name=folder.resolve().name), encoding="utf-8")
+    typer.echo(f"Wrote {path}. Give the silos these keys:")
+    keys_command(folder)
+
+
+@shuffler_app.command("keys")
+def keys_command(folder: Folder) -> None:
+    """Print the public keys: one for sealing, which silos pin in their policies, and one for signing.
+
+    Example: tacit shuffler keys shuffler-a
+    """
+    from tacit.runtime.shuffler.config import load_keys
+
+    keys = load_keys(folder)
+    typer.echo(f"seal  {keys.seal.public}\nsign  {keys.sign.public}")
+
+
+@shuffler_app.command("serve")
+def serve_command(folder: Folder) -> None:
+    """Serve over TLS until stopped.
+
+    Example: tacit shuffler serve shuffler-a
+    """
+    from tacit.runtime.shuffler.server import serve
+
+    serve(folder)

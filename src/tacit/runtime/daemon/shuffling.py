@@ -1,0 +1,135 @@
+"""The contract of a study through shufflers: what a silo checks, what it costs, and how an answer leaves.
+
+A share of a sum is private only in its crowd, so the silo must not take anybody's word for the crowd. Its own entry in
+the plan's list of silos it checks itself, and so does every other honest silo with its own; all contributions are
+bound to a digest of the whole plan, and a shuffler adds up only what is bound to the same. So the records of the
+honest silos that come are what the plan says they are. How many silos come is up to the shuffler, which each
+contribution tells how many it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int64
+
+from tacit.algorithm import Algorithm
+from tacit.channel.sealing import Binding, Signer, public_key
+from tacit.errors import TacitError
+from tacit.privacy import Event, Price, calibrate, events_of, price
+from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
+from tacit.runtime.daemon.protocol import Answer, Plan, RefusalError, Sealed, broadcast_digest
+from tacit.runtime.shuffler.deposits import sum_deposits
+from tacit.silo.secure_share import ShareTerms, share_terms
+from tacit.studies.assemble import Builder
+
+TAILS = 1e-12
+"""The part of delta that each study keeps for the tails of its binomial noise: 1e-23 per round and coordinate."""
+
+_LEAST_DELTA = 1e-9
+_MOST_COORDINATES = 10**10
+
+
+def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: ShuffleSection | None) -> None:
+    """Refuse a plan whose shufflers or crowd the owner has not agreed to."""
+    shuffle = plan.shuffle
+    if shuffle is None or policy is None:
+        raise RefusalError("not-allowed", "the owner has named no shufflers")
+    if shuffle.records[plan.place] != records:
+        raise RefusalError("bad-plan", f"expected shuffle.records[{plan.place}] = {records}, this silo's own")
+    if shuffle.least < allow.min_silos:
+        raise RefusalError("not-allowed", f"expected shuffle.least of at least {allow.min_silos} silos")
+    if shuffle.honest > policy.honest:
+        raise RefusalError("not-allowed", f"expected shuffle.honest of at most {policy.honest}")
+    strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
+    if strange or len(shuffle.shufflers) < policy.min_shufflers:
+        raise RefusalError("not-allowed", f"expected {policy.min_shufflers} or more shufflers, all of the policy's")
+    if policy.post_quantum and any(public_key(key).kind == "x25519" for key in shuffle.shufflers.values()):
+        raise RefusalError("not-allowed", "expected sealing keys of the hybrid kind")
+    if plan.delta < _LEAST_DELTA:
+        raise RefusalError("unpriceable", f"expected delta >= {_LEAST_DELTA} for binomial noise, with its short tails")
+
+
+def bare_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
+    """The releases of an algorithm at a silo with this many records, before any rounding of noise."""
+    return events_of(
+        algorithm,
+        place=plan.place,
+        silos=plan.silos,
+        records=records,
+        max_participations=plan.max_participations,
+    )
+
+
+def affordable_sum(
+    builder: Builder, unit: Algorithm, plan: Plan, records: int
+) -> tuple[Algorithm, tuple[Event, ...], Price]:
+    """The algorithm with the noise that every silo's price asks for: one noise serves all, that of the strictest."""
+    _check_kinds(unit)
+    delta = plan.delta - TAILS
+    factor = max(_factor(unit, plan, n, delta) for n in sorted(set(_crowd(plan))))
+    nudge = 1e-7
+    while nudge < 0.1:
+        algorithm = builder.build(noise_multiplier=np.nextafter(np.float32(factor), np.float32(np.inf)))
+        # All silos must find the same noise, so all prices are looked at.
+        costs = {n: price(bare_events(algorithm, plan, n), delta=delta) for n in {*_crowd(plan), records}}
+        if all(cost.epsilon <= plan.epsilon for cost in costs.values()):
+            events = bare_events(algorithm, plan, records)
+            return algorithm, events, dataclasses.replace(costs[records], delta=plan.delta)
+        factor, nudge = factor * (1 + nudge), 2 * nudge
+    raise RefusalError("unpriceable", f"no noise was found that fits epsilon={plan.epsilon}")
+
+
+def _crowd(plan: Plan) -> tuple[int, ...]:
+    if plan.shuffle is None:
+        raise TacitError("Expected a plan with a shuffle section.")
+    return plan.shuffle.records
+
+
+def _factor(unit: Algorithm, plan: Plan, records: int, delta: float) -> float:
+    events = bare_events(unit, plan, records)
+    paid = calibrate(events, epsilon=plan.epsilon, delta=delta)
+    return paid[0].noise_multiplier / events[0].noise_multiplier
+
+
+def _check_kinds(algorithm: Algorithm) -> None:
+    for part in algorithm.rounds.values():
+        release = part.silo.release
+        if part.participants == "in turn" or release.mechanism != "gaussian":
+            raise RefusalError("not-allowed", "expected rounds of many silos, with fresh noise, through shufflers")
+        if release.sampling in ("poisson", "wr"):
+            raise RefusalError("bad-plan", 'expected sampling "full", "wor" or "one-pass": the crowd has a fixed size')
+
+
+def terms_of(algorithm: Algorithm, plan: Plan, dimensions: Mapping[str, int]) -> dict[str, ShareTerms]:
+    """Grid and coins of every kind of round; all silos and the server find the same from the same plan."""
+    crowd, shuffle, found = _crowd(plan), plan.shuffle, {}
+    assert shuffle is not None
+    if len(algorithm.schedule) * max(dimensions.values()) > _MOST_COORDINATES:
+        raise RefusalError("not-allowed", f"expected rounds x parameters of at most {_MOST_COORDINATES}")
+    for event in bare_events(algorithm, plan, crowd[plan.place]):
+        size = algorithm.rounds[event.kind].silo.release.batch_size
+        found[event.kind] = share_terms(
+            event.noise_multiplier,
+            crowd if size is None else [int(np.max(size))] * len(crowd),
+            least=shuffle.least,
+            honest=shuffle.honest,
+            dimension=dimensions[event.kind],
+        )
+    return found
+
+
+def sealed_answer(
+    plan: Plan, request: Answer, payload: bytes, share: Int64[np.ndarray, " coordinates"], silo: str, signer: Signer
+) -> tuple[str, bytes]:
+    """Header and payload of an answer through shufflers: the share in parts, each sealed for one of them."""
+    shuffle = plan.shuffle
+    assert shuffle is not None
+    binding = Binding(plan.consortium, request.round, broadcast_digest(request.arrays, payload))
+    keys = {name: public_key(text) for name, text in shuffle.shufflers.items()}
+    frames = sum_deposits(share, shufflers=keys, binding=binding, silo=silo, least=max(2, shuffle.least), signer=signer)
+    lengths = {name: len(raw) for name, raw in zip(keys, frames, strict=True)}
+    header = Sealed(study=request.study, round=request.round, silo=silo, deposits=lengths)
+    return header.model_dump_json(), b"".join(frames)

@@ -1,0 +1,1 @@
+"""Tacit over Flower: a ServerApp that leads a study, and a courier between SuperNode and silo."""

@@ -1,0 +1,280 @@
+"""A whole consortium on one machine: SuperLink, SuperNodes, silo daemons and shufflers, each a process of its own.
+
+Folders, keys and certificates are made for the occasion. `tacit.runtime.flower.demo` trains two studies over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tacit.channel.sealing import Signer, new_signing_key
+from tacit.errors import TacitError
+from tacit.runtime.certificates import Authority, Pair, node_key
+from tacit.runtime.flower.commands import environment, register, superlink_command, write_connection
+from tacit.runtime.shuffler.client import Address, Caller, greet
+from tacit.runtime.shuffler.config import make_keys, write_secret
+
+_PATIENCE = 90.0
+_GRACE = 10.0
+TACIT = [sys.executable, "-c", "from tacit.cli import main; main()"]
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+class Party:
+    """One process with a session of its own, so that everything it starts can be ended with it."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.name, self._command, self.log, self._env = name, list(command), log, dict(env)
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if self.process.poll() is not None:
+            tail = self.log.read_text(encoding="utf-8", errors="replace")[-800:]
+            raise TacitError(f"{self.name} has ended with code {self.process.returncode}: {tail}")
+
+    def kill(self) -> None:
+        """End it, and what it started, as a power cut would."""
+        self._signal(signal.SIGKILL)
+        self.process.wait(_GRACE)
+
+    def stop(self) -> None:
+        """Ask it to end, and insist."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GRACE)
+        self._signal(signal.SIGKILL)
+        self.process.wait(_GRACE)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+@dataclass
+class Silo:
+    """What a silo of the consortium consists of: a folder, and which table of records it has."""
+
+    name: str
+    data: dict[str, Any]
+    policy: dict[str, Any] = field(default_factory=dict)
+
+
+class Consortium:
+    """Makes folders, keys and certificates under ``root``, and runs the processes."""
+
+    def __init__(
+        self,
+        root: Path,
+        silos: Sequence[Silo],
+        shufflers: Sequence[str] = ("a", "b"),
+        *,
+        host: str = "127.0.0.1",
+        **env: str,
+    ) -> None:
+        self.root, self.silos, self.host, self.env = root, list(silos), host, env
+        self.parties: dict[str, Party] = {}
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (root / "logs").mkdir(exist_ok=True)
+        self.authority = Authority(root / "certificates")
+        self.caller: Pair = self.authority.issue("server")
+        self.port = free_port()
+        self.home = root / "flower-cli"
+        write_connection(self.home, superlink=self.superlink, authority=self.authority.certificate)
+        self._signers = {silo.name: new_signing_key() for silo in silos}
+        self.shufflers = {name: self._make_shuffler(name) for name in shufflers}
+        for silo in silos:
+            self._make_silo(silo)
+
+    @property
+    def superlink(self) -> str:
+        """Where the SuperLink is."""
+        return f"{self.host}:{self.port}"
+
+    def folder(self, name: str) -> Path:
+        """The folder of a silo or shuffler."""
+        return self.root / name
+
+    def _make_shuffler(self, name: str) -> tuple[int, str]:
+        folder = self.folder(f"shuffler-{name}")
+        folder.mkdir(mode=0o700)
+        keys, pair, port = make_keys(folder, "x25519"), self.authority.issue(f"shuffler-{name}"), free_port()
+        tree = {
+            "name": name,
+            "port": port,
+            "min_silos": 2,
+            "record": "received.bin",
+            "silos": {silo: Signer(raw).public for silo, raw in self._signers.items()},
+            "tls": {
+                "certificate": str(pair.certificate),
+                "key": str(pair.key),
+                "callers": str(self.authority.certificate),
+            },
+        }
+        (folder / "shuffler.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+        return port, str(keys.seal.public)
+
+    def _make_silo(self, silo: Silo) -> None:
+        folder = self.folder(silo.name)
+        folder.mkdir(mode=0o700)
+        seals = {name: seal for name, (_, seal) in self.shufflers.items()}
+        tree: dict[str, Any] = {
+            "name": silo.name,
+            "budget": {"epsilon": 4.0, "delta": 1e-5},
+            "allow": {"algorithms": ["mb-sgd"], "channels": ["direct", "shuffled-sum"], "min_silos": 2},
+            "approval": {"mode": "auto"},
+            "shuffle": {"shufflers": seals, "honest": 1.0},
+            "data": silo.data,
+            "counter": f"../counter-{silo.name}",
+            "pad_seconds": 0.1,
+            **silo.policy,
+        }
+        if not seals:
+            del tree["shuffle"]
+            tree["allow"]["channels"] = ["direct"]
+        write_secret(folder / "sign.key", self._signers[silo.name])
+        node_key(folder / "node.key")
+        (folder / "policy.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+
+    def address(self, name: str) -> Address:
+        """How to call a shuffler."""
+        return Address("127.0.0.1", self.shufflers[name][0], self.authority.certificate, *self.caller)
+
+    def shuffler_entries(self) -> list[dict[str, Any]]:
+        """The shufflers as a deployment lists them."""
+        return [
+            {
+                "name": name,
+                "host": "127.0.0.1",
+                "port": port,
+                "authority": str(self.authority.certificate),
+                "certificate": str(self.caller.certificate),
+                "key": str(self.caller.key),
+            }
+            for name, (port, _) in self.shufflers.items()
+        ]
+
+    def start(self, name: str, command: Sequence[str], home: str) -> Party:
+        """Start a party with a log of its own."""
+        env = {**environment(self.root / "homes" / home), **self.env}
+        (self.root / "homes" / home).mkdir(parents=True, exist_ok=True)
+        party = Party(name, command, self.root / "logs" / f"{name}.log", env)
+        self.parties[name] = party
+        return party
+
+    def start_silos(self) -> None:
+        """Start the daemons."""
+        for silo in self.silos:
+            options = ["--insecure-test-noise-off"] if silo.policy.get("test") else []
+            self.start(silo.name, [*TACIT, "silo", "serve", str(self.folder(silo.name)), *options], silo.name)
+
+    def start_shufflers(self) -> None:
+        """Start the shufflers."""
+        for name in self.shufflers:
+            command = [*TACIT, "shuffler", "serve", str(self.folder(f"shuffler-{name}"))]
+            self.start(f"shuffler-{name}", command, f"shuffler-{name}")
+
+    def start_flower(self) -> None:
+        """Start the SuperLink, let the silos' SuperNodes in, and start them."""
+        pair = self.authority.issue("superlink", ("localhost", "127.0.0.1", self.host))
+        paths = {"authority": self.authority.certificate, "certificate": pair.certificate, "key": pair.key}
+        database = self.root / "superlink.sqlite"
+        # Its own helpers call it at 127.0.0.1 where it listens everywhere.
+        bind = self.host if self.host == "127.0.0.1" else "0.0.0.0"
+        link = superlink_command(host=bind, port=self.port, database=database, **paths)
+        self.start("superlink", link, "superlink")
+        self._wait("superlink", lambda: socket.create_connection((self.host, self.port), 1.0).close())
+        for silo in self.silos:
+            register(self.home, self.folder(silo.name) / "node.key.pub", silo.name)
+        for silo in self.silos:
+            self.start_node(silo.name)
+
+    def start_node(
+        self,
+        name: str,
+        *,
+        key: Path | None = None,
+        authority: Path | None = None,
+        label: str | None = None,
+        before: Sequence[str] = (),
+    ) -> Party:
+        """Start a silo's SuperNode; ``before`` is a command to start it with."""
+        folder, label = self.folder(name), label or f"supernode-{name}"
+        home = self.root / "homes" / label
+        command = [
+            *(*TACIT, "silo", "join", str(folder), "--superlink", self.superlink, "--port", str(free_port())),
+            *("--authority", str(authority or self.authority.certificate), "--home", str(home)),
+            *("--key", str(key or folder / "node.key")),
+        ]
+        return self.start(label, [*before, *command], label)
+
+    def ready(self) -> None:
+        """Wait until daemons and shufflers serve."""
+        for silo in self.silos:
+            self._wait(silo.name, lambda silo=silo: (self.folder(silo.name) / "door" / "silo.sock").stat())
+        for name in self.shufflers:
+            self._wait(f"shuffler-{name}", lambda name=name: self._knock(name))
+
+    def _knock(self, name: str) -> None:
+        caller = Caller(self.address(name))
+        try:
+            greet(caller)
+        finally:
+            caller.close()
+
+    def _wait(self, name: str, attempt: Any) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                attempt()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise TacitError(f"{name} did not start in {_PATIENCE:.0f} s; see its log.") from None
+                self.parties[name].check()
+                time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raise if any party has ended."""
+        for party in self.parties.values():
+            party.check()
+
+    def stop(self) -> None:
+        """Stop everything, SuperNodes first."""
+        for party in sorted(self.parties.values(), key=lambda party: not party.name.startswith("supernode")):
+            with contextlib.suppress(ProcessLookupError):
+                party.process.terminate()
+        for party in reversed(list(self.parties.values())):
+            party.stop()
+        self.parties.clear()

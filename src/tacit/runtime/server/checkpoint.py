@@ -1,0 +1,82 @@
+"""What the server must remember to go on after a crash: one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.errors import TacitError
+from tacit.runtime.daemon.protocol import Plan
+
+
+@dataclass
+class Checkpoint:
+    """The study as proposed (at place 0), the silos by place, the next round, and the algorithm's state before it.
+
+    ``decided`` names the silos of the next round where that was settled before asking shufflers for a sum, which they
+    give once and in one way. ``history`` has a row for every round that was played.
+    """
+
+    plan: Plan
+    silos: tuple[str, ...]
+    records: tuple[int, ...]
+    state: Any
+    round: int = 0
+    decided: tuple[str, ...] | None = None
+    finished: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write it so that a crash leaves the old one or the new one."""
+        meta = {
+            "plan": json.loads(self.plan.model_dump_json()),
+            "silos": self.silos,
+            "records": self.records,
+            "round": self.round,
+            "decided": self.decided,
+            "finished": self.finished,
+            "history": self.history,
+        }
+        leaves = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
+        raw = io.BytesIO()
+        np.savez(raw, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **leaves)
+        draft = path.with_suffix(".draft")
+        with draft.open("wb") as file:
+            file.write(raw.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+
+def load_checkpoint(path: Path, like: Any) -> Checkpoint:
+    """A checkpoint whose state has the form of ``like(plan)``, which builds a fresh state."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        meta = json.loads(arrays.pop("meta").tobytes())
+    except (OSError, ValueError, KeyError) as error:
+        raise TacitError(f"{path} is not a checkpoint: {error}.") from None
+    plan = Plan.model_validate_json(json.dumps(meta["plan"]))
+    leaves, form = jax.tree.flatten(like(plan, meta["records"]))
+    if len(leaves) != len(arrays):
+        raise TacitError(f"{path} was written for another algorithm, or another version of Tacit.")
+    state = jax.tree.unflatten(form, [jnp.asarray(arrays[f"leaf{i}"]) for i in range(len(leaves))])
+    decided = None if meta["decided"] is None else tuple(meta["decided"])
+    return Checkpoint(
+        plan=plan,
+        silos=tuple(meta["silos"]),
+        records=tuple(meta["records"]),
+        state=state,
+        round=meta["round"],
+        decided=decided,
+        finished=meta["finished"],
+        history=meta["history"],
+    )

@@ -1,0 +1,293 @@
+"""The server of a deployed study: meets silos, proposes, plays rounds with whoever comes, and can be killed any time.
+
+    meet -> propose -> for each round: ask -> (mean, or sum over shufflers) -> tell -> checkpoint -> finish
+
+A round that was asked before a crash is asked again with the same broadcast, and silos answer from their books.
+Silos may be late, vanish and come back: a round goes on with at least as many as the study allows, and waits where it
+may not go on. Nobody waits for ever: when patience ends, so does the run, with a checkpoint to go on from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.algorithm import Algorithm, Params
+from tacit.channel import weighted_mean
+from tacit.errors import TacitError
+from tacit.runtime.daemon.contract import builder_from, record_of, shapes_of
+from tacit.runtime.daemon.protocol import (
+    Answer,
+    Consent,
+    Error,
+    Finish,
+    Hello,
+    Message,
+    Plan,
+    Propose,
+    Receipt,
+    RefusalError,
+    Sealed,
+    Welcome,
+    broadcast_digest,
+    frame,
+    parse_response,
+    read_arrays,
+    write_arrays,
+)
+from tacit.runtime.participation import Participation, Roster, everyone, participation, roster
+from tacit.runtime.server.checkpoint import Checkpoint
+from tacit.runtime.server.shuffles import Sums
+from tacit.runtime.server.transport import Replies, Transport
+
+Tell = Callable[[str, dict[str, Any]], None]
+# Refusals that will not go away by asking again.
+_FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
+_FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity"}
+_PAUSE = 0.2
+
+
+class StalledError(TacitError):
+    """Too few silos came for too long; the run can be taken up again from its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits for silos that may be missed, and how long anything waits for those that may not."""
+
+    round_seconds: float
+    total_seconds: float
+
+
+def meet(transport: Transport, silos: int, patience: Patience, tell: Tell) -> dict[str, tuple[str, Welcome]]:
+    """Address and public facts of silos by name, once at least ``silos`` of them have been seen."""
+    deadline = time.monotonic() + patience.total_seconds
+    known: dict[str, tuple[str, Welcome]] = {}
+    while len(known) < silos:
+        fresh = [at for at in transport.present() if at not in {address for address, _ in known.values()}]
+        hello = frame(Hello().model_dump_json())
+        for at, replies in transport.ask({at: [hello] for at in fresh}, patience.round_seconds).items():
+            response = parse_response(replies[0][0]) if replies else None
+            if isinstance(response, Welcome):
+                known[response.silo] = (at, response)
+                tell("met", {"silo": response.silo, "records": response.records, "of": silos})
+        if len(known) < silos:
+            if time.monotonic() > deadline:
+                raise StalledError(f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}.")
+            time.sleep(_PAUSE)
+    return known
+
+
+class Conductor:
+    """Plays one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes."""
+
+    def __init__(
+        self,
+        point: Checkpoint,
+        path: Path,
+        transport: Transport,
+        addresses: Mapping[str, str],
+        *,
+        who: Participation | None = None,
+        patience: Patience,
+        seed: int = 0,
+        sums: Sums | None = None,
+        tell: Tell = lambda event, facts: None,
+    ) -> None:
+        self.point, self._path, self._transport, self._tell = point, path, transport, tell
+        self._patience, self._sums = patience, sums
+        self._addresses = dict(addresses)
+        plan = point.plan
+        builder = builder_from(plan, point.records[0])
+        self.algorithm: Algorithm = builder.build(noise_multiplier=1.0)
+        self._shapes = shapes_of(self.algorithm, builder, record_of(plan))
+        self._who = participation(plan.silos) if who is None else who
+        self._turns: Roster = roster(jax.random.key(seed), self.algorithm, self._who, plan.silos)
+        self._halves = {
+            k: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for k, part in self.algorithm.rounds.items()
+        }
+        self._plans = {name: plan.model_copy(update={"place": i}) for i, name in enumerate(point.silos)}
+        self._weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
+        self.consents: dict[str, Consent] = {}
+        if (plan.shuffle is None) != (sums is None):
+            raise TacitError("Expected shufflers exactly where the plan names them.")
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the study has."""
+        return len(self.algorithm.schedule)
+
+    @property
+    def params(self) -> Params:
+        """The model so far."""
+        return self.algorithm.output(self.point.state)
+
+    def run(self, after_round: Callable[[int], None] | None = None) -> dict[str, Receipt]:
+        """Propose, play what is left, finish; returns the receipts of silos that could be reached at the end."""
+        if self.point.round < self.rounds:
+            self.consents = self.propose()
+        while self.point.round < self.rounds:
+            self._play(self.point.round)
+            if after_round is not None:
+                after_round(self.point.round)
+        return self.finish()
+
+    def propose(self) -> dict[str, Consent]:
+        """Propose the study to everybody, and wait for approvals."""
+        deadline = time.monotonic() + self._patience.total_seconds
+        consents: dict[str, Consent] = {}
+        fewest = self.point.plan.silos if self.point.plan.everyone else self._who.fewest
+        reasons: dict[str, str] = {}
+        while len(consents) < len(self._plans):
+            left = [name for name in self._plans if name not in consents]
+            for name, replies in self._ask({n: [self._proposal(n)] for n in left}).items():
+                response = parse_response(replies[0][0])
+                if isinstance(response, Consent) and response.state == "consented":
+                    consents[name] = response
+                    self._tell("consent", {"silo": name, "epsilon": response.epsilon, "delta": response.delta})
+                elif isinstance(response, Consent):
+                    reasons[name] = "waits for its owner's approval"
+                elif isinstance(response, Error):
+                    reasons[name] = response.text
+                    self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
+                    if response.code in _FINAL and self.point.plan.everyone:
+                        raise RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
+            if time.monotonic() > deadline or (len(consents) >= fewest and not self.point.plan.everyone):
+                break
+            time.sleep(_PAUSE if len(consents) < len(self._plans) else 0)
+        if len(consents) < fewest:
+            raise StalledError(f"Expected the consent of {fewest} silos, got {len(consents)}; {reasons}.")
+        if self._sums is not None:
+            self._sums.check(consents)
+        return consents
+
+    def _proposal(self, name: str) -> bytes:
+        return frame(Propose(plan=self._plans[name]).model_dump_json())
+
+    def _ask(
+        self, requests: Mapping[str, list[bytes]], seconds: float | None = None, enough: Any = None
+    ) -> dict[str, Replies]:
+        """As the transport does, by silos' names; a silo that has moved is looked for again."""
+        names = {self._addresses[name]: name for name in requests}
+        frames = {self._addresses[name]: sent for name, sent in requests.items()}
+        ready = None if enough is None else lambda came: enough({names[at] for at in came})
+        limit = self._patience.round_seconds if seconds is None else seconds
+        found = self._transport.ask(frames, limit, ready)
+        return {names[at]: replies for at, replies in found.items() if replies}
+
+    def _play(self, number: int) -> None:
+        """One round: ask, combine, tell, checkpoint."""
+        begun = time.monotonic()
+        kind = self.algorithm.schedule[number]
+        ask, tell = self._halves[kind]
+        broadcast = ask(self.point.state)
+        specs, payload = write_arrays(jax.tree.leaves(broadcast))
+        here = self._turns.taken[number]
+        chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
+        must = self.point.decided or ()
+        answers = self._gather(number, specs, payload, must or chosen, kind, fixed=bool(must))
+        if self._sums is None:
+            mean = self._mean(kind, answers)
+        else:
+            if not must:
+                self.point.decided = tuple(sorted(answers))
+                self.point.save(self._path)
+            digest = broadcast_digest(specs, payload)
+            mean = self._sums.mean(self.algorithm, kind, number, digest, broadcast, answers, self._shapes)
+        row = {
+            "round": number + 1,
+            "kind": kind,
+            "silos": sorted(answers),
+            "missed": sorted(set(chosen) - set(answers)),
+            "seconds": time.monotonic() - begun,
+        }
+        self.point.state = tell(self.point.state, mean)
+        self.point.round, self.point.decided = number + 1, None
+        self.point.history.append(row)
+        self.point.save(self._path)
+        self._tell("round", {**row, "rounds": self.rounds})
+
+    def _gather(
+        self, number: int, specs: Any, payload: bytes, chosen: Any, kind: str, *, fixed: bool
+    ) -> dict[str, tuple[Any, bytes]]:
+        """The answers of a round from at least as many silos as it needs."""
+        in_order = everyone(self.algorithm.rounds[kind].participants, self._who, self.point.plan.silos)
+        least = len(chosen) if fixed or in_order else min(self._who.fewest, len(chosen))
+        gone: dict[str, str] = {}
+        answers: dict[str, tuple[Any, bytes]] = {}
+        deadline = time.monotonic() + self._patience.total_seconds
+        wanted = list(chosen)
+        while True:
+            left = [n for n in wanted if n not in answers and n not in gone]
+            requests = {n: [self._proposal(n), self._request(n, number, specs, payload)] for n in left}
+            # Everyone who was chosen has a round's time to answer; after that, as many as needed will do.
+            needed = None if len(wanted) == len(chosen) else (lambda came: len(answers) + len(came) >= least)
+            for name, replies in self._ask(requests, enough=needed).items():
+                self._read(name, number, replies, answers, gone)
+            if len(answers) >= least:
+                return answers
+            if not (fixed or in_order):
+                wanted = list(self.point.silos)
+            if time.monotonic() > deadline or (gone and (fixed or in_order)):
+                silent = sorted(set(wanted) - set(answers))
+                raise StalledError(
+                    f"Round {number + 1} needs {least} silos, got {len(answers)}; missing {silent} {gone}."
+                )
+            time.sleep(_PAUSE)
+
+    def _request(self, name: str, number: int, specs: Any, payload: bytes) -> bytes:
+        request = Answer(study=self._plans[name].study, round=number, arrays=specs)
+        return frame(request.model_dump_json(), payload)
+
+    def _read(
+        self, name: str, number: int, replies: Replies, answers: dict[str, tuple[Any, bytes]], gone: dict[str, str]
+    ) -> None:
+        response = parse_response(replies[-1][0])
+        right = (self._plans[name].study, number)
+        if isinstance(response, Message | Sealed) and (response.study, response.round) == right:
+            answers[name] = (response, replies[-1][1])
+        elif isinstance(response, Error):
+            self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
+            if response.code in _FINAL or response.code == "round":
+                gone[name] = f"{response.code}: {response.text}"
+
+    def _mean(self, kind: str, answers: Mapping[str, tuple[Any, bytes]]) -> Any:
+        shape = self._shapes.messages[kind]
+        wanted = [(leaf.shape, leaf.dtype.kind == "i") for leaf in jax.tree.leaves(shape)]
+        columns = {name: read_arrays(response.arrays, body) for name, (response, body) in answers.items()}
+        odd = [n for n, arrays in columns.items() if [(a.shape, a.dtype.kind == "i") for a in arrays] != wanted]
+        if odd:
+            raise TacitError(f"Expected messages of the plan's shapes, got others from {', '.join(odd)}.")
+        names = sorted(answers)
+        places = [self.point.silos.index(name) for name in names]
+        weights = jnp.asarray(self._weights[places] / len(names), jnp.float32)
+        stacked = [jnp.stack([jnp.asarray(leaf) for leaf in c]) for c in zip(*(columns[n] for n in names), strict=True)]
+        return weighted_mean(jax.tree.unflatten(jax.tree.structure(shape), stacked), weights)
+
+    def finish(self) -> dict[str, Receipt]:
+        """Close the study; a silo that cannot be reached gives back what it reserved when its time is up."""
+        requests = {n: [frame(Finish(study=plan.study).model_dump_json())] for n, plan in self._plans.items()}
+        receipts = {}
+        for name, replies in self._ask(requests).items():
+            response = parse_response(replies[0][0])
+            if isinstance(response, Receipt):
+                receipts[name] = response
+                facts = {"silo": name, "epsilon": response.epsilon, "delta": response.delta}
+                self._tell("receipt", {**facts, "answers": response.answers, "entry": response.entry})
+        self.point.finished = True
+        self.point.save(self._path)
+        return receipts
+
+
+def fresh_state(plan: Plan, records: Any, key: Any = None) -> Any:
+    """The algorithm's state before the first round."""
+    builder = builder_from(plan, records[0])
+    params = builder.problem.objective.init(jax.random.key(0) if key is None else key)
+    return builder.build(noise_multiplier=1.0).init(params)

@@ -1,0 +1,161 @@
+"""Lead a study from its run folder: the same files as a simulation leaves, made by real silos.
+
+The folder holds ``study.toml`` and ``deployment.toml`` before, ``progress.jsonl`` and ``checkpoint.npz`` during, and
+result, metrics, model and report after the run. Leading it again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tacit.algorithm import Params
+from tacit.errors import TacitError
+from tacit.privacy import PricingError, price
+from tacit.runtime.daemon.contract import builder_from
+from tacit.runtime.daemon.protocol import Receipt
+from tacit.runtime.daemon.shuffling import bare_events
+from tacit.runtime.participation import participation
+from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
+from tacit.runtime.server.conductor import Conductor, Patience, Tell, fresh_state, meet
+from tacit.runtime.server.outcome import write_outcome
+from tacit.runtime.server.shuffles import Sums
+from tacit.runtime.server.terms import Deployment, deployment_from, plan_for
+from tacit.runtime.server.transport import Recorder, Transport
+from tacit.runtime.shuffler.client import Caller, greet
+from tacit.studies.spec import Study, load_study
+
+Measure = Callable[[Params], dict[str, float]]
+
+
+class Journal:
+    """What happens, line by line, for whoever watches."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Add a line."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+
+
+def lead(folder: Path, transport: Transport) -> None:
+    """Lead the study in a run folder to its end."""
+    journal = Journal(folder / "progress.jsonl").write
+    try:
+        _lead(folder, transport, journal)
+    except Exception as error:
+        journal("failed", {"text": str(error) if isinstance(error, TacitError) else repr(error)})
+        raise
+
+
+def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
+    study = load_study(folder / "study.toml")
+    terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
+    patience = Patience(terms.round_seconds, terms.patience)
+    transport = Recorder(transport, folder / "received.bin") if terms.record else transport
+    begun = time.monotonic()
+    journal("started", {"study": study.name, "silos": terms.silos})
+    met = meet(transport, terms.silos, patience, journal)
+    callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
+    point = _point(folder, study, terms, met, callers)
+    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos)
+    sums = Sums(point.plan, point.silos, callers, coins=noisy) if callers else None
+    weights = list(point.records) if study.run.weights == "records" else None
+    conductor = Conductor(
+        point,
+        folder / "checkpoint.npz",
+        transport,
+        {name: at for name, (at, _) in met.items()},
+        who=participation(
+            len(point.silos),
+            study.run.participants,
+            weights=weights,
+            cap=study.privacy.max_participations,
+            honest=study.run.honest,
+        ),
+        patience=patience,
+        seed=terms.seed,
+        sums=sums,
+        tell=journal,
+    )
+    measure = measure_of(study, terms)
+
+    def after(number: int) -> None:
+        row = point.history[-1]
+        row |= {"measured": measure(conductor.params), "epsilon_spent": _spent(conductor)}
+        point.save(folder / "checkpoint.npz")
+        journal(
+            "measured",
+            {"round": number, "rounds": conductor.rounds, **row["measured"], "epsilon": row["epsilon_spent"]},
+        )
+
+    receipts = conductor.run(after)
+    seconds = time.monotonic() - begun
+    write_outcome(folder, study, conductor, receipts, seconds)
+    journal("finished", {"seconds": seconds, "receipts": _plain(receipts)})
+    for caller in callers.values():
+        caller.close()
+
+
+def _point(
+    folder: Path, study: Study, terms: Deployment, met: Mapping[str, Any], callers: Mapping[str, Caller]
+) -> Checkpoint:
+    path = folder / "checkpoint.npz"
+    if path.exists():
+        return load_checkpoint(path, fresh_state)
+    names = tuple(sorted(met))[: terms.silos]
+    facts = [met[name][1] for name in names]
+    plan = plan_for(study, facts, {name: greet(caller).seal for name, caller in callers.items()})
+    records = tuple(fact.records for fact in facts)
+    _, key = jax.random.split(jax.random.key(terms.seed))
+    point = Checkpoint(plan, names, records, fresh_state(plan, records, key))
+    # The nonce makes the study; a server that dies before the first round must not forget it.
+    point.save(path)
+    return point
+
+
+def measure_of(study: Study, terms: Deployment) -> Measure:
+    """Loss and error on the study's own records, where the server may have them; nothing otherwise."""
+    if not terms.evaluate:
+        return lambda params: {}
+    from tacit.studies.assemble import federation_of, problem_of
+    from tacit.studies.run import pooled, watch
+
+    federation = federation_of(study, terms.seed)
+    evaluation = {part: pooled(federation, part) for part in ("train", "validation", "test")}
+    measured = jax.jit(watch(problem_of(study, federation).objective))
+    return lambda params: {name: float(value) for name, value in measured(params, evaluation).items()}
+
+
+def _spent(conductor: Conductor) -> float | None:
+    """The largest price of the answers so far, read off the silos' noise; silos' own ledgers say it exactly."""
+    point = conductor.point
+    found = []
+    for place, name in enumerate(point.silos):
+        consent = conductor.consents.get(name)
+        made = sum(name in row["silos"] for row in point.history)
+        if consent is None or not made:
+            continue
+        plan = point.plan.model_copy(update={"place": place, "max_participations": made})
+        algorithm = builder_from(plan, point.records[place]).build(noise_multiplier=1.0)
+        events = bare_events(algorithm, plan, point.records[place])
+        scaled = [event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier) for event in events]
+        try:
+            found.append(price(scaled, delta=plan.delta).epsilon)
+        except PricingError:
+            continue
+    return max(found, default=None)
+
+
+def _plain(receipts: Mapping[str, Receipt]) -> dict[str, Any]:
+    return {name: json.loads(receipt.model_dump_json()) for name, receipt in receipts.items()}

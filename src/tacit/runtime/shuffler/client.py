@@ -1,0 +1,159 @@
+"""A caller's side of a shuffler: the connection, and the driving of one round over several shufflers.
+
+Nothing here is trusted: it carries frames that silos have sealed and signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from tacit.channel.sealing import Binding, SecretKey, open_layer, unpad
+from tacit.errors import TacitError
+from tacit.runtime.daemon.protocol import Error, RefusalError, frame, read_frame
+from tacit.runtime.shuffler.messages import Collect, Greeting, Knock, Mode, Relay, Total, parse_response
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a shuffler is, and the certificates to call it with: the authority, our own, and its key."""
+
+    host: str
+    port: int
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+class Caller:
+    """A connection to one shuffler, made again for up to ``patience`` seconds; every request may be repeated."""
+
+    def __init__(self, address: Address, patience: float = 0.0, timeout: float = 60.0) -> None:
+        self._address, self._patience, self._timeout = address, patience, timeout
+        self._secure: ssl.SSLSocket | None = None
+        self._stream: io.BufferedReader | None = None
+        self._context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(address.authority))
+        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._context.load_cert_chain(address.certificate, address.key)
+
+    def ask(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
+        """The response to a request; a refusal raises with the shuffler's code."""
+        return self.send(frame(request.model_dump_json(), payload))
+
+    def send(self, raw: bytes) -> tuple[Any, bytes]:
+        """Send a frame as it is; a refusal raises with the shuffler's code."""
+        header, body = self.exchange(raw)
+        response = parse_response(header)
+        if isinstance(response, Error):
+            raise RefusalError(response.code, response.text, response.numbers)
+        return response, body
+
+    def exchange(self, raw: bytes) -> tuple[bytes, bytes]:
+        """Send bytes as they are and read one frame."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return self._once(raw)
+            except ssl.SSLCertVerificationError:
+                self.close()
+                raise
+            except OSError:
+                self.close()
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.05)
+
+    def _once(self, raw: bytes) -> tuple[bytes, bytes]:
+        if self._secure is None or self._stream is None:
+            plain = socket.create_connection((self._address.host, self._address.port), timeout=self._timeout)
+            try:
+                self._secure = self._context.wrap_socket(plain, server_hostname=self._address.host)
+            except OSError:
+                plain.close()
+                raise
+            self._stream = self._secure.makefile("rb")
+        self._secure.sendall(raw)
+        try:
+            found = read_frame(self._stream.read)
+        except RefusalError:
+            found = None
+        if found is None:
+            raise ConnectionResetError("the shuffler has gone")
+        return found
+
+    def close(self) -> None:
+        """Hang up."""
+        for part in (self._stream, self._secure):
+            if part is not None:
+                with contextlib.suppress(OSError):
+                    part.close()
+        self._secure = self._stream = None
+
+
+def greet(caller: Caller) -> Greeting:
+    """A shuffler's public facts."""
+    found, _ = caller.ask(Knock())
+    if not isinstance(found, Greeting):
+        raise TacitError("Expected a shuffler at the other end.")
+    return found
+
+
+def _collect(binding: Binding, silos: Sequence[str], mode: Mode) -> Collect:
+    return Collect(
+        mode=mode,
+        consortium=binding.consortium.hex(),
+        round=binding.round,
+        broadcast=binding.broadcast.hex(),
+        silos=tuple(sorted(silos)),
+    )
+
+
+def _released(caller: Caller, deposits: Sequence[bytes], request: Collect) -> tuple[Any, bytes]:
+    """The release of a round; contributions are handed in again if the shuffler has lost them."""
+    for attempt in range(3):
+        try:
+            return caller.ask(request)
+        except RefusalError as refusal:
+            if refusal.code != "missing" or attempt == 2:
+                raise
+        for deposit in deposits:
+            caller.send(deposit)
+    raise AssertionError("unreachable")
+
+
+def sum_over(
+    callers: Mapping[str, Caller], deposits: Mapping[str, Mapping[str, bytes]], binding: Binding
+) -> Int64[np.ndarray, " coordinates"]:
+    """The sum of all silos' shares; ``deposits`` maps silos to the frames for each shuffler."""
+    total: Any = 0
+    for name, caller in callers.items():
+        own = [frames[name] for frames in deposits.values()]
+        header, payload = _released(caller, own, _collect(binding, list(deposits), "sum"))
+        if not isinstance(header, Total) or set(header.silos) != set(deposits):
+            raise TacitError(f"Expected a sum over {len(deposits)} silos from shuffler {name}.")
+        with np.errstate(over="ignore"):
+            total = total + np.frombuffer(payload, "<u8")
+    return np.asarray(total, np.uint64).view(np.int64)
+
+
+def mixed_reports(
+    callers: Sequence[Caller], deposits: Mapping[str, bytes], binding: Binding, server: SecretKey
+) -> list[bytes]:
+    """All silos' reports in an order that only the shufflers together could undo."""
+    header, payload = _released(callers[0], list(deposits.values()), _collect(binding, list(deposits), "reports"))
+    for caller in callers[1:]:
+        header, payload = caller.ask(header, payload)
+    if not isinstance(header, Relay):
+        raise TacitError("Expected a shuffled batch.")
+    blobs = [payload[at : at + header.size] for at in range(0, len(payload), header.size)]
+    return [unpad(open_layer(blob, server, binding, layer=len(callers))) for blob in blobs]

@@ -1,0 +1,84 @@
+"""What a silo hands to its shufflers: its reports, or its share of a sum split so that no shuffler alone sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from tacit.channel.sealing import Binding, PublicKey, Signer, seal
+from tacit.errors import TacitError
+from tacit.runtime.daemon.protocol import frame
+from tacit.runtime.shuffler.messages import Deposit, signed
+
+
+def report_deposit(
+    reports: Sequence[bytes],
+    *,
+    size: int,
+    shufflers: Mapping[str, PublicKey],
+    server: PublicKey,
+    binding: Binding,
+    silo: str,
+    least: int,
+    signer: Signer,
+) -> bytes:
+    """All reports of a silo for one round, sealed for a cascade of shufflers and the server, as one frame.
+
+    Formal guarantee: each report is padded to ``size`` bytes, so that nothing tells reports apart but what the server
+    reads in them; a shuffler takes all of them or none.
+    """
+    if not reports:
+        raise TacitError("Expected at least one report; a silo that has none to give does not take part.")
+    route = [*shufflers.values(), server]
+    blobs = [seal(report, route, binding, size=size) for report in reports]
+    return _frame(next(iter(shufflers)), blobs, binding, silo, least, signer, "reports")
+
+
+def sum_deposits(
+    share: Int64[np.ndarray, " coordinates"],
+    *,
+    shufflers: Mapping[str, PublicKey],
+    binding: Binding,
+    silo: str,
+    least: int,
+    signer: Signer,
+) -> list[bytes]:
+    """A silo's share of a sum, as one frame for each aggregating shuffler.
+
+    The share is split into as many uniformly random vectors as there are shufflers, which add up to it modulo 2^64.
+
+    Formal guarantee: all shufflers but one, together with the server, learn nothing about the share but what the sum
+    over all silos tells.
+    """
+    count = len(shufflers)
+    masks = np.frombuffer(os.urandom(8 * share.size * (count - 1)), "<u8").reshape(count - 1, share.size)
+    with np.errstate(over="ignore"):
+        rest = share.astype("<i8").view("<u8") - masks.sum(axis=0, dtype=np.uint64)
+    frames = []
+    for (name, key), part in zip(shufflers.items(), [*masks, rest], strict=True):
+        raw = np.ascontiguousarray(part, "<u8").tobytes()
+        frames.append(_frame(name, [seal(raw, [key], binding, size=len(raw))], binding, silo, least, signer, "sum"))
+    return frames
+
+
+def _frame(
+    shuffler: str, blobs: list[bytes], binding: Binding, silo: str, least: int, signer: Signer, mode: str
+) -> bytes:
+    payload = b"".join(blobs)
+    header = Deposit.model_validate(
+        {
+            "mode": mode,
+            "consortium": binding.consortium.hex(),
+            "round": binding.round,
+            "broadcast": binding.broadcast.hex(),
+            "silo": silo,
+            "shuffler": shuffler,
+            "least": least,
+            "count": len(blobs),
+            "size": len(blobs[0]),
+        }
+    )
+    return frame(signed(header, signer, payload).model_dump_json(), payload)

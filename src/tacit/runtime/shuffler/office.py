@@ -1,0 +1,271 @@
+"""The shuffler's office: hears requests, keeps contributions until enough have come, and releases them once.
+
+It works on bytes and knows no socket. What is released and that it was released are one durable transaction, made
+before a reply leaves: a shuffler that was killed never releases a round twice in two ways, which would tell single
+silos apart. Contributions themselves are only ever in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tacit.channel.sealing import SealError, open_layer, unpad
+from tacit.runtime.daemon.protocol import Error, RefusalError, frame
+from tacit.runtime.shuffler.config import Keys, Terms
+from tacit.runtime.shuffler.messages import (
+    Collect,
+    Deposit,
+    Greeting,
+    Knock,
+    Relay,
+    Taken,
+    Total,
+    parse_request,
+    signed,
+)
+
+_log = logging.getLogger("tacit.shuffler")
+
+
+@dataclass
+class _Pile:
+    """What has come for one round of one study under one broadcast."""
+
+    mode: str
+    size: int
+    deposits: dict[str, Deposit] = field(default_factory=dict)
+    digests: dict[str, bytes] = field(default_factory=dict)
+    opened: dict[str, list[bytes]] = field(default_factory=dict)
+    begun: float = 0.0
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory."""
+        return sum(len(blob) for blobs in self.opened.values() for blob in blobs)
+
+
+class Office:
+    """A shuffler without its door.
+
+    Formal guarantee: for each round of a study at most one batch is ever released; it holds everything or nothing of
+    each silo in it, all of them under the same study, round and broadcast, at least as many distinct registered silos
+    as each of them asked for; in uniformly random order, or as a sum.
+    """
+
+    def __init__(self, terms: Terms, keys: Keys, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.terms, self._keys, self._clock = terms, keys, clock
+        self._lock = threading.Lock()
+        self._piles: dict[tuple[str, int, str], _Pile] = {}
+        self._books = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        self._books.execute("PRAGMA journal_mode=WAL")
+        self._books.execute("PRAGMA synchronous=FULL")
+        self._books.execute(
+            "CREATE TABLE IF NOT EXISTS released(consortium TEXT PRIMARY KEY, round INTEGER NOT NULL, "
+            "request TEXT NOT NULL, header TEXT NOT NULL, payload BLOB NOT NULL)"
+        )
+
+    def close(self) -> None:
+        """Let go of the books."""
+        self._books.close()
+
+    def handle(self, header: bytes, payload: bytes) -> bytes:
+        """The frame that answers a request; whatever is sent, this returns one."""
+        try:
+            with self._lock:
+                return self._dispatch(parse_request(header), payload)
+        except RefusalError as refusal:
+            return refuse(refusal.code, str(refusal), refusal.numbers)
+        except SealError as error:
+            return refuse("sealed", str(error))
+        except Exception as error:
+            _log.error("request failed: %s", type(error).__name__)
+            return refuse("internal", "the request could not be served")
+
+    def _dispatch(self, request: Any, payload: bytes) -> bytes:
+        self._tidy()
+        if isinstance(request, Knock):
+            return self._greet()
+        if isinstance(request, Deposit):
+            return self._deposit(request, payload)
+        if isinstance(request, Relay):
+            return self._relay(request, payload)
+        return self._collect(request)
+
+    def _greet(self) -> bytes:
+        terms = self.terms
+        greeting = Greeting(
+            name=terms.name,
+            seal=str(self._keys.seal.public),
+            sign=self._keys.sign.public,
+            layer=terms.layer,
+            min_silos=terms.min_silos,
+            silos=tuple(sorted(terms.silos)),
+        )
+        return frame(greeting.model_dump_json())
+
+    def _tidy(self) -> None:
+        oldest = self._clock() - self.terms.keep_seconds
+        for key in [key for key, pile in self._piles.items() if pile.begun < oldest]:
+            del self._piles[key]
+
+    def _deposit(self, request: Deposit, payload: bytes) -> bytes:
+        terms = self.terms
+        if request.shuffler != terms.name:
+            raise RefusalError("unknown-shuffler", f"this is shuffler {terms.name}")
+        if request.silo not in terms.silos:
+            raise RefusalError("unknown-silo", "the silo is not registered at this shuffler")
+        if terms.layer and request.mode == "reports":
+            raise RefusalError("layer", "reports enter a cascade at its first shuffler")
+        try:
+            request.check(terms.silos[request.silo], payload)
+        except SealError as error:
+            raise RefusalError("signature", str(error)) from None
+        self._check_open(request.consortium, request.round)
+        key = (request.consortium, request.round, request.broadcast)
+        pile = self._piles.get(key) or _Pile(request.mode, request.size, begun=self._clock())
+        if len(payload) != request.count * request.size or (pile.mode, pile.size) != (request.mode, request.size):
+            raise RefusalError("size", f"expected reports of {pile.size} bytes each, as the others of this round")
+        digest = hashlib.sha256(request.unsigned() + payload).digest()
+        if pile.digests.get(request.silo, digest) != digest:
+            raise RefusalError("replayed", "the silo has contributed something else to this round")
+        if request.silo not in pile.digests:
+            if sum(p.held for p in self._piles.values()) + len(payload) > terms.max_bytes:
+                raise RefusalError("busy", "too much is waiting already")
+            opened = self._open(_cut(payload, request.size), request)
+            pile.digests[request.silo], pile.deposits[request.silo] = digest, request
+            pile.opened[request.silo] = opened
+            self._piles[key] = pile
+        return frame(Taken(silos=len(pile.digests)).model_dump_json())
+
+    def _open(self, blobs: list[bytes], request: Any) -> list[bytes]:
+        binding, layer = request.binding, self.terms.layer if isinstance(request, Relay) else 0
+        # All of them open, or none is taken.
+        opened = [open_layer(blob, self._keys.seal, binding, layer=layer) for blob in blobs]
+        if isinstance(request, Deposit) and request.mode == "sum":
+            opened = [unpad(blob) for blob in opened]
+            if len(opened) != 1 or not opened[0] or len(opened[0]) % 8:
+                raise RefusalError("size", "expected one share of 64-bit integers")
+        return opened
+
+    def _check_open(self, consortium: str, number: int) -> None:
+        last = self._books.execute("SELECT round FROM released WHERE consortium = ?", (consortium,)).fetchone()
+        if last is not None and number <= last[0]:
+            raise RefusalError("round", f"round {number} is over; expected one after {last[0]}")
+
+    def _collect(self, request: Collect) -> bytes:
+        asked = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
+        stored = self._stored(request.consortium, request.round, asked)
+        if stored is not None:
+            return stored
+        pile = self._piles.get((request.consortium, request.round, request.broadcast))
+        wanted = set(request.silos)
+        present = {} if pile is None or pile.mode != request.mode else pile.deposits
+        missing = sorted(wanted - set(present))
+        if pile is None or missing:
+            raise RefusalError("missing", f"nothing has come from {', '.join(missing)[:200] or 'anybody'}")
+        least = max([self.terms.min_silos, *(present[name].least for name in wanted)])
+        if len(wanted) < least:
+            raise RefusalError(
+                "too-few", f"expected at least {least} silos", {"silos": float(len(wanted)), "least": float(least)}
+            )
+        opened = {name: pile.opened[name] for name in sorted(wanted)}
+        if request.mode == "sum":
+            return self._keep(request, asked, *self._summed(request, opened))
+        blobs = [blob for own in opened.values() for blob in own]
+        return self._keep(request, asked, *self._mixed(request, blobs, len(opened), least, 0))
+
+    def _relay(self, request: Relay, payload: bytes) -> bytes:
+        """The batch of the shuffler before, with one more layer off and in an order of our own."""
+        terms = self.terms
+        if request.by not in terms.before or request.layer != terms.layer - 1:
+            raise RefusalError("layer", "expected a batch of the shuffler before this one")
+        try:
+            request.check(terms.before[request.by], payload)
+        except SealError as error:
+            raise RefusalError("signature", str(error)) from None
+        if len(payload) != request.count * request.size:
+            raise RefusalError("size", "the payload is not as long as its reports")
+        least = max(terms.min_silos, request.least)
+        if request.silos < least:
+            raise RefusalError("too-few", f"expected at least {least} silos", {"silos": float(request.silos)})
+        asked = hashlib.sha256(request.unsigned() + payload).hexdigest()
+        stored = self._stored(request.consortium, request.round, asked)
+        if stored is not None:
+            return stored
+        self._check_open(request.consortium, request.round)
+        blobs = self._open(_cut(payload, request.size), request)
+        return self._keep(request, asked, *self._mixed(request, blobs, request.silos, least, terms.layer))
+
+    def _mixed(
+        self, request: Collect | Relay, blobs: list[bytes], silos: int, least: int, layer: int
+    ) -> tuple[Any, bytes]:
+        if len({len(blob) for blob in blobs}) != 1:
+            raise RefusalError("size", "the reports inside are of different sizes")
+        secrets.SystemRandom().shuffle(blobs)
+        header = Relay(
+            consortium=request.consortium,
+            round=request.round,
+            broadcast=request.broadcast,
+            silos=silos,
+            least=least,
+            count=len(blobs),
+            size=len(blobs[0]),
+            layer=layer,
+            by=self.terms.name,
+        )
+        return header, b"".join(blobs)
+
+    def _summed(self, request: Collect, opened: dict[str, list[bytes]]) -> tuple[Any, bytes]:
+        shares = [np.frombuffer(blob, "<u8") for own in opened.values() for blob in own]
+        if len({share.size for share in shares}) != 1:
+            raise RefusalError("size", "the shares inside are of different sizes")
+        total = np.sum(shares, axis=0, dtype=np.uint64)
+        header = Total(
+            consortium=request.consortium,
+            round=request.round,
+            broadcast=request.broadcast,
+            silos=tuple(opened),
+            by=self.terms.name,
+        )
+        return header, total.astype("<u8").tobytes()
+
+    def _stored(self, consortium: str, number: int, asked: str) -> bytes | None:
+        row = self._books.execute(
+            "SELECT round, request, header, payload FROM released WHERE consortium = ?", (consortium,)
+        ).fetchone()
+        if row is None or number > row[0]:
+            return None
+        if (number, asked) != (row[0], row[1]):
+            raise RefusalError("round", f"round {number} is over; it is released once and in one way")
+        return frame(row[2], row[3])
+
+    def _keep(self, request: Collect | Relay, asked: str, header: Any, payload: bytes) -> bytes:
+        """Write down what is released, forget what it was made of, and only then let it go."""
+        text = signed(header, self._keys.sign, payload).model_dump_json()
+        row = (request.consortium, request.round, asked, text, payload)
+        self._books.execute("INSERT OR REPLACE INTO released VALUES(?, ?, ?, ?, ?)", row)
+        over = [k for k in self._piles if k[0] == request.consortium and k[1] <= request.round]
+        for key in over:
+            del self._piles[key]
+        _log.info("round %d of %s released", request.round, request.consortium[:12])
+        return frame(text, payload)
+
+
+def _cut(payload: bytes, size: int) -> list[bytes]:
+    return [payload[at : at + size] for at in range(0, len(payload), size)]
+
+
+def refuse(code: str, text: str, numbers: dict[str, float] | None = None) -> bytes:
+    """A refusal as a frame."""
+    return frame(Error(code=code, text=text[:500], numbers=numbers or {}).model_dump_json())

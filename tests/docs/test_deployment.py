@@ -1,0 +1,56 @@
+"""The deployment guide says what is true: policies parse, commands exist with these options, codes are explained."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from tacit.cli import app
+from tacit.runtime.daemon.policy import policy_from
+from tacit.runtime.server.terms import deployment_from
+
+TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+
+def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
+    policy, shufflers = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL))
+    assert policy_from(policy).shuffle.honest == 0.75
+    assert deployment_from({"silos": 4, "folder": "x", **shufflers}).shufflers[0].port == 9400
+
+
+def commands():
+    joined = TEXT.replace("\\\n", " ")
+    return sorted(set(re.findall(r"tacit (silo|server|shuffler) ([a-z]+)((?:[^\n`#]*--[a-z-]+)*)", joined)))
+
+
+@pytest.mark.parametrize(("group", "name", "rest"), commands())
+def test_every_command_of_the_guide_exists_with_its_options(group, name, rest):
+    command = get_command(app).commands[group].commands[name]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert set(re.findall(r"--[a-z-]+", rest)) <= known
+
+
+def test_the_commands_were_found():
+    assert {("silo", "join"), ("server", "run"), ("shuffler", "serve")} <= {(g, n) for g, n, _ in commands()}
+
+
+@pytest.mark.parametrize("group", ["silo", "server", "shuffler"])
+def test_every_subcommand_has_an_example(group):
+    for name, command in get_command(app).commands[group].commands.items():
+        assert f"Example: tacit {group} {name}" in command.help
+
+
+def test_flower_is_started_with_everything_off_and_authentication_on():
+    from tacit.runtime.flower import commands as flower
+
+    for name, value in flower._OFF.items():
+        assert f"{name}={value}" in TEXT
+    pytest.importorskip("flwr")
+    paths = {"authority": Path("ca"), "certificate": Path("c"), "key": Path("k"), "database": Path("d")}
+    command = flower.superlink_command(host="h", port=1, **paths)
+    assert "--enable-supernode-auth" in command
+    assert "--insecure" not in command
+    assert set(command[1:]) & set(TEXT.split()) >= {o for o in command if o.startswith("--")}
+    assert flower.environment(Path("home"))["FLWR_TELEMETRY_ENABLED"] == "0"

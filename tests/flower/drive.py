@@ -1,0 +1,111 @@
+"""Drives a consortium of real processes and writes down what came of it; run alone, if possible without a network.
+
+``python -m tests.flower.drive FOLDER`` starts SuperLink, two SuperNodes, two daemons (test builds, whose noise is off
+and whose batches are the simulation's) and two shufflers, and plays a study through each channel. An unregistered
+SuperNode and one that trusts another authority try to join meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from tacit.runtime.certificates import Authority, node_key
+from tacit.runtime.daemon.steward import NOISE_OFF
+from tacit.runtime.flower.consortium import Consortium, Silo
+from tacit.runtime.flower.demo import train
+from tacit.studies.spec import Study, study_from
+from tests.daemon.consortium import SEED, records_of
+
+SIZES = {"north": 30, "south": 40}
+ROUNDS = 2
+
+
+def tables() -> dict[str, dict[str, np.ndarray]]:
+    return {name: records_of(i, size) for i, (name, size) in enumerate(SIZES.items())}
+
+
+def study_of(channel: str, rounds: int = ROUNDS) -> Study:
+    algorithm = {"name": "mb-sgd", "num_rounds": rounds, "step_size": 0.2, "clip_norm": 0.7, "channel": channel}
+    privacy = {"epsilon": 1.0, "delta": 1e-6}
+    tree = {"name": channel, "data": {"name": "silo"}, "privacy": privacy}
+    return study_from({**tree, "algorithm": {**algorithm, "sampling": "full"}})
+
+
+def consortium_of(root: Path, host: str = "127.0.0.1") -> Consortium:
+    root.mkdir(parents=True, exist_ok=True)
+    for name, table in tables().items():
+        np.savez(root / f"{name}.npz", allow_pickle=False, **table)
+    policy = {"budget": {"epsilon": 50.0, "delta": 1e-5}, "pad_seconds": 0.0, "test": True, "test_seed": SEED}
+    silos = [Silo(name, {"file": str(root / f"{name}.npz"), "task": "binary", "classes": 2}, policy) for name in SIZES]
+    return Consortium(root / "c", silos, host=host, **{NOISE_OFF: "1"})
+
+
+def internet() -> bool:
+    """Whether there is any way out of this machine."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return True
+    return False
+
+
+def intruders(consortium: Consortium, root: Path) -> None:
+    """A SuperNode that nobody registered, and one that was given the certificate of another authority."""
+    consortium.start_node("north", key=node_key(root / "stranger.key").key, label="stranger")
+    consortium.start_node("south", authority=Authority(root / "elsewhere").certificate, label="misled")
+
+
+def main(root: Path) -> None:
+    begun, facts = time.monotonic(), {}
+    consortium = consortium_of(root)
+    facts["internet"] = internet()
+    try:
+        consortium.start_silos()
+        consortium.start_shufflers()
+        consortium.ready()
+        consortium.start_flower()
+        intruders(consortium, root)
+        facts["folders"] = {}
+        quiet = Console(file=io.StringIO())
+        for channel in ("direct", "shuffled-sum"):
+            study = study_of(channel)
+            consortium.check = lambda: None  # type: ignore[method-assign]
+            facts["folders"][channel] = str(train(consortium, study, root / "runs", quiet, evaluate=False))
+        facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
+        facts["pids"] = [party.process.pid for party in consortium.parties.values()]
+    finally:
+        consortium.stop()
+    facts["seconds"] = time.monotonic() - begun
+    facts["left"] = _left(root)
+    (root / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _end(consortium: Consortium, name: str) -> dict[str, Any]:
+    party = consortium.parties[name]
+    log = party.log.read_text(encoding="utf-8", errors="replace")
+    return {"code": party.process.poll(), "joined": "SuperNode ID" in log}
+
+
+def _left(root: Path) -> list[str]:
+    """Commands of processes that still have something to do with this folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(root) in command and int(entry.name) != os.getpid() and "drive" not in command:
+                found.append(command[:200])
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

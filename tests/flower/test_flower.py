@@ -1,0 +1,170 @@
+"""Real processes over Flower, where possible in a network namespace that has nothing but a loopback."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tacit.channel.sealing import open_layer
+from tacit.runtime.daemon.contract import builder_from
+from tacit.runtime.daemon.entropy import SeededEntropy
+from tacit.runtime.daemon.protocol import Plan
+from tacit.runtime.flower.demo import frames_in
+from tacit.runtime.server.checkpoint import load_checkpoint
+from tacit.runtime.server.conductor import fresh_state
+from tacit.runtime.shuffler.config import load_keys
+from tacit.runtime.shuffler.messages import Deposit
+from tacit.runtime.simulate import simulate
+from tacit.silo import enrol
+from tacit.silo.chain import replay
+from tacit.silo.ledger import inspect
+from tacit.silo.secure_share import ShareResponder, ShareTerms
+from tests.daemon.consortium import SEED
+from tests.flower.drive import ROUNDS, SIZES, tables
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
+
+HERE = Path(__file__).parents[2]
+
+
+def alone() -> list[str]:
+    """The command before a command that leaves it nothing but a loopback, where this machine allows that."""
+    prefix = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "alone"]
+    usable = shutil.which("unshare") and shutil.which("ip")
+    worked = usable and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+    return prefix if worked else []
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    root = tmp_path_factory.mktemp("f")
+    prefix = alone()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(HERE)])}
+    command = [*prefix, sys.executable, "-W", "default", "-m", "tests.flower.drive", str(root)]
+    done = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:] + logs(root)
+    facts = json.loads((root / "facts.json").read_text())
+    facts["alone"] = bool(prefix)
+    return root, facts
+
+
+def logs(root: Path) -> str:
+    return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in root.glob("c/logs/*.log"))
+
+
+def point_of(facts, channel):
+    return load_checkpoint(Path(facts["folders"][channel]) / "checkpoint.npz", fresh_state)
+
+
+def simulated(plan: Plan):
+    sizes = [len(table["y"]) for table in tables().values()]
+    builder = builder_from(plan, sizes[0])
+    _, key = jax.random.split(jax.random.key(0))
+    algorithm = builder.build(noise_multiplier=0.0)
+    silos = enrol(list(tables().values()))
+    params = builder.problem.objective.init(key)
+    return simulate(algorithm, params, silos, key=jax.random.key(SEED), noise="each").params
+
+
+@pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])
+def test_a_study_over_flower_equals_its_simulation(world, channel):
+    _, facts = world
+    point = point_of(facts, channel)
+    assert point.finished
+    assert [row["silos"] for row in point.history] == [["north", "south"]] * ROUNDS
+    with np.load(Path(facts["folders"][channel]) / "model.npz") as stored:
+        model = [stored[name] for name in stored.files]
+    for found, expected in zip(model, jax.tree.leaves(simulated(point.plan)), strict=True):
+        assert np.max(np.abs(found - np.asarray(expected))) < 1e-5
+
+
+@pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])
+def test_run_folder_and_ledgers_agree(world, channel):
+    root, facts = world
+    folder = Path(facts["folders"][channel])
+    result = json.loads((folder / "result.json").read_text())
+    assert "report.html" in {path.name for path in folder.iterdir()}
+    plan = point_of(facts, channel).plan
+    for place, (name, row) in enumerate(zip(SIZES, result["silos"], strict=True)):
+        account = replay(inspect(root / "c" / name / "ledger.sqlite"))[plan.model_copy(update={"place": place}).study]
+        assert account.answers == ROUNDS == row["answers"]
+        assert not account.live
+        assert 0.99 < row["epsilon_spent"] <= 1.0
+    events = [json.loads(line)["event"] for line in (folder / "progress.jsonl").read_text().splitlines()]
+    assert events[0] == "started"
+    assert events[-1] == "finished"
+
+
+def test_it_works_without_any_network(world):
+    _, facts = world
+    if not facts["alone"]:
+        pytest.skip("this machine does not allow network namespaces")
+    assert not facts["internet"]
+
+
+def test_unregistered_nodes_and_wrong_authorities_get_nowhere(world):
+    root, facts = world
+    assert facts["intruders"]["stranger"]["joined"] is False
+    assert facts["intruders"]["misled"]["joined"] is False
+    for name in SIZES:
+        # Every reservation is one of the two studies', though four SuperNodes knew a socket.
+        accounts = replay(inspect(root / "c" / name / "ledger.sqlite"))
+        assert len(accounts) == 2
+
+
+def test_everything_was_stopped(world):
+    _, facts = world
+    assert facts["left"] == []
+    for pid in facts["pids"]:
+        state = Path(f"/proc/{pid}/stat")
+        assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def received(root, facts):
+    """Everything that the server and the shufflers received, as bytes; and as the shufflers could open it."""
+    found = [(Path(folder) / "received.bin").read_bytes() for folder in facts["folders"].values()]
+    for name in ("a", "b"):
+        folder = root / "c" / f"shuffler-{name}"
+        found.append((folder / "received.bin").read_bytes())
+        keys = load_keys(folder)
+        for header, payload in frames_in(folder / "received.bin"):
+            if header["type"] == "deposit":
+                deposit = Deposit.model_validate_json(json.dumps(header))
+                found.append(open_layer(payload, keys.seal, deposit.binding, layer=0))
+    return b"\n".join(found)
+
+
+def test_nobody_received_a_record_nor_a_share(world):
+    root, facts = world
+    seen = received(root, facts)
+    assert len(seen) > 2000
+    for table in tables().values():
+        for row in table["x"]:
+            assert row[:2].astype("<f4").tobytes() not in seen
+    plan = point_of(facts, "shuffled-sum").plan
+    builder = builder_from(plan, SIZES["north"])
+    silo = builder.build(noise_multiplier=1.0).rounds["gradient"].silo
+    dimension = sum(np.prod(leaf.shape, dtype=int) for leaf in jax.tree.leaves(fresh_state(plan, [30])[0]))
+    _, key = jax.random.split(jax.random.key(0))
+    start = builder.build(noise_multiplier=1.0)
+    broadcast = start.rounds["gradient"].server.ask(start.init(builder.problem.objective.init(key)))
+    grid = 2 * int(np.ceil(max(2 * np.sqrt(70), 10 * np.sqrt(dimension)) / 2))
+    for place, table in enumerate(tables().values()):
+        records = {name: jnp.asarray(column) for name, column in table.items()}
+        responder = ShareResponder(silo, records, place=place, terms=ShareTerms(grid, 0, dimension), coins=False)
+        keys = SeededEntropy(SEED).share_keys(0, place)
+        share = responder.answer(broadcast, (), keys=keys, position=0, order=None)
+        assert np.any(share)
+        # The whole share, and any coordinate of it as 64 bits, would be plaintext: test builds add no noise.
+        assert share.astype("<i8").tobytes() not in seen
+        assert all(value.tobytes() not in seen for value in share.astype("<i8") if abs(value) > 3)

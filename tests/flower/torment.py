@@ -1,0 +1,235 @@
+"""Kill parties of a consortium at random, or cut its network, and see that the study still ends as it should."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tomli_w
+from rich.console import Console
+
+from tacit.errors import TacitError
+from tacit.runtime.daemon.contract import builder_from
+from tacit.runtime.flower.commands import write_connection
+from tacit.runtime.flower.consortium import Consortium
+from tacit.runtime.flower.watch import follow
+from tacit.runtime.server.checkpoint import load_checkpoint
+from tacit.runtime.server.conductor import fresh_state
+from tacit.runtime.simulate import simulate
+from tacit.silo import enrol
+from tacit.silo.chain import replay
+from tacit.silo.ledger import inspect
+from tacit.studies.folder import new_folder
+from tests.daemon.consortium import SEED
+from tests.flower.drive import SIZES, consortium_of, study_of, tables
+
+VICTIMS = ("supernode", "courier", "server", "shuffler", "daemon", "superlink")
+NAMESPACE, HERE, THERE = "tacit-cut", "10.231.0.1", "10.231.0.2"
+
+
+@dataclass
+class Tally:
+    """What was done, and how often the run had to be taken up again."""
+
+    done: list[str] = field(default_factory=list)
+    resumed: int = 0
+    seconds: float = 0.0
+
+
+def children(pid: int, word: str) -> list[int]:
+    """Processes below ``pid`` whose command has a word in it."""
+    parents: dict[int, int] = {}
+    commands: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    found, front = [], {pid}
+    while front:
+        front = {child for child, parent in parents.items() if parent in front}
+        found += [child for child in front if word in commands.get(child, "")]
+    return found
+
+
+def strike(consortium: Consortium, kind: str, rng: random.Random) -> str | None:
+    """Kill one party of a kind with SIGKILL and start it again where it does not come back by itself."""
+    name = rng.choice(sorted(SIZES))
+    if kind in ("courier", "server"):
+        party = consortium.parties[f"supernode-{name}" if kind == "courier" else "superlink"]
+        word = "flwr-clientapp" if kind == "courier" else "flwr-serverapp"
+        # A courier lives for a moment only.
+        for _ in range(100):
+            hit = [pid for pid in children(party.process.pid, word) if _kill(pid)]
+            if hit:
+                return f"{kind} {name if kind == 'courier' else ''}".strip()
+            time.sleep(0.1)
+        return None
+    key = {
+        "supernode": f"supernode-{name}",
+        "shuffler": f"shuffler-{rng.choice('ab')}",
+        "daemon": name,
+        "superlink": "superlink",
+    }[kind]
+    consortium.parties[key].kill()
+    time.sleep(rng.uniform(0.0, 3.0))
+    consortium.parties[key].start()
+    return key
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def lead_to_the_end(consortium: Consortium, folder: Path, tally: Tally, limit: float) -> None:
+    """Follow a run, and take it up again whenever it ends early; nothing may take longer than ``limit`` seconds."""
+    begun = time.monotonic()
+    while True:
+        try:
+            follow(folder, Console(file=io.StringIO()))
+            break
+        except (TacitError, subprocess.TimeoutExpired) as error:
+            if time.monotonic() - begun > limit:
+                raise TacitError(f"The run is wedged after {limit:.0f} s: {error}") from None
+            tally.resumed += 1
+            time.sleep(2.0)
+    tally.seconds += time.monotonic() - begun
+
+
+def prepare_run(consortium: Consortium, channel: str, rounds: int, out: Path) -> Path:
+    """A run folder for a study with short patience."""
+    study = study_of(channel, rounds)
+    folder = new_folder(out, study).resolve()
+    tree = study.model_dump(exclude_none=True, mode="json")
+    (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    shufflers = consortium.shuffler_entries() if channel == "shuffled-sum" else []
+    terms = {"silos": len(SIZES), "folder": str(folder), "round_seconds": 40.0, "patience": 240.0}
+    (folder / "deployment.toml").write_text(tomli_w.dumps({**terms, "shufflers": shufflers}), encoding="utf-8")
+    write_connection(folder / "flower", superlink=consortium.superlink, authority=consortium.authority.certificate)
+    return folder
+
+
+def check_end(root: Path, folder: Path, rounds: int) -> None:
+    """The model is that of the simulation, and every ledger shows exactly the rounds that were played."""
+    point = load_checkpoint(folder / "checkpoint.npz", fresh_state)
+    assert point.finished
+    assert len(point.history) == rounds
+    builder = builder_from(point.plan, point.records[0])
+    algorithm = builder.build(noise_multiplier=0.0)
+    _, key = jax.random.split(jax.random.key(0))
+    params, silos = builder.problem.objective.init(key), enrol(list(tables().values()))
+    expected = simulate(algorithm, params, silos, key=jax.random.key(SEED), noise="each").params
+    found = algorithm.output(point.state)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.max(np.abs(np.asarray(a) - np.asarray(b))) < 1e-5
+    for place, name in enumerate(SIZES):
+        own = point.plan.model_copy(update={"place": place})
+        entries = inspect(root / "c" / name / "ledger.sqlite")
+        account = replay(entries)[own.study]
+        assert account.answers == rounds, (name, account)
+        debits = [entry.data["round"] for entry in entries if entry.study == own.study and entry.kind == "debit"]
+        assert debits == list(range(rounds))
+
+
+@contextlib.contextmanager
+def running(root: Path, host: str = "127.0.0.1", before: tuple[str, ...] = ()) -> Iterator[Consortium]:
+    """A consortium at work; ``before`` is how SuperNodes are started."""
+    consortium = consortium_of(root, host)
+    try:
+        consortium.start_silos()
+        consortium.start_shufflers()
+        consortium.ready()
+        consortium.start_flower()
+        if before:
+            for name in SIZES:
+                consortium.parties.pop(f"supernode-{name}").stop()
+                consortium.start_node(name, before=before)
+        yield consortium
+    finally:
+        consortium.stop()
+
+
+def kill_parties(root: Path, *, kills: int, rounds: int, seed: int, report: Any = print) -> Tally:
+    """Kill parties of every kind, in turn, while studies run, until as many were hit; every study must end well."""
+    rng, tally, studies = random.Random(seed), Tally(), 0
+    with running(root) as consortium:
+        while len(tally.done) < kills:
+            channel = ("shuffled-sum", "direct")[studies % 2]
+            studies += 1
+            folder, over = prepare_run(consortium, channel, rounds, root / "runs"), threading.Event()
+
+            def torment(over: threading.Event = over) -> None:
+                while not over.wait(rng.uniform(8.0, 25.0)) and len(tally.done) < kills:
+                    hit = strike(consortium, VICTIMS[len(tally.done) % len(VICTIMS)], rng)
+                    if hit is not None:
+                        tally.done.append(hit)
+                        report(f"killed {hit}")
+
+            thread = threading.Thread(target=torment, daemon=True)
+            thread.start()
+            try:
+                lead_to_the_end(consortium, folder, tally, limit=1800.0)
+            finally:
+                over.set()
+                thread.join()
+            check_end(root, folder, rounds)
+            report(f"{channel}: {rounds} rounds, {len(tally.done)} kills so far, resumed {tally.resumed} times")
+    return tally
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def cut_network(root: Path, *, cuts: int, rounds: int, seed: int, report: Any = print) -> Tally:
+    """Cut all silos off for a while, some times, while a study runs; needs the right to make network namespaces."""
+    rng, tally = random.Random(seed), Tally()
+    with contextlib.suppress(subprocess.CalledProcessError):
+        _ip("netns", "del", NAMESPACE)
+    _ip("netns", "add", NAMESPACE)
+    try:
+        _ip("link", "add", "tacit0", "type", "veth", "peer", "name", "tacit1")
+        _ip("link", "set", "tacit1", "netns", NAMESPACE)
+        _ip("addr", "add", f"{HERE}/30", "dev", "tacit0")
+        _ip("link", "set", "tacit0", "up")
+        for line in (f"addr add {THERE}/30 dev tacit1", "link set tacit1 up", "link set lo up"):
+            _ip("netns", "exec", NAMESPACE, "ip", *line.split())
+        with running(root, HERE, ("ip", "netns", "exec", NAMESPACE)) as consortium:
+            folder, over = prepare_run(consortium, "shuffled-sum", rounds, root / "runs"), threading.Event()
+
+            def cut() -> None:
+                while not over.wait(rng.uniform(10.0, 25.0)) and len(tally.done) < cuts:
+                    seconds = rng.uniform(5.0, 20.0)
+                    _ip("link", "set", "tacit0", "down")
+                    time.sleep(seconds)
+                    _ip("link", "set", "tacit0", "up")
+                    tally.done.append(f"{seconds:.0f} s")
+                    report(f"cut for {seconds:.0f} s")
+
+            thread = threading.Thread(target=cut, daemon=True)
+            thread.start()
+            try:
+                lead_to_the_end(consortium, folder, tally, limit=1800.0)
+            finally:
+                over.set()
+                thread.join()
+            check_end(root, folder, rounds)
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _ip("netns", "del", NAMESPACE)
+    return tally

@@ -1,0 +1,67 @@
+"""Shufflers behind real TLS sockets, and silos that can sign; shared by tests and long runs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from tacit.channel.sealing import Signer, new_signing_key
+from tacit.runtime.certificates import Authority
+from tacit.runtime.shuffler.client import Address, Caller
+from tacit.runtime.shuffler.config import Keys, make_keys, terms_from
+from tacit.runtime.shuffler.office import Office
+from tacit.runtime.shuffler.server import Entrance, server_context
+
+
+class Party:
+    """A shuffler in a thread of this process; ``restart`` is what a crash looks like from outside."""
+
+    def __init__(self, folder: Path, authority: Authority, silos: dict[str, Signer], **changes: Any) -> None:
+        self.folder, self._authority = folder, authority
+        folder.mkdir(parents=True, mode=0o700)
+        self.keys: Keys = make_keys(folder, changes.pop("kind", "x25519"))
+        pair = authority.issue(folder.name)
+        tree: dict[str, Any] = {
+            "name": folder.name,
+            "port": 0,
+            "min_silos": 2,
+            "silos": {name: signer.public for name, signer in silos.items()},
+            "tls": {
+                "certificate": str(pair.certificate),
+                "key": str(pair.key),
+                "callers": str(authority.certificate),
+            },
+        }
+        self.terms = terms_from({**tree, **changes})
+        self.caller_pair = authority.issue("caller")
+        self._callers: list[Caller] = []
+        self.start()
+
+    def start(self) -> None:
+        self.office = Office(self.terms, self.keys, self.folder / "shuffler.sqlite")
+        self._entrance = Entrance(self.office, server_context(self.terms, self.folder), self.folder)
+        self.port = self._entrance.port
+        threading.Thread(target=self._entrance.serve, daemon=True).start()
+
+    def stop(self) -> None:
+        for caller in self._callers:
+            caller.close()
+        self._entrance.close()
+        self.office.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def address(self, authority: Path | None = None, pair: Any = None) -> Address:
+        own = pair or self.caller_pair
+        return Address("127.0.0.1", self.port, authority or self._authority.certificate, own.certificate, own.key)
+
+    def caller(self) -> Caller:
+        self._callers.append(Caller(self.address()))
+        return self._callers[-1]
+
+
+def signers(number: int) -> dict[str, Signer]:
+    return {f"s{i}": Signer(new_signing_key()) for i in range(number)}
