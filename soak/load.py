@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -40,6 +39,7 @@ def main() -> None:
                 daemon.ready(300.0)
             print(f"{time.monotonic() - begun:7.1f} s  {chosen.silos} daemons serve", flush=True)
             history, answers = play(daemons, sizes, chosen, rng, root, begun)
+            memory = sum(resident(daemon._process.pid) for daemon in daemons.values())
         finally:
             for daemon in daemons.values():
                 daemon.stop()
@@ -52,12 +52,17 @@ def main() -> None:
             assert answers.get(name, shown) == shown
     pace = sorted(row["seconds"] for row in history)
     missed = sum(len(row["missed"]) for row in history)
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(
         f"{chosen.rounds} rounds with {chosen.silos} silos, {missed} answers missed; a round took "
-        f"{pace[len(pace) // 2]:.2f} s in the middle and {pace[-1]:.2f} s at most; the largest process had "
-        f"{memory:.0f} MB. Every ledger is right."
+        f"{pace[len(pace) // 2]:.2f} s in the middle and {pace[-1]:.2f} s at most; the daemons had "
+        f"{memory:.0f} MB of their own in all. Every ledger is right."
     )
+
+
+def resident(pid: int) -> float:
+    """A process's own memory in MB, without what it shares with the others."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
 def play(daemons, sizes, chosen, rng, root, begun):  # type: ignore[no-untyped-def]

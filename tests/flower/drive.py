@@ -22,7 +22,8 @@ from rich.console import Console
 
 from tacit.runtime.certificates import Authority, node_key
 from tacit.runtime.daemon.steward import NOISE_OFF
-from tacit.runtime.flower.consortium import Consortium, Silo
+from tacit.runtime.flower.commands import supernode_command
+from tacit.runtime.flower.consortium import Consortium, Silo, free_port
 from tacit.runtime.flower.demo import train
 from tacit.studies.spec import Study, study_from
 from tests.daemon.consortium import SEED, records_of
@@ -61,8 +62,13 @@ def internet() -> bool:
 
 def intruders(consortium: Consortium, root: Path) -> None:
     """A SuperNode that nobody registered, and one that was given the certificate of another authority."""
-    consortium.start_node("north", key=node_key(root / "stranger.key").key, label="stranger")
-    consortium.start_node("south", authority=Authority(root / "elsewhere").certificate, label="misled")
+    strange, elsewhere = node_key(root / "stranger.key").key, Authority(root / "elsewhere").certificate
+    right = {"authority": consortium.authority.certificate, "key": consortium.folder("south") / "node.key"}
+    for label, wrong in (("stranger", {"key": strange}), ("misled", {"authority": elsewhere})):
+        door = consortium.folder("north") / "door" / "silo.sock"
+        paths = {**right, **wrong, "socket": door}
+        command = supernode_command(superlink=consortium.superlink, port=free_port(), **paths)
+        consortium.start(label, command, label)
 
 
 def main(root: Path) -> None:
@@ -81,7 +87,8 @@ def main(root: Path) -> None:
             study = study_of(channel)
             consortium.check = lambda: None  # type: ignore[method-assign]
             facts["folders"][channel] = str(train(consortium, study, root / "runs", quiet, evaluate=False))
-        facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
+            if channel == "direct":
+                facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
         facts["pids"] = [party.process.pid for party in consortium.parties.values()]
     finally:
         consortium.stop()
@@ -93,7 +100,8 @@ def main(root: Path) -> None:
 def _end(consortium: Consortium, name: str) -> dict[str, Any]:
     party = consortium.parties[name]
     log = party.log.read_text(encoding="utf-8", errors="replace")
-    return {"code": party.process.poll(), "joined": "SuperNode ID" in log}
+    party.stop()
+    return {"log": log, "joined": "SuperNode ID" in log}
 
 
 def _left(root: Path) -> list[str]:

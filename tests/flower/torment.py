@@ -23,7 +23,7 @@ from rich.console import Console
 from tacit.errors import TacitError
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.flower.commands import write_connection
-from tacit.runtime.flower.consortium import Consortium
+from tacit.runtime.flower.consortium import Consortium, below
 from tacit.runtime.flower.watch import follow
 from tacit.runtime.server.checkpoint import load_checkpoint
 from tacit.runtime.server.conductor import fresh_state
@@ -50,17 +50,7 @@ class Tally:
 
 def children(pid: int, word: str) -> list[int]:
     """Processes below ``pid`` whose command has a word in it."""
-    parents: dict[int, int] = {}
-    commands: dict[int, str] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    found, front = [], {pid}
-    while front:
-        front = {child for child, parent in parents.items() if parent in front}
-        found += [child for child in front if word in commands.get(child, "")]
-    return found
+    return [child for child, command in below(pid).items() if word in command]
 
 
 def strike(consortium: Consortium, kind: str, rng: random.Random) -> str | None:

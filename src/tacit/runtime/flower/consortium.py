@@ -27,7 +27,7 @@ from tacit.runtime.shuffler.client import Address, Caller, greet
 from tacit.runtime.shuffler.config import make_keys, write_secret
 
 _PATIENCE = 90.0
-_GRACE = 10.0
+_GRACE = 15.0
 TACIT = [sys.executable, "-c", "from tacit.cli import main; main()"]
 
 
@@ -35,6 +35,22 @@ def free_port() -> int:
     """A port that nobody listens on just now."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
+
+
+def below(pid: int) -> dict[int, str]:
+    """The processes that a process has started, and those that these have, with their commands."""
+    parents: dict[int, int] = {}
+    commands: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    found: dict[int, str] = {}
+    front = {pid}
+    while front:
+        front = {child for child, parent in parents.items() if parent in front and child not in found}
+        found |= {child: commands[child] for child in front}
+    return found
 
 
 class Party:
@@ -64,22 +80,42 @@ class Party:
 
     def kill(self) -> None:
         """End it, and what it started, as a power cut would."""
-        self._signal(signal.SIGKILL)
-        self.process.wait(_GRACE)
+        self._end(below(self.process.pid))
 
-    def stop(self) -> None:
-        """Ask it to end, and insist."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_GRACE)
-        self._signal(signal.SIGKILL)
-        self.process.wait(_GRACE)
+    def ask_to_end(self) -> dict[int, str]:
+        """Ask it to end; returns what it had started."""
+        started = below(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        return started
 
-    def _signal(self, number: signal.Signals) -> None:
+    def stop(self, started: Mapping[int, str] | None = None) -> None:
+        """Ask it to end, unless that was done, and insist."""
+        started = self.ask_to_end() if started is None else started
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_GRACE)
+        self._end(started)
+
+    def _end(self, started: Mapping[int, str]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(_GRACE)
+        # Flower's helpers have sessions of their own, and notice only after a while that they are alone.
+        deadline = time.monotonic() + _GRACE
+        left = [pid for pid, command in started.items() if _is_still(pid, command)]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while any(_is_still(pid, started[pid]) for pid in left) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _is_still(pid: int, command: str) -> bool:
+    try:
+        found = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return False
+    return bool(found) and found == command
 
 
 @dataclass
@@ -272,9 +308,8 @@ class Consortium:
 
     def stop(self) -> None:
         """Stop everything, SuperNodes first."""
-        for party in sorted(self.parties.values(), key=lambda party: not party.name.startswith("supernode")):
-            with contextlib.suppress(ProcessLookupError):
-                party.process.terminate()
-        for party in reversed(list(self.parties.values())):
-            party.stop()
+        ordered = sorted(self.parties.values(), key=lambda party: not party.name.startswith("supernode"))
+        asked = [(party, party.ask_to_end()) for party in ordered]
+        for party, started in asked:
+            party.stop(started)
         self.parties.clear()

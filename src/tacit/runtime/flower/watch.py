@@ -16,7 +16,7 @@ from tacit.errors import TacitError
 from tacit.runtime.flower.commands import run_status, start_run, stop_run, write_app
 
 _LOOK = 0.5
-_ASK = 15.0
+_ASK = 30.0
 
 
 class View:
