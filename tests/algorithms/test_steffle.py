@@ -59,9 +59,8 @@ def test_without_noise_the_divergence_falls_and_the_gradient_of_phi_vanishes(nam
     term = ermi(own.objective.model, classes, p, notion=notion)
 
     def train(strength):
-        algorithm = steffle(
-            own, step_size=0.1, strength=strength, frequencies=p, notion=notion, classes=classes, radius=20.0, **COMMON
-        )
+        terms = {"frequencies": p, "notion": notion, "classes": classes, "radius": 20.0, **COMMON, "num_rounds": 600}
+        algorithm = steffle(own, step_size=0.03, strength=strength, **terms)
         return simulate(algorithm, start, silos, key=jax.random.key(0)).params
 
     unfair, fair = train(0.0), train(8.0)
