@@ -196,7 +196,8 @@ over {SEEDS} seeds: split, start, batches and noise); chance is 90.
 
 {results}
 **Grid.** Clip {CLIP:g}. Step size x clip at epsilon: {_grid()}; divided by {LOCAL_STEPS} for each local step.
-SPIDER: the clip of differences is {SLOPES[0]:g} times the distance moved (at most {2 * CLIP:g}), with twice the noise multiplier.
+SPIDER: the clip of differences is {SLOPES[0]:g} times the distance moved (at most {2 * CLIP:g}), with twice the noise
+multiplier.
 Without privacy, step sizes {STEPS}. The setting of the least validation error on the first seed is used for all seeds;
 test records choose nothing. The ranges come from single runs on the first seed, by their validation errors.
 
