@@ -47,7 +47,7 @@ def arms(sizes: Sizes) -> dict[str, dict[str, Any]]:
             "sampling": "one-pass",
         },
         "prox-svrg": reduced,
-        "pl-svrg": {**reduced, "restarts": 2},
+        "pl-svrg": {**reduced, "restarts": 3},
         "prox-spider": reduced,
     }
 
