@@ -109,3 +109,20 @@ def test_a_grid_runs_every_point_and_shows_the_price_of_privacy():
     assert found.grid[0]["point"] == {"privacy.epsilon": 0.05, "algorithm.step_size": 4.0}
     losses = [row["metrics"]["train_loss"]["mean"] for row in found.grid]
     assert max(losses[2:]) < min(losses[:2])
+
+
+def test_stationarity_is_measured_where_asked_for(result):
+    assert "train_excess_risk" not in result.metrics
+    overrides = ["run.seeds=1", "run.alone=false", "run.stationarity=true", "algorithm.output=last"]
+    penalty = "objective.regulariser=squared-l2:0.05"
+    found = run(load_study("heart-disease", [*overrides, penalty]))
+    for name in ("train_gradient_mapping", "train_excess_risk"):
+        private, public = found.metrics[name][0], found.non_private[name][0]
+        assert private > public >= -1e-6
+    # The risk is strongly convex: half the squared gradient mapping over the modulus bounds the excess.
+    mapping, excess = found.metrics["train_gradient_mapping"][0], found.metrics["train_excess_risk"][0]
+    assert 0 < excess <= mapping**2 / 0.05
+    network = ["objective.model=mlp", "objective.hidden=[3]", "algorithm.num_rounds=2"]
+    found = run(load_study("heart-disease", [*overrides, *network]))
+    assert found.metrics["train_gradient_mapping"][0] > 0
+    assert "train_excess_risk" not in found.metrics

@@ -6,6 +6,7 @@ import pytest
 from tacit.data import Federation
 from tacit.errors import TacitError
 from tacit.studies.assemble import problem_of
+from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare
 from tacit.studies.spec import ObjectiveSection, StudyError, load_study, parse_study, study_names
 
@@ -174,3 +175,23 @@ def test_losses_are_wired_with_their_constants(loss, task, slope, smoothness):
     problem = problem_of(study, facts)
     assert problem.lipschitz == (None if slope is None else pytest.approx(slope * 5**0.5))
     assert problem.smoothness == (None if smoothness is None else pytest.approx(smoothness))
+
+
+def test_a_user_level_budget_covers_a_whole_silo_and_each_record_of_it():
+    overrides = ["run.seeds=1", "privacy.epsilon=4.0", "privacy.user_level=true"]
+    prepared = prepare(load_study("heart-disease", overrides))
+    for silo in plan_json(prepared.plan)["silos"]:
+        assert 3.999 <= silo["user_level"]["epsilon"] <= 4.0
+        # Full batches: the records of a silo share mu, so that each of them has less than its share of epsilon.
+        assert 0 < silo["epsilon"] < 4.0 / silo["records"]
+    record = prepare(load_study("heart-disease", overrides[:2])).plan
+    for whole, one in zip(prepared.plan.silos, record.silos, strict=True):
+        ratio = whole.multipliers["gradient"] / one.multipliers["gradient"]
+        assert ratio == pytest.approx(one.records, rel=1e-3)
+
+
+def test_user_level_is_refused_where_it_is_no_promise():
+    assert "user_level" in refused("privacy.user_level=true", "algorithm.channel=shuffled-sum")
+    assert "user_level" in refused("privacy.user_level=true", "privacy.epsilon=none", "privacy.noise_multiplier=3")
+    shuffled = prepare(load_study("heart-disease", ["run.seeds=1", "algorithm.channel=shuffled-sum"])).plan
+    assert all(silo["user_level"] is None for silo in plan_json(shuffled)["silos"])

@@ -244,7 +244,14 @@ def _readme(rates: dict[str, Any]) -> str:
     noise = table(
         ["algorithm", "noise in", *budgets],
         [
-            [name, words, *("not reached" if one is None else f"{one[kind]:.3g}" for one in found)]
+            [
+                name,
+                words,
+                *(
+                    "not reached" if one is None else f"{one[kind]:{'d' if kind == 'rounds' else '.3g'}}"
+                    for one in found
+                ),
+            ]
             for name, found in rates["noise"].items()
             for kind, words in (*((kind, kind) for kind in INJECTED), ("rounds", "(rounds)"))
         ],
@@ -254,7 +261,7 @@ def _readme(rates: dict[str, Any]) -> str:
 ![figure](figure.png)
 
 **Rates.** A problem made to be as hard as smooth losses get, on which gradients move little between rounds: a bowl in
-{DIMENSION} directions and a long valley ({SILOS} silos of {RECORDS} records, {SEEDS} seeds, full batches). The budget
+{DIMENSION} directions and a long valley ({SILOS} silos of {RECORDS} records, seeds 0 to {SEEDS - 1}, full batches). The budget
 is mu n sqrt(N/d), where all releases of a silo together are mu-GDP (mu = 0.1 is epsilon = {gdp_epsilon(0.1, DELTA):.2f}
 at delta = {DELTA:g}); up to constants it is epsilon n sqrt(N/d). For each budget and algorithm: the least mean squared
 norm of the gradient over the number of rounds (up to {ROUNDS}), two step sizes and, for SPIDER and SVRG, phases of

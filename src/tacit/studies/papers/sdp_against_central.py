@@ -47,7 +47,7 @@ def arms(sizes: Sizes) -> dict[str, dict[str, Any]]:
             "sampling": "one-pass",
         },
         "prox-svrg": reduced,
-        "pl-svrg": {**reduced, "restarts": 2},
+        "pl-svrg": {**reduced, "restarts": 3},
         "prox-spider": reduced,
     }
 
@@ -177,11 +177,11 @@ def _readme(ridge: dict[str, Any], lasso: dict[str, Any]) -> str:
 
 Linear regression with a penalty (strength {STRENGTH:g}), a proximal-PL problem whose optimum is computed: {SIZES.silos}
 silos of {SIZES.records} records, {SIZES.features} features of norm one, delta = {DELTA:g}, {DRAWS} draws of records and
-noise. Through the *shuffled sum* each record adds a share of binomial noise and only the sum over all silos is opened
-(SDP); *trusted* is central DP, Gaussian noise added once by a server that is trusted; *direct* is ISRL-DP, noise at
-every silo. At each epsilon the noise of each channel is the least that its own accounting allows. Steps, clips and
-rounds were fixed in advance and are the same for all channels; prox-sgd makes one pass in 5 batches, the others 15
-rounds with full batches. Numbers after +- are half-widths of 90% intervals.
+noise (seeds from 0). Through the *shuffled sum* each record adds a share of binomial noise and only the sum over all
+silos is opened (SDP); *trusted* is central DP, Gaussian noise added once by a server that is trusted; *direct* is
+ISRL-DP, noise at every silo. At each epsilon the noise of each channel is the least that its own accounting allows.
+Steps, clips and rounds were fixed in advance and are the same for all channels; prox-sgd makes one pass in 5 batches,
+the others 15 rounds with full batches. Numbers after +- are half-widths of 90% intervals.
 
 **Ridge.** Excess risk through the shuffled sum over that of central DP at the same epsilon:
 

@@ -161,9 +161,9 @@ Linear regression, {SIZES.silos} silos of {SIZES.records} records, {SIZES.featur
 matter (two groups of three, coefficients one and minus one); delta = {DELTA:g}. Noisy proximal minibatch SGD with full
 batches; the proximal step sets coefficients to exactly zero, so the support is read off the private model and costs
 nothing more. Strength, clip and rounds are those of {points} points with the fewest mistakes at one epsilon
-({TUNED_AT["direct"]:g} for ISRL-DP, {TUNED_AT["shuffled-sum"]:g} for SDP) on {TUNING} draws of their own; the table is
-of {DRAWS} other draws of records and noise. "From": the support is exactly the true one in at least
-{NEEDED:.0%} of draws there and at all larger epsilons tried.
+({TUNED_AT["direct"]:g} for ISRL-DP, {TUNED_AT["shuffled-sum"]:g} for SDP; of equals the first) on {TUNING} draws of
+their own (seeds from 10,000); the table is of {DRAWS} other draws of records and noise (seeds from 0). "From": the
+support is exactly the true one in at least {NEEDED:.0%} of draws there and at all larger epsilons tried.
 
 {summary}
 {every}"""
