@@ -62,7 +62,7 @@ class Case:
         return self.factory(problem, **{**common, **self.parameters, **changes})
 
 
-PSGM = {"difference_slope": 50.0, "momentum": 0.3}
+PSGM = {"difference_slope": 4.0, "momentum": 0.3}
 
 CASES = {
     case.name: case
@@ -114,11 +114,11 @@ CASES = {
         Case("ce-psgm-fg", ce_psgm_fg, {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",)),
         Case("mb-psgm", mb_psgm, PSGM, samplings=("wor", "full")),
         Case("mb-psgm-fg", mb_psgm_fg, PSGM, samplings=("full",)),
-        Case("diff2-gd", diff2_gd, {"difference_slope": 50.0, "phase_length": 3}),
+        Case("diff2-gd", diff2_gd, {"difference_slope": 4.0, "phase_length": 3}),
         Case(
             "diff2-bvr-lsgd",
             diff2_bvr_lsgd,
-            {"difference_slope": 50.0, "phase_length": 2, "local_steps": 2, "num_rounds": 4},
+            {"difference_slope": 4.0, "phase_length": 2, "local_steps": 2, "num_rounds": 4},
             samplings=("full", "wor"),
         ),
     )

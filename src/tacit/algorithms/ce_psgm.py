@@ -20,7 +20,8 @@
     epsilon_0         1 / noise_multiplier, through shuffled reports
     sigma             noise_multiplier x local_noise x 2 C_3 ||w_k - w_{k-1}|| / B_2
 
-The gradient is taken at x_r: the paper prints x_{r-1}, with which its proof does not go through. The server estimate
+Both clips of differences are at most 2 C_2 here, which a difference of clipped gradients is anyway. The gradient is
+taken at x_r: the paper prints x_{r-1}, with which its proof does not go through. The server estimate
 travels through any channel: shuffled reports are the paper's; ``"trusted"`` and ``"shuffled-sum"`` add central noise,
 ``"direct"`` each silo's own. Local steps are always noised by the silo itself. Special cases:
 
@@ -61,8 +62,7 @@ from tacit.algorithm import (
     Statistic,
     Work,
 )
-from tacit.algorithms.prox_spider import TwoPoints, check_phase, scaled
-from tacit.geometry.proximal import tree_norm
+from tacit.algorithms.prox_spider import TwoPoints, check_phase, difference_clip, scaled
 from tacit.objectives import Problem, gradient_at, gradient_difference
 
 
@@ -149,7 +149,7 @@ def ce_psgm(
         slope = difference_slope if local_slope is None else local_slope
         size = batch_size if local_batch_size is None else local_batch_size
         terms_of_steps = scaled(noise_multiplier, local_noise), size, channel == "open"
-        local = _local(problem, step, local_steps, slope, *terms_of_steps)
+        local = _local(problem, step, local_steps, difference_clip(clip_norm, slope), *terms_of_steps)
         rounds["local"] = Round(local, Server(lambda s: s, tell_local), "in turn")
     schedule = _schedule(num_rounds, local_steps, phase_length)
     kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
@@ -162,10 +162,7 @@ def _estimate(
     """The silo half of a round after the first: differences, and fresh gradients where momentum weighs them."""
     new, old = (lambda work: work.new), (lambda work: work.old)
     difference = gradient_difference(problem.objective, new, old)
-    loud = scaled(noise, difference_noise)
-
-    def distance_clip(work: Work) -> Array:
-        return slope * tree_norm(jax.tree.map(jnp.subtract, work.new, work.old))
+    loud, distance_clip = scaled(noise, difference_noise), difference_clip(clip_norm, slope)
 
     def both(work: Work, record: Record) -> Statistic:
         fresh, stale = (jax.grad(problem.objective.loss)(point, record) for point in (work.new, work.old))
@@ -185,7 +182,7 @@ def _estimate(
 
 
 def _local(
-    problem: Problem, step: Array, local_steps: int, slope: Number, noise: Number, size: Number | None, plain: bool
+    problem: Problem, step: Array, local_steps: int, clip: Any, noise: Number, size: Number | None, plain: bool
 ) -> Silo:
     """The silo half of the local phase: the first step is free, every other one is a release of a difference."""
 
@@ -195,9 +192,6 @@ def _local(
     def absorb(work: LocalWork, change: Statistic) -> LocalWork:
         estimate = jax.tree.map(jnp.add, work.estimate, change)
         return LocalWork(_step(problem, work.new, estimate, step), work.new, estimate)
-
-    def clip(work: LocalWork) -> Array:
-        return slope * tree_norm(jax.tree.map(jnp.subtract, work.new, work.old))
 
     release = Release(clip, noise, size, "full" if size is None else "wor", channel="open" if plain else "direct")
     query = gradient_difference(problem.objective, lambda work: work.new, lambda work: work.old)
