@@ -15,6 +15,7 @@ import numpy as np
 from tacit.algorithm import Params
 from tacit.algorithms import find
 from tacit.data import Federation
+from tacit.objectives import Objective
 from tacit.privacy import spent
 from tacit.runtime.participation import Participation, participation, roster
 from tacit.runtime.program import split_keys
@@ -162,25 +163,37 @@ def _least_risk(prepared: Prepared, params: Params, records: Any) -> Any:
     return jax.jit(least)(params, records)
 
 
+def measured(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
+    """Loss and metrics on each part of the records, as ``part_name``."""
+
+    def measure(params: Params, evaluation: Any) -> dict[str, Any]:
+        return {
+            f"{part}_{name}": value
+            for part, records in evaluation.items()
+            for name, value in objective.measure(params, records).items()
+        }
+
+    return measure
+
+
 def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
     """Loss and metrics on each part of the records; if asked for, how near training records are to stationary."""
     study, problem = prepared.study, prepared.builder.problem
+    plain = measured(problem.objective)
     fair = fair_measure(prepared.builder, len(prepared.federations[0].group_names)) if prepared.reads_groups else None
 
     def measure(params: Params, evaluation: Any) -> dict[str, Any]:
-        measured = {}
-        for part, records in evaluation["parts"].items():
-            for name, value in problem.objective.measure(params, records).items():
-                measured[f"{part}_{name}"] = value
-            for name, value in fair(params, records).items() if fair is not None else ():
-                measured[f"{part}_{name}"] = value
+        found = plain(params, evaluation["parts"])
+        if fair is not None:
+            for part, records in evaluation["parts"].items():
+                found |= {f"{part}_{name}": value for name, value in fair(params, records).items()}
         if study.run.stationarity:
             train = evaluation["parts"]["train"]
             step = study.algorithm.step_size if problem.smoothness is None else 1.0 / problem.smoothness
-            measured["train_gradient_mapping"] = gradient_mapping(problem, params, train, step)
+            found["train_gradient_mapping"] = gradient_mapping(problem, params, train, step)
             if evaluation["least"] is not None:
-                measured["train_excess_risk"] = risk(problem, params, train) - evaluation["least"]
-        return measured
+                found["train_excess_risk"] = risk(problem, params, train) - evaluation["least"]
+        return found
 
     return measure
 

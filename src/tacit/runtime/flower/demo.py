@@ -121,8 +121,7 @@ def simulated(study: Study, seeds: int) -> tuple[float, float]:
 
     from tacit.runtime.simulate import Seed, simulate_grid
     from tacit.silo import enrol
-    from tacit.studies.papers.common import measured
-    from tacit.studies.run import pooled, prepare
+    from tacit.studies.run import measured, pooled, prepare
 
     prepared = prepare(study.model_copy(update={"run": study.run.model_copy(update={"seeds": 1})}))
     federation = prepared.federations[0]

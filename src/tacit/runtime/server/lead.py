@@ -129,12 +129,12 @@ def measure_of(study: Study, terms: Deployment) -> Measure:
     if not terms.evaluate:
         return lambda params: {}
     from tacit.studies.assemble import federation_of, problem_of
-    from tacit.studies.run import pooled, watch
+    from tacit.studies.run import measured, pooled
 
     federation = federation_of(study, terms.seed)
     evaluation = {part: pooled(federation, part) for part in ("train", "validation", "test")}
-    measured = jax.jit(watch(problem_of(study, federation).objective))
-    return lambda params: {name: float(value) for name, value in measured(params, evaluation).items()}
+    measure = jax.jit(measured(problem_of(study, federation).objective))
+    return lambda params: {name: float(value) for name, value in measure(params, evaluation).items()}
 
 
 def _spent(conductor: Conductor) -> float | None:

@@ -21,6 +21,7 @@ from tacit.runtime.participation import Participation
 from tacit.runtime.simulate import Outcome, Seed, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.folder import provenance
+from tacit.studies.run import measured
 
 
 def seeds_of(federations: Sequence[Federation], objective: Objective) -> list[Seed]:
@@ -38,19 +39,6 @@ def seeds_of(federations: Sequence[Federation], objective: Objective) -> list[Se
         silos = enrol([silo.train for silo in federation.silos], [silo.name for silo in federation.silos])
         found.append(Seed(key_run, objective.init(key_init), silos, pooled))
     return found
-
-
-def measured(objective: Objective) -> Callable[[Any, Any], dict[str, Any]]:
-    """Loss and metrics on validation and test records."""
-
-    def measure(params: Any, evaluation: Any) -> dict[str, Any]:
-        return {
-            f"{part}_{name}": value
-            for part, records in evaluation.items()
-            for name, value in objective.measure(params, records).items()
-        }
-
-    return measure
 
 
 def noise_for(build: Callable[..., Algorithm], records: Sequence[int], epsilon: float, delta: float) -> np.ndarray:
