@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--simulations", type=int, default=8, help="seeds of the simulation beside it; 0: none")
     chosen = parser.parse_args()
-    # A polite request to end is an interrupt, so that everything is stopped in order.
+    # A polite request to end is an interrupt, so that everything is stopped in order; a shell may have had it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     console = Console()
     with tempfile.TemporaryDirectory(prefix="tacit-", ignore_cleanup_errors=True) as root:
@@ -47,6 +48,8 @@ def main() -> None:
                 show_result(folder, study, chosen.simulations, console)
             show_ledgers(consortium, console)
             show_sights(consortium, chosen.out, console)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
         finally:
             console.print("Stopping everything.")
             _undisturbed(consortium.stop)
