@@ -223,11 +223,11 @@ def _figure(path: Path, rates: dict[str, Any]) -> None:
     left.set(xlabel="mu n sqrt(N/d)", ylabel="squared gradient norm", title="Rates")
     left.legend(fontsize=7)
     for place, (name, found) in enumerate(rates["noise"].items()):
-        for kind, style in zip(INJECTED, ("o-", "o--", "o:"), strict=True):
+        for kind, style in (("messages", "o-"), ("steps", "o:")):
             values = [np.nan if one is None else one[kind] for one in found]
             right.loglog(x, values, style, ms=3, color=f"C{place}", label=f"{name}, in {kind}")
     right.set(xlabel="mu n sqrt(N/d)", ylabel="squared noise, all rounds", title="Noise to the same gradient norm")
-    right.legend(fontsize=7)
+    right.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
