@@ -76,7 +76,8 @@ def test_error_falls_as_noise_falls(name):
 def test_the_open_channel_needs_no_clip_and_no_noise(name):
     algorithm = CASES[name].build(LOGISTIC, channel="open", clip_norm=None, noise_multiplier=None)
     outcome = simulate(algorithm, start(LOGISTIC), enrol(tables()), key=jax.random.key(0))
-    clipped = CASES[name].build(LOGISTIC, clip_norm=1e6, noise_multiplier=0.0)
+    # Open and direct means count silos alike; shuffled ones count records alike, and silos differ in size here.
+    clipped = CASES[name].build(LOGISTIC, channel="direct", clip_norm=1e6, noise_multiplier=0.0)
     same = simulate(clipped, start(LOGISTIC), enrol(tables()), key=jax.random.key(0))
     assert largest_difference(outcome.params, same.params) < 1e-4
 
