@@ -55,7 +55,7 @@ SETTINGS = (
     Setting("Poisson", "poisson", 10, 8, 2, 0.4),
     Setting("one pass", "one-pass", 4, 16, 2, None),
     # Its binomial noise is drawn outside the compiled program, one call for each message.
-    Setting("shuffled sum", "full", 2, 4, None, 0.7, "shuffled-sum", 0.2),
+    Setting("shuffled sum", "full", 2, 4, None, None, "shuffled-sum", 0.2),
     # The reports of one silo hide among themselves alone: no other silo is there.
     Setting("shuffled reports", "full", 2, 4, None, None, "shuffled-reports", 0.05),
     Setting("trusted server", "full", 10, 4, None, 0.7, "trusted"),
