@@ -26,7 +26,9 @@ def test_plan_prints_the_documented_shape(tmp_path):
     done = tacit("plan", "heart-disease", "--set", "run.seeds=1", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
     silo = found["silos"][0]
-    assert set(silo) == {"name", "records", "epsilon", "delta", "kinds", "risk", "user_level", "paper"}
+    common = {"name", "records", "epsilon", "delta", "epsilon_without_shuffler", "kinds", "risk", "user_level", "paper"}
+    assert set(silo) == common
+    assert silo["epsilon_without_shuffler"] is None
     assert found["noise"].startswith("simulated")
     assert silo["user_level"]["epsilon"] > 50 * silo["epsilon"]
     assert 0 < silo["risk"]["advantage"] < 0.2
