@@ -261,12 +261,12 @@ def _readme(rates: dict[str, Any]) -> str:
 ![figure](figure.png)
 
 **Rates.** A problem made to be as hard as smooth losses get, on which gradients move little between rounds: a bowl in
-{DIMENSION} directions and a long valley ({SILOS} silos of {RECORDS} records, seeds 0 to {SEEDS - 1}, full batches).
-The budget is mu n sqrt(N/d), where all releases of a silo together are mu-GDP (mu = 0.1 is epsilon =
+{DIMENSION} directions and a long valley ({SILOS} silos of {RECORDS} records, seeds 0 to {SEEDS - 1}, full batches). The
+budget is mu n sqrt(N/d), where all releases of a silo together are mu-GDP (mu = 0.1 is epsilon =
 {gdp_epsilon(0.1, DELTA):.2f} at delta = {DELTA:g}); up to constants it is epsilon n sqrt(N/d). For each budget and
 algorithm: the least mean squared norm of the gradient over the number of rounds (up to {ROUNDS}), two step sizes and,
-for SPIDER and SVRG, phases of {PHASES} and two ratios of noise. Choosing the least is an oracle's choice, the same
-for all. The theory's powers are 1 for minibatch SGD and 4/3 for SPIDER.
+for SPIDER and SVRG, phases of {PHASES} and two ratios of noise. Choosing the least is an oracle's choice, the same for
+all. The theory's powers are 1 for minibatch SGD and 4/3 for SPIDER.
 
 {slopes}
 **Noise injected.** At each budget, that is at equal epsilon, every algorithm is run until the mean squared gradient is
