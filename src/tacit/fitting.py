@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,9 +70,10 @@ def fit(
         unit = entry.factory(problem, noise_multiplier=1.0, **chosen)
     except TypeError as error:
         raise TacitError(f"{algorithm} cannot be built: {error}.") from None
-    plans, noise = plan_silos(unit, names, records, budget)
-    cap = None if budget is None else budget.max_participations
-    who = participation(len(names), participants, weights=weights, cap=cap)
+    cap, honest = (None, 1.0) if budget is None else (budget.max_participations, budget.honest)
+    who = participation(len(names), participants, weights=weights, cap=cap, honest=honest)
+    # Shuffled channels are priced for the crowd that is sure to come.
+    plans, noise = plan_silos(unit, names, records, budget and dataclasses.replace(budget, fewest=who.fewest))
     key_run, key_init = jax.random.split(jax.random.key(seed))
     outcome = simulate(
         entry.factory(problem, noise_multiplier=noise, **chosen),

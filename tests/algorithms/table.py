@@ -87,8 +87,8 @@ CASES = {
         Case(
             "prox-spider",
             prox_spider,
-            {"phase_length": 3, "difference_slope": 2.0},
-            convergence={"difference_slope": 50.0},
+            {"phase_length": 3, "difference_slope": 4.0},
+            convergence={"difference_slope": 100.0},
         ),
         Case("alternate-spider", alternate_spider),
         Case("prox-svrg", prox_svrg, {"phase_length": 3}),

@@ -11,6 +11,7 @@ from tacit.runtime.certificates import Authority
 from tacit.runtime.daemon.protocol import RefusalError, frame
 from tacit.runtime.shuffler.client import Caller, _collect, greet, mixed_reports, sum_over
 from tacit.runtime.shuffler.deposits import report_deposit, sum_deposits
+from tacit.runtime.shuffler.messages import Deposit, parse_request, sender_of, signed
 from tests.shuffler.parties import Party, signers
 
 BINDING = Binding(b"c" * 32, 0, b"h" * 32)
@@ -42,7 +43,13 @@ def shares(parties, silos, vectors, binding=BINDING, least=2):
             zip(
                 keys,
                 sum_deposits(
-                    vectors[name], shufflers=keys, binding=binding, silo=name, least=least, signer=silos[name]
+                    vectors[name],
+                    shufflers=keys,
+                    binding=binding,
+                    silo=name,
+                    place=int(name[1:]),
+                    least=least,
+                    signer=silos[name],
                 ),
                 strict=True,
             )
@@ -61,6 +68,7 @@ def reports_of(parties, silos, server, binding=BINDING, least=2, size=16, names=
             server=server.public,
             binding=binding,
             silo=name,
+            place=int(name[1:]),
             least=least,
             signer=silos[name],
         )
@@ -92,7 +100,8 @@ def test_what_one_shuffler_opens_of_a_share_is_uniform(two, silos):
         for party in two:
             raw = made[party.terms.name]
             head = int.from_bytes(raw[4:8], "big")
-            opened = open_layer(raw[8 + head :], party.keys.seal, BINDING, layer=0)
+            bound = parse_request(raw[8 : 8 + head]).binding
+            opened = open_layer(raw[8 + head :], party.keys.seal, bound, layer=0)
             seen[party.terms.name] += list(np.frombuffer(opened[4:], "<u8") >> np.uint64(60))
     for values in seen.values():
         counts = np.bincount(np.asarray(values, int), minlength=16)
@@ -197,15 +206,15 @@ def test_a_report_of_another_size_is_refused_whole(two, silos):
 def test_all_or_none_of_a_silos_reports(two, silos):
     """One report sealed for another round among good ones, correctly signed: nothing of the silo is taken."""
     from tacit.channel.sealing import seal
-    from tacit.runtime.shuffler.messages import Deposit, signed
 
     server, caller = new_secret(), two[0].caller()
     route = [party.keys.seal.public for party in two] + [server.public]
-    blobs = [seal(b"x", route, BINDING, size=16) for _ in range(2)]
-    blobs.append(seal(b"x", route, BINDING._replace(round=1), size=16))
+    bound = BINDING._replace(sender=sender_of("reports", "s0", 0, "a"))
+    blobs = [seal(b"x", route, bound, size=16) for _ in range(2)]
+    blobs.append(seal(b"x", route, bound._replace(round=1), size=16))
     terms = {"consortium": "63" * 32, "round": 0, "broadcast": "68" * 32}
     header = Deposit(
-        mode="reports", silo="s0", shuffler="a", least=2, count=3, size=len(blobs[0]), signature="", **terms
+        mode="reports", silo="s0", place=0, shuffler="a", least=2, count=3, size=len(blobs[0]), signature="", **terms
     )
     payload = b"".join(blobs)
     assert refused(caller, frame(signed(header, silos["s0"], payload).model_dump_json(), payload)) == "sealed"
@@ -271,3 +280,36 @@ def test_what_is_never_collected_is_forgotten(tmp_path, authority, silos):
     greet(caller)
     assert not party.office._piles
     party.stop()
+
+
+def stolen(raw, thief, signer, place=7, **changes):
+    """Somebody else's sealed blobs, in a deposit of one's own."""
+    head = int.from_bytes(raw[4:8], "big")
+    payload = raw[8 + head :]
+    header = parse_request(raw[8 : 8 + head]).model_copy(update={"silo": thief, "place": place, **changes})
+    return frame(signed(header, signer, payload).model_dump_json(), payload)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mode": "reports"}])
+def test_a_share_cannot_be_handed_in_by_another_silo(two, silos, changes):
+    made = shares(two, silos, {"s0": np.arange(4)}, least=4)["s0"]
+    for party in two:
+        raw = stolen(made[party.terms.name], "s1", silos["s1"], least=2, **changes)
+        assert refused(party.caller(), raw) in ("sealed", "layer")
+
+
+def test_a_report_cannot_be_handed_in_by_another_silo(two, silos):
+    made = reports_of(two, silos, new_secret())["s0"]
+    assert refused(two[0].caller(), stolen(made, "s1", silos["s1"])) == "sealed"
+
+
+def test_two_silos_cannot_have_one_place(two, silos):
+    """A server that offers several silos the same place would make the crowd smaller than it was priced."""
+    keys = {party.terms.name: party.keys.seal.public for party in two}
+    frames = [
+        sum_deposits(np.arange(4), shufflers=keys, binding=BINDING, silo=name, place=0, least=2, signer=silos[name])[0]
+        for name in ("s0", "s1")
+    ]
+    caller = two[0].caller()
+    caller.send(frames[0])
+    assert refused(caller, frames[1]) == "place"

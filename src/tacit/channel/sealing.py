@@ -7,7 +7,8 @@ way, the last one innermost; each opens one layer:
     seal(report, [shuffler a, shuffler b, server]) = HPKE_a(HPKE_b(HPKE_server(report)))
 
 The binding (study, round, hash of the broadcast, layer) enters every layer's key, so that a report that was made for
-another round, or for another broadcast, does not open.
+another round, or for another broadcast, does not open. The outermost layer is bound to its sender too: what one party
+sealed cannot be handed in by another.
 """
 
 from __future__ import annotations
@@ -53,16 +54,21 @@ class SealError(TacitError):
 
 
 class Binding(NamedTuple):
-    """What a report belongs to: digest of the study that all silos share, round, and hash of the broadcast."""
+    """What a report belongs to: digest of the study that all silos share, round, and hash of the broadcast.
+
+    ``sender`` says who hands it in, to whom and as what; only the first party on the way may know.
+    """
 
     consortium: bytes
     round: int
     broadcast: bytes
+    sender: str = ""
 
     def info(self, layer: int) -> bytes:
         """The bytes that enter the key of one layer."""
-        fields = (self.consortium, struct.pack(">q", self.round), self.broadcast, struct.pack(">i", layer))
-        return b"tacit report 1" + b"".join(struct.pack(">I", len(part)) + part for part in fields)
+        sender = self.sender.encode() if layer == 0 else b""
+        fields = (self.consortium, struct.pack(">q", self.round), self.broadcast, struct.pack(">i", layer), sender)
+        return b"tacit report 2" + b"".join(struct.pack(">I", len(part)) + part for part in fields)
 
 
 @dataclass(frozen=True)

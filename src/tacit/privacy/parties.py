@@ -36,7 +36,7 @@ def parties(channel: Channel, local_steps: int = 1) -> tuple[tuple[str, str], ..
 
     Examples:
         >>> [who for who, _ in parties("shuffled-reports", local_steps=4)]
-        ['server', 'server, in a silo\\'s turn', 'shuffler', 'other silos']
+        ['server', "server, in a silo's turn", 'shuffler', 'other silos']
     """
     seen = SEES[channel]
     return seen if local_steps == 1 or channel == "open" else (seen[0], LOCAL_STEPS, *seen[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ import numpy as np
 
 from tacit.algorithm import Algorithm, Round
 from tacit.privacy.accountant import Accountant, Price, price
+from tacit.privacy.binomial import counted_silos
 from tacit.privacy.calibration import calibrate
 from tacit.privacy.conversions import calibrate_user_level
 from tacit.privacy.events import Event, PricingError, joint_multiplier
@@ -109,6 +109,10 @@ def plan_silos(
 
 
 def _check_whole_silos(unit: Algorithm) -> None:
+    if any(kind.silo.is_free or kind.silo.release.channel == "open" for kind in unit.rounds.values()):
+        raise PricingError(
+            "Expected every round to be private for user_level=True; this plan has one that is not noised."
+        )
     if any(kind.silo.release.channel == "shuffled-sum" for kind in unit.rounds.values()):
         raise PricingError(
             'Expected channel="direct" or "trusted" for user_level=True: the shuffled sum is priced for the change of '
@@ -166,6 +170,7 @@ def events_of(
     if company is None and silos == 1:
         company = Company((records,))
     turns = algorithm.turns
+    _check_passes(algorithm)
     events = []
     for kind in sorted(algorithm.rounds):
         if algorithm.rounds[kind].silo.is_free:
@@ -203,6 +208,17 @@ def _shuffled(event: Event, part: Round, place: int, company: Company | None) ->
     )
 
 
+def _check_passes(algorithm: Algorithm) -> None:
+    """Several passes are counted for one kind of round that everybody answers, and for nothing else."""
+    passing = [part for part in algorithm.rounds.values() if part.silo.release.sampling == "one-pass"]
+    several = any(part.silo.release.passes > 1 for part in passing)
+    if several and (len(passing) > 1 or any(part.participants == "in turn" for part in passing)):
+        raise PricingError(
+            "Expected passes=1 with several kinds of one-pass rounds or rounds in turn: batches would not repeat in "
+            "step."
+        )
+
+
 def honest_reports(part: Round, company: Company) -> int:
     """Reports that are sure to be shuffled together: of as few silos as may come, the honest, the smallest of all."""
     silos = len(company.records)
@@ -210,7 +226,7 @@ def honest_reports(part: Round, company: Company) -> int:
     least = {"all": silos, "in turn": 1}.get(part.participants, fewest)
     size = part.silo.release.batch_size
     sizes = [n if size is None else _whole("batch_size", size, i) for i, n in enumerate(company.records)]
-    return sum(sorted(sizes)[: max(1, math.floor(company.honest * least + 1e-9))])
+    return sum(sorted(sizes)[: counted_silos(silos, least, company.honest)])
 
 
 def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records: int, cap: int | None) -> Event:

@@ -76,8 +76,8 @@ def terms_of(name: Name | Literal["auto"], dimension: int, local_epsilon: float)
         >>> terms_of("auto", 1, 2.0).name
         'duchi'
         >>> gain = terms_of("duchi", 100, 4.0).error / terms_of("privunit2", 100, 4.0).error
-        >>> round(gain, 1)
-        3.9
+        >>> 3.8 < gain < 3.9
+        True
     """
     positive("local_epsilon", local_epsilon)
     if name not in (*NAMES, "auto"):

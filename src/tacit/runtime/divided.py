@@ -103,6 +103,8 @@ class AttributesDivision:
                 table[name].append(leaf)
         joined = {name: jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) for name, parts in table.items()}
         index = np.asarray(joined.pop("index"))
+        if len(np.unique(index)) != len(index):
+            raise TacitError("Expected every index of a batch once; a record that came twice would count twice.")
         mine = np.flatnonzero(np.isin(index, self.index))
         # One absent row keeps shapes positive where there is nothing to add.
         rows = mine if len(mine) else np.zeros(1, int)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +12,7 @@ from jaxtyping import Array
 
 from tacit.algorithm import Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
+from tacit.privacy.binomial import counted_silos
 from tacit.runtime.participation import Participation, Roster, everyone, roster, width
 from tacit.silo import (
     Before,
@@ -225,8 +225,8 @@ def crowd_of(kind: Round, sizes: Array, who: Participation) -> Crowd | None:
     if kind.silo.release.channel not in CROWDED:
         return None
     least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.fewest)
-    # The smallest silos may be all that come, and the largest of those may be the ones that collude.
-    honest = max(1, math.floor(who.honest * least + 1e-9))
+    # All that collude may be among those that come, and the others may be the smallest.
+    honest = counted_silos(len(sizes), least, who.honest)
     return Crowd(jnp.sum(sizes).astype(jnp.float32), jnp.sum(jnp.sort(sizes)[:honest]).astype(jnp.float32))
 
 

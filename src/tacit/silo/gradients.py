@@ -37,6 +37,7 @@ from tacit.silo.clipping import by_block, scales, squared_norms, usable
 
 _MICRO_BATCH_FLOATS = 2**20
 _MICRO_BATCH_FLOATS_TAPPED = 2**21
+_PRECISE_RECORDS = 512
 TINY = 1e-30  # far above where squares underflow, times any number of coordinates
 _MANY_SIGNS = 8.0  # sums over pairs of positions cancel: their rounding is measured by sizes, and in more units
 
@@ -231,8 +232,14 @@ def _tapped_sum(
 
 
 def _tapped_limit(query: GradientQuery, work: Work, records: Record) -> int:
-    """How many records a micro-batch of the tapped path may hold."""
-    return _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
+    """How many records a micro-batch of the tapped path may hold.
+
+    Terms of a difference may cancel, and each is summed by itself: in float64, where rounding is part of the promise,
+    only so many are summed before their terms are added up.
+    """
+    limit = _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
+    precise = any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(records))
+    return min(limit, _PRECISE_RECORDS) if precise else limit
 
 
 def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:

@@ -2,7 +2,8 @@
 
 Statistics are computed in float64. Addition rounds, and on records crafted for it one replaced record can change how
 every later addition rounds: of n records it moves a sum by up to n^2 rounding units, which is far beyond the priced
-sensitivity in float32 and below `SLACK` of it in float64, up to `MOST_RECORDS` in a batch.
+sensitivity in float32 and below `SLACK` of it in float64, up to `MOST_RECORDS` in a batch, even where terms of a
+difference are hundreds of times as large as their sum, because micro-batches are short there.
 """
 
 from __future__ import annotations

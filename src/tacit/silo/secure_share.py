@@ -11,7 +11,6 @@ with g steps of the grid, b coins per record and K records. Everybody can comput
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from jaxtyping import Array, Int64
 
 from tacit.algorithm import Broadcast, Memory, Record, Silo, Work
 from tacit.errors import TacitError
-from tacit.privacy.binomial import bits_for, grid_for
+from tacit.privacy.binomial import bits_for, counted_silos, grid_for
 from tacit.silo.answer import batch_of, desk_of
 from tacit.silo.clipping import usable
 from tacit.silo.shuffled import rounded_sum
@@ -50,16 +49,16 @@ def share_terms(
 ) -> ShareTerms:
     """Grid and coins for a round in which silos bring these numbers of records, and at least ``least`` silos come.
 
-    Formal guarantee: if a share ``honest`` of the silos that come keep their coins secret, the sum is as private for
-    each record as a Gaussian release with this noise multiplier. The smallest silos may be all that come, so it is
-    theirs that are counted.
+    Formal guarantee: if a share ``honest`` of all silos keep their coins secret, the sum is as private for each record
+    as a Gaussian release with this noise multiplier. All that collude may be among those that come, and the smallest
+    of the others may be all that come, so it is theirs that are counted.
 
     >>> share_terms(20.0, [100, 200, 300], least=2, honest=1.0, dimension=10)
     ShareTerms(grid=200, coins=227949, dimension=10)
     """
     if not 2 <= least <= len(sizes):
         raise TacitError(f"Expected 2 <= least={least} <= {len(sizes)} silos; nobody hides in a crowd of one.")
-    counted = max(1, math.floor(honest * least + 1e-9))
+    counted = counted_silos(len(sizes), least, honest)
     grid = grid_for(sum(sizes), dimension)
     if max(sizes) * grid // 2 >= _MOST_INTEGER:
         raise TacitError(f"Expected {max(sizes)} records x grid {grid} / 2 < {_MOST_INTEGER}; use smaller batches.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tacit.errors import TacitError
-from tacit.privacy import Event, Price, price
+from tacit.privacy import Event, Price, PricingError, price
 from tacit.privacy.schedule import gaussian_mu, is_subsampled, payable
 
 # A reciprocal in float arithmetic may round to the cheap side; this is far above what it loses.
@@ -94,6 +94,8 @@ def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
             whole = dataclasses.replace(_one_gaussian(plain), kind="studies")
             merged[whole] = merged.get(whole, 0) + 1
         for event in paid:
+            if event.mechanism == "reports" and event.sampling == "one-pass":
+                raise PricingError("Expected no one-pass reports in a ledger: passes of several studies do not merge.")
             if is_subsampled(event):
                 terms = dataclasses.replace(event, kind="studies", count=1)
                 merged[terms] = merged.get(terms, 0) + event.count

@@ -250,7 +250,7 @@ def _reports_json(event: Event, priced: bool) -> dict[str, Any]:
 def user_level_of(plan: Plan, silo: SiloPlan) -> dict[str, float] | None:
     """What the same noise promises if all records of the silo change together, where that is a promise at all."""
     hidden = plan.study.algorithm.channel == "shuffled-sum" or any(e.protects != "record" for e in silo.events)
-    if silo.price is None or hidden:
+    if silo.price is None or hidden or plan.study.privacy.protects != "record":
         return None
     found = user_level(silo.events, delta=silo.price.delta)
     return {"epsilon": found.epsilon, "delta": found.delta}

@@ -1,10 +1,10 @@
 """The contract of a study through shufflers: what a silo checks, what it costs, and how an answer leaves.
 
 A share of a sum is private only in its crowd, so the silo must not take anybody's word for the crowd. Its own entry in
-the plan's list of silos it checks itself, and so does every other honest silo with its own; all contributions are
-bound to a digest of the whole plan, and a shuffler adds up only what is bound to the same. So the records of the
-honest silos that come are what the plan says they are. How many silos come is up to the shuffler, which each
-contribution tells how many it needs.
+the plan's list of silos it checks itself, and so does every other honest silo with its own; all contributions are bound
+to a digest of the whole plan, and a shuffler adds up only what is bound to the same, one contribution for each place of
+the plan. So the records of the honest silos that come are what the plan says they are. How many silos come is up to the
+shuffler, which each contribution tells how many it needs.
 """
 
 from __future__ import annotations
@@ -129,7 +129,15 @@ def sealed_answer(
     assert shuffle is not None
     binding = Binding(plan.consortium, request.round, broadcast_digest(request.arrays, payload))
     keys = {name: public_key(text) for name, text in shuffle.shufflers.items()}
-    frames = sum_deposits(share, shufflers=keys, binding=binding, silo=silo, least=max(2, shuffle.least), signer=signer)
+    frames = sum_deposits(
+        share,
+        shufflers=keys,
+        binding=binding,
+        silo=silo,
+        place=plan.place,
+        least=max(2, shuffle.least),
+        signer=signer,
+    )
     lengths = {name: len(raw) for name, raw in zip(keys, frames, strict=True)}
     header = Sealed(study=request.study, round=request.round, silo=silo, deposits=lengths)
     return header.model_dump_json(), b"".join(frames)

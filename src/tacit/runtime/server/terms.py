@@ -67,6 +67,10 @@ def check_study(study: Study, shufflers: int) -> None:
     section = study.privacy
     if not isinstance(section.epsilon, float | int) or section.accountant == "paper":
         raise StudyError("privacy.epsilon: real silos need one epsilon, and price it with their own accountant.")
+    if section.user_level:
+        raise StudyError("privacy.user_level: real silos price records; leave it out, or simulate.")
+    if section.protects != "record":
+        raise StudyError("privacy.protects: real silos protect whole records; leave it out, or simulate.")
     channel = study.algorithm.channel
     if channel not in ("direct", "shuffled-sum"):
         raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use "direct" or "shuffled-sum".')

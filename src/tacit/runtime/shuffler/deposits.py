@@ -11,7 +11,7 @@ from jaxtyping import Int64
 from tacit.channel.sealing import Binding, PublicKey, Signer, seal
 from tacit.errors import TacitError
 from tacit.runtime.daemon.protocol import frame
-from tacit.runtime.shuffler.messages import Deposit, signed
+from tacit.runtime.shuffler.messages import Deposit, Mode, signed
 
 
 def report_deposit(
@@ -22,6 +22,7 @@ def report_deposit(
     server: PublicKey,
     binding: Binding,
     silo: str,
+    place: int,
     least: int,
     signer: Signer,
 ) -> bytes:
@@ -33,8 +34,9 @@ def report_deposit(
     if not reports:
         raise TacitError("Expected at least one report; a silo that has none to give does not take part.")
     route = [*shufflers.values(), server]
-    blobs = [seal(report, route, binding, size=size) for report in reports]
-    return _frame(next(iter(shufflers)), blobs, binding, silo, least, signer, "reports")
+    first = next(iter(shufflers))
+    header = _header("reports", first, binding, silo, place, least)
+    return _frame(header, [seal(report, route, header.binding, size=size) for report in reports], signer)
 
 
 def sum_deposits(
@@ -43,6 +45,7 @@ def sum_deposits(
     shufflers: Mapping[str, PublicKey],
     binding: Binding,
     silo: str,
+    place: int,
     least: int,
     signer: Signer,
 ) -> list[bytes]:
@@ -60,25 +63,28 @@ def sum_deposits(
     frames = []
     for (name, key), part in zip(shufflers.items(), [*masks, rest], strict=True):
         raw = np.ascontiguousarray(part, "<u8").tobytes()
-        frames.append(_frame(name, [seal(raw, [key], binding, size=len(raw))], binding, silo, least, signer, "sum"))
+        header = _header("sum", name, binding, silo, place, least)
+        frames.append(_frame(header, [seal(raw, [key], header.binding, size=len(raw))], signer))
     return frames
 
 
-def _frame(
-    shuffler: str, blobs: list[bytes], binding: Binding, silo: str, least: int, signer: Signer, mode: str
-) -> bytes:
-    payload = b"".join(blobs)
-    header = Deposit.model_validate(
-        {
-            "mode": mode,
-            "consortium": binding.consortium.hex(),
-            "round": binding.round,
-            "broadcast": binding.broadcast.hex(),
-            "silo": silo,
-            "shuffler": shuffler,
-            "least": least,
-            "count": len(blobs),
-            "size": len(blobs[0]),
-        }
+def _header(mode: Mode, shuffler: str, binding: Binding, silo: str, place: int, least: int) -> Deposit:
+    """The header of a deposit whose blobs are not counted yet."""
+    return Deposit(
+        mode=mode,
+        consortium=binding.consortium.hex(),
+        round=binding.round,
+        broadcast=binding.broadcast.hex(),
+        silo=silo,
+        place=place,
+        shuffler=shuffler,
+        least=least,
+        count=1,
+        size=1,
     )
-    return frame(signed(header, signer, payload).model_dump_json(), payload)
+
+
+def _frame(header: Deposit, blobs: list[bytes], signer: Signer) -> bytes:
+    payload = b"".join(blobs)
+    whole = header.model_copy(update={"count": len(blobs), "size": len(blobs[0])})
+    return frame(signed(whole, signer, payload).model_dump_json(), payload)

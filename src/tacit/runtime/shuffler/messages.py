@@ -48,15 +48,27 @@ class Deposit(_Signed):
     """All of one silo's reports of a round, or its share of a sum: ``count`` sealed blobs of ``size`` bytes.
 
     ``least`` is how many distinct silos must have contributed, by this silo's own terms, before anything is released.
+    ``place`` is the silo's own in the plan; a round takes one deposit for each place.
     """
 
     type: Literal["deposit"] = "deposit"
     mode: Mode
     silo: Name
     shuffler: Name
+    place: Annotated[int, Field(ge=0, le=10**6)]
     least: Annotated[int, Field(ge=2, le=10**6)]
     count: Count
     size: Annotated[int, Field(ge=1, le=1 << 26)]
+
+    @property
+    def binding(self) -> Binding:
+        """As sealing knows it, with the sender."""
+        return super().binding._replace(sender=sender_of(self.mode, self.silo, self.place, self.shuffler))
+
+
+def sender_of(mode: str, silo: str, place: int, shuffler: str) -> str:
+    """What the outermost layer of a deposit is bound to."""
+    return f"{mode}/{place}/{silo}/{shuffler}"
 
 
 class Collect(_Bound):

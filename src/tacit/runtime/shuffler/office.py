@@ -139,6 +139,8 @@ class Office:
         digest = hashlib.sha256(request.unsigned() + payload).digest()
         if pile.digests.get(request.silo, digest) != digest:
             raise RefusalError("replayed", "the silo has contributed something else to this round")
+        if any(other.place == request.place and name != request.silo for name, other in pile.deposits.items()):
+            raise RefusalError("place", f"somebody else has contributed for place {request.place}")
         if request.silo not in pile.digests:
             if sum(p.held for p in self._piles.values()) + len(payload) > terms.max_bytes:
                 raise RefusalError("busy", "too much is waiting already")
@@ -210,6 +212,8 @@ class Office:
     def _mixed(
         self, request: Collect | Relay, blobs: list[bytes], silos: int, least: int, layer: int
     ) -> tuple[Any, bytes]:
+        if len(set(blobs)) != len(blobs):
+            raise RefusalError("replayed", "a report is there twice")
         if len({len(blob) for blob in blobs}) != 1:
             raise RefusalError("size", "the reports inside are of different sizes")
         secrets.SystemRandom().shuffle(blobs)
