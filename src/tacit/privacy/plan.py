@@ -24,8 +24,8 @@ class Budget:
 
     With ``user_level`` the epsilon holds for all records of a silo together, and so, much smaller, for each of them:
     user-level DP and ISRL-DP from one noise.
-    ``honest`` and ``fewest`` are what shuffled reports may count on: the share of the silos present that does not
-    collude, and how few silos a round may have (``None``: all).
+    ``honest`` and ``fewest`` are what shuffled channels may count on: the share of all silos that does not collude, and
+    how few silos a round may have (``None``: all).
 
     >>> Budget(epsilon=1.0, delta=1e-5).epsilon
     1.0

@@ -22,7 +22,7 @@ class Participation(NamedTuple):
     """Between ``fewest`` and ``most`` silos a round (uniformly many, uniformly chosen).
 
     ``weights`` are the p_i of the objective sum_i p_i F_i (``None``: equal); ``cap`` is how often a silo answers at
-    most; ``honest`` is the share of the silos present that is sure not to collude, for channels that hide a record in
+    most; ``honest`` is the share of all silos that is sure not to collude, for channels that hide a record in
     a crowd.
     """
 
@@ -59,7 +59,7 @@ def participation(
         )
     if not 0 < honest <= 1:
         raise TacitError(
-            f"Expected 0 < honest={honest} <= 1; it is the share of the silos present that do not collude."
+            f"Expected 0 < honest={honest} <= 1; it is the share of all silos that do not collude."
         )
     if weights is None:
         return Participation(fewest, most, None, cap, honest)

@@ -61,7 +61,7 @@ class Shuffle(_Strict):
     """How contributions travel that are private only in a crowd.
 
     ``records`` are the numbers of records of all silos, by place; ``least`` is how many of them come at least, and
-    ``honest`` the share of those that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the order
+    ``honest`` the share of all silos that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the order
     of the way; ``server`` is the server's sealing key, where it opens single reports.
     """
 
