@@ -58,9 +58,7 @@ def participation(
             f"Expected 1 <= participants={participants} <= silos={silos}; lower the participants of a round."
         )
     if not 0 < honest <= 1:
-        raise TacitError(
-            f"Expected 0 < honest={honest} <= 1; it is the share of all silos that do not collude."
-        )
+        raise TacitError(f"Expected 0 < honest={honest} <= 1; it is the share of all silos that do not collude.")
     if weights is None:
         return Participation(fewest, most, None, cap, honest)
     values = np.asarray(weights, float)

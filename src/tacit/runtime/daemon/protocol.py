@@ -61,8 +61,8 @@ class Shuffle(_Strict):
     """How contributions travel that are private only in a crowd.
 
     ``records`` are the numbers of records of all silos, by place; ``least`` is how many of them come at least, and
-    ``honest`` the share of all silos that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the order
-    of the way; ``server`` is the server's sealing key, where it opens single reports.
+    ``honest`` the share of all silos that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the
+    order of the way; ``server`` is the server's sealing key, where it opens single reports.
     """
 
     records: Annotated[tuple[Annotated[int, Field(ge=1, le=10**9)], ...], Field(min_length=2, max_length=10_000)]
