@@ -8,7 +8,7 @@ import tacit
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy import PricingError
-from tacit.privacy.binomial import counted_silos
+from tacit.privacy.crowd import counted_silos
 from tacit.privacy.plan import Budget, events_of, plan_silos
 from tacit.runtime.server.terms import check_study
 from tacit.studies.spec import StudyError, load_study

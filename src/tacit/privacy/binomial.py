@@ -84,24 +84,6 @@ class VectorSum:
         return 2 / self.grid * math.sqrt((flips + 0.25) / self.contributors)
 
 
-def counted_silos(silos: int, least: int, honest: float) -> int:
-    """How many silos are sure to come and not to collude, if at least ``least`` of them come.
-
-    The untrusted server chooses who is waited for, so all that collude may be among those that come.
-
-    Examples:
-        >>> counted_silos(10, 10, 1.0), counted_silos(10, 8, 0.75), counted_silos(100, 40, 0.75)
-        (10, 5, 15)
-    """
-    counted = least - (silos - math.floor(honest * silos + 1e-9))
-    if counted < 1:
-        raise PricingError(
-            f"Expected more than {silos - math.floor(honest * silos + 1e-9)} of {silos} silos in a round, got {least}: "
-            f"with honest={honest:g} as many may collude; let more silos come, or raise honest."
-        )
-    return counted
-
-
 def rounding_bound(grid: int, dimension: int, rejection: float = _REJECTION) -> float:
     """A distance from the centre that a rounded vector exceeds with probability at most ``rejection``.
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from tacit.algorithm import Algorithm, Round
 from tacit.privacy.accountant import Accountant, Price, price
-from tacit.privacy.binomial import counted_silos
 from tacit.privacy.calibration import calibrate
 from tacit.privacy.conversions import calibrate_user_level
+from tacit.privacy.crowd import counted_silos
 from tacit.privacy.events import Event, PricingError, joint_multiplier
 
 

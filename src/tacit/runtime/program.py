@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from tacit.algorithm import Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
-from tacit.privacy.binomial import counted_silos
+from tacit.privacy.crowd import counted_silos
 from tacit.runtime.participation import Participation, Roster, everyone, roster, width
 from tacit.silo import (
     Before,

@@ -23,7 +23,8 @@ from jaxtyping import Array, Int64
 
 from tacit.algorithm import Broadcast, Memory, Record, Silo, Work
 from tacit.errors import TacitError
-from tacit.privacy.binomial import bits_for, counted_silos, grid_for
+from tacit.privacy.binomial import bits_for, grid_for
+from tacit.privacy.crowd import counted_silos
 from tacit.silo.answer import batch_of, desk_of
 from tacit.silo.clipping import usable
 from tacit.silo.shuffled import rounded_sum
