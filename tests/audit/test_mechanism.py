@@ -13,6 +13,8 @@ from tacit.audit.table import SETTINGS, subject
 from tacit.audit.transcript import Seat, rounds_answered
 
 TRIALS = 16_000
+IN_TURN = ("ce-psgm", "diff2-bvr-lsgd")
+"""Part of their budget is for local steps, which are heard in one silo's turns alone."""
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -27,8 +29,7 @@ def test_no_algorithm_says_more_than_it_claims(name):
     assert not result.violated
     assert result.epsilon_claimed == pytest.approx(EPSILON, rel=2e-3)
     assert result.route == "gdp"
-    # Few trials, and local steps in turn are heard in one silo's turns alone.
-    assert result.tightness > 0.35
+    assert result.tightness > (0.35 if name in IN_TURN else 0.5)
 
 
 @pytest.mark.parametrize("setting", ["single release", "without replacement", "with replacement", "Poisson"])
