@@ -5,10 +5,7 @@ Nothing here is trusted: it could be replaced by an attacker without harm to any
 
 from __future__ import annotations
 
-import contextlib
-import io
 import socket
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +20,7 @@ from pydantic import BaseModel
 from tacit.algorithm import Params
 from tacit.channel import weighted_mean
 from tacit.runtime.daemon.contract import builder_from, record_of, shapes_of
+from tacit.runtime.daemon.line import Line
 from tacit.runtime.daemon.protocol import (
     Answer,
     Error,
@@ -35,13 +33,12 @@ from tacit.runtime.daemon.protocol import (
     frame,
     parse_response,
     read_arrays,
-    read_frame,
     write_arrays,
 )
 from tacit.runtime.participation import Participation, participation, roster
 
 
-class Client:
+class Client(Line):
     """A connection to one silo's daemon.
 
     A lost connection is made again for up to ``patience`` seconds and the request is repeated: the daemon gives the
@@ -49,9 +46,8 @@ class Client:
     """
 
     def __init__(self, path: Path, patience: float = 0.0) -> None:
-        self._path, self._patience = path, patience
-        self._socket: socket.socket | None = None
-        self._stream: io.BufferedReader | None = None
+        super().__init__(patience, pause=0.02, gone="the daemon has gone")
+        self._path = path
 
     def ask(self, request: BaseModel, payload: bytes = b"") -> tuple[Any, bytes]:
         """The response to a request and its payload; a refusal raises with the silo's code and numbers."""
@@ -61,39 +57,15 @@ class Client:
             raise RefusalError(response.code, response.text, response.numbers)
         return response, body
 
-    def exchange(self, raw: bytes) -> tuple[bytes, bytes]:
-        """Send bytes as they are and read one frame."""
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                return self._once(raw)
-            except OSError:
-                self.close()
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.02)
-
-    def _once(self, raw: bytes) -> tuple[bytes, bytes]:
-        if self._socket is None or self._stream is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.connect(str(self._path))
-            self._stream = self._socket.makefile("rb")
-        self._socket.sendall(raw)
+    def connect(self) -> socket.socket:
+        """A connection to the daemon's socket."""
+        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            found = read_frame(self._stream.read)
-        except RefusalError:
-            found = None
-        if found is None:
-            raise ConnectionResetError("the daemon has gone")
-        return found
-
-    def close(self) -> None:
-        """Hang up."""
-        for part in (self._stream, self._socket):
-            if part is not None:
-                with contextlib.suppress(OSError):
-                    part.close()
-        self._socket = self._stream = None
+            plain.connect(str(self._path))
+        except OSError:
+            plain.close()
+            raise
+        return plain
 
 
 class Run(NamedTuple):

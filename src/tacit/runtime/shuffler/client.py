@@ -5,11 +5,8 @@ Nothing here is trusted: it carries frames that silos have sealed and signed.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import socket
 import ssl
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,8 @@ from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, SecretKey, open_layer, unpad
 from tacit.errors import TacitError
-from tacit.runtime.daemon.protocol import Error, RefusalError, frame, read_frame
+from tacit.runtime.daemon.line import Line
+from tacit.runtime.daemon.protocol import Error, RefusalError, frame
 from tacit.runtime.shuffler.messages import Collect, Greeting, Knock, Mode, Relay, Total, parse_response
 
 
@@ -35,13 +33,12 @@ class Address:
     key: Path
 
 
-class Caller:
+class Caller(Line):
     """A connection to one shuffler, made again for up to ``patience`` seconds; every request may be repeated."""
 
     def __init__(self, address: Address, patience: float = 0.0, timeout: float = 60.0) -> None:
-        self._address, self._patience, self._timeout = address, patience, timeout
-        self._secure: ssl.SSLSocket | None = None
-        self._stream: io.BufferedReader | None = None
+        super().__init__(patience, pause=0.05, gone="the shuffler has gone")
+        self._address, self._timeout = address, timeout
         self._context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(address.authority))
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._context.load_cert_chain(address.certificate, address.key)
@@ -58,46 +55,14 @@ class Caller:
             raise RefusalError(response.code, response.text, response.numbers)
         return response, body
 
-    def exchange(self, raw: bytes) -> tuple[bytes, bytes]:
-        """Send bytes as they are and read one frame."""
-        deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                return self._once(raw)
-            except ssl.SSLCertVerificationError:
-                self.close()
-                raise
-            except OSError:
-                self.close()
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(0.05)
-
-    def _once(self, raw: bytes) -> tuple[bytes, bytes]:
-        if self._secure is None or self._stream is None:
-            plain = socket.create_connection((self._address.host, self._address.port), timeout=self._timeout)
-            try:
-                self._secure = self._context.wrap_socket(plain, server_hostname=self._address.host)
-            except OSError:
-                plain.close()
-                raise
-            self._stream = self._secure.makefile("rb")
-        self._secure.sendall(raw)
+    def connect(self) -> socket.socket:
+        """A connection over TLS that knows the shuffler by its certificate."""
+        plain = socket.create_connection((self._address.host, self._address.port), timeout=self._timeout)
         try:
-            found = read_frame(self._stream.read)
-        except RefusalError:
-            found = None
-        if found is None:
-            raise ConnectionResetError("the shuffler has gone")
-        return found
-
-    def close(self) -> None:
-        """Hang up."""
-        for part in (self._stream, self._secure):
-            if part is not None:
-                with contextlib.suppress(OSError):
-                    part.close()
-        self._secure = self._stream = None
+            return self._context.wrap_socket(plain, server_hostname=self._address.host)
+        except OSError:
+            plain.close()
+            raise
 
 
 def greet(caller: Caller) -> Greeting:
