@@ -12,7 +12,8 @@ from tacit.algorithms import mb_sgd, prox_spider, prox_svrg
 from tacit.objectives import Objective, Problem, mlp, softmax
 from tacit.runtime.simulate import Seed, simulate
 from tacit.silo import enrol
-from tacit.studies.papers.cifar10_cnn import EPSILONS, LABELS, ROUNDS, Parts, arm_of
+from tacit.studies.papers.cifar10_cnn import EPSILONS, LABELS, ROUNDS, arm_of
+from tacit.studies.papers.common import Parts
 from tacit.studies.papers.mlp_curves import Arm, Curves
 from tacit.studies.papers.nonconvex_rates import metered
 from tacit.studies.papers.sdp_against_central import compare, ratio

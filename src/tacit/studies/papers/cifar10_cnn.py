@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tacit import data
 from tacit.objectives import Objective, cnn, softmax
@@ -20,10 +20,8 @@ from tacit.privacy import paper_noise
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass, multi_pass_experiments
 from tacit.runtime.simulate import Seed
-from tacit.studies.papers.common import grid_of, out_folder, seeds_of, table, write
+from tacit.studies.papers.common import Parts, Rows, grid_of, out_folder, seeds_of, table, write
 from tacit.studies.papers.mlp_curves import Arm, Curves, draw, error_table, paired
-
-Rows = list[dict[str, Any]]
 
 OBJECTIVE = Objective(cnn(), softmax())
 ROUNDS, SEEDS, BATCH, LOCAL_STEPS, PHASE = (50, 100), 3, 100, 2, 2
@@ -52,35 +50,6 @@ def main() -> None:
             study.floor(label, rounds)
     study.curve("MB-SGD", ROUNDS[0], ours=False)
     _save(folder, study, started)
-
-
-@dataclass
-class Parts:
-    """Finished curves in a file; one that other settings have made is not read."""
-
-    path: Path
-    fingerprint: str
-
-    def __post_init__(self) -> None:
-        stored = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
-        self.found: dict[str, Any] = stored.get("found", {}) if stored.get("settings") == self.fingerprint else {}
-
-    def get(self, name: str, make: Callable[[], Rows]) -> Rows:
-        """The part of this name, made now and kept if it is not there."""
-        if name not in self.found:
-            begun, worked = time.perf_counter(), time.process_time()
-            rows = make()
-            spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - worked}
-            self.found[name] = {"rows": rows, **{key: round(value, 1) for key, value in spent.items()}}
-            fresh = self.path.with_suffix(".new")
-            fresh.write_text(json.dumps({"settings": self.fingerprint, "found": self.found}, indent=1) + "\n")
-            fresh.replace(self.path)
-        return cast(Rows, self.found[name]["rows"])
-
-    @property
-    def cpu_minutes(self) -> float:
-        """What all parts have cost."""
-        return sum(float(part["cpu_seconds"]) for part in self.found.values()) / 60
 
 
 @dataclass

@@ -6,8 +6,9 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from tacit.runtime.simulate import Outcome, Seed, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.folder import provenance
 from tacit.studies.run import measured
+
+Rows = list[dict[str, Any]]
 
 
 def seeds_of(federations: Sequence[Federation], objective: Objective) -> list[Seed]:
@@ -41,10 +44,16 @@ def seeds_of(federations: Sequence[Federation], objective: Objective) -> list[Se
     return found
 
 
-def noise_for(build: Callable[..., Algorithm], records: Sequence[int], epsilon: float, delta: float) -> np.ndarray:
-    """The noise multiplier of each silo at this budget, every silo priced by itself for every round."""
+def noise_for(
+    build: Callable[..., Algorithm], records: Sequence[int], epsilon: float, delta: float, cap: int | None = None
+) -> np.ndarray:
+    """The noise multiplier of each silo at this budget, every silo priced by itself for every round it may answer.
+
+    ``cap`` is how often a silo answers at most (``None``: in every round).
+    """
     names = [str(i) for i in range(len(records))]
-    _, noise = plan_silos(build(noise_multiplier=1.0), names, records, Budget(epsilon=epsilon, delta=delta))
+    budget = Budget(epsilon=epsilon, delta=delta, max_participations=cap)
+    _, noise = plan_silos(build(noise_multiplier=1.0), names, records, budget)
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
     return noise
@@ -87,6 +96,35 @@ def interval(values: np.ndarray) -> dict[str, float]:
     values = np.asarray(values, float)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(values.mean()), "std": spread, "half90": 1.645 * spread / len(values) ** 0.5}
+
+
+@dataclass
+class Parts:
+    """Finished curves in a file; one that other settings have made is not read."""
+
+    path: Path
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        stored = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        self.found: dict[str, Any] = stored.get("found", {}) if stored.get("settings") == self.fingerprint else {}
+
+    def get(self, name: str, make: Callable[[], Rows]) -> Rows:
+        """The part of this name, made now and kept if it is not there."""
+        if name not in self.found:
+            begun, worked = time.perf_counter(), time.process_time()
+            rows = make()
+            spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - worked}
+            self.found[name] = {"rows": rows, **{key: round(value, 1) for key, value in spent.items()}}
+            fresh = self.path.with_suffix(".new")
+            fresh.write_text(json.dumps({"settings": self.fingerprint, "found": self.found}, indent=1) + "\n")
+            fresh.replace(self.path)
+        return cast(Rows, self.found[name]["rows"])
+
+    @property
+    def cpu_minutes(self) -> float:
+        """What all parts have cost."""
+        return sum(float(part["cpu_seconds"]) for part in self.found.values()) / 60
 
 
 def out_folder(name: str) -> Path:

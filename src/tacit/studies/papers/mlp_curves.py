@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 
 from tacit.algorithm import Algorithm
 from tacit.algorithms import find
@@ -75,7 +76,7 @@ class Curves:
     def noise(self, arm: Arm, epsilon: float, point: dict[str, float], ours: bool) -> float:
         """The noise multiplier of a point at this budget; ``ours=False``: the theorem's."""
         own = {name: value for name, value in point.items() if name not in ("move", "clip_norm")}
-        least = min(self.records)
+        least, cap = min(self.records), None if self.who is None else self.who.cap
         if not ours and arm.paper is not None:
             batch = arm.static.get("batch_size") or least
             terms: dict[str, Any] = {
@@ -90,7 +91,7 @@ class Curves:
                 raise ValueError(f"Expected a theorem for {arm.algorithm}.")
             return noise.releases[0].noise_multiplier
         build = self.builder(arm)
-        return float(noise_for(lambda **z: build(**z, **own), [least], epsilon, self.delta)[0])
+        return float(noise_for(lambda **z: build(**z, **own), [least], epsilon, self.delta, cap)[0])
 
     def curve(self, arm: Arm, *, ours: bool = True) -> list[dict[str, Any]]:
         """For each budget, the point of the least validation error and its test error over seeds."""
@@ -174,22 +175,25 @@ def paired(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[
 
 def draw(path: Path, title: str, curves: dict[str, list[dict[str, Any]]], floors: dict[str, float]) -> None:
     """Error against epsilon with error bars, as the paper draws it; dotted lines are not private."""
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    draw_panels(path, {title: (curves, floors)}, columns=1)
+
+
+def draw_panels(path: Path, panels: dict[str, tuple[dict[str, Any], dict[str, float]]], columns: int = 2) -> None:
+    """One panel for each title, of its curves and the errors without privacy."""
+    rows = math.ceil(len(panels) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(6 * columns, 4 * rows), layout="constrained", squeeze=False)
+    for axis, (title, (curves, floors)) in zip(axes.flat, panels.items(), strict=False):
+        _draw_on(axis, title, curves, floors)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _draw_on(axis: Axes, title: str, curves: dict[str, list[dict[str, Any]]], floors: dict[str, float]) -> None:
     for place, (label, rows) in enumerate(curves.items()):
         errors = [row["test_error"] for row in rows]
-        epsilons = [row["epsilon"] for row in rows]
-        style = "--" if "theorem" in label else "-"
-        axis.errorbar(
-            epsilons,
-            [e["mean"] for e in errors],
-            [e["std"] for e in errors],
-            label=label,
-            ls=style,
-            marker="o",
-            ms=3,
-            capsize=2,
-            color=f"C{place}",
-        )
+        means, spreads = [e["mean"] for e in errors], [e["std"] for e in errors]
+        look: dict[str, Any] = {"ls": "--" if "theorem" in label else "-", "marker": "o", "ms": 3, "capsize": 2}
+        axis.errorbar([row["epsilon"] for row in rows], means, spreads, label=label, color=f"C{place}", **look)
     for place, (label, error) in enumerate(floors.items()):
         axis.axhline(error, ls=":", lw=1, color=f"C{place}", label=f"{label}, not private")
     axis.set(xlabel="epsilon", ylabel="test error (%)", xscale="log", title=title)
@@ -197,8 +201,6 @@ def draw(path: Path, title: str, curves: dict[str, list[dict[str, Any]]], floors
     axis.set_xticks(ticks, [f"{e:g}" for e in ticks])
     axis.minorticks_off()
     axis.legend(fontsize=7)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def error_table(curves: dict[str, list[dict[str, Any]]], floors: dict[str, float]) -> str:
