@@ -4,17 +4,17 @@ import dataclasses
 import math
 
 import jax
+import numpy as np
 import pytest
 
 from tacit.algorithms import ALGORITHMS, find
+from tacit.audit.attack import fit
 from tacit.audit.mechanism import AuditError, audit_mechanism, claim_of
 from tacit.audit.suite import DELTA, EPSILON, audit_subject
 from tacit.audit.table import SETTINGS, subject
-from tacit.audit.transcript import Seat, rounds_answered
+from tacit.audit.transcript import Seat, rounds_answered, scenes_of
 
 TRIALS = 16_000
-IN_TURN = ("ce-psgm", "diff2-bvr-lsgd")
-"""Part of their budget is for local steps, which are heard in one silo's turns alone."""
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -29,7 +29,7 @@ def test_no_algorithm_says_more_than_it_claims(name):
     assert not result.violated
     assert result.epsilon_claimed == pytest.approx(EPSILON, rel=2e-3)
     assert result.route == "gdp"
-    assert result.tightness > (0.35 if name in IN_TURN else 0.5)
+    assert result.tightness > 0.5
 
 
 @pytest.mark.parametrize("setting", ["single release", "without replacement", "with replacement", "Poisson"])
@@ -92,3 +92,11 @@ def test_what_cannot_be_audited_is_refused(changes, message):
     given = {"delta": DELTA, "trials": 2000, "key": jax.random.key(0), "label": "x", **changes}
     with pytest.raises(AuditError, match=message):
         audit_mechanism(some.algorithm, some.seat, **given)
+
+
+def test_messages_far_from_zero_cost_the_attack_nothing():
+    """A silo's local steps say points near a thousand; what tells is a few thousandths, alike in every round."""
+    found = of("ce-psgm-fg", "schedule")
+    _, steady = scenes_of(found.algorithm, found.seat, canary="opposite", kind="local")
+    weights = fit(steady, jax.random.key(0), 5000).weights[:, 0]
+    assert np.ptp(weights) < 0.3  # noise is estimated from 5,000 trials; the largest weight is one

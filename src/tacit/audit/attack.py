@@ -103,7 +103,8 @@ def fit(scene: Scene, key: Array, trials: int) -> Model:
     number = max(shares_one.shape[1], shares_zero.shape[1])
     weights = None
     if number == 1 or number >= _MOST_ATOMS:
-        raw = _fisher(quiet[0].mean(axis=0) - quiet[1].mean(axis=0), noise, spread)
+        means = [part.mean(axis=0, dtype=np.float64) for part in quiet]
+        raw = _fisher(means[0] - means[1], noise, spread)
         weights = (raw / max(np.abs(raw).max(), 1e-300)).astype(np.float32)
     return Model(weights, (atoms_one, atoms_zero), (shares_one, shares_zero), deviation, sign)
 

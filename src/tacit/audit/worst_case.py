@@ -118,7 +118,9 @@ def hostile_broadcasts(
         if protects_attribute(algorithm):
             broadcast = _telling(broadcast)
         said.append(jax.tree.map(_turned, broadcast) if turning and number % 2 else broadcast)
-        heard = jax.tree.map(lambda leaf: jnp.full(leaf.shape, _PUSH, leaf.dtype), shapes[kind])
+        # Never the same twice: where a silo names the next point, two alike would leave no difference to tell.
+        loud = _PUSH * (1 + number / 64)
+        heard = jax.tree.map(lambda leaf, loud=loud: jnp.full(leaf.shape, loud, leaf.dtype), shapes[kind])
         state = server.tell(state, heard)
     return said
 
