@@ -14,10 +14,10 @@ def test_a_step_is_halved_when_the_loss_rises_three_looks_in_a_row():
     falling = np.array([1.0, 0.9, 1.0, 0.8, 0.9, 0.7, 0.7])
     rising = np.array([1.0, 0.9, 1.0, 1.1, 1.3, 0.7, 0.7])
     lost = np.array([1.0, 0.9, np.nan, 0.8, 0.8, 0.8, 0.8])
-    assert [study.rises(row) for row in (falling, rising, lost)] == [False, True, True]
-    steps = [0.5, 0.25, 0.125]
-    assert study.by_the_rule(np.stack([rising, falling, falling]), steps) == 1
-    assert study.by_the_rule(np.stack([rising, lost, rising]), steps) == 2
+    assert [study.rises(row, 1.0) for row in (falling, rising, lost)] == [False, True, True]
+    assert study.rises(falling, 0.5)  # it never fell below the start
+    assert study.by_the_rule(np.stack([rising, falling, falling]), 1.0) == 1
+    assert study.by_the_rule(np.stack([rising, lost, rising]), 1.0) == 2
 
 
 def test_finished_parts_are_not_computed_again(tmp_path):
