@@ -12,7 +12,7 @@ from tacit.cli.live import RunView
 from tacit.errors import TacitError
 from tacit.runtime.participation import participation, roster
 from tacit.studies import stages
-from tacit.studies.folder import new_folder, start, stages_of, write
+from tacit.studies.folder import new_folder, stages_of, start, write
 from tacit.studies.report import write_report
 from tacit.studies.run import prepare, run_prepared
 from tacit.studies.spec import load_study

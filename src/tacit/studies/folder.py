@@ -20,7 +20,7 @@ import tomli_w
 from tacit.algorithm import GUARANTEES
 from tacit.privacy import risk_of
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.studies.plan import user_level_of
+from tacit.studies.plan import crossing_json, user_level_of
 from tacit.studies.run import Result, summary
 from tacit.studies.spec import Study
 
@@ -63,6 +63,7 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
         "grid": result.grid,
         "seconds": result.seconds,
         "run_dir": None if run_dir is None else str(run_dir),
+        **crossing_json(result.prepared.plan),
     }
 
 

@@ -26,8 +26,8 @@ from tacit.silo import enrol
 from tacit.studies.assemble import Builder, builder_of, federation_of, problem_of
 from tacit.studies.fair import fair_measure
 from tacit.studies.plan import Plan, plan_of
-from tacit.studies.stages import PRIVATE, Progress, Stages
 from tacit.studies.spec import Study, StudyError
+from tacit.studies.stages import PRIVATE, Progress, Stages
 from tacit.theory import gradient_mapping, proximal_descent, risk
 
 _DESCENT = 5000  # steps of proximal descent to an optimum

@@ -132,6 +132,6 @@ def load_stage(path: Path, fresh: Stage) -> Stage:
     )
     if meta["version"] != __version__ or not fits:
         raise TacitError(
-            f"{path} was written by another version of Tacit or for another study; run the study again without --resume."
+            f"{path} is of another version of Tacit or for another study; run the study anew, without --resume."
         )
     return Stage(meta["done"], jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in found]), trace)
