@@ -10,6 +10,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,14 @@ _FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
+_LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Chromium reads commands from descriptor 3 and answers on 4."""
 PATIENCE = 90.0
 
 
@@ -81,9 +90,7 @@ class Page:
     def look(self, path: Path, *, width: int, height: int = 800, dark: bool = False, phone: bool = False) -> None:
         """Open a file at this width, light or dark."""
         self.events.clear()
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", media="", features=[scheme])
         self.send("Page.navigate", url=path.resolve().as_uri())
@@ -133,20 +140,12 @@ def open_browser(binary: str, home: Path) -> Iterator[Page]:
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
 
-    def ends() -> None:
-        # Chromium reads commands from descriptor 3 and answers on 4.
-        os.dup2(to_read, 13)
-        os.dup2(from_write, 14)
-        os.dup2(13, 3)
-        os.dup2(14, 4)
-
     process = subprocess.Popen(
-        [binary, *_FLAGS, f"--user-data-dir={home}", "about:blank"],
+        [sys.executable, "-c", _LAUNCH, str(to_read), str(from_write), binary, *_FLAGS, f"--user-data-dir={home}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=ends,
-        close_fds=False,
+        pass_fds=(to_read, from_write),
         start_new_session=True,
     )
     os.close(to_read)

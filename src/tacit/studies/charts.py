@@ -101,7 +101,8 @@ class _Frame:
 def _curve(frame: _Frame, look: str, rounds: np.ndarray, mean: np.ndarray, std: np.ndarray) -> str:
     def path(values: np.ndarray, order: slice = slice(None)) -> str:
         return " ".join(
-            f"{frame.x(float(r)):.1f},{frame.y(float(v)):.1f}" for r, v in zip(rounds[order], values[order], strict=True)
+            f"{frame.x(float(r)):.1f},{frame.y(float(v)):.1f}"
+            for r, v in zip(rounds[order], values[order], strict=True)
         )
 
     back = slice(None, None, -1)

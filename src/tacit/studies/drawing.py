@@ -80,14 +80,16 @@ def _places(silos: Sequence[str]) -> list[tuple[float, float, str]]:
 
 
 def _box(x: float, y: float, width: float, height: float, title: str, text: str, look: str) -> str:
-    fitting = int(width / 6.2)
+    size = max(9.0, min(12.0, width / (0.66 * max(len(title), 1))))
+    fitting = int(width / (0.66 * size))
     short = title if len(title) <= fitting else title[: fitting - 1] + "…"
     lines = [text] if len(text) * 5.4 < width else _halves(text)
-    first = y + height / 2 + 3 - 6.5 * len(lines)
+    first = y + height / 2 + 4 - 6.5 * len(lines)
     said = "".join(_text(x + width / 2, first + 13 * (i + 1), line, "small") for i, line in enumerate(lines))
     return (
         f'<rect class="{look}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="6"/>'
-        + _text(x + width / 2, first, short, "title")
+        + f'<text class="title" x="{x + width / 2:.1f}" y="{first:.1f}" text-anchor="middle" '
+        + f'style="font-size:{size:.1f}px">{escape(short)}</text>'
         + said
     )
 
