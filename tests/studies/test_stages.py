@@ -4,6 +4,7 @@ import sys
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -11,6 +12,8 @@ from rich.console import Console
 from tacit.cli.live import RunView
 from tacit.errors import TacitError
 from tacit.runtime.participation import participation, roster
+from tacit.runtime.program import Carry
+from tacit.runtime.simulate import Stage
 from tacit.studies import stages
 from tacit.studies.folder import new_folder, stages_of, start, write
 from tacit.studies.report import write_report
@@ -71,6 +74,16 @@ def test_a_stopped_run_goes_on_to_the_same_result_and_no_other(prepared, whole, 
     (tmp_path / "training.npz").write_bytes(b"half a file")
     with pytest.raises(TacitError, match="delete it"):
         run_prepared(prepared, None, tmp_path)
+
+
+def test_a_stage_may_hold_keys(tmp_path):
+    carry = Carry({"key": jax.random.split(jax.random.key(7), 3), "w": jnp.arange(4.0)}, ())
+    stages.save_stage(tmp_path / "part.npz", Stage(3, carry, {"train_loss": np.ones((1, 1, 3))}))
+    fresh = Carry({"key": jax.random.split(jax.random.key(0), 3), "w": jnp.zeros(4)}, ())
+    found = stages.load_stage(tmp_path / "part.npz", Stage(0, fresh, {}))
+    assert found.done == 3
+    np.testing.assert_array_equal(jax.random.key_data(found.carry.state["key"]), jax.random.key_data(carry.state["key"]))
+    np.testing.assert_array_equal(found.carry.state["w"], carry.state["w"])
 
 
 def test_the_roster_counts_answers_of_the_first_rounds(prepared):

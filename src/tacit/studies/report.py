@@ -70,6 +70,7 @@ def contents(folder: Path) -> dict[str, Any]:
         "many": len(silos) > _MANY,
         "metric": metric,
         "facts": _facts(study, result),
+        "protected": _protected(study),
         "guarantee": GUARANTEES[channel],
         "parties": parties(channel, int(study.algorithm.own.get("local_steps", 1))),
         "drawing": trust_drawing(channel, [silo["name"] for silo in silos]),
@@ -105,7 +106,6 @@ def _facts(study: Study, result: dict[str, Any]) -> list[tuple[str, str]]:
     layers = "-".join(str(width) for width in objective.hidden)
     batch = "all records" if section.batch_size is None else f"{section.batch_size} records ({section.scheme})"
     entry = ALGORITHMS.get(section.name)
-    protected = "the sensitive attribute" if study.privacy.protects == "sensitive-attribute" else "every field"
     come = study.run.participants
     facts = [
         ("Who", f"{len(records)} silos with {sum(records):,} training records ({min(records):,} to {max(records):,})"),
@@ -115,8 +115,12 @@ def _facts(study: Study, result: dict[str, Any]) -> list[tuple[str, str]]:
         ("Rounds", f"{section.num_rounds}, {batch} of a silo in each" + (f", {come} silos come" if come else "")),
     ]
     if study.privacy.private:
-        facts.append(("Protected", f"{protected} of each record of each silo"))
+        facts.append(("Protected", f"{_protected(study)} of each record of each silo"))
     return facts
+
+
+def _protected(study: Study) -> str:
+    return "the sensitive attribute" if study.privacy.protects == "sensitive-attribute" else "every field"
 
 
 def verdict(result: dict[str, Any], metric: str) -> str | None:

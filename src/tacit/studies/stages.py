@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def save_stage(path: Path, stage: Stage) -> None:
     """Write a stage whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     meta = {"done": stage.done, "version": __version__, "trace": list(stage.trace)}
-    arrays = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stage.carry))}
+    arrays = {f"leaf{i}": _stored(leaf) for i, leaf in enumerate(jax.tree.leaves(stage.carry))}
     arrays |= {f"trace{i}": values for i, values in enumerate(stage.trace.values())}
     raw = io.BytesIO()
     np.savez(raw, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
@@ -126,12 +126,28 @@ def load_stage(path: Path, fresh: Stage) -> Stage:
         raise TacitError(f"{path} cannot be read ({error}); delete it to begin this part again.") from None
     leaves, form = jax.tree.flatten(fresh.carry)
     found = [arrays.get(f"leaf{i}") for i in range(len(leaves))]
+    forms = [_stored(leaf) for leaf in leaves]
     fits = len(arrays) == len(leaves) and all(
         new is not None and new.shape == old.shape and new.dtype == old.dtype
-        for new, old in zip(found, leaves, strict=True)
+        for new, old in zip(found, forms, strict=True)
     )
     if meta["version"] != __version__ or not fits:
         raise TacitError(
             f"{path} is of another version of Tacit or for another study; run the study anew, without --resume."
         )
-    return Stage(meta["done"], jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in found]), trace)
+    carried = [_restored(new, old) for new, old in zip(found, leaves, strict=True)]
+    return Stage(meta["done"], jax.tree.unflatten(form, carried), trace)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _stored(leaf: Any) -> np.ndarray:
+    """A leaf as a file holds it; a state may carry keys."""
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _restored(stored: Any, like: Any) -> Any:
+    found = jnp.asarray(stored)
+    return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like)) if _is_key(like) else found
