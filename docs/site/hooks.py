@@ -23,7 +23,17 @@ _FACTS = re.compile(r"<!-- facts: ([a-z0-9, -]+) -->")
 _API = {
     "tacit": ("fit", "Fit", "Budget", "Problem"),
     "tacit.data": ("load",),
-    "tacit.objectives": ("Objective", "linear", "mlp", "logistic", "softmax", "squared", "hinge", "absolute", "pinball"),
+    "tacit.objectives": (
+        "Objective",
+        "linear",
+        "mlp",
+        "logistic",
+        "softmax",
+        "squared",
+        "hinge",
+        "absolute",
+        "pinball",
+    ),
     "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of", "risk", "paper_noise", "user_level"),
     "tacit.studies.spec": ("load_study", "parse_study", "Study"),
     "tacit.studies.run": ("prepare", "run", "Result"),

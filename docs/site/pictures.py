@@ -35,7 +35,9 @@ text { fill: var(--ink); font: 11px system-ui, sans-serif; } .name, .small { fil
 
 def pictures() -> dict[str, str]:
     """Every picture by name."""
-    found = {f"trust-{channel}": trust_drawing(channel, ["clinic", "hospital", "practice"]) for channel in get_args(Channel)}
+    found = {
+        f"trust-{channel}": trust_drawing(channel, ["clinic", "hospital", "practice"]) for channel in get_args(Channel)
+    }
     found["epsilon-by-noise"] = epsilon_by_noise()
     found["epsilon-by-rounds"] = epsilon_by_rounds()
     found["noise-by-design"] = noise_by_design()

@@ -1,4 +1,4 @@
-"""Every committed result is in the index, says what the paper claims, and can be made again by a command that exists."""
+"""Every committed result is in the index, and can be made again by a command that exists."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ def test_every_page_that_the_index_names_is_there():
 
 def test_a_folder_that_nobody_describes_is_refused(tmp_path):
     (tmp_path / "new-result").mkdir()
-    with pytest.raises(TacitError, match="gallery.py"):
+    with pytest.raises(TacitError, match="describe it"):
         index(tmp_path)
 
 

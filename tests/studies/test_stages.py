@@ -82,7 +82,9 @@ def test_a_stage_may_hold_keys(tmp_path):
     fresh = Carry({"key": jax.random.split(jax.random.key(0), 3), "w": jnp.zeros(4)}, ())
     found = stages.load_stage(tmp_path / "part.npz", Stage(0, fresh, {}))
     assert found.done == 3
-    np.testing.assert_array_equal(jax.random.key_data(found.carry.state["key"]), jax.random.key_data(carry.state["key"]))
+    np.testing.assert_array_equal(
+        jax.random.key_data(found.carry.state["key"]), jax.random.key_data(carry.state["key"])
+    )
     np.testing.assert_array_equal(found.carry.state["w"], carry.state["w"])
 
 
