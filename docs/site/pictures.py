@@ -22,14 +22,14 @@ RECORDS, DELTA = 1234, 1e-6
 _STYLE = """<style>
 svg { color-scheme: light dark; --ink: #1c2128; --soft: #57606a; --line: #d0d7de; --card: #f6f8fa; --accent: #1a66b8;
   --open: #8a6d1d; --alone: #a3abb4; --safe: #1a7f4b; --danger: #b3261e; background: #fff; }
-text { fill: var(--ink); font: 11px system-ui, sans-serif; } .name, .small { fill: var(--soft); } .title { font-weight: 600; }
-.small { font-size: 10.5px; } .safe { fill: var(--safe); } .danger { fill: var(--danger); }
+text { fill: var(--ink); font: 11px system-ui, sans-serif; } .name, .small { fill: var(--soft); }
+.title { font-weight: 600; } .small { font-size: 10.5px; } .safe { fill: var(--safe); } .danger { fill: var(--danger); }
 .silo { fill: var(--card); stroke: var(--safe); } .other { fill: var(--card); stroke: var(--danger); }
 .zone { fill: #1a7f4b18; stroke: var(--safe); stroke-dasharray: 4 3; } .arrow { stroke: var(--soft); fill: none; }
 .tip { fill: var(--soft); } .axis { stroke: var(--soft); } .rule { stroke: var(--line); } .track { fill: var(--card); }
 .line { fill: none; stroke-width: 1.8; stroke: var(--accent); } .line.open { stroke: var(--open); }
-.line.alone { stroke: var(--alone); stroke-dasharray: 4 3; } .bar { fill: var(--alone); } .bar.private { fill: var(--accent); }
-.bar.open { fill: var(--open); }
+.line.alone { stroke: var(--alone); stroke-dasharray: 4 3; }
+.bar { fill: var(--alone); } .bar.private { fill: var(--accent); } .bar.open { fill: var(--open); }
 </style>"""
 
 

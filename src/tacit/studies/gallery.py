@@ -1,4 +1,4 @@
-"""The gallery: every committed figure and table, what the paper claims, what is found here, and how to make it again."""
+"""The gallery: every committed figure and table, the paper's claim, what is found here, and how to make it again."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _row(exhibit: Exhibit) -> str:
 
 _HEAD = """# Results
 
-What the papers claim, what we find, where the two differ, and the command that makes it again from scratch. Every folder
+What the papers claim, what we find, where the two differ, and the command that makes it again from scratch. A folder
 names its seeds, machine and date. Minutes are of one CPU core or two, roughly. Data sets are looked for in `TACIT_DATA`
 and fetched from their public source where there is internet. `tacit reproduce --gallery` writes this page.
 
