@@ -59,9 +59,30 @@ def not_private(result):
         silo |= {"epsilon": None, "epsilon_spent": None, "delta": None, "risk": None, "noise_multiplier": {}}
 
 
-VARIANTS = {"plain": None, "shuffled": shuffled, "fair": fair, "crowded": crowded, "not private": not_private}
+def deployed(result):
+    """What a server knows: no baselines, no schedule of a silo; a page about who took part."""
+    del result["guarantee"], result["parties"]
+    result["baselines"] = {"non_private": {}, "alone": {}}
+    for silo in result["silos"]:
+        del silo["epsilon_without_shuffler"], silo["user_level"]
+        silo |= {"risk": None, "answers": 2, "ledger_entry": 5, "ledger_hash": "abcdef0123456789"}
+    rounds = [
+        {"round": r, "kind": "gradient", "silos": ["cleveland", "va"], "missed": [], "seconds": 1.5} for r in (1, 2)
+    ]
+    result["deployment"] = {"rounds": rounds}
+
+
+VARIANTS = {
+    "plain": None,
+    "deployed": deployed,
+    "shuffled": shuffled,
+    "fair": fair,
+    "crowded": crowded,
+    "not private": not_private,
+}
 SAYS = {
     "plain": ("each silo trusts itself alone", "better than"),
+    "deployed": ("Who took part", "abcdef012345"),
     "shuffled": ("mixes reports", "12.500"),
     "fair": ("Equalized odds", "FairGradients"),
     "crowded": ("37 more", "All 40 silos"),

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tacit.algorithms import ALGORITHMS
 from tacit.cli import app
+from tests.browser.chromium import find_browser, open_browser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -129,3 +130,16 @@ def test_the_api_and_the_results_are_there(site):
     assert "noise_multiplier" in (site / "api.html").read_text(encoding="utf-8")
     assert (site / "results" / "convex-rates" / "figure.png").is_file()
     assert "tacit reproduce" in (site / "results" / "index.html").read_text(encoding="utf-8")
+
+
+def test_pages_render_in_a_browser_by_themselves(site, tmp_path):
+    binary = find_browser()
+    if binary is None:
+        pytest.skip("no Chromium on this machine: put one on the path, or name it in TACIT_CHROMIUM")
+    with open_browser(binary, tmp_path / "profile") as page:
+        for name in ("index.html", "accounting.html", "algorithms/sgda.html", "results/index.html"):
+            page.look(site / name, width=375, phone=True)
+            assert page.complaints() == [], name
+            assert [url for url in page.requests() if not url.startswith(("file:", "data:"))] == []
+            assert page.ask("document.documentElement.scrollWidth") <= 375, name
+            assert page.ask("[...document.images].every(image => image.naturalWidth > 0)"), name
