@@ -1,5 +1,6 @@
 """A run that is stopped goes on to the same end, and shows where it is; finished runs can be logged to MLflow."""
 
+import json
 import sys
 import types
 
@@ -8,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from tacit.cli import app
 from tacit.cli.live import RunView
 from tacit.errors import TacitError
 from tacit.runtime.participation import participation, roster
@@ -74,6 +77,30 @@ def test_a_stopped_run_goes_on_to_the_same_result_and_no_other(prepared, whole, 
     (tmp_path / "training.npz").write_bytes(b"half a file")
     with pytest.raises(TacitError, match="delete it"):
         run_prepared(prepared, None, tmp_path)
+
+
+def test_the_command_goes_on_with_a_stopped_run_and_refuses_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overrides = ["run.seeds=1", "run.alone=false", "algorithm.num_rounds=4"]
+    ready = prepare(load_study("heart-disease", overrides))
+    folder = new_folder(tmp_path, ready.study)
+    start(folder, ready.study)
+    runner = CliRunner()
+    done = runner.invoke(app, ["run", "--resume", str(folder), "--json"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["run_dir"] == str(folder)
+    assert (folder / "report.html").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name]
+    for wrong, text in (
+        (["run"], "tacit studies"),
+        (["run", "heart-disease", "--resume", str(folder)], "leave out STUDY"),
+        (["run", "--resume", str(folder), "--set", "run.seeds=2"], "leave out STUDY"),
+        (["run", "--resume", str(folder)], "is finished"),
+        (["run", "--resume", str(tmp_path)], "holds no stopped run"),
+    ):
+        found = runner.invoke(app, wrong)
+        assert isinstance(found.exception, TacitError)
+        assert text in str(found.exception)
 
 
 def test_a_stage_may_hold_keys(tmp_path):
