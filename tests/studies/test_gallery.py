@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,9 +38,8 @@ def test_its_command_exists_and_writes_where_it_is_told(name, tmp_path):
     made = []
     assert reproduce(EXHIBITS[name], tmp_path, lambda command: made.append(command) or 0) == 0
     [command] = made
-    assert command[0] == sys.executable
-    if command[1] == "-m":
-        assert importlib.util.find_spec(command[2]) is not None
+    assert command[:2] == [sys.executable, "-c"]
+    assert importlib.util.find_spec(command[3]) is not None
     if name != "benchmarks":
         assert any(str(tmp_path / name) in part for part in command)
 
@@ -58,3 +59,23 @@ def test_the_command_lists_and_refuses():
         found = runner.invoke(app, wrong)
         assert isinstance(found.exception, TacitError)
     assert "audit" in str(found.exception)
+
+
+def test_data_that_are_missing_are_told_without_a_traceback(tmp_path):
+    nowhere = {
+        **os.environ,
+        "TACIT_DATA": str(tmp_path),
+        "TACIT_CACHE": str(tmp_path),
+        "https_proxy": "http://127.0.0.1:9",
+    }
+    told = []
+
+    def call(command):
+        done = subprocess.run(command, capture_output=True, text=True, env=nowhere, check=False)
+        told.append(done.stderr)
+        return done.returncode
+
+    assert reproduce(EXHIBITS["insurance-linear"], tmp_path / "results", call) == 1
+    assert told[0].startswith("error: ")
+    assert "insurance" in told[0]
+    assert "Traceback" not in told[0]

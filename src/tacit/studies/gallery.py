@@ -36,13 +36,21 @@ class Exhibit:
     page: str = "README.md"
 
     @property
-    def command(self) -> tuple[str, ...]:
-        """What to run; ``{out}`` is the folder to write."""
+    def call(self) -> tuple[str, ...]:
+        """The module to run and its arguments; ``{out}`` is the folder to write."""
         module = f"tacit.studies.papers.{self.name.replace('-', '_')}"
-        return self.arguments or ("-m", module, "--out", "{out}")
+        return self.arguments or (module, "--out", "{out}")
 
 
-_RUN = ("-c", "from tacit.cli import main; main()", "run")
+_LAUNCH = """
+import runpy, sys
+from tacit.errors import TacitError
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+except TacitError as error:
+    sys.exit(f"error: {error}")
+"""
 EXHIBITS: dict[str, Exhibit] = {
     exhibit.name: exhibit
     for exhibit in (
@@ -54,7 +62,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "what multi-pass SGD's noise really buys is 0.025 where 1 is claimed",
             "multi-pass SGD adds 7 to 31 times too much noise and the shuffled vector sum 430 to 500 times; SteFFLe "
             "adds too little: its epsilon 1 is really 5.3 to 7.1",
-            arguments=("-m", "tacit.privacy.paper_table", "--folder", "{out}"),
+            arguments=("tacit.privacy.paper_table", "--folder", "{out}"),
             page="papers_table.md",
         ),
         Exhibit(
@@ -65,7 +73,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "no violation; tightness above 0.94 for single full-batch Gaussian releases and schedules, above 0.56 with "
             "subsampling",
             f"the noise of {CONVEX}'s experiments provably exceeds its claims of 6, 12 and 18",
-            arguments=("-m", "tacit.audit", "--trials", "1000000", "--seed", "0", "--folder", "{out}"),
+            arguments=("tacit.audit", "--trials", "1000000", "--seed", "0", "--folder", "{out}"),
             page="audit.md",
         ),
         Exhibit(
@@ -168,7 +176,7 @@ EXHIBITS: dict[str, Exhibit] = {
             1,
             "four hospitals at epsilon 1: test error 0.206 against 0.182 without privacy",
             data="heart-disease (ships)",
-            arguments=(*_RUN, "heart-disease", "--out", "{out}/runs"),
+            arguments=("tacit", "run", "heart-disease", "--out", "{out}/runs"),
         ),
         Exhibit(
             "benchmarks",
@@ -176,7 +184,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "none",
             5,
             "a private round takes 1.06 to 1.10 times a non-private one",
-            arguments=("-m", "benchmarks.rounds"),
+            arguments=("benchmarks.rounds",),
         ),
     )
 }
@@ -195,7 +203,7 @@ def reproduce(
     """Make one exhibit again under ``results``, in a process of its own; returns its exit code."""
     folder = results / exhibit.name
     folder.mkdir(parents=True, exist_ok=True)
-    return call([sys.executable, *(part.format(out=folder) for part in exhibit.command)])
+    return call([sys.executable, "-c", _LAUNCH, *(part.format(out=folder) for part in exhibit.call)])
 
 
 def index(results: Path) -> str:
