@@ -215,7 +215,17 @@ def index(results: Path) -> str:
     rows = [_row(exhibit) for name, exhibit in EXHIBITS.items() if name in here]
     missing = [name for name in EXHIBITS if name not in here]
     later = f"\nNot run yet: {', '.join(missing)}.\n" if missing else ""
-    return _HEAD + "\n".join(rows) + "\n" + later
+    figures = [text for name in EXHIBITS if name in here for text in _figures(results / name)]
+    return _HEAD + "\n".join(rows) + "\n" + later + "\n## Figures\n\n" + "\n\n".join(figures) + "\n"
+
+
+def _figures(folder: Path) -> list[str]:
+    """A result's pictures, each a link to its page."""
+    page = EXHIBITS[folder.name].page
+    return [
+        f"**{folder.name}**, {path.stem}\n\n[![{folder.name}, {path.stem}]({folder.name}/{path.name})]({folder.name}/{page})"
+        for path in sorted(folder.glob("*.png"))
+    ]
 
 
 def _row(exhibit: Exhibit) -> str:
