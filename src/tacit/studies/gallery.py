@@ -221,11 +221,9 @@ def index(results: Path) -> str:
 
 def _figures(folder: Path) -> list[str]:
     """A result's pictures, each a link to its page."""
-    page = EXHIBITS[folder.name].page
-    return [
-        f"**{folder.name}**, {path.stem}\n\n[![{folder.name}, {path.stem}]({folder.name}/{path.name})]({folder.name}/{page})"
-        for path in sorted(folder.glob("*.png"))
-    ]
+    name, page = folder.name, EXHIBITS[folder.name].page
+    pictures = sorted(folder.glob("*.png"))
+    return [f"**{name}**, {p.stem}\n\n[![{name}, {p.stem}]({name}/{p.name})]({name}/{page})" for p in pictures]
 
 
 def _row(exhibit: Exhibit) -> str:
