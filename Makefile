@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export TACIT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo consortium test check lint types format bench audit soak clean
+.PHONY: demo consortium test check lint types format docs bench audit soak clean
 
 demo: $(VENV)/installed
 	$(BIN)/tacit run heart-disease
@@ -33,6 +33,10 @@ types: $(VENV)/installed
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation site, in build/site; it needs no network, and neither do its readers.
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Private against non-private rounds, tapped against materialised gradients, memory, growth; ratios in one run.
 bench: $(VENV)/installed

@@ -40,6 +40,7 @@ ALLOWED = {
     },
     "cli": None,
     "__init__": None,
+    "__main__": None,
     "fitting": None,
     "fairness": set(),
 }

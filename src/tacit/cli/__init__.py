@@ -11,6 +11,7 @@ from tacit import __version__
 from tacit.cli.accounting import calibrate_command, price_command
 from tacit.cli.audit import audit_command
 from tacit.cli.data import data_command
+from tacit.cli.gallery import reproduce_command
 from tacit.cli.server import server_app
 from tacit.cli.shuffler import shuffler_app
 from tacit.cli.silo import ledger_command, silo_app
@@ -36,6 +37,7 @@ app.command("data")(data_command)
 app.command("report")(report_command)
 app.command("audit")(audit_command)
 app.command("ledger")(ledger_command)
+app.command("reproduce")(reproduce_command)
 app.add_typer(silo_app)
 app.add_typer(shuffler_app)
 app.add_typer(server_app)

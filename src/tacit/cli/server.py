@@ -77,7 +77,9 @@ def run_command(
     shufflers: Annotated[
         Path | None, typer.Option(help="TOML file with [[shufflers]]; see docs/deployment.md.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Go on with the study of this run folder.")] = None,
     round_seconds: Annotated[float, typer.Option(help="How long a round waits for silos it may go without.")] = 120.0,

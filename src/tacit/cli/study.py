@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from tacit.cli.live import live_view
+from tacit.errors import TacitError
 
 if TYPE_CHECKING:
     from tacit.studies.plan import Plan
@@ -26,29 +26,70 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 def run_command(
-    study: Study,
+    study: Annotated[
+        str | None, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")
+    ] = None,
     overrides: Set = None,
     out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Go on with the stopped run in this folder.")] = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="Also log the run to MLflow (extra mlflow): a server or sqlite file."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a study, with its baselines, and write a run folder with an HTML report.
 
+    A run that was stopped goes on with --resume and ends as it would have ended.
+
     Example: tacit run heart-disease --set privacy.epsilon=0.5 --set run.seeds=3
     """
-    from tacit.studies.folder import new_folder, write
+    from tacit.studies.folder import new_folder, stages_of, start, write
     from tacit.studies.report import write_report
-    from tacit.studies.run import run
+    from tacit.studies.run import prepare, run_prepared
     from tacit.studies.spec import load_study
+    from tacit.studies.tracking import find_mlflow, log_run
 
-    resolved = load_study(study, overrides or ())
-    with _progress(quiet=as_json) as watch:
-        result = run(resolved, watch)
-    folder = new_folder(out, resolved)
+    if mlflow is not None:
+        find_mlflow()
+    if resume is not None:
+        _check_resume(study, overrides, resume)
+    elif study is None:
+        raise TacitError(
+            "Expected a study; `tacit studies` lists those that ship, and a path to a TOML file works too."
+        )
+    source: str | Path = resume / "study.toml" if resume is not None else study or ""
+    prepared = prepare(load_study(source, overrides or ()))
+    folder = resume or new_folder(out, prepared.study)
+    start(folder, prepared.study)
+    try:
+        with live_view(prepared, quiet=as_json) as watch:
+            result = run_prepared(prepared, watch, stages_of(folder))
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. Go on with: tacit run --resume {folder}", err=True)
+        raise
     written = write(result, folder)
     report = write_report(folder)
+    if mlflow is not None:
+        log_run(folder, mlflow)
     if as_json:
         typer.echo(json.dumps(_finite(written)))
         return
+    _print_result(written, report)
+
+
+def _check_resume(study: str | None, overrides: list[str] | None, folder: Path) -> None:
+    from tacit.studies.folder import stages_of
+
+    if study is not None or overrides:
+        raise TacitError("--resume goes on with the study of its folder as it is; leave out STUDY and --set.")
+    if (folder / "result.json").is_file():
+        raise TacitError(f"The run in {folder} is finished; `tacit report {folder}` writes its report again.")
+    if not stages_of(folder).is_dir():
+        raise TacitError(f"{folder} holds no stopped run; give a folder that `tacit run` made.")
+
+
+def _print_result(written: dict[str, Any], report: Path) -> None:
     console = Console()
     console.print(_silo_table(written))
     console.print(_score_table(written))
@@ -56,7 +97,7 @@ def run_command(
         console.print(_grid_table(written["grid"]))
     if written["preprocessing_private"]:
         console.print("[bold red]Not private:[/] preprocessing read private records and was not priced.")
-    console.print(f"{written['seconds']:.1f} s. Report: {report}")
+    console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
 
 
 def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> None:
@@ -121,30 +162,6 @@ def _listing(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
     for row in rows:
         table.add_row(*row.values())
     Console().print(table)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar on standard error; none where a machine reads."""
-    if quiet:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
-
-        def watch(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total)
-            bars.update(tasks[label], completed=done)
-
-        yield watch
 
 
 def _silo_table(written: dict[str, Any]) -> Table:

@@ -79,9 +79,9 @@ class Roster(NamedTuple):
     taken: np.ndarray
     before: np.ndarray
 
-    def answers(self, silos: int) -> np.ndarray:
-        """How often each silo takes part."""
-        return np.bincount(self.places[self.taken], minlength=silos)
+    def answers(self, silos: int, rounds: int | None = None) -> np.ndarray:
+        """How often each silo takes part, in the first ``rounds`` or in all."""
+        return np.bincount(self.places[:rounds][self.taken[:rounds]], minlength=silos)
 
 
 def width(kind: str, who: Participation, silos: int) -> int:

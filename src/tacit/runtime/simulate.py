@@ -11,7 +11,7 @@ release: independent Gaussians add up to a Gaussian, and one draw takes the plac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,27 @@ class Seed(NamedTuple):
     params: Params
     silos: Silos
     evaluation: Any = ()
+
+
+class Stage(NamedTuple):
+    """A run after ``done`` rounds: what the next one needs, and all measurements so far (axes seeds, points, rounds).
+
+    Rounds that are not measured have NaN.
+    """
+
+    done: int
+    carry: Carry
+    trace: dict[str, np.ndarray]
+
+
+class Keeper(Protocol):
+    """Somebody who looks at a run on its way, and may bring back the stage at which an earlier one stopped."""
+
+    def last(self, fresh: Stage) -> Stage | None:
+        """The stage to go on from, in the form of ``fresh``; none to begin at the beginning."""
+
+    def keep(self, stage: Stage, total: int) -> None:
+        """Take note of a stage."""
 
 
 def simulate(
@@ -84,12 +105,14 @@ def simulate_grid(
     measure_every: int = 1,
     noise: Noise = "summed",
     progress: Progress | None = None,
+    keeper: Keeper | None = None,
 ) -> Outcome:
     """Run ``build(**point)`` for every point of a grid and every seed, in one compiled program.
 
     ``grid`` maps parameter names to arrays with one row per point; parameters in it must leave shapes and schedule
     alone. Every leaf of the outcome has leading axes (seeds, points). All points share a seed's randomness, so that
-    differences between them are paired.
+    differences between them are paired. With a keeper a run can be stopped and go on later, to the same end: all
+    randomness follows from the keys and the number of the round.
     """
     points = {name: jnp.asarray(values) for name, values in grid.items()}
     sizes = {name: len(values) for name, values in points.items()}
@@ -102,19 +125,27 @@ def simulate_grid(
     turns = [turns_of(layout, every, who, seed.silos.number, split_keys(seed.key)) for seed in seeds]
     begin, proceed, finish = _compiled(build, number, who, measure, noise)
     stacked = stack_seeds(seeds)
-    carry, trace = begin(points, stacked), []
+    stage = Stage(0, begin(points, stacked), {})
+    if keeper is not None:
+        stage = keeper.last(stage) or stage
     total = len(layout.schedule)
-    step = _stride(total) if progress is not None else max(total, 1)
-    for first in range(0, total, step):
-        part = _rows(turns, first, step)
-        carry, measured = proceed(points, stacked, carry, part)
-        trace.append(measured)
+    step = max(total, 1) if progress is None and keeper is None else _stride(total)
+    for first in range(stage.done, total, step):
+        carry, measured = proceed(points, stacked, stage.carry, _rows(turns, first, step))
+        stage = Stage(min(first + step, total), jax.block_until_ready(carry), _joined(stage.trace, measured))
         if progress is not None:
-            jax.block_until_ready(carry)
-            progress(first + step, total)
+            progress(stage.done, total)
+        if keeper is not None:
+            keeper.keep(stage, total)
     rounds = np.flatnonzero(turns[0].measured)
-    joined = {k: np.concatenate([np.asarray(part[k]) for part in trace], axis=2)[:, :, rounds] for k in trace[0]}
-    return Outcome(finish(points, carry), carry.state, joined, rounds + 1)
+    kept = {name: values[:, :, rounds] for name, values in stage.trace.items()}
+    return Outcome(finish(points, stage.carry), stage.carry.state, kept, rounds + 1)
+
+
+def _joined(trace: Mapping[str, np.ndarray], measured: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """The measurements so far and those of the latest rounds."""
+    fresh = {name: np.asarray(values) for name, values in measured.items()}
+    return {name: np.concatenate([trace[name], new], axis=2) if trace else new for name, new in fresh.items()}
 
 
 def _compiled(

@@ -6,6 +6,7 @@ import csv
 import datetime
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -19,7 +20,7 @@ import tomli_w
 from tacit.algorithm import GUARANTEES
 from tacit.privacy import risk_of
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.studies.plan import user_level_of
+from tacit.studies.plan import crossing_json, user_level_of
 from tacit.studies.run import Result, summary
 from tacit.studies.spec import Study
 
@@ -62,6 +63,7 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
         "grid": result.grid,
         "seconds": result.seconds,
         "run_dir": None if run_dir is None else str(run_dir),
+        **crossing_json(result.prepared.plan),
     }
 
 
@@ -111,12 +113,22 @@ def new_folder(parent: Path, study: Study) -> Path:
     raise FileExistsError(f"Could not make a new folder under {parent}.")
 
 
-def write(result: Result, folder: Path) -> dict[str, Any]:
-    """Write a run folder and return the result as plain data."""
-    study = result.prepared.study
-    written = result_json(result, folder)
+def stages_of(folder: Path) -> Path:
+    """Where a run folder keeps how far it is, until it is finished."""
+    return folder / "stages"
+
+
+def start(folder: Path, study: Study) -> None:
+    """What a run folder holds before the first round: the resolved study, and room for stages."""
+    stages_of(folder).mkdir(exist_ok=True)
     resolved = study.model_dump(exclude_none=True, mode="json")
     (folder / "study.toml").write_text(tomli_w.dumps(resolved), encoding="utf-8")
+
+
+def write(result: Result, folder: Path) -> dict[str, Any]:
+    """Write a run folder and return the result as plain data."""
+    start(folder, result.prepared.study)
+    written = result_json(result, folder)
     (folder / "result.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     (folder / "provenance.json").write_text(json.dumps(provenance(), indent=1), encoding="utf-8")
     steps = [vars(step) for step in result.prepared.federations[0].steps]
@@ -124,6 +136,7 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     _write_metrics(result, folder / "metrics.csv")
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(result.params)}
     np.savez(folder / "model.npz", allow_pickle=False, **leaves)
+    shutil.rmtree(stages_of(folder))
     return written
 
 

@@ -168,8 +168,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def fair_json(plan: Plan) -> dict[str, Any]:
-    """For algorithms that read the sensitive attribute: what crosses between divisions, and what each design costs."""
+def crossing_json(plan: Plan) -> dict[str, Any]:
+    """For algorithms that read the sensitive attribute: what is protected, and what crosses between divisions."""
     study, section = plan.study, plan.study.algorithm
     if not find(section.name).can_protect_attribute:
         return {}
@@ -186,12 +186,20 @@ def fair_json(plan: Plan) -> dict[str, Any]:
         parameters=parameters,
         duals=rows * groups * int(section.own.get("classes", 2)),
     )
-    found: dict[str, Any] = {
+    return {
         "protects": study.privacy.protects,
         "centralisation": study.partition.centralisation,
         "crossings": [dataclasses.asdict(row) for row in crossing],
     }
+
+
+def fair_json(plan: Plan) -> dict[str, Any]:
+    """As `crossing_json`, and what each design costs that protects the attribute."""
+    study, section, found = plan.study, plan.study.algorithm, crossing_json(plan)
+    smallest = min(plan.silos, key=lambda silo: silo.records)
     epsilon = study.privacy.epsilon
+    if not found:
+        return {}
     if isinstance(epsilon, float | int) and study.privacy.protects == "sensitive-attribute":
         designs = fair_designs(
             records=smallest.records,

@@ -1,22 +1,37 @@
-"""One self-contained HTML page about a run: what was trained, at what price, how well."""
+"""One self-contained HTML page about a run: what was trained, who sees what, at what price, how well."""
 
 from __future__ import annotations
 
 import base64
 import csv
-import io
 import json
 from collections import defaultdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import numpy as np
 
+from tacit.algorithm import GUARANTEES, Channel
+from tacit.algorithms import ALGORITHMS
 from tacit.errors import TacitError
+from tacit.privacy import risk
+from tacit.privacy.parties import parties
+from tacit.privacy.risk import Risk
+from tacit.studies.charts import Bar, bars, curves
+from tacit.studies.drawing import trust_drawing
+from tacit.studies.spec import Study, load_study
 
 _FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml", "metrics.csv")
+_FAIR = {
+    "parity_violation": "Demographic parity: how far a group's rate of a prediction is from everybody's, at most",
+    "parity_gap": "Demographic parity: the largest difference of that rate between two groups",
+    "odds_gap": "Equalized odds: the largest difference between groups of a rate among records of the same class",
+    "opportunity_gap": "Equal opportunity: the same among records of the favourable class alone",
+    "divergence": "Chi-squared divergence between prediction and group, which the fairness term makes small",
+}
+_MANY = 12  # silos that fit on a page
 
 
 def write_report(folder: Path) -> Path:
@@ -24,25 +39,174 @@ def write_report(folder: Path) -> Path:
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if missing:
         raise TacitError(f"{folder} is not a complete run folder (no {missing[0]}); make one with `tacit run STUDY`.")
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:.{digits}f}"
-    template = resources.files("tacit.studies") / "report.html.jinja"
-    page = environment.from_string(template.read_text(encoding="utf-8")).render(
-        result=result,
-        metric=main_metric(result["metrics"]),
-        provenance=json.loads((folder / "provenance.json").read_text(encoding="utf-8")),
-        steps=json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")),
-        study=(folder / "study.toml").read_text(encoding="utf-8"),
-        audit=_read_if_there(folder / "audit.json"),
-        picture=_embedded(folder / "reconstruction.png"),
-        charts=[(title, _chart(folder / "metrics.csv", name)) for title, name in _chart_names(result["metrics"])]
-        if result["metrics"]
-        else [],
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:.{digits}f}"
+    environment.filters["percent"] = lambda value, digits=1: "–" if value is None else f"{100 * value:.{digits}f}%"
+    environment.filters["title"] = metric_title
+    template = resources.files("tacit.studies") / "report.html.jinja"
+    page = environment.from_string(template.read_text(encoding="utf-8")).render(**contents(folder))
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Everything that the page shows."""
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    study = load_study(folder / "study.toml")
+    channel = cast(Channel, result["channel"])
+    silos = [_with_risk(silo) for silo in result["silos"]]
+    priced = [silo for silo in silos if silo["epsilon"] is not None]
+    worst = max(priced, key=lambda silo: silo["epsilon"]) if priced else None
+    metric = main_metric(result["metrics"])
+    return {
+        "result": result,
+        "silos": silos,
+        "worst": worst,
+        "reading": Risk(**worst["risk"]).sentence if worst else None,
+        "left": max((s["epsilon_without_shuffler"] for s in silos if s.get("epsilon_without_shuffler")), default=None),
+        "many": len(silos) > _MANY,
+        "metric": metric,
+        "facts": _facts(study, result),
+        "protected": _protected(study),
+        "guarantee": GUARANTEES[channel],
+        "parties": parties(channel, int(study.algorithm.own.get("local_steps", 1))),
+        "drawing": trust_drawing(channel, [silo["name"] for silo in silos]),
+        "risks": _risk_chart(priced),
+        "verdict": verdict(result, metric),
+        "scores": _score_chart(result, metric),
+        "tests": [name for name in result["metrics"] if name.startswith("test_") and not _is_fair(name)],
+        "others": [name for name in result["metrics"] if not name.startswith("test_") and not _is_fair(name)],
+        "charts": _charts(folder / "metrics.csv", metric) if result["metrics"] else [],
+        "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in result["metrics"]],
+        "fair_charts": _charts(folder / "metrics.csv", "test_parity_violation", ())
+        if "test_parity_violation" in result["metrics"]
+        else [],
+        "provenance": _provenance(folder),
+        "steps": json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")),
+        "study": study,
+        "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
+        "audit": _read_if_there(folder / "audit.json"),
+        "picture": _embedded(folder / "reconstruction.png"),
+    }
+
+
+def _with_risk(silo: dict[str, Any]) -> dict[str, Any]:
+    """Where only epsilon and delta are known (a silo keeps its schedule to itself), the reading is theirs."""
+    if silo["epsilon"] is None or silo["risk"] is not None:
+        return silo
+    return {**silo, "risk": vars(risk(epsilon=silo["epsilon"], delta=silo["delta"]))}
+
+
+def _facts(study: Study, result: dict[str, Any]) -> list[tuple[str, str]]:
+    section, objective = study.algorithm, study.objective
+    records = [silo["records"] for silo in result["silos"]]
+    layers = "-".join(str(width) for width in objective.hidden)
+    batch = "all records" if section.batch_size is None else f"{section.batch_size} records ({section.scheme})"
+    entry = ALGORITHMS.get(section.name)
+    come = study.run.participants
+    facts = [
+        ("Who", f"{len(records)} silos with {sum(records):,} training records ({min(records):,} to {max(records):,})"),
+        ("Data", study.data.name),
+        ("Model", f"{objective.model}{f' ({layers} hidden)' if layers else ''}, {objective.loss or 'default'} loss"),
+        ("Algorithm", section.name if entry is None else f"{section.name}: {entry.paper}"),
+        ("Rounds", f"{section.num_rounds}, {batch} of a silo in each" + (f", {come} silos come" if come else "")),
+    ]
+    if study.privacy.private:
+        facts.append(("Protected", f"{_protected(study)} of each record of each silo"))
+    return facts
+
+
+def _protected(study: Study) -> str:
+    return "the sensitive attribute" if study.privacy.protects == "sensitive-attribute" else "every field"
+
+
+def verdict(result: dict[str, Any], metric: str) -> str | None:
+    """What privacy cost and whether it paid to work together, in a sentence or two."""
+    baselines = result["baselines"]
+    if not result["metrics"] or not baselines["non_private"] or result["silos"][0]["epsilon"] is None:
+        return None
+    mine, open_ = result["metrics"][metric], baselines["non_private"][metric]
+    said = f"Privacy costs {mine['mean'] - open_['mean']:+.3f} of {metric_title(metric, False)} here"
+    noisy = max(mine["std"], open_["std"])
+    said += f" (one standard deviation over splits is {noisy:.3f})." if noisy else "."
+    better = sum(mine["mean"] < values[metric]["mean"] for values in baselines["alone"].values())
+    if baselines["alone"]:
+        said += (
+            f" The private model of all silos is better than {better} of {len(baselines['alone'])} silos that train "
+            "alone, without noise, on their own records."
+        )
+    return said
+
+
+def main_metric(metrics: dict[str, Any]) -> str:
+    """The test metric that people look at first."""
+    return next((name for name in ("test_error", "test_mse") if name in metrics), "test_loss")
+
+
+def metric_title(name: str, capital: bool = True) -> str:
+    """The name of a metric as people say it.
+
+    >>> metric_title("test_parity_gap")
+    'Test parity gap'
+    """
+    said = name.replace("_", " ").replace("mse", "mean squared error")
+    return said[:1].upper() + said[1:] if capital else said
+
+
+def _is_fair(name: str) -> bool:
+    return name.partition("_")[2] in _FAIR or name.endswith("_stationarity")
+
+
+def _risk_chart(silos: list[dict[str, Any]]) -> str:
+    """The best accuracy of an attacker at each silo; of many silos, at the five that pay most."""
+    shown = sorted(silos, key=lambda silo: -silo["risk"]["advantage"])[:5] if len(silos) > _MANY else silos
+    rows = [Bar(silo["name"], (1 + silo["risk"]["advantage"]) / 2, look="private") for silo in shown]
+    return bars(rows, name="Best accuracy of an attacker, from 50% (a coin)", start=0.5, end=1.0, percent=True)
+
+
+def _score_chart(result: dict[str, Any], metric: str) -> str:
+    """Private, not private and alone, side by side."""
+    if not result["metrics"]:
+        return ""
+    private = result["silos"][0]["epsilon"] is not None
+    label = "all silos, private" if private else "all silos, not private"
+    found = [(label, result["metrics"], "private" if private else "open")]
+    if private and result["baselines"]["non_private"]:
+        found.append(("all silos, without privacy", result["baselines"]["non_private"], "open"))
+    alone = list(result["baselines"]["alone"].items())
+    found += [(f"{name} alone", values, "alone") for name, values in alone[:_MANY]]
+    rows = [Bar(label, values[metric]["mean"], values[metric]["std"], look) for label, values, look in found]
+    return bars(rows, name=f"{metric_title(metric)}, by who trains")
+
+
+def _charts(path: Path, metric: str, more: tuple[str, ...] = ("train_loss",)) -> list[tuple[str, str]]:
+    """Curves by round with error bars over seeds, private and not."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = []
+    for name in (metric, *more):
+        if not rows or name not in rows[0]:
+            continue
+        values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for row in rows:
+            values[row["run"]][int(row["round"])].append(float(row[name]))
+        lines = {
+            look: (np.asarray(list(values[label])), np.asarray(list(values[label].values())))
+            for label, look in (("non_private", "open"), ("private", "private"))
+            if label in values
+        }
+        found.append((metric_title(name), curves(lines, across="round", up=metric_title(name))))
+    return found
+
+
+def _provenance(folder: Path) -> list[tuple[str, str]]:
+    found = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+    flat = {**found, "versions": ", ".join(f"{name} {number}" for name, number in found["versions"].items())}
+    flat["devices"] = ", ".join(found["devices"])
+    return [(name.replace("_", " "), str(value or "unknown")) for name, value in flat.items()]
 
 
 def _read_if_there(path: Path) -> Any:
@@ -51,42 +215,3 @@ def _read_if_there(path: Path) -> Any:
 
 def _embedded(path: Path) -> str | None:
     return base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
-
-
-def main_metric(metrics: dict[str, Any]) -> str:
-    """The test metric that people look at first."""
-    return next((name for name in ("test_error", "test_mse") if name in metrics), "test_loss")
-
-
-def _chart_names(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    main = main_metric(metrics)
-    return [(main.replace("_", " ").capitalize(), main), ("Training loss", "train_loss")]
-
-
-def _chart(path: Path, metric: str) -> str:
-    """An SVG of one metric against rounds, mean and one standard deviation over seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    curves: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            curves[row["run"]][int(row["round"])].append(float(row[metric]))
-    figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
-    for (name, curve), colour in zip(sorted(curves.items()), ("#888888", "#1a73c8"), strict=False):
-        rounds = np.asarray(sorted(curve))
-        values = np.asarray([curve[r] for r in rounds])
-        mean, std = values.mean(axis=1), values.std(axis=1)
-        axes.plot(rounds, mean, color=colour, label=name.replace("_", "-"))
-        axes.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel("round")
-    axes.set_ylabel(metric.replace("_", " "))
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    svg = text.getvalue()
-    return svg[svg.index("<svg") :]

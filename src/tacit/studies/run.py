@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Params
+from tacit.algorithm import Algorithm, Params
 from tacit.algorithms import find
 from tacit.data import Federation
 from tacit.objectives import Objective
@@ -25,9 +27,9 @@ from tacit.studies.assemble import Builder, builder_of, federation_of, problem_o
 from tacit.studies.fair import fair_measure
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.spec import Study, StudyError
+from tacit.studies.stages import PRIVATE, Progress, Stages
 from tacit.theory import gradient_mapping, proximal_descent, risk
 
-Progress = Callable[[str, int, int], None]
 _DESCENT = 5000  # steps of proximal descent to an optimum
 
 
@@ -86,25 +88,34 @@ def prepare(study: Study) -> Prepared:
     )
     builder = builder_of(study, problem_of(study, first), records)
     plan = plan_of(study, builder, [silo.name for silo in first.silos], records)
+    _check_grid(study)
     return Prepared(study, federations, builder, plan, who)
 
 
 def run(study: Study, progress: Progress | None = None) -> Result:
     """Run a study and its baselines. Deterministic for the study's seeds."""
-    started = time.perf_counter()
-    prepared = prepare(study)
+    return run_prepared(prepare(study), progress)
+
+
+def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: Path | None = None) -> Result:
+    """Run a study that is ready.
+
+    ``stages`` is a folder that keeps how far it is: the same study goes on from there, to the same result.
+    """
+    started, study = time.perf_counter(), prepared.study
     seeds = list(_seeds(prepared))
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
+    watched = Stages(stages, progress, lambda rounds: max(_priced(_spent(prepared, seeds, rounds)), default=None))
+
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
-        bar = None if progress is None else lambda done, total: progress(label, done, total)
-        measure = watch(prepared)
-        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, progress=bar)
+        keeper, measure = watched.keeper(label), watch(prepared)
+        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, keeper=keeper)
 
     def private(**point: Any) -> Any:
         return prepared.builder.build(**{**prepared.plan.parameters, **point})
 
-    chosen = train("training" if study.privacy.private else "training, not private", private, {}, seeds, prepared.who)
+    chosen = train(PRIVATE if study.privacy.private else "training, not private", private, {}, seeds, prepared.who)
     plain = _plain(prepared)
     public = train("without privacy", plain, {}, seeds, prepared.who) if study.privacy.private else chosen
     alone = _alone(prepared, seeds, train, plain) if study.run.alone else {}
@@ -225,14 +236,7 @@ def _alone(
 
 def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) -> list[dict[str, Any]]:
     """Every point of the study's grid in one program; the noise of each point is calibrated to its budget."""
-    study = prepared.study
-    known = {"privacy.epsilon", *(f"algorithm.{name}" for name in ("step_size", "clip_norm"))}
-    known |= {f"algorithm.{name}" for name, value in study.algorithm.own.items() if isinstance(value, float)}
-    strange = sorted(set(study.run.grid) - known)
-    if strange:
-        raise StudyError(f"run.grid: expected keys among {sorted(known)}, got {strange}.")
-    keys = list(study.run.grid)
-    points = [dict(zip(keys, values, strict=True)) for values in itertools.product(*study.run.grid.values())]
+    study, points = prepared.study, grid_points(prepared.study)
     rows: dict[str, list[Any]] = {}
     for point in points:
         for key, value in point.items():
@@ -254,6 +258,20 @@ def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) 
     ]
 
 
+def grid_points(study: Study) -> list[dict[str, Any]]:
+    """The points of the study's grid, in the order of its result."""
+    keys = list(study.run.grid)
+    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*study.run.grid.values())]
+
+
+def _check_grid(study: Study) -> None:
+    known = {"privacy.epsilon", *(f"algorithm.{name}" for name in ("step_size", "clip_norm"))}
+    known |= {f"algorithm.{name}" for name, value in study.algorithm.own.items() if isinstance(value, float)}
+    strange = sorted(set(study.run.grid) - known)
+    if strange:
+        raise StudyError(f"run.grid: expected keys among {sorted(known)}, got {strange}.")
+
+
 def _noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     epsilon = point.get("privacy.epsilon", prepared.study.privacy.epsilon)
     privacy = prepared.study.privacy.model_copy(update={"epsilon": epsilon})
@@ -265,14 +283,22 @@ def _noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     return noise
 
 
-def _spent(prepared: Prepared, seeds: list[Seed]) -> list[float | None]:
-    """What the realised participations cost each silo, in the seed in which it answered most."""
+def _priced(values: list[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _spent(prepared: Prepared, seeds: list[Seed], rounds: int | None = None) -> list[float | None]:
+    """What the realised participations cost each silo, in the seed in which it answered most.
+
+    Of the first ``rounds`` only, where a number is given.
+    """
     algorithm = prepared.builder.build(**prepared.plan.parameters)
     silos = len(prepared.names)
     answers = np.max(
-        [roster(split_keys(seed.key).choice, algorithm, prepared.who, silos).answers(silos) for seed in seeds],
+        [roster(split_keys(seed.key).choice, algorithm, prepared.who, silos).answers(silos, rounds) for seed in seeds],
         axis=0,
     )
+    played = Counter(algorithm.schedule[:rounds])
     found: list[float | None] = []
     for silo, count in zip(prepared.plan.silos, answers, strict=True):
         if silo.price is None:
@@ -280,11 +306,15 @@ def _spent(prepared: Prepared, seeds: list[Seed]) -> list[float | None]:
             continue
         # With several kinds of round a silo may have answered any of them: each is charged up to its own count.
         made = {
-            event.kind: min(event.count, int(count) * algorithm.rounds[event.kind].silo.local_steps)
+            event.kind: min(event.count, _releases(algorithm, event.kind, min(int(count), played[event.kind])))
             for event in silo.events
         }
         found.append(spent(silo.events, made, delta=silo.price.delta).epsilon)
     return found
+
+
+def _releases(algorithm: Algorithm, kind: str, answers: int) -> int:
+    return answers * algorithm.rounds[kind].silo.local_steps
 
 
 def summary(values: np.ndarray) -> dict[str, float]:

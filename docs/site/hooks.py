@@ -1,0 +1,153 @@
+"""What the documentation site adds to its pages: equations as MathML, facts from the catalogue, results and the API.
+
+Everything happens when the site is built, so that no reader's browser fetches anything from elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
+from tacit.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+_MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)", re.DOTALL)
+_FACTS = re.compile(r"<!-- facts: ([a-z0-9, -]+) -->")
+_API = {
+    "tacit": ("fit", "Fit", "Budget", "Problem"),
+    "tacit.data": ("load",),
+    "tacit.objectives": (
+        "Objective",
+        "linear",
+        "mlp",
+        "logistic",
+        "softmax",
+        "squared",
+        "hinge",
+        "absolute",
+        "pinball",
+    ),
+    "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of", "risk", "paper_noise", "user_level"),
+    "tacit.studies.spec": ("load_study", "parse_study", "Study"),
+    "tacit.studies.run": ("prepare", "run", "Result"),
+    "tacit.studies.report": ("write_report",),
+}
+
+
+def on_config(config: Any) -> Any:
+    """Pages of the navigation that are not written yet are left out."""
+    config["nav"] = _there(config["nav"], Path(config["docs_dir"]))
+    return config
+
+
+def _there(nav: list[Any], docs: Path) -> list[Any]:
+    kept: list[Any] = []
+    for item in nav:
+        if isinstance(item, str):
+            kept += [item] * _exists(item, docs)
+        else:
+            [(title, target)] = item.items()
+            if isinstance(target, list):
+                kept.append({title: _there(target, docs)})
+            else:
+                kept += [item] * _exists(target, docs)
+    return kept
+
+
+def _exists(page: str, docs: Path) -> bool:
+    made = page.startswith("results/") or page in ("api.md", "algorithms/index.md")
+    return made or (docs / page).is_file()
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the results as they are committed, and the pages that are made from the code."""
+    for path in sorted((ROOT / "results").rglob("*")):
+        if path.is_file() and "runs" not in path.relative_to(ROOT).parts:
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File(name, str(ROOT), config["site_dir"], use_directory_urls=False))
+    files.append(File.generated(config, "api.md", content=api_page()))
+    files.append(File.generated(config, "algorithms/index.md", content=algorithms_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in facts, and put marks in the place of equations (outside code)."""
+    page.meta["equations"] = equations = []
+
+    def mark(found: re.Match[str]) -> str:
+        block = found[1] is not None
+        made = convert(" ".join((found[1] or found[2]).split()), display="block" if block else "inline")
+        # What is too wide for a phone scrolls by itself.
+        equations.append(f'<span style="display: block; overflow-x: auto">{made}</span>' if block else made)
+        return f"EQUATION{len(equations) - 1}E"
+
+    text = _FACTS.sub(lambda found: facts([name.strip() for name in found[1].split(",")]), markdown)
+    if page.file.src_uri.startswith("results/"):
+        return text
+    parts = _FENCE.split(text)
+    return "".join(part if i % 2 else _MATH.sub(mark, part) for i, part in enumerate(parts))
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Equations in the place of their marks."""
+    equations = page.meta["equations"]
+    return re.sub(r"EQUATION(\d+)E", lambda found: equations[int(found[1])], html)
+
+
+def facts(names: list[str]) -> str:
+    """What the catalogue says of some algorithms."""
+    rows = ["| name | from | guarantee | assumes |", "| --- | --- | --- | --- |"]
+    for name in names:
+        entry = ALGORITHMS[name]
+        rows.append(f"| `{entry.name}` | {entry.paper} | {entry.guarantee} | {entry.assumes} |")
+    return "\n".join(rows)
+
+
+def page_of(name: str) -> str:
+    """The page that describes an algorithm."""
+    for path in sorted((ROOT / "docs" / "algorithms").glob("*.md")):
+        found = _FACTS.search(path.read_text(encoding="utf-8"))
+        if found and name in [part.strip() for part in found[1].split(",")]:
+            return path.name
+    raise LookupError(f"No page under docs/algorithms has facts about {name}.")
+
+
+def algorithms_page() -> str:
+    """Every algorithm of the catalogue with its page."""
+    rows = [f"| [`{e.name}`]({page_of(e.name)}) | {e.guarantee} | {e.assumes} |" for e in ALGORITHMS.values()]
+    head = "# Algorithms\n\nOne file each, which reads beside its paper. All of them: `tacit algorithms`.\n\n"
+    return head + "| name | guarantee | assumes |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+
+
+def api_page() -> str:
+    """Signatures and docstrings of what people import; their examples are run as doctests."""
+    parts = ["# API\n\nThe functions and types that people import. Examples in this page are run by the tests.\n"]
+    for module, names in _API.items():
+        parts.append(f"## {module}\n")
+        found = importlib.import_module(module)
+        for name in names:
+            thing = getattr(found, name)
+            parts.append(f"### {name}\n\n```python\n{_signature(name, thing)}\n```\n\n{_prose(thing)}\n")
+    return "\n".join(parts)
+
+
+def _signature(name: str, thing: Any) -> str:
+    word = "class" if inspect.isclass(thing) else "def"
+    shown = str(inspect.signature(thing)).replace("'", "")
+    short = f"{word} {name}{shown}"
+    return short if len(short) < 90 else short.replace("(", "(\n    ", 1).replace(", ", ",\n    ")
+
+
+def _prose(thing: Any) -> str:
+    text = inspect.getdoc(thing) or ""
+    plain, marker, examples = text.partition(">>>")
+    plain = plain.removesuffix("Examples:\n    ").replace("``", "`").replace("<", "&lt;").rstrip()
+    listed = re.sub(r"^    (\w+): ", r"- `\1`: ", plain.replace("Args:\n", "\n"), flags=re.MULTILINE)
+    return listed + (f"\n\n```pycon\n>>>{inspect.cleandoc(examples)}\n```" if marker else "")

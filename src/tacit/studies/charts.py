@@ -1,0 +1,164 @@
+"""Charts of the report as inline SVG: no file, no script, colours from the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+_WIDTH, _HEIGHT = 360, 216
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 12, 34
+_WHISKERS = 8  # error bars on a curve; the band shows the rest
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: a label, a mean with its deviation, and the class that colours it."""
+
+    label: str
+    mean: float
+    std: float = 0.0
+    look: str = "plain"
+
+
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers that cover a range.
+
+    >>> ticks(0.18, 0.43)
+    [0.2, 0.3, 0.4]
+    >>> ticks(0, 30)
+    [0.0, 10.0, 20.0, 30.0]
+    """
+    span = high - low
+    if not span > 0:
+        return [low]
+    rough = span / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next((factor * power for factor in (1, 2, 5) if factor * power >= rough), 10 * power)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def curves(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], *, across: str, up: str) -> str:
+    """Curves with error bars: for each name (and CSS class) the rounds, and values with axes (rounds, seeds)."""
+    drawn = {name: _kept(*line) for name, line in lines.items()}
+    drawn = {name: line for name, line in drawn.items() if len(line[0])}
+    if not drawn:
+        return ""
+    low = min(float((mean - std).min()) for _, mean, std in drawn.values())
+    high = max(float((mean + std).max()) for _, mean, std in drawn.values())
+    margin = 0.05 * (high - low) or max(abs(high), 1.0) * 0.05
+    floor = max(low - margin, 0.0) if low >= 0 else low - margin
+    right = max(float(rounds.max()) for rounds, _, _ in drawn.values())
+    frame = _Frame(0.0, right, floor, high + margin)
+    parts = [frame.axes(across, up)]
+    parts += [_curve(frame, name, *line) for name, line in drawn.items()]
+    return _svg(_HEIGHT, f"{up} against {across}", parts)
+
+
+def _kept(rounds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean and deviation by round, where all seeds are finite."""
+    there = np.isfinite(values).all(axis=1)
+    values = values[there]
+    std = values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
+    return rounds[there], values.mean(axis=1), std
+
+
+@dataclass(frozen=True)
+class _Frame:
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def x(self, value: float) -> float:
+        share = (value - self.left) / ((self.right - self.left) or 1.0)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / ((self.high - self.low) or 1.0)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+    def axes(self, across: str, up: str) -> str:
+        end, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+        parts = [f'<line class="axis" x1="{_LEFT}" y1="{bottom}" x2="{end}" y2="{bottom}"/>']
+        for value in ticks(self.low, self.high):
+            y = self.y(value)
+            parts.append(f'<line class="rule" x1="{_LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>')
+            parts.append(_text(_LEFT - 5, y + 4, f"{value:g}", "end"))
+        parts += [_text(self.x(value), bottom + 14, f"{value:g}", "middle") for value in ticks(self.left, self.right)]
+        parts.append(_text((_LEFT + end) / 2, _HEIGHT - 4, across, "middle", "name"))
+        parts.append(
+            f'<text class="name" text-anchor="middle" transform="translate(10 {(_TOP + bottom) / 2:.0f}) rotate(-90)">'
+            f"{escape(up)}</text>"
+        )
+        return "".join(parts)
+
+
+def _curve(frame: _Frame, look: str, rounds: np.ndarray, mean: np.ndarray, std: np.ndarray) -> str:
+    def path(values: np.ndarray, order: slice = slice(None)) -> str:
+        return " ".join(
+            f"{frame.x(float(r)):.1f},{frame.y(float(v)):.1f}"
+            for r, v in zip(rounds[order], values[order], strict=True)
+        )
+
+    back = slice(None, None, -1)
+    parts = [f'<polyline class="line {look}" points="{path(mean)}"/>']
+    if std.any():
+        parts.insert(0, f'<polygon class="band {look}" points="{path(mean + std)} {path(mean - std, back)}"/>')
+        chosen = np.unique(np.linspace(0, len(rounds) - 1, min(_WHISKERS, len(rounds))).round().astype(int))
+        for i in chosen:
+            x, top, end = frame.x(rounds[i]), frame.y(mean[i] + std[i]), frame.y(mean[i] - std[i])
+            parts.append(f'<path class="whisker {look}" d="{_whisker(x, top, end)}"/>')
+    return "".join(parts)
+
+
+def _whisker(x: float, top: float, end: float) -> str:
+    return f"M{x:.1f} {top:.1f}V{end:.1f}M{x - 3:.1f} {top:.1f}h6M{x - 3:.1f} {end:.1f}h6"
+
+
+def bars(rows: Sequence[Bar], *, name: str, start: float = 0.0, end: float | None = None, percent: bool = False) -> str:
+    """Bars to the right, each with its label above, its number beside it and, where it has one, an error bar."""
+    rows = [row for row in rows if math.isfinite(row.mean) and math.isfinite(row.std)]
+    if not rows:
+        return ""
+    most = end if end is not None else max(row.mean + row.std for row in rows)
+    width = _WIDTH - 92
+
+    def x(value: float) -> float:
+        return 2 + width * min(max((value - start) / ((most - start) or 1.0), 0.0), 1.0)
+
+    parts = []
+    for i, row in enumerate(rows):
+        y = 34 * i
+        shown = f"{100 * row.mean:.1f}%" if percent else f"{row.mean:.3f}"
+        shown += f" ± {row.std:.3f}" if row.std and not percent else ""
+        parts.append(_text(2, y + 12, row.label, "start", "name"))
+        length = max(x(row.mean) - 2, 1.0)
+        if end is not None:
+            parts.append(f'<rect class="track" x="2" y="{y + 17}" width="{width}" height="12" rx="2"/>')
+        parts.append(f'<rect class="bar {row.look}" x="2" y="{y + 17}" width="{length:.1f}" height="12" rx="2"/>')
+        if row.std:
+            low, high, middle = x(row.mean - row.std), x(row.mean + row.std), y + 23
+            parts.append(
+                f'<path class="whisker ink" d="M{low:.1f} {middle}H{high:.1f}M{low:.1f} {middle - 3}v6'
+                f'M{high:.1f} {middle - 3}v6"/>'
+            )
+        beside = width + 2 if end is not None else max(x(row.mean), x(row.mean + row.std))
+        parts.append(_text(beside + 5, y + 27, shown, "start"))
+    return _svg(34 * len(rows) + 2, name, parts)
+
+
+def _text(x: float, y: float, text: str, anchor: str, look: str = "number") -> str:
+    return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _svg(height: float, name: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(name)}">'
+        + "".join(parts)
+        + "</svg>"
+    )

@@ -1,0 +1,153 @@
+"""How far a run is: told to whoever watches, and kept in a folder so that it can be stopped and go on later."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit import __version__
+from tacit.errors import TacitError
+from tacit.runtime.simulate import Stage
+
+PRIVATE = "training"
+"""The part of a run that costs privacy."""
+_PATIENCE = 2.0  # seconds between two files; the last stage of a part is always kept
+_SHARE = 20  # the running price may take one part in this many of the time
+
+
+class Sight(NamedTuple):
+    """One part of a run at one moment: the loss on training records by grid point, and the dearest silo's epsilon."""
+
+    label: str
+    done: int
+    total: int
+    loss: np.ndarray | None
+    epsilon: float | None
+
+
+Progress = Callable[[Sight], None]
+
+
+class Stages:
+    """The parts of one run. ``spent`` prices the first rounds of the private part."""
+
+    def __init__(self, folder: Path | None, progress: Progress | None, spent: Callable[[int], float | None]) -> None:
+        self.folder, self.progress, self.spent = folder, progress, spent
+
+    def keeper(self, label: str) -> Part | None:
+        """Who looks at one part of the run; nobody, where nobody asked."""
+        return None if self.folder is None and self.progress is None else Part(self, label)
+
+
+class Part:
+    """One part of a run: the keeper of its stages."""
+
+    def __init__(self, stages: Stages, label: str) -> None:
+        self._stages, self._label = stages, label
+        self._written = self._price_after = time.monotonic()
+        self._epsilon: float | None = None
+        folder = stages.folder
+        self._path = None if folder is None else folder / f"{label.replace(', ', '-').replace(' ', '-')}.npz"
+
+    def last(self, fresh: Stage) -> Stage | None:
+        """The stage that an earlier run left, if it left one."""
+        if self._path is None or not self._path.is_file():
+            return None
+        return load_stage(self._path, fresh)
+
+    def keep(self, stage: Stage, total: int) -> None:
+        """Tell what there is to see, and write it down every few seconds and at the end."""
+        if self._stages.progress is not None:
+            self._stages.progress(Sight(self._label, stage.done, total, _loss(stage), self._price(stage.done, total)))
+        now = time.monotonic()
+        if self._path is not None and (stage.done == total or now - self._written > _PATIENCE):
+            save_stage(self._path, stage)
+            self._written = time.monotonic()
+
+    def _price(self, done: int, total: int) -> float | None:
+        """The epsilon spent so far: looked up as often as that is cheap, and at the end."""
+        if self._label != PRIVATE:
+            return None
+        started = time.monotonic()
+        if started >= self._price_after or done == total:
+            self._epsilon = self._stages.spent(done)
+            took = time.monotonic() - started
+            self._price_after = started + _SHARE * took
+        return self._epsilon
+
+
+def _loss(stage: Stage) -> np.ndarray | None:
+    """The latest training loss of every point, averaged over seeds."""
+    if "train_loss" not in stage.trace:
+        return None
+    values = stage.trace["train_loss"]
+    measured = np.flatnonzero(~np.isnan(values).all(axis=(0, 1)))
+    if not len(measured):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a point that diverged in every seed has no mean
+        return np.asarray(np.nanmean(values[:, :, measured[-1]], axis=0))
+
+
+def save_stage(path: Path, stage: Stage) -> None:
+    """Write a stage whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    meta = {"done": stage.done, "version": __version__, "trace": list(stage.trace)}
+    arrays = {f"leaf{i}": _stored(leaf) for i, leaf in enumerate(jax.tree.leaves(stage.carry))}
+    arrays |= {f"trace{i}": values for i, values in enumerate(stage.trace.values())}
+    raw = io.BytesIO()
+    np.savez(raw, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
+    draft = path.with_suffix(".draft")
+    with draft.open("wb") as file:
+        file.write(raw.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def load_stage(path: Path, fresh: Stage) -> Stage:
+    """A stage in the form of ``fresh``, which is the beginning of the same run."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        meta = json.loads(arrays.pop("meta").tobytes())
+        trace = {name: arrays.pop(f"trace{i}") for i, name in enumerate(meta["trace"])}
+    except (OSError, ValueError, KeyError) as error:
+        raise TacitError(f"{path} cannot be read ({error}); delete it to begin this part again.") from None
+    leaves, form = jax.tree.flatten(fresh.carry)
+    found = [arrays.get(f"leaf{i}") for i in range(len(leaves))]
+    forms = [_stored(leaf) for leaf in leaves]
+    fits = len(arrays) == len(leaves) and all(
+        new is not None and new.shape == old.shape and new.dtype == old.dtype
+        for new, old in zip(found, forms, strict=True)
+    )
+    if meta["version"] != __version__ or not fits:
+        raise TacitError(
+            f"{path} is of another version of Tacit or for another study; run the study anew, without --resume."
+        )
+    carried = [_restored(new, old) for new, old in zip(found, leaves, strict=True)]
+    return Stage(meta["done"], jax.tree.unflatten(form, carried), trace)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _stored(leaf: Any) -> np.ndarray:
+    """A leaf as a file holds it; a state may carry keys."""
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _restored(stored: Any, like: Any) -> Any:
+    found = jnp.asarray(stored)
+    return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like)) if _is_key(like) else found

@@ -1,0 +1,145 @@
+"""The documentation site builds without network or complaint, every page is whole, and every code block runs."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from tacit.algorithms import ALGORITHMS
+from tacit.cli import app
+from tests.browser.chromium import find_browser, open_browser
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ELSEWHERE = {"protocol.md": "tests/daemon/test_documents.py", "deployment.md": "tests/docs/test_deployment.py"}
+PAGES = sorted(p for p in [*DOCS.glob("*.md"), *(DOCS / "algorithms").glob("*.md")] if p.name not in ELSEWHERE)
+CHEAP = ("--set", "run.seeds=1", "--set", "run.alone=false", "--set", "algorithm.num_rounds=4")
+PARSED = {"audit": "tests/audit/test_study.py runs audits"}
+RUNS, READS = {"python", "shell"}, {"toml", "text"}
+
+
+def blocks(path: Path) -> list[tuple[str, str]]:
+    return re.findall(
+        r"^```([a-z]*)[^\n]*\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_code_block_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope: dict = {"__name__": path.stem}
+    for language, text in blocks(path):
+        assert language in RUNS | READS, f"{path.name}: a block of {language!r} is neither run nor marked as text"
+        if language == "python":
+            exec(compile(text, path.name, "exec"), scope)
+        if language == "shell":
+            for line in text.replace("\\\n", " ").splitlines():
+                run_line(line)
+
+
+def run_line(line: str) -> None:
+    program, *arguments = shlex.split(line, comments=True) or ["tacit"]
+    assert program == "tacit", f"{line}: only tacit commands are run; mark others as text"
+    if arguments[:1] and arguments[0] in PARSED:
+        command = get_command(app).commands[arguments[0]]
+        command.make_parser(click.Context(command)).parse_args(arguments[1:])
+        return
+    # A run is made short; what is typed stays what is read.
+    done = CliRunner().invoke(app, [*arguments, *(CHEAP if arguments[:1] == ["run"] else ())])
+    assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+
+
+def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(text for language, text in blocks(ROOT / "README.md") if language == "")
+    lines = [line for line in text.splitlines() if line.startswith("tacit ")]
+    assert len(lines) >= 3
+    for line in lines:
+        run_line(line)
+
+
+def test_every_algorithm_has_one_page_with_equation_theorem_assumptions_and_study():
+    found = {}
+    for path in (DOCS / "algorithms").glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        [names] = re.findall(r"<!-- facts: (.+) -->", text)
+        for part in ("**Equation.**", "**Theorem", "**Assumes**", "**Studies.**", "$$"):
+            assert part in text, f"{path.name} lacks {part}"
+        for name in names.split(", "):
+            assert name not in found
+            found[name] = path.name
+    assert set(found) == set(ALGORITHMS)
+
+
+def test_the_pictures_are_those_of_the_code():
+    made = runpy.run_path(str(DOCS / "site" / "pictures.py"))["pictures"]()
+    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(made)
+    for name, svg in made.items():
+        stored = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert stored == svg, f"{name}: make it again with python docs/site/pictures.py"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    pytest.importorskip("material", reason="the extra docs is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    dead = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **dead})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_no_page_fetches_anything_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:script|img|iframe|source)[^>]+src=\"?([^\"\s>]+)", text)
+        fetched += re.findall(
+            r"<link[^>]+rel=\"?(?:stylesheet|icon|preload|preconnect)\"?[^>]*href=\"?([^\"\s>]+)", text
+        )
+        fetched += re.findall(
+            r"<link[^>]+href=\"?([^\"\s>]+)\"?[^>]*rel=\"?(?:stylesheet|icon|preload|preconnect)", text
+        )
+        assert not [url for url in fetched if "//" in url], page
+
+
+def test_equations_are_mathml_and_nothing_is_left_over(site):
+    text = (site / "algorithms" / "prox-spider.html").read_text(encoding="utf-8")
+    assert text.count("<math") >= 6
+    for page in [*(site / "algorithms").glob("*.html"), site / "accounting.html", site / "trust.html"]:
+        text = page.read_text(encoding="utf-8")
+        assert "$$" not in text
+        assert not re.search(
+            r"EQUATION\d|\\frac|\\nabla|<merror", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+        )
+        assert "<!-- facts" not in text
+
+
+def test_the_api_and_the_results_are_there(site):
+    assert "noise_multiplier" in (site / "api.html").read_text(encoding="utf-8")
+    assert (site / "results" / "convex-rates" / "figure.png").is_file()
+    assert "tacit reproduce" in (site / "results" / "index.html").read_text(encoding="utf-8")
+
+
+def test_pages_render_in_a_browser_by_themselves(site, tmp_path):
+    binary = find_browser()
+    if binary is None:
+        pytest.skip("no Chromium on this machine: put one on the path, or name it in TACIT_CHROMIUM")
+    with open_browser(binary, tmp_path / "profile") as page:
+        for name in ("index.html", "accounting.html", "algorithms/sgda.html", "results/index.html"):
+            page.look(site / name, width=375, phone=True)
+            assert page.complaints() == [], name
+            assert [url for url in page.requests() if not url.startswith(("file:", "data:"))] == []
+            assert page.ask("document.documentElement.scrollWidth") <= 375, name
+            assert page.ask("[...document.images].every(image => image.naturalWidth > 0)"), name
