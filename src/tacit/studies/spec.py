@@ -188,8 +188,16 @@ def study_names() -> tuple[str, ...]:
 
 
 def load_study(source: str | Path, overrides: Iterable[str] = ()) -> Study:
-    """A study by name or path, with ``section.key=value`` overrides applied."""
-    return parse_study(_read(source), overrides)
+    """A study by name or path, with ``section.key=value`` overrides applied.
+
+    A folder of CSV silos that the study names is looked for beside the study's file.
+    """
+    study = parse_study(_read(source), overrides)
+    folder = study.data.options.get("folder")
+    if not Path(source).is_file() or not isinstance(folder, str):
+        return study
+    options = {**study.data.options, "folder": str(Path(source).resolve().parent / folder)}
+    return study.model_copy(update={"data": study.data.model_copy(update={"options": options})})
 
 
 def parse_study(text: str, overrides: Iterable[str] = ()) -> Study:
