@@ -11,6 +11,7 @@ from rich.markup import escape
 from tacit import __version__
 from tacit.cli.accounting import calibrate_command, price_command
 from tacit.cli.audit import audit_command
+from tacit.cli.choose import choose_command
 from tacit.cli.data import data_command
 from tacit.cli.init import init_command
 from tacit.cli.server import server_app
@@ -36,6 +37,7 @@ app.command("algorithms")(algorithms_command)
 app.command("studies")(studies_command)
 app.command("data")(data_command)
 app.command("init")(init_command)
+app.command("choose")(choose_command)
 app.command("report")(report_command)
 app.command("audit")(audit_command)
 app.command("ledger")(ledger_command)

@@ -9,6 +9,7 @@ Options:
     features: how many.
     heterogeneity: 0 (all silos alike) to 1.
     flip: the chance of a wrong target.
+    groups: values of a sensitive attribute that goes with the first feature; 0 for none.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ def read(
     features: int = 10,
     heterogeneity: float = 0.0,
     flip: float = 0.1,
+    groups: int = 0,
 ) -> Table:
     """The made-up records; the same for the same options."""
     del directory, verify
-    if not sizes or min(sizes) < 2 or features < 1 or not 0 <= heterogeneity <= 1 or not 0 <= flip <= 0.5:
+    shares = 0 <= heterogeneity <= 1 and 0 <= flip <= 0.5
+    if not sizes or min(sizes) < 2 or features < 1 or groups < 0 or not shares:
         raise DataError(
-            f"Expected sizes={list(sizes)} of at least 2 records, features={features} >= 1, 0 <= heterogeneity="
-            f"{heterogeneity} <= 1 and 0 <= flip={flip} <= 0.5; correct data.options."
+            f"Expected sizes={list(sizes)} of at least 2 records, features={features} >= 1, groups={groups} >= 0, "
+            f"0 <= heterogeneity={heterogeneity} <= 1 and 0 <= flip={flip} <= 0.5; correct data.options."
         )
     generator = np.random.default_rng(20_210_609)
     common = _direction(generator, features)
@@ -58,15 +61,24 @@ def read(
         norm=1.0,
         names=tuple(f"x{i}" for i in range(features)),
     )
+    everyone = np.concatenate(x)
     return Table(
-        x=np.concatenate(x),
+        x=everyone,
         y=np.concatenate(y).astype(np.int32),
         fit=lambda _reserve, _train: encoding,
         task="binary",
         class_names=("no", "yes"),
+        s=_attribute(everyone[:, 0], groups, generator) if groups else None,
+        group_names=tuple(f"group {i}" for i in range(groups)),
         natural=np.repeat(np.arange(len(sizes)), sizes),
         silo_names=tuple(f"silo {i + 1:0{len(str(len(sizes)))}d}" for i in range(len(sizes))),
     )
+
+
+def _attribute(feature: np.ndarray, groups: int, generator: np.random.Generator) -> np.ndarray:
+    """Groups of like size along a feature, for half of the records at random."""
+    slices = np.argsort(np.argsort(feature)) * groups // len(feature)
+    return np.where(generator.uniform(size=len(feature)) < 0.5, slices, generator.integers(0, groups, len(feature)))
 
 
 def _direction(generator: np.random.Generator, features: int) -> np.ndarray:

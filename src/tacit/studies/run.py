@@ -189,7 +189,8 @@ def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
                 found |= {f"{part}_{name}": value for name, value in fair(params, records).items()}
         if study.run.stationarity:
             train = evaluation["parts"]["train"]
-            step = study.algorithm.step_size if problem.smoothness is None else 1.0 / problem.smoothness
+            own = float(np.mean(study.algorithm.step_size))
+            step = own if problem.smoothness is None else 1.0 / problem.smoothness
             found["train_gradient_mapping"] = gradient_mapping(problem, params, train, step)
             if evaluation["least"] is not None:
                 found["train_excess_risk"] = risk(problem, params, train) - evaluation["least"]

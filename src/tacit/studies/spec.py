@@ -85,7 +85,7 @@ class AlgorithmSection(BaseModel):
     num_rounds: Count
     batch_size: Count | None = None
     sampling: Sampling | None = None
-    step_size: Positive
+    step_size: Positive | tuple[Positive, ...]
     clip_norm: Positive | None = None
 
     @model_validator(mode="after")
