@@ -43,7 +43,7 @@ def recipe(situation: Situation, best: Candidate, own: Mapping[str, Any] | None 
     if situation.fairness:
         privacy["protects"] = "sensitive-attribute"
         run["alone"] = False
-    kept = {key: base[key] for key in ("data", "partition", "preprocessing") if key in base}
+    kept: dict[str, Any] = {key: base[key] for key in ("data", "partition", "preprocessing") if key in base}
     return {
         "format": 1,
         "name": base.get("name", best.algorithm),

@@ -160,10 +160,15 @@ def _complete(answers: Answers, *, asking: bool) -> list[str]:
         if getattr(answers, field) is not None:
             return
         if asking:
-            kind = type(default) if default is not None else str
-            ask = typer.confirm if kind is bool else typer.prompt
-            answer = ask(question, default=default) if kind is bool else ask(question, default=default, type=kind)
-            setattr(answers, field, answer)
+            kind = type(default)
+            is_yes_or_no = kind is bool
+            setattr(
+                answers,
+                field,
+                typer.confirm(question, default=default)
+                if is_yes_or_no
+                else typer.prompt(question, default=default, type=kind),
+            )
             return
         flag = field.replace("_", "-")
         if needed:
@@ -223,7 +228,9 @@ def _sizes(text: str, silos: int | None) -> tuple[int, ...]:
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise TacitError(f"Expected --records as whole numbers, such as 1000 or 212,205,86,140, got {text!r}.") from None
+        raise TacitError(
+            f"Expected --records as whole numbers, such as 1000 or 212,205,86,140, got {text!r}."
+        ) from None
     if len(sizes) == 1:
         return sizes * (silos or 1)
     if silos not in (None, len(sizes)):

@@ -40,7 +40,9 @@ def init_command(
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     private: Annotated[
         str | None,
-        typer.Option(help="Standardise numbers by private statistics inside the budget: moments, quantiles, histogram."),
+        typer.Option(
+            help="Standardise numbers by private statistics inside the budget: moments, quantiles, histogram."
+        ),
     ] = None,
     read_records: Annotated[
         bool,

@@ -177,8 +177,8 @@ def draft(
     if open_columns and not read_records:
         raise declaration_needed(folder.path, open_columns)
     assumed = [
-        f"Public: column names, kinds, and which columns have missing values; {len(folder.sizes)} silos and their sizes: "
-        f"{_sizes(folder)}."
+        f"Public: column names, kinds, and which columns have missing values; {len(folder.sizes)} silos and their "
+        f"sizes: {_sizes(folder)}."
     ]
     columns: dict[str, AnyColumn] = {name: DroppedColumn() for name in declared.drop}
     for name, column in folder.columns.items():

@@ -1,8 +1,8 @@
 """Records made up to order: so many silos of such sizes, with a linear rule behind the target.
 
 A stand-in with the shape of records that one does not have yet. Features are uniform in the unit ball; the target is
-1 where a fixed direction says so, and wrong with probability ``flip``. With ``heterogeneity`` above zero each silo has a
-direction and a centre of its own, that share of the way from those of all.
+1 where a fixed direction says so, and wrong with probability ``flip``. With ``heterogeneity`` above zero each silo has
+a direction and a centre of its own, that share of the way from those of all.
 
 Options:
     sizes: records of each silo, such as [200, 300, 250].

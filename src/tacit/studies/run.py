@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from tacit.studies.assemble import Builder, builder_of, federation_of, problem_o
 from tacit.studies.fair import fair_measure
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.spec import Study, StudyError
+from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk
 
 Progress = Callable[[str, int, int], None]
@@ -84,8 +86,15 @@ def prepare(study: Study) -> Prepared:
         cap=study.privacy.max_participations,
         honest=study.run.honest,
     )
-    builder = builder_of(study, problem_of(study, first), records)
-    plan = plan_of(study, builder, [silo.name for silo in first.silos], records)
+    bound = first.feature_norm if study.preprocessing is None else study.preprocessing.norm
+    builder = builder_of(study, problem_of(study, dataclasses.replace(first, feature_norm=bound)), records)
+    before = statistics_events(study, first)
+    plan = plan_of(study, builder, [silo.name for silo in first.silos], records, before)
+    noise = [events[0].noise_multiplier for events in before]
+    federations = tuple(
+        standardised(study, federation, noise, who, seed)
+        for federation, seed in zip(federations, study.run.seed_list, strict=True)
+    )
     return Prepared(study, federations, builder, plan, who)
 
 
@@ -260,7 +269,9 @@ def _noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     privacy = prepared.study.privacy.model_copy(update={"epsilon": epsilon})
     study = prepared.study.model_copy(update={"privacy": privacy})
     records = [silo.records for silo in prepared.plan.silos]
-    noise = plan_of(study, prepared.builder, prepared.names, records).noise
+    first = [tuple(e for e in silo.events if e.kind == "statistics") for silo in prepared.plan.silos]
+    before = first if study.preprocessing is not None else ()
+    noise = plan_of(study, prepared.builder, prepared.names, records, before).noise
     if noise is None:
         raise StudyError("run.grid: expected a private study for a grid over noise.")
     return noise
@@ -282,6 +293,8 @@ def _spent(prepared: Prepared, seeds: list[Seed]) -> list[float | None]:
         # With several kinds of round a silo may have answered any of them: each is charged up to its own count.
         made = {
             event.kind: min(event.count, int(count) * algorithm.rounds[event.kind].silo.local_steps)
+            if event.kind in algorithm.rounds
+            else event.count
             for event in silo.events
         }
         found.append(spent(silo.events, made, delta=silo.price.delta).epsilon)

@@ -207,8 +207,8 @@ def pl_svrg_from_theory(
 def prox_spider_from_theory(s: NonconvexSetting, *, seed: int = 0, most_rounds: int = 10**7) -> Statement:
     """Theorems 3.1 and 3.2: the bound is on the expected squared norm of the proximal gradient mapping.
 
-    Rounds (up to ``most_rounds``), phase and the share of noise for differences make the bound least, full batch. The iterate
-    that is the output is drawn uniformly by ``seed``.
+    Rounds (up to ``most_rounds``), phase and the share of noise for differences make the bound least, full batch. The
+    iterate that is the output is drawn uniformly by ``seed``.
 
     >>> s = NonconvexSetting(lipschitz=1, smoothness=1, gap=1, records=20000, silos=25, dimension=20, epsilon=2,
     ...                      delta=1e-6)
