@@ -18,6 +18,7 @@ from tacit.cli.server import server_app
 from tacit.cli.shuffler import shuffler_app
 from tacit.cli.silo import ledger_command, silo_app
 from tacit.cli.study import algorithms_command, plan_command, report_command, run_command, studies_command
+from tacit.cli.tune import tune_command
 from tacit.errors import TacitError
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app.command("studies")(studies_command)
 app.command("data")(data_command)
 app.command("init")(init_command)
 app.command("choose")(choose_command)
+app.command("tune")(tune_command)
 app.command("report")(report_command)
 app.command("audit")(audit_command)
 app.command("ledger")(ledger_command)

@@ -41,7 +41,7 @@ def run_command(
     from tacit.studies.spec import load_study
 
     resolved = load_study(study, overrides or ())
-    with _progress(quiet=as_json) as watch:
+    with progress_bars(quiet=as_json) as watch:
         result = run(resolved, watch)
     folder = new_folder(out, resolved)
     written = write(result, folder)
@@ -124,7 +124,7 @@ def _listing(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+def progress_bars(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     """A progress bar on standard error; none where a machine reads."""
     if quiet:
         yield None

@@ -102,7 +102,7 @@ def run(study: Study, progress: Progress | None = None) -> Result:
     """Run a study and its baselines. Deterministic for the study's seeds."""
     started = time.perf_counter()
     prepared = prepare(study)
-    seeds = list(_seeds(prepared))
+    seeds = starts_of(prepared)
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
@@ -131,6 +131,11 @@ def run(study: Study, progress: Progress | None = None) -> Result:
         seconds=time.perf_counter() - started,
         grid=grid,
     )
+
+
+def starts_of(prepared: Prepared) -> list[Seed]:
+    """What each repetition of a study starts from."""
+    return list(_seeds(prepared))
 
 
 def _seeds(prepared: Prepared) -> Iterator[Seed]:
