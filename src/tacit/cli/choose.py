@@ -304,8 +304,8 @@ def _print(
     if others.row_count:
         console.print(others)
     console.print(
-        f"At the smallest silo, {situation.records} records. A bound has all its constants; a rate has its constant set "
-        "to one and compares, but promises nothing."
+        f"At the smallest silo, {situation.records} records. A bound has all its constants; a rate has its constant "
+        "set to one and compares, but promises nothing."
     )
     for line in assumed:
         console.print(f"assumed  {line}", highlight=False)

@@ -149,8 +149,8 @@ def _ask(found: Folder, target: str, declared: Declared, private: str | None) ->
 
 def _ask_range(column: Found) -> tuple[float, float]:
     while True:
-        answer = typer.prompt(f"{column.name}: its range, known to all, as LOW:HIGH (your records lie in {column.low:g}:"
-                              f"{column.high:g})")  # fmt: skip
+        seen = f"{column.low:g}:{column.high:g}"
+        answer = typer.prompt(f"{column.name}: its range, known to all, as LOW:HIGH (your records lie in {seen})")
         try:
             return _range(answer, column.name)
         except TacitError as error:
@@ -219,7 +219,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
         console.print(f"[bold red]NOT PRIVATE[/]  {escape(line)}", highlight=False)
     console.print(f"Wrote {study} and {schema}. Next: tacit plan {study}; tacit run {study}", highlight=False)
     console.print(
-        f"Another algorithm: tacit choose --study {study}. Each silo: tacit silo init HOME --records FILE.csv --columns "
-        f"{schema}",
+        f"Another algorithm: tacit choose --study {study}. Each silo: tacit silo init HOME --records FILE.csv "
+        f"--columns {schema}",
         highlight=False,
     )

@@ -15,7 +15,7 @@ from tacit.cli.study import Json, Set, Study, progress_bars
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
-    from tacit.studies.tune import TunePlan, Tuned
+    from tacit.studies.tune import Tuned, TunePlan
 
 
 def tune_command(
@@ -90,7 +90,7 @@ def _print_plan(plan: TunePlan) -> None:
     console.print(table)
     if plan.tries is None:
         console.print(
-            f"{len(plan.points)} candidates, every one seen by the server: all are paid for together (exact composition)."
+            f"{len(plan.points)} candidates, every one seen by the server: all are paid for together, exactly."
         )
     else:
         console.print(

@@ -1,6 +1,6 @@
 """A folder of one CSV file per silo, read by a public schema.
 
-The name of a file, without ``.csv``, is the name of its silo. Nothing is fitted: ranges and levels come from the schema.
+A file's name, without ``.csv``, is the name of its silo. Nothing is fitted: ranges and levels come from the schema.
 
 Options:
     folder: the folder.

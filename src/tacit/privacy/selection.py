@@ -79,8 +79,10 @@ class NegativeBinomial:
             return 0.0
         if self.eta == 0:
             return (1 - self.gamma) ** number / (number * math.log(1 / self.gamma))
-        product = math.prod((step + self.eta) / (step + 1) for step in range(number))
-        return (1 - self.gamma) ** number * product / (self.gamma**-self.eta - 1)
+        # The product is gamma(k + eta) / (gamma(eta) k!), below zero with its divisor where eta is.
+        log_product = math.lgamma(number + self.eta) - math.lgamma(self.eta) - math.lgamma(number + 1)
+        log_chance = log_product + number * math.log1p(-self.gamma)
+        return math.exp(log_chance) / abs(self.gamma**-self.eta - 1)
 
     def draw(self, generator: np.random.Generator) -> int:
         """One K, by inversion."""
@@ -128,8 +130,8 @@ class Poisson:
 def selected_rdp(order: float, curve: Curve, tries: Tries, deltas: Curve | None = None) -> float:
     """A bound on the Renyi divergence, at this order, of the best of K runs.
 
-    Formal guarantee: Theorems 2 and 6 of Papernot and Steinke. ``curve`` bounds that of one run; ``deltas`` maps epsilon
-    to a delta for which one run is (epsilon, delta)-DP, which Theorem 6 (Poisson) needs.
+    Formal guarantee: Theorems 2 and 6 of Papernot and Steinke. ``curve`` bounds that of one run; ``deltas`` maps
+    epsilon to a delta for which one run is (epsilon, delta)-DP, which Theorem 6 (Poisson) needs.
     """
     if order <= 1:
         raise PricingError(f"Expected order={order} > 1.")

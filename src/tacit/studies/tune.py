@@ -94,12 +94,13 @@ def points_of(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
 def plan_tuning(study: Study, grid: Mapping[str, Sequence[Any]], *, mean_tries: float | None = None) -> TunePlan:
     """Price a tuning: the noise of every candidate, so that choosing among all of them fits the study's epsilon."""
     epsilon = _checked(study, grid)
-    one = study.model_copy(update={"run": study.run.model_copy(update={"seeds": (study.run.seed_list[0],), "grid": {}})})
+    once = study.run.model_copy(update={"seeds": (study.run.seed_list[0],), "grid": {}})
+    one = study.model_copy(update={"run": once})
     prepared, points = prepare(one), points_of(grid)
     trusted = study.algorithm.channel == "trusted"
     if mean_tries is not None and not trusted:
         raise StudyError(
-            f'--tries: a server that is not trusted sees all {len(points)} candidates; leave it out, or use a study with '
+            f"--tries: a server that is not trusted sees all {len(points)} candidates; leave it out, or use a study with "
             'algorithm.channel = "trusted".'
         )
     _check_points(prepared, points)
@@ -216,7 +217,7 @@ def _train(plan: TunePlan, tried: Sequence[Point], seed: int, progress: Progress
     def build(**point: Any) -> Any:
         return prepared.builder.build(**{**point, "noise_multiplier": noise})
 
-    bar = None if progress is None else lambda done, total: progress(f"{number} candidates", done, total)
+    bar = None if progress is None else lambda done, total: progress("candidates", done, total)
     rounds = prepared.study.algorithm.num_rounds
     outcome = simulate_grid(
         build, grid, seeds, who=prepared.who, measure=watch(prepared), measure_every=rounds, progress=bar
