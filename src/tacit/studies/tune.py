@@ -100,8 +100,8 @@ def plan_tuning(study: Study, grid: Mapping[str, Sequence[Any]], *, mean_tries: 
     trusted = study.algorithm.channel == "trusted"
     if mean_tries is not None and not trusted:
         raise StudyError(
-            f"--tries: a server that is not trusted sees all {len(points)} candidates; leave it out, or use a study with "
-            'algorithm.channel = "trusted".'
+            f"--tries: a server that is not trusted sees all {len(points)} candidates; leave it out, or use a study "
+            'with algorithm.channel = "trusted".'
         )
     _check_points(prepared, points)
     tries = NegativeBinomial.of_mean(mean_tries or float(max(len(points), 2))) if trusted else None
