@@ -176,6 +176,22 @@ def test_each_silo_reads_its_own_file_by_the_same_schema(clinics, tmp_path):
         tacit("silo", "init", tmp_path / "other", "--records", clinics / "bergen.csv")
 
 
+def test_questions_are_asked_of_people(clinics, monkeypatch):
+    monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
+    done = RUNNER.invoke(app, ["init", str(clinics)], input="ill\n110:0\n0:110\n\n\n")
+    assert done.exit_code == 0, done.output
+    assert "your records lie in 2" in done.output
+    assert "Expected LOW:HIGH with LOW < HIGH" in done.output
+    schema = tomllib.loads((clinics / "schema.toml").read_text(encoding="utf-8"))
+    assert schema["columns"]["age"] == {"kind": "number", "low": 0, "high": 110, "log": False, "missing": False}
+    assert schema["columns"]["sex"]["levels"] == ["f", "m"]
+    answers = "y\n0\ny\n0.5\ny\nn\nn\nn\n500\n8\n11\n1\n2\n1\n1e-6\n"
+    done = RUNNER.invoke(app, ["choose"], input=answers)
+    assert done.exit_code == 0, done.output
+    assert "At the smallest silo, 500 records" in done.output
+    assert "assumed" not in done.output
+
+
 def test_tuning_is_priced_before_it_runs():
     grid = ("--grid", "algorithm.step_size=[1,8]", "--set", "run.seeds=1")
     plan = json.loads(tacit("tune", "heart-disease", *grid, "--plan", "--json").stdout)

@@ -35,6 +35,7 @@ def recipe(situation: Situation, best: Candidate, own: Mapping[str, Any] | None 
     if best.smoothing is not None:
         objective["smoothness"] = float(best.smoothing)
     privacy = {**base.get("privacy", {}), "epsilon": situation.epsilon, "delta": situation.delta}
+    privacy.pop("noise_multiplier", None)
     run = {"seeds": 1, **base.get("run", {})}
     if situation.participants is not None:
         run["participants"] = situation.participants

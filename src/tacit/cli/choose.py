@@ -28,6 +28,11 @@ _GOALS = {
 }
 
 
+def somebody_answers() -> bool:
+    """Whether a person is there to be asked."""
+    return sys.stdin.isatty()
+
+
 @dataclass
 class Answers:
     """What is known so far; ``None`` is still open."""
@@ -106,7 +111,7 @@ def choose_command(
         diameter, epsilon, delta, fairness, participants,
     )  # fmt: skip
     own = None if study is None else _from_study(study, answers)
-    assumed = _complete(answers, asking=sys.stdin.isatty() and not as_json)
+    assumed = _complete(answers, asking=somebody_answers() and not as_json)
     situation = _situation(answers, gap, max_rounds)
     found = candidates(situation)
     best = winner(found, _GOALS[goal] if goal else None)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tacit.cli import choose
 from tacit.data.discover import Declared, Draft, Folder, Found, draft, look, undeclared
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
@@ -66,7 +66,7 @@ def init_command(
             raise TacitError(f"{path} exists; use --force to write over it, or --out for another study.")
     declared = _declared(ranges or [], levels or [], drop or [], bounds)
     found = look(folder, declared.drop)
-    asking = sys.stdin.isatty() and not as_json
+    asking = choose.somebody_answers() and not as_json
     if target is None:
         target = _ask_target(found, asking)
     if asking and not read_records:
