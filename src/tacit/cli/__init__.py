@@ -6,16 +6,20 @@ import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tacit import __version__
 from tacit.cli.accounting import calibrate_command, price_command
 from tacit.cli.audit import audit_command
+from tacit.cli.choose import choose_command
 from tacit.cli.data import data_command
 from tacit.cli.gallery import reproduce_command
+from tacit.cli.init import init_command
 from tacit.cli.server import server_app
 from tacit.cli.shuffler import shuffler_app
 from tacit.cli.silo import ledger_command, silo_app
 from tacit.cli.study import algorithms_command, plan_command, report_command, run_command, studies_command
+from tacit.cli.tune import tune_command
 from tacit.errors import TacitError
 
 app = typer.Typer(
@@ -34,6 +38,9 @@ app.command("calibrate")(calibrate_command)
 app.command("algorithms")(algorithms_command)
 app.command("studies")(studies_command)
 app.command("data")(data_command)
+app.command("init")(init_command)
+app.command("choose")(choose_command)
+app.command("tune")(tune_command)
 app.command("report")(report_command)
 app.command("audit")(audit_command)
 app.command("ledger")(ledger_command)
@@ -61,7 +68,7 @@ def main() -> None:
     try:
         app()
     except TacitError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", markup=True, highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

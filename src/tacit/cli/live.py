@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
@@ -94,5 +95,23 @@ def live_view(prepared: Prepared, *, quiet: bool) -> Iterator[Callable[[Sight], 
         def watch(sight: Sight) -> None:
             view.see(sight)
             live.refresh()
+
+        yield watch
+
+
+@contextmanager
+def progress_bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A progress bar for each label on standard error; none where a machine reads."""
+    if quiet:
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def watch(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total)
+            bars.update(tasks[label], completed=done)
 
         yield watch

@@ -46,24 +46,48 @@ mode = "manual"              # "auto": whatever fits the policy is consented to
 study_days = 30.0            # what a study has not used by then goes back
 
 [data]
-file = "records.npz"         # arrays x and y; or name and silo of a data set that ships with Tacit
+"""
+_RECORDS = """\
+file = "records.npz"         # arrays x and y; or a CSV file and its columns; or name and silo of a data set of Tacit's
 task = "binary"
 classes = 2
 """
 
 
 @silo_app.command("init")
-def init_command(folder: Folder) -> None:
-    """Write a policy to start from.
+def init_command(
+    folder: Folder,
+    records: Annotated[Path | None, typer.Option(help="The silo's CSV file.")] = None,
+    columns: Annotated[Path | None, typer.Option(help="schema.toml, as `tacit init` made it for all silos.")] = None,
+) -> None:
+    """Write a policy to start from; with a CSV file and its columns, one that reads them.
 
-    Example: tacit silo init clinic
+    Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
     path = folder / "policy.toml"
     if path.exists():
         raise TacitError(f"{path} exists; edit it, or choose another folder.")
+    if (records is None) != (columns is None):
+        raise TacitError("Expected --records and --columns together: the file, and the schema that says what it holds.")
+    data = _RECORDS if records is None or columns is None else _csv_section(records, columns)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(_POLICY.format(name=folder.resolve().name), encoding="utf-8")
+    path.write_text(_POLICY.format(name=folder.resolve().name) + data, encoding="utf-8")
     typer.echo(f"Wrote {path}: edit it, put the records beside it, then: tacit silo serve {folder}")
+
+
+def _csv_section(records: Path, columns: Path) -> str:
+    """The policy's [data] for a CSV file; the file is read once, so that what is wrong with it is found now."""
+    from tacit.data.csv_silos import silo_records
+    from tacit.data.schema import read_schema
+
+    silo_records(records, columns)
+    target = read_schema(columns).target
+    lines = [
+        f"file = {json.dumps(str(records.resolve()))}",
+        f"columns = {json.dumps(str(columns.resolve()))}",
+        f'task = "{target.task}"',
+    ]
+    return "\n".join(lines + ([] if target.classes is None else [f"classes = {len(target.classes)}"])) + "\n"
 
 
 @silo_app.command("serve")

@@ -17,9 +17,11 @@ from tacit.data import (
     california_housing,
     cifar10,
     credit_card,
+    csv_silos,
     heart_disease,
     insurance,
     mnist,
+    synthetic,
 )
 from tacit.data.build import Division, build
 from tacit.data.federation import DataError, Federation
@@ -57,9 +59,15 @@ DATA_SETS: dict[str, DataSet] = {
     "insurance": DataSet(insurance.read, insurance.CITATION, "sorted-target", 10, 0.1, 0.1),
 }
 
+OWN: dict[str, DataSet] = {
+    "csv": DataSet(csv_silos.read, csv_silos.CITATION, "natural", 0, 0.1, 0.2),
+    "synthetic": DataSet(synthetic.read, synthetic.CITATION, "natural", 0, 0.1, 0.2),
+}
+"""Records that no file of ours holds: a folder of one's own, or made up to order."""
+
 
 def names() -> tuple[str, ...]:
-    """Names of the data sets that :func:`load` knows."""
+    """Names of the data sets that come with files; :func:`load` knows ``csv`` and ``synthetic`` too."""
     return tuple(DATA_SETS)
 
 
@@ -81,7 +89,7 @@ def load(
     """A data set, divided into silos and split.
 
     Args:
-        name: one of :func:`names`.
+        name: one of :func:`names`, ``csv`` (a folder of one CSV file per silo) or ``synthetic``.
         partition: how to divide (see ``tacit.data.partition``); by default the data set's own way.
         silos: how many; by default the data set's own number.
         level: heterogeneity, for the partitions that have one.
@@ -124,9 +132,10 @@ def load(
 
 
 def _entry(name: str) -> DataSet:
-    if name not in DATA_SETS:
-        raise DataError(unknown("data set", name, DATA_SETS))
-    return DATA_SETS[name]
+    known = DATA_SETS | OWN
+    if name not in known:
+        raise DataError(unknown("data set", name, known))
+    return known[name]
 
 
 def _kind(kind: str) -> str:

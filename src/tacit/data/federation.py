@@ -35,11 +35,13 @@ class Step:
         name: what was done, in two or three words.
         public: true if the step is fixed in advance or fitted on records of no silo.
         detail: enough to do it again.
+        priced: true if what it reads of private records leaves with noise, inside the budget of training.
     """
 
     name: str
     public: bool
     detail: str
+    priced: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,4 +90,4 @@ class Federation:
     @property
     def touches_private_data(self) -> bool:
         """Whether a step read private records: then a result is "not private" unless that step was priced."""
-        return any(not step.public for step in self.steps)
+        return any(not step.public and not step.priced for step in self.steps)

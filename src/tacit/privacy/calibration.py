@@ -59,6 +59,48 @@ def calibrate(
     return scaled
 
 
+def calibrate_beside(
+    settled: Iterable[Event],
+    events: Iterable[Event],
+    *,
+    epsilon: float,
+    delta: float,
+    accountant: Accountant = "tight",
+) -> tuple[Event, ...]:
+    """The events scaled by one common factor, so that they and the ``settled`` ones together fit epsilon.
+
+    Formal guarantee: `price([*settled, *result], delta=delta).epsilon <= epsilon`, checked by pricing; it is at least
+    0.999 epsilon whenever the price can come that close.
+
+    Examples:
+        >>> first = Event(kind="statistics", noise_multiplier=25.0, count=1, records=99, batch=99, sampling="full")
+        >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=99, batch=99, sampling="full")
+        >>> [tuned] = calibrate_beside([first], [plan], epsilon=1.0, delta=1e-6)
+        >>> 0.999 < price([first, tuned], delta=1e-6).epsilon <= 1.0
+        True
+    """
+    settled, events = tuple(settled), tuple(events)
+    alone = price(settled, delta=delta, accountant=accountant).epsilon
+    if not alone < epsilon:
+        raise PricingError(
+            f"Expected what is settled to cost less than epsilon={epsilon}, got {alone:.4f}; give it a smaller share."
+        )
+
+    def cost(factor: float) -> float:
+        return price((*settled, *_scale(bare, factor)), delta=delta, accountant=accountant).epsilon
+
+    bare = calibrate(events, epsilon=epsilon, delta=delta, accountant=accountant)
+    low, high = 1.0, 1.05
+    while cost(high) > epsilon:
+        low, high = high, high * 1.3
+    for _ in range(_MOST_STEPS):
+        if cost(high) >= 0.999 * epsilon or high / low - 1 < 1e-9:
+            break
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+    return _scale(bare, high)
+
+
 def split_budget(
     events: Iterable[Event], sensitivities: Sequence[float], *, epsilon: float, delta: float
 ) -> tuple[Event, ...]:

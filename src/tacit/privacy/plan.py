@@ -12,7 +12,7 @@ import numpy as np
 
 from tacit.algorithm import Algorithm, Round
 from tacit.privacy.accountant import Accountant, Price, price
-from tacit.privacy.calibration import calibrate
+from tacit.privacy.calibration import calibrate, calibrate_beside
 from tacit.privacy.conversions import calibrate_user_level
 from tacit.privacy.crowd import counted_silos
 from tacit.privacy.events import Event, PricingError, joint_multiplier
@@ -72,12 +72,17 @@ class SiloPlan:
 
 
 def plan_silos(
-    unit: Algorithm, names: Sequence[str], records: Sequence[int], budget: Budget | None
+    unit: Algorithm,
+    names: Sequence[str],
+    records: Sequence[int],
+    budget: Budget | None,
+    before: Sequence[tuple[Event, ...]] = (),
 ) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
     """Price every silo by itself, with its own number of records, and find its noise.
 
     ``unit`` is the algorithm built with noise multiplier one. Returns the plans and, for each silo, the noise
-    multiplier to build the algorithm with; no budget means no noise and no price.
+    multiplier to build the algorithm with; no budget means no noise and no price. ``before`` holds what each silo
+    releases besides, at noise that is settled: it is priced together with the algorithm and leaves it the rest.
 
     Formal guarantee: an algorithm built with the noise returned here makes, at each silo, releases that are
     (epsilon, delta)-DP for each record, as its plan says.
@@ -94,15 +99,22 @@ def plan_silos(
         _check_whole_silos(unit)
     delta = budget.delta - _reserved(unit, budget.delta)
     plans, noise = [], []
-    for name, n, events, epsilon in zip(names, records, bare, _epsilons(budget, len(names)), strict=True):
+    settled = before or [()] * len(names)
+    for name, n, events, first, epsilon in zip(
+        names, records, bare, settled, _epsilons(budget, len(names)), strict=True
+    ):
+        if first and (epsilon is None or budget.user_level):
+            raise PricingError("Expected an epsilon, not of whole silos, to price other releases together with these.")
         if epsilon is None:
             paid = tuple(event.scaled(budget.noise_multiplier or 0.0) for event in events)
         elif budget.user_level:
             paid = calibrate_user_level(events, epsilon=epsilon, delta=delta)
+        elif first:
+            paid = _calibrated_beside(first, events, epsilon, delta, budget.accountant)
         else:
             paid = _calibrated(events, epsilon, delta, budget.accountant)
-        priced = dataclasses.replace(_priced(paid, delta, budget.accountant), delta=budget.delta)
-        plans.append(SiloPlan(name, n, paid, priced))
+        priced = dataclasses.replace(_priced((*first, *paid), delta, budget.accountant), delta=budget.delta)
+        plans.append(SiloPlan(name, n, (*first, *paid), priced))
         noise.append(paid[0].noise_multiplier / events[0].noise_multiplier)
     # Rounded up to float32, which is what the silo computes with.
     return tuple(plans), np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
@@ -142,6 +154,13 @@ def _epsilons(budget: Budget, silos: int) -> list[float | None]:
 @lru_cache(maxsize=1024)
 def _calibrated(events: tuple[Event, ...], epsilon: float, delta: float, accountant: Any) -> tuple[Event, ...]:
     return calibrate(events, epsilon=epsilon, delta=delta, accountant=accountant)
+
+
+@lru_cache(maxsize=1024)
+def _calibrated_beside(
+    first: tuple[Event, ...], events: tuple[Event, ...], epsilon: float, delta: float, accountant: Any
+) -> tuple[Event, ...]:
+    return calibrate_beside(first, events, epsilon=epsilon, delta=delta, accountant=accountant)
 
 
 @lru_cache(maxsize=1024)

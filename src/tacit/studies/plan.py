@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,16 +47,22 @@ class Plan:
         return {} if self.noise is None else {"noise_multiplier": self.noise}
 
 
-def plan_of(study: Study, builder: Builder, names: list[str], records: list[int]) -> Plan:
+def plan_of(
+    study: Study,
+    builder: Builder,
+    names: list[str],
+    records: list[int],
+    before: Sequence[tuple[Event, ...]] = (),
+) -> Plan:
     """Price a study: calibrate each silo's noise to its epsilon, or price the noise that is given.
 
     ``accountant = "paper"`` takes the noise that the algorithm's theorem prints for the epsilon asked for, where its
-    conditions hold, and certifies what that noise really buys.
+    conditions hold, and certifies what that noise really buys. ``before`` is what each silo releases before training.
     """
     unit = builder.build(noise_multiplier=1.0)
     if study.privacy.private and study.privacy.accountant == "paper":
         return _paper_plan(study, unit, names, records, builder.problem)
-    silos, noise = plan_silos(unit, names, records, budget_of(study))
+    silos, noise = plan_silos(unit, names, records, budget_of(study), before)
     return Plan(study, silos, noise, builder.problem)
 
 

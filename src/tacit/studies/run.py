@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from tacit.studies.fair import fair_measure
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.spec import Study, StudyError
 from tacit.studies.stages import PRIVATE, Progress, Stages
+from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk
 
 _DESCENT = 5000  # steps of proximal descent to an optimum
@@ -86,9 +88,16 @@ def prepare(study: Study) -> Prepared:
         cap=study.privacy.max_participations,
         honest=study.run.honest,
     )
-    builder = builder_of(study, problem_of(study, first), records)
-    plan = plan_of(study, builder, [silo.name for silo in first.silos], records)
+    bound = first.feature_norm if study.preprocessing is None else study.preprocessing.norm
+    builder = builder_of(study, problem_of(study, dataclasses.replace(first, feature_norm=bound)), records)
+    before = statistics_events(study, first)
+    plan = plan_of(study, builder, [silo.name for silo in first.silos], records, before)
     _check_grid(study)
+    noise = [events[0].noise_multiplier for events in before]
+    federations = tuple(
+        standardised(study, federation, noise, who, seed)
+        for federation, seed in zip(federations, study.run.seed_list, strict=True)
+    )
     return Prepared(study, federations, builder, plan, who)
 
 
@@ -103,7 +112,7 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
     ``stages`` is a folder that keeps how far it is: the same study goes on from there, to the same result.
     """
     started, study = time.perf_counter(), prepared.study
-    seeds = list(_seeds(prepared))
+    seeds = starts_of(prepared)
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
     watched = Stages(stages, progress, lambda rounds: max(_priced(_spent(prepared, seeds, rounds)), default=None))
@@ -133,6 +142,11 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         seconds=time.perf_counter() - started,
         grid=grid,
     )
+
+
+def starts_of(prepared: Prepared) -> list[Seed]:
+    """What each repetition of a study starts from."""
+    return list(_seeds(prepared))
 
 
 def _seeds(prepared: Prepared) -> Iterator[Seed]:
@@ -200,7 +214,8 @@ def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
                 found |= {f"{part}_{name}": value for name, value in fair(params, records).items()}
         if study.run.stationarity:
             train = evaluation["parts"]["train"]
-            step = study.algorithm.step_size if problem.smoothness is None else 1.0 / problem.smoothness
+            own = float(np.mean(study.algorithm.step_size))
+            step = own if problem.smoothness is None else 1.0 / problem.smoothness
             found["train_gradient_mapping"] = gradient_mapping(problem, params, train, step)
             if evaluation["least"] is not None:
                 found["train_excess_risk"] = risk(problem, params, train) - evaluation["least"]
@@ -277,7 +292,9 @@ def _noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     privacy = prepared.study.privacy.model_copy(update={"epsilon": epsilon})
     study = prepared.study.model_copy(update={"privacy": privacy})
     records = [silo.records for silo in prepared.plan.silos]
-    noise = plan_of(study, prepared.builder, prepared.names, records).noise
+    first = [tuple(e for e in silo.events if e.kind == "statistics") for silo in prepared.plan.silos]
+    before = first if study.preprocessing is not None else ()
+    noise = plan_of(study, prepared.builder, prepared.names, records, before).noise
     if noise is None:
         raise StudyError("run.grid: expected a private study for a grid over noise.")
     return noise
@@ -307,6 +324,8 @@ def _spent(prepared: Prepared, seeds: list[Seed], rounds: int | None = None) -> 
         # With several kinds of round a silo may have answered any of them: each is charged up to its own count.
         made = {
             event.kind: min(event.count, _releases(algorithm, event.kind, min(int(count), played[event.kind])))
+            if event.kind in algorithm.rounds
+            else event.count
             for event in silo.events
         }
         found.append(spent(silo.events, made, delta=silo.price.delta).epsilon)

@@ -75,6 +75,30 @@ class ObjectiveSection(_Section):
         return self
 
 
+class PreprocessingSection(_Section):
+    """Standardisation of columns by private statistics, which take their share of each silo's epsilon.
+
+    ``norm`` bounds each record's features afterwards; ``quantiles`` are moved to -1 and 1; ``bins`` divide [-1, 1].
+    """
+
+    standardise: Literal["moments", "quantiles", "histogram"]
+    columns: tuple[str, ...] = Field(min_length=1)
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    norm: Positive = 1.0
+    bins: Annotated[int, Field(ge=2, le=1024)] = 16
+    quantiles: tuple[float, float] = (0.05, 0.95)
+
+    @model_validator(mode="after")
+    def _sensible(self) -> PreprocessingSection:
+        if self.bins & (self.bins - 1):
+            raise ValueError(f"expected bins={self.bins} to be a power of two, such as 16")
+        if not 0 < self.quantiles[0] < self.quantiles[1] < 1:
+            raise ValueError("expected quantiles such as [0.05, 0.95], in order and between 0 and 1")
+        if len(set(self.columns)) != len(self.columns):
+            raise ValueError("expected different columns; name each once")
+        return self
+
+
 class AlgorithmSection(BaseModel):
     """How it is learnt; keys beyond these are the algorithm's own."""
 
@@ -85,7 +109,7 @@ class AlgorithmSection(BaseModel):
     num_rounds: Count
     batch_size: Count | None = None
     sampling: Sampling | None = None
-    step_size: Positive
+    step_size: Positive | tuple[Positive, ...]
     clip_norm: Positive | None = None
 
     @model_validator(mode="after")
@@ -166,6 +190,7 @@ class Study(_Section):
     data: DataSection
     partition: PartitionSection = PartitionSection()
     objective: ObjectiveSection = ObjectiveSection()
+    preprocessing: PreprocessingSection | None = None
     algorithm: AlgorithmSection
     privacy: PrivacySection = PrivacySection()
     baseline: dict[str, Any] = {}
@@ -178,7 +203,22 @@ class Study(_Section):
                 raise ValueError('algorithm.channel = "open" releases without noise; leave out privacy.epsilon')
             if self.algorithm.clip_norm is None:
                 raise ValueError("algorithm.clip_norm is needed for a private run; set it to a norm bound > 0")
+        if self.preprocessing is not None:
+            _check_preprocessing(self.privacy, self.run)
         return self
+
+
+def _check_preprocessing(privacy: PrivacySection, run: RunSection) -> None:
+    """Raise unless statistics and training can be priced together."""
+    if privacy.epsilon is None:
+        raise ValueError("preprocessing takes a share of privacy.epsilon; set it, or leave preprocessing out")
+    if privacy.accountant != "tight" or privacy.user_level or privacy.protects != "record":
+        raise ValueError(
+            'preprocessing is priced with training for whole records by accountant = "tight"; set that, without '
+            "user_level, or leave preprocessing out"
+        )
+    if "privacy.epsilon" in run.grid:
+        raise ValueError("run.grid: epsilon cannot vary with preprocessing, whose statistics are released once")
 
 
 def study_names() -> tuple[str, ...]:
@@ -188,8 +228,16 @@ def study_names() -> tuple[str, ...]:
 
 
 def load_study(source: str | Path, overrides: Iterable[str] = ()) -> Study:
-    """A study by name or path, with ``section.key=value`` overrides applied."""
-    return parse_study(_read(source), overrides)
+    """A study by name or path, with ``section.key=value`` overrides applied.
+
+    A folder of CSV silos that the study names is looked for beside the study's file.
+    """
+    study = parse_study(_read(source), overrides)
+    folder = study.data.options.get("folder")
+    if not Path(source).is_file() or not isinstance(folder, str):
+        return study
+    options = {**study.data.options, "folder": str(Path(source).resolve().parent / folder)}
+    return study.model_copy(update={"data": study.data.model_copy(update={"options": options})})
 
 
 def parse_study(text: str, overrides: Iterable[str] = ()) -> Study:

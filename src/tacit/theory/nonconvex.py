@@ -160,15 +160,18 @@ def prox_sgd_from_theory(s: NonconvexSetting) -> Statement:
     )
 
 
-def pl_svrg_from_theory(s: NonconvexSetting, *, phase_length: int = 2, seed: int = 0) -> Statement:
+def pl_svrg_from_theory(
+    s: NonconvexSetting, *, phase_length: int = 2, seed: int = 0, most_rounds: int | None = None
+) -> Statement:
     """Theorem 2.2 with full batches: the bound is on the empirical excess risk of proximal-PL losses.
 
-    ``seed`` draws the iterate that each stage hands on, uniformly as the theorem asks.
+    ``seed`` draws the iterate that each stage hands on, uniformly as the theorem asks. There are as many stages as make
+    the bound least within ``most_rounds`` (one stage at least).
     """
     step = 1 / (5 * s.smoothness)
     length = phase_length * math.ceil(30 * s.kappa / phase_length)
     candidates = []
-    for stages in range(1, 60):
+    for stages in range(1, 60 if most_rounds is None else max(2, min(60, most_rounds // length + 1))):
         multiplier = math.sqrt(stages * length) / s.mu
         noise = s.variance(2 * s.lipschitz / s.records, multiplier)
         noise += s.variance(4 * s.lipschitz / s.records, multiplier) if phase_length > 1 else 0.0
@@ -201,11 +204,11 @@ def pl_svrg_from_theory(s: NonconvexSetting, *, phase_length: int = 2, seed: int
     )
 
 
-def prox_spider_from_theory(s: NonconvexSetting, *, seed: int = 0) -> Statement:
+def prox_spider_from_theory(s: NonconvexSetting, *, seed: int = 0, most_rounds: int = 10**7) -> Statement:
     """Theorems 3.1 and 3.2: the bound is on the expected squared norm of the proximal gradient mapping.
 
-    Rounds, phase and the share of noise for differences are those that make the bound least, full batch. The iterate
-    that is the output is drawn uniformly by ``seed``.
+    Rounds (up to ``most_rounds``), phase and the share of noise for differences make the bound least, full batch. The
+    iterate that is the output is drawn uniformly by ``seed``.
 
     >>> s = NonconvexSetting(lipschitz=1, smoothness=1, gap=1, records=20000, silos=25, dimension=20, epsilon=2,
     ...                      delta=1e-6)
@@ -214,7 +217,7 @@ def prox_spider_from_theory(s: NonconvexSetting, *, seed: int = 0) -> Statement:
     (True, True)
     """
     step = 1 / (2 * s.smoothness)
-    bound, rounds, phase, ratio, multiplier = min(_spider_bounds(s, step))
+    bound, rounds, phase, ratio, multiplier = min(_spider_bounds(s, step, most_rounds))
     return Statement(
         algorithm="prox-spider",
         source=f"{PAPER}, Theorem {'3.1' if s.channel == 'direct' else '3.2'}",
@@ -243,9 +246,11 @@ def prox_spider_from_theory(s: NonconvexSetting, *, seed: int = 0) -> Statement:
     )
 
 
-def _spider_bounds(s: NonconvexSetting, step: float) -> Iterator[tuple[float, int, int, float, float]]:
+def _spider_bounds(
+    s: NonconvexSetting, step: float, most_rounds: int
+) -> Iterator[tuple[float, int, int, float, float]]:
     """(bound, rounds, phase, ratio of noises, multiplier) over a grid; silos that are absent add their deviation."""
-    for rounds in np.unique(np.geomspace(1, 1e7, 71).astype(int)):
+    for rounds in np.unique(np.geomspace(1, most_rounds, 71).astype(int)):
         for phase in np.unique(np.geomspace(1, rounds, 25).astype(int)):
             anchors = -(-rounds // phase)
             for ratio in (0.5, 1.0, 2.0, 4.0, 8.0) if phase > 1 else (1.0,):

@@ -64,9 +64,10 @@ class ApprovalSection(_Section):
 
 
 class DataSection(_Section):
-    """The records: an npz file with arrays x and y, or one silo of a data set that ships with Tacit."""
+    """The records: an npz file with arrays x and y, a CSV file and its schema, or one silo of a data set of Tacit's."""
 
     file: str | None = None
+    columns: str | None = None
     name: str | None = None
     silo: str | None = None
     task: Literal["binary", "multiclass", "regression"]
@@ -76,6 +77,8 @@ class DataSection(_Section):
     def _one_source(self) -> DataSection:
         if (self.file is None) == (self.name is None) or (self.name is None) != (self.silo is None):
             raise ValueError("set file, or name and silo")
+        if (self.columns is not None) != (self.file is not None and self.file.lower().endswith(".csv")):
+            raise ValueError("set columns, the schema that `tacit init` writes, exactly where file is a CSV file")
         if (self.task == "regression") != (self.classes is None):
             raise ValueError("set classes exactly where task is not regression")
         return self
@@ -136,7 +139,11 @@ def policy_from(tree: dict[str, Any]) -> Policy:
 def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     """The silo's records, checked; relative files are looked for beside the policy."""
     section = policy.data
-    if section.file is not None:
+    if section.file is not None and section.columns is not None:
+        from tacit.data.csv_silos import silo_records
+
+        table = silo_records(home / section.file, home / section.columns)
+    elif section.file is not None:
         path = home / section.file
         try:
             with np.load(path, allow_pickle=False) as stored:

@@ -65,6 +65,11 @@ def deployment_from(tree: dict[str, Any]) -> Deployment:
 def check_study(study: Study, shufflers: int) -> None:
     """Raise unless a study can be proposed to real silos, with this many shufflers."""
     section = study.privacy
+    if study.preprocessing is not None:
+        raise StudyError(
+            "preprocessing: private statistics are released in simulated studies only; among real silos declare public "
+            "ranges in the schema and leave preprocessing out."
+        )
     if not isinstance(section.epsilon, float | int) or section.accountant == "paper":
         raise StudyError("privacy.epsilon: real silos need one epsilon, and price it with their own accountant.")
     if section.user_level:

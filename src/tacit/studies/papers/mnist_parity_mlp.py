@@ -57,7 +57,7 @@ def main() -> None:
     seeds = seeds_of(federations, OBJECTIVE)
     found = {setting: Experiment(setting, seeds, records, parts).everything() for setting in SETTINGS}
     first = Experiment(SETTINGS[0], seeds, records, parts)
-    pricing = {}
+    pricing: dict[str, Rows] = {}
     for label in ("MB-SGD", "SPIDER q=2"):
         pricing |= {label: first.curve(label), f"{label}, theorem's noise": first.curve(label, ours=False)}
     _save(folder, found, pricing, records, parts, started)

@@ -1,0 +1,329 @@
+"""Every algorithm with a theorem, held against a situation: what it promises, or why it does not apply.
+
+A bound with constants and a rate whose constant is set to one are not the same thing; the three *measures* (population
+excess risk, empirical excess risk, squared norm of the gradient) are not comparable either. So a winner is chosen
+within one measure and by its bound; rates are compared only where no theorem gives more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tacit.choosing.situation import (
+    CONVEX,
+    EVERYONE,
+    FAIR,
+    PL,
+    SHUFFLER,
+    SMOOTH,
+    TRUSTED,
+    UNFAIR,
+    Rule,
+    Situation,
+    broken,
+)
+from tacit.objectives import linear
+from tacit.objectives.fairness import Ermi
+from tacit.theory import (
+    PsgmSetting,
+    Statement,
+    TheoryError,
+    accelerated_mb_sgd_from_theory,
+    ce_psgm_from_theory,
+    fed_sgda_from_theory,
+    mb_sgd_from_theory,
+    mu2_sgd_from_theory,
+    one_pass_accelerated_from_theory,
+    pl_svrg_from_theory,
+    prox_sgd_from_theory,
+    prox_spider_from_theory,
+    stationarity_bound,
+    steffle_setting,
+    table_1,
+)
+
+Measure = Literal["population excess risk", "empirical excess risk", "squared gradient"]
+ORDER: tuple[Measure, ...] = ("empirical excess risk", "population excess risk", "squared gradient")
+"""Which promise decides unless somebody says otherwise: what noise costs is seen best on the records at hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One algorithm held against a situation; without ``reasons`` its theorem applies.
+
+    ``bound`` has all constants (None where the theorem hides them); ``rate`` has its constant set to one; ``failed``
+    are conditions of the theorem that do not hold at these numbers, so that the promise is void.
+    """
+
+    algorithm: str
+    reasons: tuple[str, ...] = ()
+    source: str = ""
+    channel: str = "direct"
+    measure: Measure | None = None
+    bound: float | None = None
+    rate: float | None = None
+    rounds: int | None = None
+    failed: tuple[str, ...] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    smoothing: float | None = None
+
+    @property
+    def applies(self) -> bool:
+        """Whether the theorem speaks of this situation."""
+        return not self.reasons
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """What is compared within a measure: bounds, and rates where there is none."""
+        return (math.inf if self.bound is None else self.bound), (math.inf if self.rate is None else self.rate)
+
+
+Theorem = Callable[[Situation], Candidate]
+
+
+def candidates(situation: Situation) -> tuple[Candidate, ...]:
+    """Every algorithm: those whose theorems apply first, best first, then the others with the reasons."""
+    found = []
+    for name, rules, theorem in _TABLE:
+        reasons = broken(situation, rules)
+        try:
+            found.append(Candidate(algorithm=name, reasons=reasons) if reasons else theorem(situation))
+        except TheoryError as error:
+            found.append(Candidate(algorithm=name, reasons=(str(error),)))
+    found = [_within_rounds(candidate, situation) for candidate in found]
+    return tuple(sorted(found, key=_rank))
+
+
+def winner(found: Iterable[Candidate], goal: Measure | None = None) -> Candidate | None:
+    """The best candidate of the first measure that anything speaks of; one whose conditions hold, if there is one.
+
+    >>> s = Situation(convex=True, smoothness=1, sizes=(1000,) * 20, dimension=10, epsilon=1)
+    >>> best = winner(candidates(s))
+    >>> best.measure, best.failed
+    ('empirical excess risk', ())
+    """
+    listed = [c for c in found if c.applies]
+    order = ORDER if goal is None else (goal, *(m for m in ORDER if m != goal))
+    for sound in (True, False):
+        for measure in order:
+            fitting = [c for c in listed if c.measure == measure and (not c.failed or not sound)]
+            if fitting:
+                return min(fitting, key=lambda c: c.score)
+    return None
+
+
+def _rank(candidate: Candidate) -> tuple[int, int, int, tuple[float, float]]:
+    if not candidate.applies or candidate.measure is None:
+        return 1, 0, 0, (0.0, 0.0)
+    return 0, int(bool(candidate.failed)), ORDER.index(candidate.measure), candidate.score
+
+
+def _within_rounds(candidate: Candidate, s: Situation) -> Candidate:
+    if candidate.applies and candidate.rounds is not None and candidate.rounds > s.max_rounds:
+        reason = f"its theorem asks for {candidate.rounds} rounds, more than {s.max_rounds}; raise --max-rounds"
+        return Candidate(algorithm=candidate.algorithm, reasons=(reason,))
+    return candidate
+
+
+def _from_statement(found: Statement, channel: str = "direct", measure: Measure | None = None) -> Candidate:
+    by_risk: Measure = "population excess risk" if found.risk == "population" else "empirical excess risk"
+    return Candidate(
+        algorithm=found.algorithm,
+        source=found.source,
+        channel=channel,
+        measure=measure or by_risk,
+        bound=found.bound,
+        rate=found.rate,
+        rounds=int(found.parameters["num_rounds"]),
+        failed=found.failed,
+        parameters=found.parameters,
+        smoothing=found.smoothing,
+    )
+
+
+def _capped(theorem: Callable[..., Statement], s: Situation, **own: Any) -> Statement:
+    """The theorem with its own number of rounds, or with the most that are allowed."""
+    found = theorem(s.convex_setting(), **own)
+    if found.parameters["num_rounds"] <= s.max_rounds:
+        return found
+    return theorem(s.convex_setting(), num_rounds=s.max_rounds, **own)
+
+
+def _mb_sgd(s: Situation) -> Candidate:
+    return _from_statement(_capped(mb_sgd_from_theory, s, risk="empirical" if s.heterogeneous else "population"))
+
+
+def _accelerated(s: Situation) -> Candidate:
+    return _from_statement(_capped(accelerated_mb_sgd_from_theory, s))
+
+
+def _one_pass_batch(s: Situation) -> int:
+    return math.ceil(s.records / s.max_rounds)
+
+
+def _one_pass(s: Situation) -> Candidate:
+    return _from_statement(one_pass_accelerated_from_theory(s.convex_setting(), batch_size=_one_pass_batch(s)))
+
+
+def _mu2(s: Situation) -> Candidate:
+    channel: Literal["direct", "trusted"] = "trusted" if s.trusted_server else "direct"
+    found = mu2_sgd_from_theory(s.convex_setting(), channel=channel, batch_size=_one_pass_batch(s))
+    return _from_statement(found, channel)
+
+
+def _prox_sgd(s: Situation) -> Candidate:
+    setting = s.nonconvex_setting()
+    return _from_statement(prox_sgd_from_theory(setting), setting.channel)
+
+
+def _pl_svrg(s: Situation) -> Candidate:
+    setting = s.nonconvex_setting()
+    return _from_statement(pl_svrg_from_theory(setting, most_rounds=s.max_rounds), setting.channel)
+
+
+def _prox_spider(s: Situation) -> Candidate:
+    setting = s.nonconvex_setting()
+    found = prox_spider_from_theory(setting, most_rounds=s.max_rounds)
+    return _from_statement(found, setting.channel, "squared gradient")
+
+
+def _psgm_settings(s: Situation, local: bool) -> list[PsgmSetting]:
+    """Numbers of rounds, local steps and batches to choose from."""
+    assert s.smoothness is not None
+    rounds = np.unique(np.geomspace(1, s.max_rounds, 25).astype(int))
+    steps = (2, 4, 8, 16) if local else (1,)
+    found = []
+    for k in steps:
+        for batch in np.unique(np.geomspace(1, max(1, s.records // k), 6).astype(int)):
+            found += [
+                PsgmSetting(
+                    lipschitz=s.lipschitz,
+                    smoothness=s.smoothness,
+                    gap=s.start_gap,
+                    heterogeneity=2 * s.smoothness if s.heterogeneous else 0.0,
+                    records=s.records,
+                    silos=s.silos,
+                    dimension=s.dimension,
+                    epsilon=s.epsilon,
+                    delta=s.delta,
+                    rounds=int(r),
+                    local_steps=k,
+                    local_batch=int(batch),
+                )
+                for r in rounds
+                if k * batch <= s.records
+            ]
+    return found
+
+
+def _psgm(local: bool, full: bool) -> Theorem:
+    def theorem(s: Situation) -> Candidate:
+        options = [ce_psgm_from_theory(setting, full=full) for setting in _psgm_settings(s, local)]
+        sound = [o for o in options if all(c.holds for c in o.conditions)] or options
+        best = min(sound, key=lambda o: o.rate)
+        return Candidate(
+            algorithm=best.algorithm,
+            source=best.source,
+            channel="shuffled-reports",
+            measure="squared gradient",
+            rate=best.rate,
+            rounds=int(best.parameters["num_rounds"]),
+            failed=tuple(c.text for c in best.conditions if not c.holds),
+            parameters=best.parameters,
+        )
+
+    return theorem
+
+
+def _diff2(s: Situation) -> Candidate:
+    options = [(sum(table_1(o)["diff2-gd"].values()), o.rounds) for o in _psgm_settings(s, local=False)]
+    rate, rounds = min(options)
+    assert s.smoothness is not None
+    return Candidate(
+        algorithm="diff2-gd",
+        source="Murata and Suzuki 2023, as in Table 1 of CE-PSGM",
+        channel="trusted",
+        measure="squared gradient",
+        rate=rate,
+        rounds=rounds,
+        parameters={
+            "step_size": 1 / (2 * s.smoothness),
+            "num_rounds": rounds,
+            "clip_norm": s.lipschitz,
+            "batch_size": None,
+            "sampling": "full",
+            "difference_slope": s.smoothness,
+        },
+    )
+
+
+_STRENGTH, _DUAL_RADIUS, _GROUPS = 1.0, 2.0, (0.5, 0.5)
+
+
+def _steffle(s: Situation) -> Candidate:
+    """Two groups of equal size, demographic parity, a linear model on features of norm one."""
+    assert s.smoothness is not None
+    term = Ermi(linear(max(1, s.dimension - 1), 1), 2, (_GROUPS,))
+    setting = steffle_setting(
+        term,
+        strength=_STRENGTH,
+        feature_norm=1.0,
+        loss_smoothness=s.smoothness,
+        radius=_DUAL_RADIUS,
+        gap=s.start_gap,
+        records=s.records,
+        silos=s.silos,
+        epsilon=s.epsilon,
+        delta=s.delta,
+    )
+    found = fed_sgda_from_theory(setting)
+    rounds = min(found.num_rounds, s.max_rounds)
+    noise = math.sqrt(rounds / found.num_rounds) * found.noise_multiplier
+    bound = stationarity_bound(setting, rounds, noise, found.dual_share)
+    limit = (s.lipschitz + setting.cross_smoothness * _DUAL_RADIUS) ** 2
+    failed = tuple(c.text for c in found.conditions if not c.holds)
+    if bound > limit:
+        failed = (*failed, f"bound={bound:.4g} <= squared gradient anywhere={limit:.4g}")
+    return Candidate(
+        algorithm="steffle",
+        source=f"{found.source} with the constants of Theorem 3.4",
+        measure="squared gradient",
+        bound=bound,
+        rate=found.rate,
+        rounds=rounds,
+        failed=failed,
+        parameters={
+            "step_size": found.step_size,
+            "num_rounds": rounds,
+            "clip_norm": s.lipschitz,
+            "batch_size": None,
+            "sampling": "full",
+            "strength": _STRENGTH,
+            "frequencies": list(_GROUPS),
+            "radius": _DUAL_RADIUS,
+            "dual_step_size": found.dual_step_size,
+            "dual_share": found.dual_share,
+        },
+    )
+
+
+_TABLE: tuple[tuple[str, tuple[Rule, ...], Theorem], ...] = (
+    ("mb-sgd", (UNFAIR, CONVEX), _mb_sgd),
+    ("accelerated-mb-sgd", (UNFAIR, CONVEX), _accelerated),
+    ("one-pass-accelerated", (UNFAIR, CONVEX, SMOOTH), _one_pass),
+    ("mu2-sgd", (UNFAIR, CONVEX, SMOOTH, EVERYONE), _mu2),
+    ("prox-sgd", (UNFAIR, SMOOTH, PL), _prox_sgd),
+    ("pl-svrg", (UNFAIR, SMOOTH, PL), _pl_svrg),
+    ("prox-spider", (UNFAIR, SMOOTH), _prox_spider),
+    ("mb-psgm", (UNFAIR, SMOOTH, SHUFFLER, EVERYONE), _psgm(local=False, full=False)),
+    ("mb-psgm-fg", (UNFAIR, SMOOTH, SHUFFLER, EVERYONE), _psgm(local=False, full=True)),
+    ("ce-psgm", (UNFAIR, SMOOTH, SHUFFLER, EVERYONE), _psgm(local=True, full=False)),
+    ("ce-psgm-fg", (UNFAIR, SMOOTH, SHUFFLER, EVERYONE), _psgm(local=True, full=True)),
+    ("diff2-gd", (UNFAIR, SMOOTH, TRUSTED, EVERYONE), _diff2),
+    ("steffle", (FAIR, SMOOTH, EVERYONE), _steffle),
+)

@@ -1,0 +1,162 @@
+"""What must be known to choose: the loss, the silos, whom to trust, and the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tacit.theory import ConvexSetting, NonconvexSetting, TheoryError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """A problem, a federation, trust and a budget.
+
+    Args:
+        convex: Whether each record's loss is convex.
+        strong_convexity: mu of each record's loss, 0 if there is none.
+        pl: The proximal-PL constant, where there is one.
+        smoothness: beta of each record's loss; None: not smooth.
+        heterogeneous: Whether silos' records come from different distributions.
+        shuffler: Whether a shuffler is trusted.
+        trusted_server: Whether the server is trusted with messages without noise.
+        sizes: Records of each silo; theorems are applied at the smallest.
+        dimension: Number of parameters.
+        lipschitz: L of each record's loss, which is the clip.
+        diameter: Of a ball around the initial point that holds an optimum.
+        epsilon: Budget of each record.
+        delta: Probability with which the guarantee may fail.
+        fairness: Whether predictions shall not depend on a sensitive attribute.
+        participants: Silos that come to a round; None: all.
+        gap: Excess risk of the initial point; by default L times the radius, which bounds it for convex losses.
+        max_rounds: As many rounds as one is willing to make.
+    """
+
+    convex: bool
+    sizes: tuple[int, ...]
+    dimension: int
+    epsilon: float
+    strong_convexity: float = 0.0
+    pl: float | None = None
+    smoothness: float | None = None
+    heterogeneous: bool = True
+    shuffler: bool = False
+    trusted_server: bool = False
+    lipschitz: float = 1.0
+    diameter: float = 2.0
+    delta: float = 1e-6
+    fairness: bool = False
+    participants: int | None = None
+    gap: float | None = None
+    max_rounds: int = 1000
+
+    def __post_init__(self) -> None:
+        numbers = {
+            "epsilon": self.epsilon,
+            "lipschitz": self.lipschitz,
+            "diameter": self.diameter,
+            "dimension": self.dimension,
+            "max_rounds": self.max_rounds,
+            "smallest silo": min(self.sizes, default=0),
+        }
+        numbers |= {
+            name: value
+            for name, value in (("smoothness", self.smoothness), ("pl", self.pl), ("gap", self.gap))
+            if value is not None
+        }
+        for name, value in numbers.items():
+            if not (math.isfinite(value) and value > 0):
+                raise TheoryError(f"Expected {name}={value} > 0 and finite; correct the flag.")
+        if not 0 < self.delta < 1:
+            raise TheoryError(f"Expected 0 < delta={self.delta} < 1; a common choice is 1e-6.")
+        if self.strong_convexity < 0 or (self.strong_convexity > 0 and not self.convex):
+            raise TheoryError(
+                f"Expected strong convexity mu={self.strong_convexity} >= 0, and only for convex losses; give the "
+                "proximal-PL constant for others."
+            )
+        if self.participants is not None and not 1 <= self.participants <= self.silos:
+            raise TheoryError(f"Expected 1 <= participants={self.participants} <= silos={self.silos}.")
+
+    @property
+    def silos(self) -> int:
+        """How many silos there are."""
+        return len(self.sizes)
+
+    @property
+    def records(self) -> int:
+        """Records of the smallest silo, at which theorems are applied."""
+        return min(self.sizes)
+
+    @property
+    def radius(self) -> float:
+        """Half the diameter."""
+        return self.diameter / 2
+
+    @property
+    def present(self) -> int:
+        """How many silos come to a round."""
+        return self.silos if self.participants is None else self.participants
+
+    @property
+    def start_gap(self) -> float:
+        """The excess risk of the initial point, at most."""
+        return self.lipschitz * self.radius if self.gap is None else self.gap
+
+    def convex_setting(self) -> ConvexSetting:
+        """What the convex theorems are told."""
+        return ConvexSetting(
+            lipschitz=self.lipschitz,
+            radius=self.radius,
+            records=self.records,
+            silos=self.silos,
+            dimension=self.dimension,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            smoothness=self.smoothness,
+            strong_convexity=self.strong_convexity,
+            participants=self.participants,
+        )
+
+    def nonconvex_setting(self) -> NonconvexSetting:
+        """What the non-convex theorems are told; through the shuffled sum where a shuffler is trusted and all come."""
+        assert self.smoothness is not None
+        shuffled = self.shuffler and self.present == self.silos
+        return NonconvexSetting(
+            lipschitz=self.lipschitz,
+            smoothness=self.smoothness,
+            gap=self.start_gap,
+            records=self.records,
+            silos=self.silos,
+            dimension=self.dimension,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            pl=self.pl_constant,
+            participants=self.participants,
+            channel="shuffled-sum" if shuffled else "direct",
+        )
+
+    @property
+    def pl_constant(self) -> float | None:
+        """The proximal-PL constant: its own, or mu, as strongly convex losses are proximal-PL."""
+        return self.pl if self.pl is not None else (self.strong_convexity or None)
+
+
+Rule = tuple[Callable[[Situation], bool], str]
+
+CONVEX: Rule = (lambda s: s.convex, "its theorem needs convex losses")
+SMOOTH: Rule = (lambda s: s.smoothness is not None, "its theorem needs smooth losses (a beta)")
+PL: Rule = (
+    lambda s: s.pl_constant is not None,
+    "its theorem needs a proximal-PL constant (or strong convexity)",
+)
+EVERYONE: Rule = (lambda s: s.present == s.silos, "its theorem needs every silo in every round")
+SHUFFLER: Rule = (lambda s: s.shuffler, "it needs a trusted shuffler")
+TRUSTED: Rule = (lambda s: s.trusted_server, "it needs a trusted server")
+UNFAIR: Rule = (lambda s: not s.fairness, "it does nothing for fairness")
+FAIR: Rule = (lambda s: s.fairness, "fairness is not asked for")
+
+
+def broken(situation: Situation, rules: tuple[Rule, ...]) -> tuple[str, ...]:
+    """The rules that the situation does not meet, in words."""
+    return tuple(text for holds, text in rules if not holds(situation))

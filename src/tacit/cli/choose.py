@@ -1,0 +1,337 @@
+"""``tacit choose``: a few questions, the algorithms whose theorems apply, and a study that is ready to run."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tomli_w
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.choosing import Candidate, Situation
+
+_GOALS = {
+    "population": "population excess risk",
+    "empirical": "empirical excess risk",
+    "gradient": "squared gradient",
+}
+
+
+def somebody_answers() -> bool:
+    """Whether a person is there to be asked."""
+    return sys.stdin.isatty()
+
+
+@dataclass
+class Answers:
+    """What is known so far; ``None`` is still open."""
+
+    convex: bool | None
+    mu: float | None
+    pl: float | None
+    beta: float | None
+    smooth: bool | None
+    heterogeneous: bool | None
+    shuffler: bool | None
+    trusted_server: bool | None
+    records: str | None
+    silos: int | None
+    dimension: int | None
+    lipschitz: float | None
+    diameter: float | None
+    epsilon: float | None
+    delta: float | None
+    fairness: bool | None
+    participants: int | None
+
+
+def choose_command(
+    study: Annotated[
+        str | None, typer.Option(help="Take records, model and what is known of them from this study.")
+    ] = None,
+    convex: Annotated[bool | None, typer.Option(help="Is each record's loss convex?")] = None,
+    mu: Annotated[float | None, typer.Option(help="Strong convexity of each record's loss; 0 for none.")] = None,
+    pl: Annotated[float | None, typer.Option(help="Proximal-PL constant, where there is one.")] = None,
+    smooth: Annotated[bool | None, typer.Option(help="Is the loss smooth? Implied by --beta.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Smoothness of each record's loss.")] = None,
+    heterogeneous: Annotated[
+        bool | None, typer.Option("--heterogeneous/--alike", help="Do silos' records come from different sources?")
+    ] = None,
+    shuffler: Annotated[bool | None, typer.Option(help="Is there a shuffler that all trust?")] = None,
+    trusted_server: Annotated[bool | None, typer.Option(help="Is the server trusted with raw messages?")] = None,
+    records: Annotated[
+        str | None, typer.Option(help="Training records of each silo: one number for all, or 212,205,86,140.")
+    ] = None,
+    silos: Annotated[int | None, typer.Option(help="Number of silos, where one number of records is given.")] = None,
+    dimension: Annotated[int | None, typer.Option("--dimension", "-d", help="Number of parameters.")] = None,
+    lipschitz: Annotated[float | None, typer.Option(help="Bound on a record's gradient: the clip.")] = None,
+    diameter: Annotated[
+        float | None, typer.Option(help="Of a ball around the initial point that holds an optimum.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each record.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Probability with which the guarantee may fail.")] = None,
+    fairness: Annotated[
+        bool | None, typer.Option(help="Shall predictions not depend on a sensitive attribute?")
+    ] = None,
+    participants: Annotated[int | None, typer.Option(help="Silos that come to a round; all by default.")] = None,
+    gap: Annotated[float | None, typer.Option(help="Excess risk of the initial point; by default L x radius.")] = None,
+    max_rounds: Annotated[int, typer.Option(help="As many rounds as you are willing to make.")] = 1000,
+    goal: Annotated[
+        str | None, typer.Option(help="population, empirical or gradient: which promise decides, if there is one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the winner's study to this TOML file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Choose an algorithm: which theorems apply, what they promise, and a study of the winner.
+
+    Asks for what is missing if a person is there to answer; else it is assumed, and said.
+
+    Example: tacit choose --convex --beta 0.5 --records 1000 --silos 20 -d 11 --epsilon 1 --out chosen.toml
+    """
+    from tacit.choosing import candidates, winner
+
+    if out is not None and out.exists() and not force:
+        raise TacitError(f"{out} exists; use --force to write over it, or another --out.")
+    if goal is not None and goal not in _GOALS:
+        raise TacitError(f"Expected --goal to be one of {', '.join(_GOALS)}, got {goal!r}.")
+    answers = Answers(
+        convex, mu, pl, beta, smooth, heterogeneous, shuffler, trusted_server, records, silos, dimension, lipschitz,
+        diameter, epsilon, delta, fairness, participants,
+    )  # fmt: skip
+    own = None if study is None else _from_study(study, answers)
+    assumed = _complete(answers, asking=somebody_answers() and not as_json)
+    situation = _situation(answers, gap, max_rounds)
+    found = candidates(situation)
+    best = winner(found, _GOALS[goal] if goal else None)  # type: ignore[arg-type]
+    written = None if out is None else _write(situation, best, own, out)
+    if as_json:
+        typer.echo(json.dumps(_as_data(situation, found, best, assumed, written)))
+        return
+    _print(situation, found, best, assumed, written)
+
+
+def _from_study(name: str, answers: Answers) -> dict[str, Any]:
+    """Fill in what a study's records and model tell; flags win."""
+    import jax
+
+    from tacit.studies.assemble import federation_of, problem_of
+    from tacit.studies.spec import load_study
+
+    study = load_study(name)
+    federation = federation_of(study, study.run.seed_list[0])
+    problem = problem_of(study, federation)
+    shapes = jax.eval_shape(problem.objective.init, jax.random.key(0))
+    is_linear = problem.objective.model.linear is not None
+    participants = study.run.participants
+    epsilon = study.privacy.epsilon
+    known: dict[str, Any] = {
+        "convex": is_linear,
+        "smooth": is_linear and problem.smoothness is not None,
+        "beta": problem.smoothness,
+        "lipschitz": problem.lipschitz or study.algorithm.clip_norm,
+        "records": ",".join(str(len(silo.train["y"])) for silo in federation.silos),
+        "dimension": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)),
+        "epsilon": min(epsilon) if isinstance(epsilon, tuple) else epsilon,
+        "delta": study.privacy.delta,
+        "participants": participants[0] if isinstance(participants, tuple) else participants,
+    }
+    for field, value in known.items():
+        if getattr(answers, field) is None and value is not None:
+            setattr(answers, field, value)
+    tree = study.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    path = Path(name)
+    if path.is_file() and "options" in tree["data"] and "folder" in tree["data"]["options"]:
+        tree["data"]["options"]["folder"] = str(Path(tree["data"]["options"]["folder"]).resolve())
+    return {key: value for key, value in tree.items() if key not in ("algorithm", "baseline")}
+
+
+def _complete(answers: Answers, *, asking: bool) -> list[str]:
+    """Ask for, or assume, whatever is open; what must be known raises."""
+    assumed: list[str] = []
+
+    def settle(field: str, question: str, default: Any, needed: bool = False) -> None:
+        if getattr(answers, field) is not None:
+            return
+        if asking:
+            kind = type(default)
+            is_yes_or_no = kind is bool
+            setattr(
+                answers,
+                field,
+                typer.confirm(question, default=default)
+                if is_yes_or_no
+                else typer.prompt(question, default=default, type=kind),
+            )
+            return
+        flag = field.replace("_", "-")
+        if needed:
+            raise TacitError(f"Expected --{flag}: {question}; give it, or --study to read it from a study.")
+        setattr(answers, field, default)
+        if default not in (False, None, 0.0):
+            assumed.append(f"{flag} = {default}")
+
+    if answers.beta is not None or answers.fairness:
+        answers.smooth = True
+    settle("convex", "Is each record's loss convex (logistic, squared, hinge on a linear model)?", True, needed=True)
+    if answers.convex:
+        settle("mu", "Strong convexity of each record's loss (0: none)", 0.0)
+    settle("smooth", "Is each record's loss smooth?", True)
+    if answers.smooth:
+        settle("beta", "Its smoothness beta (0.25 x squared norm of a record for the logistic loss)", 0.5)
+    settle("heterogeneous", "Do silos' records come from different sources?", True)
+    settle("shuffler", "Is there a shuffler that all trust?", False)
+    settle("trusted_server", "Is the server trusted with messages without noise?", False)
+    settle("fairness", "Shall predictions not depend on a sensitive attribute?", False)
+    settle("records", "Training records of each silo (one number, or 212,205,86,140)", "1000", needed=True)
+    if "," not in str(answers.records):
+        settle("silos", "Number of silos", 4, needed=True)
+    settle("dimension", "Number of parameters", 11, needed=True)
+    settle("lipschitz", "Bound L on the gradient of a record's loss", 1.0)
+    settle("diameter", "Diameter of a ball around the initial point that holds an optimum", 2.0)
+    settle("epsilon", "Privacy budget epsilon of each record", 1.0, needed=True)
+    settle("delta", "delta", 1e-6)
+    return assumed
+
+
+def _situation(answers: Answers, gap: float | None, max_rounds: int) -> Situation:
+    from tacit.choosing import Situation
+
+    return Situation(
+        convex=bool(answers.convex),
+        strong_convexity=answers.mu or 0.0,
+        pl=answers.pl,
+        smoothness=answers.beta if answers.smooth else None,
+        heterogeneous=bool(answers.heterogeneous),
+        shuffler=bool(answers.shuffler),
+        trusted_server=bool(answers.trusted_server),
+        sizes=_sizes(str(answers.records), answers.silos),
+        dimension=int(answers.dimension or 0),
+        lipschitz=float(answers.lipschitz or 0.0),
+        diameter=float(answers.diameter or 0.0),
+        epsilon=float(answers.epsilon or 0.0),
+        delta=float(answers.delta or 0.0),
+        fairness=bool(answers.fairness),
+        participants=answers.participants,
+        gap=gap,
+        max_rounds=max_rounds,
+    )
+
+
+def _sizes(text: str, silos: int | None) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise TacitError(
+            f"Expected --records as whole numbers, such as 1000 or 212,205,86,140, got {text!r}."
+        ) from None
+    if len(sizes) == 1:
+        return sizes * (silos or 1)
+    if silos not in (None, len(sizes)):
+        raise TacitError(f"Expected --silos {len(sizes)}, as --records has, got {silos}; leave --silos out.")
+    return sizes
+
+
+def _write(situation: Situation, best: Candidate | None, own: dict[str, Any] | None, out: Path) -> str:
+    """Write the winner's study, checked: it is assembled and priced as `tacit run` would."""
+    from tacit.choosing import recipe
+    from tacit.studies.run import prepare
+    from tacit.studies.spec import parse_study
+
+    if best is None:
+        raise TacitError("No theorem applies, so there is no study to write; change the answers, see the reasons.")
+    text = tomli_w.dumps(recipe(situation, best, own))
+    text = re.sub(r"\[\n((?:    [^\n]*,\n)+)\]", lambda m: "[" + " ".join(m[1].split()).rstrip(",") + "]", text)
+    prepare(parse_study(text))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(f"# Written by tacit choose: {best.source}.\n{text}", encoding="utf-8")
+    return str(out)
+
+
+def _as_data(
+    situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
+) -> dict[str, Any]:
+    rows = [
+        {
+            "algorithm": c.algorithm,
+            "applies": c.applies,
+            "reasons": list(c.reasons),
+            "source": c.source,
+            "channel": c.channel if c.applies else None,
+            "measure": c.measure,
+            "bound": c.bound,
+            "rate": c.rate,
+            "rounds": c.rounds,
+            "conditions_that_fail": list(c.failed),
+        }
+        for c in found
+    ]
+    return {
+        "silos": situation.silos,
+        "records": list(situation.sizes),
+        "assumed": assumed,
+        "candidates": rows,
+        "winner": None if best is None else best.algorithm,
+        "study": written,
+    }
+
+
+def _print(
+    situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
+) -> None:
+    console = Console()
+    columns = Column("algorithm", no_wrap=True), "channel", "bounds the", "bound", "rate", "rounds", "conditions"
+    table = Table(*columns, title="theorems that apply")
+    for c in found:
+        if c.applies:
+            name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
+            holds = "hold" if not c.failed else "fail: " + "; ".join(c.failed)
+            table.add_row(
+                name, c.channel, c.measure or "", _number(c.bound), _number(c.rate), str(c.rounds), escape(holds)
+            )
+    if table.row_count:
+        console.print(table)
+    others = Table(Column("algorithm", no_wrap=True), "why not", title="theorems that do not apply")
+    for c in found:
+        if not c.applies:
+            others.add_row(c.algorithm, escape("; ".join(c.reasons)))
+    if others.row_count:
+        console.print(others)
+    console.print(
+        f"At the smallest silo, {situation.records} records. A bound has all its constants; a rate has its constant "
+        "set to one and compares, but promises nothing."
+    )
+    for line in assumed:
+        console.print(f"assumed  {line}", highlight=False)
+    _print_winner(best, written, console)
+
+
+def _print_winner(best: Candidate | None, written: str | None, console: Console) -> None:
+    if best is None:
+        console.print("[bold red]No theorem applies.[/] See the reasons above.")
+        return
+    console.print(f"Winner: [bold green]{best.algorithm}[/] ({best.source}), {best.rounds} rounds.")
+    if best.failed:
+        console.print(
+            "[bold red]Its promise is empty at these numbers:[/] " + escape("; ".join(best.failed)) + ". More records "
+            "or silos, a larger epsilon, or fewer parameters would help; practice is often better than theory."
+        )
+    if written is None:
+        console.print("A study of it: add --out FILE.toml")
+    else:
+        console.print(f"Wrote {written}. Next: tacit plan {written}; tacit run {written}", highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"

@@ -1,0 +1,114 @@
+"""``tacit tune``: hyperparameters chosen inside the budget."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tacit.cli.live import progress_bars
+from tacit.cli.study import Json, Set, Study
+from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.studies.tune import Tuned, TunePlan
+
+
+def tune_command(
+    study: Study,
+    grid: Annotated[
+        list[str],
+        typer.Option("--grid", metavar="SECTION.KEY=[V1,V2]", help="Values to choose from; may be repeated."),
+    ],
+    overrides: Set = None,
+    tries: Annotated[
+        float | None,
+        typer.Option(help='Candidates on average, for channel "trusted"; by default as many as the grid has points.'),
+    ] = None,
+    plan_only: Annotated[bool, typer.Option("--plan", help="Show the price and stop.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """Choose hyperparameters by private validation scores, all of it within the study's epsilon.
+
+    Every candidate is a whole training and a private score. A server that is not trusted sees all of them, so that
+    records pay for all; with channel "trusted" only the best is told, at the price of Papernot and Steinke.
+
+    Example: tacit tune heart-disease --grid "algorithm.step_size=[2,8]" --grid "algorithm.clip_norm=[0.3,1]"
+    """
+    from tacit.studies.folder import new_folder
+    from tacit.studies.spec import load_study
+    from tacit.studies.tune import plan_json, plan_tuning, tune, tuned_json
+
+    resolved = load_study(study, overrides or ())
+    plan = plan_tuning(resolved, dict(_values(text) for text in grid), mean_tries=tries)
+    if plan_only:
+        typer.echo(json.dumps(plan_json(plan))) if as_json else _print_plan(plan)
+        return
+    with progress_bars(quiet=as_json) as watch:
+        tuned = tune(plan, watch)
+    folder = new_folder(out, resolved)
+    written = tuned_json(tuned) | {"run_dir": str(folder)}
+    _write(tuned, written, folder)
+    if as_json:
+        typer.echo(json.dumps(written))
+        return
+    _print_plan(plan)
+    _print_tuned(written)
+
+
+def _values(text: str) -> tuple[str, list[Any]]:
+    key, equals, values = text.partition("=")
+    try:
+        found = tomllib.loads(f"value = {values}")["value"]
+    except tomllib.TOMLDecodeError:
+        found = None
+    if not equals or not isinstance(found, list) or not found or not all(type(v) in (int, float) for v in found):
+        raise TacitError(f'Expected --grid such as "algorithm.step_size=[0.5,1,2]", got {text!r}.')
+    return key.strip(), [float(value) for value in found]
+
+
+def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
+    import jax
+    import numpy as np
+
+    (folder / "tuned.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+    leaves = jax.tree_util.tree_leaves_with_path(tuned.params)
+    np.savez(folder / "model.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
+
+
+def _print_plan(plan: TunePlan) -> None:
+    console = Console()
+    table = Table("silo", "records", "validation", "one candidate", "all of it", title="epsilon of tuning")
+    for silo in plan.silos:
+        sizes = str(silo.records), str(silo.validation)
+        table.add_row(silo.name, *sizes, f"{silo.epsilon_of_one:.4f}", f"{silo.epsilon:.4f}")
+    console.print(table)
+    if plan.tries is None:
+        console.print(
+            f"{len(plan.points)} candidates, every one seen by the server: all are paid for together, exactly."
+        )
+    else:
+        console.print(
+            f"About {plan.tries.mean:.3g} candidates, a secret random number; the trusted server tells only the best "
+            "(Papernot and Steinke 2022, Theorem 2)."
+        )
+    console.print(f"delta = {plan.delta:g}. A record is in training or in validation, and pays for the dearer.")
+
+
+def _print_tuned(written: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(*written["chosen"], "private score", title="candidates that may be told")
+    for row in written["candidates"]:
+        table.add_row(*(f"{value:g}" for value in row["point"].values()), f"{row['score']:.4f}")
+    console.print(table)
+    chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
+    tests = ", ".join(
+        f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items() if name.startswith("test")
+    )
+    console.print(f"Chosen: {chosen}. {tests}. The model is in {written['run_dir']}; training it again costs again.")

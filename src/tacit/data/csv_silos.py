@@ -1,0 +1,233 @@
+"""A folder of one CSV file per silo, read by a public schema.
+
+A file's name, without ``.csv``, is the name of its silo. Nothing is fitted: ranges and levels come from the schema.
+
+Options:
+    folder: the folder.
+    schema: the schema file; by default ``schema.toml`` in the folder.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, target_step
+from tacit.data.federation import DataError, Records, Step
+from tacit.data.schema import CategoryColumn, Schema, TargetPart, read_schema
+from tacit.data.table import Encoding, Table
+
+CITATION = "Records of your own, one CSV file per silo."
+MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", "."})
+"""What counts as missing, whatever its case, unless a schema lists it as a level."""
+
+FILL = Step(
+    "missing values",
+    True,
+    "Fixed: the middle of a range, zeros for a category; a level that is not listed gives zeros too.",
+)
+
+
+@dataclass(frozen=True)
+class RawFile:
+    """A CSV file as text: its columns and its cells."""
+
+    path: Path
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def silo(self) -> str:
+        """The name of the silo."""
+        return self.path.stem
+
+    def column(self, name: str) -> list[str]:
+        """The cells of one column."""
+        place = self.header.index(name)
+        return [row[place] for row in self.rows]
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell holds nothing.
+
+    >>> is_missing("NA"), is_missing("0")
+    (True, False)
+    """
+    return cell.strip().lower() in MISSING
+
+
+def csv_files(folder: Path) -> list[Path]:
+    """The silos' files in order of name."""
+    if not folder.is_dir():
+        raise DataError(f"Expected a folder of CSV files, one per silo, got {folder}; give the path of such a folder.")
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file())
+    if not found:
+        raise DataError(f"Expected at least one .csv file in {folder}, got none; put one file per silo there.")
+    return found
+
+
+def read_csv(path: Path) -> RawFile:
+    """A file with a header line, separated by commas, semicolons or tabs."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise DataError(f"No file at {path}; give the path of a CSV file.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error.reason}); save it as CSV in UTF-8.") from None
+    lines = text.splitlines()
+    if not lines:
+        raise DataError(f"{path} is empty; expected a header line and one line per record.")
+    separator = max(",;\t", key=lines[0].count)
+    rows = [tuple(cell.strip() for cell in row) for row in csv.reader(lines, delimiter=separator) if row]
+    header, body = rows[0], rows[1:]
+    repeated = sorted({name for name in header if header.count(name) > 1} | ({""} & set(header)))
+    if repeated:
+        raise DataError(f"{path}: expected different column names, none empty, got {repeated}; rename them.")
+    for number, row in enumerate(body, start=2):
+        if len(row) != len(header):
+            raise DataError(
+                f"{path}, line {number}: expected {len(header)} cells as in the header, got {len(row)}; quote cells "
+                "that hold the separator."
+            )
+    if not body:
+        raise DataError(f"{path} has a header but no records; leave an empty silo out.")
+    return RawFile(path, header, tuple(body))
+
+
+def check_columns(file: RawFile, schema: Schema) -> None:
+    """Raise unless the file has the columns of the schema and no others."""
+    wanted = {schema.target.column, *schema.columns}
+    lacking = [name for name in (schema.target.column, *schema.used) if name not in file.header]
+    if lacking:
+        raise DataError(
+            f"{file.path} has no column {lacking[0]!r}, which the schema asks for; add it to the file (empty cells "
+            'count as missing), or set its kind to "drop" in the schema of every silo.'
+        )
+    strange = [name for name in file.header if name not in wanted]
+    if strange:
+        raise DataError(
+            f"{file.path} has a column {strange[0]!r} that the schema does not know; remove it from the file, or add "
+            f'[columns."{strange[0]}"] with kind = "drop" to the schema.'
+        )
+
+
+def encode_file(file: RawFile, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
+    """Raw numbers, one column per used column of the schema, and the target."""
+    check_columns(file, schema)
+    columns = [_numbers(file, name, schema) for name in schema.used]
+    return np.stack(columns, axis=1), _target(file, schema.target)
+
+
+def _numbers(file: RawFile, name: str, schema: Schema) -> np.ndarray:
+    """One column as numbers: a category's place among its levels, nan where missing or not listed."""
+    column = schema.columns[name]
+    if isinstance(column, CategoryColumn):
+        places = {level: float(place) for place, level in enumerate(column.levels)}
+        return np.array([places.get(cell, np.nan) for cell in file.column(name)])
+    return np.array([_number(file, name, number, cell) for number, cell in enumerate(file.column(name), start=2)])
+
+
+def _number(file: RawFile, name: str, line: int, cell: str) -> float:
+    if is_missing(cell):
+        return float("nan")
+    try:
+        value = float(cell)
+    except ValueError:
+        value = float("inf")
+    if not np.isfinite(value):
+        raise DataError(
+            f"{file.path}, line {line}: expected a number in column {name!r}, got {cell!r}; correct the cell, leave it "
+            "empty, or make the column a category in the schema."
+        )
+    return value
+
+
+def _target(file: RawFile, target: TargetPart) -> np.ndarray:
+    cells = file.column(target.column)
+    if target.classes is None:
+        assert target.low is not None
+        assert target.high is not None
+        numbers = np.array([_number(file, target.column, i, cell) for i, cell in enumerate(cells, start=2)])
+        _no_missing(file, target, np.isnan(numbers))
+        return ((np.clip(numbers, target.low, target.high) - target.low) / (target.high - target.low)).astype(
+            np.float32
+        )
+    places = {name: place for place, name in enumerate(target.classes)}
+    for line, cell in enumerate(cells, start=2):
+        if cell not in places and not is_missing(cell):
+            raise DataError(
+                f"{file.path}, line {line}: expected the target {target.column!r} to be one of "
+                f"{', '.join(target.classes)}, got {cell!r}; correct the cell or the schema's classes."
+            )
+    codes = np.array([places.get(cell, -1) for cell in cells], np.int32)
+    _no_missing(file, target, codes < 0)
+    return codes
+
+
+def _no_missing(file: RawFile, target: TargetPart, missing: np.ndarray) -> None:
+    if missing.any():
+        raise DataError(
+            f"{file.path}, line {int(missing.argmax()) + 2}: the target {target.column!r} is missing; remove records "
+            "without a target from the file."
+        )
+
+
+def encoding_of(schema: Schema) -> Encoding:
+    """The public map from raw numbers to features."""
+    encoders = schema.encoders()
+
+    def apply(raw: np.ndarray) -> np.ndarray:
+        features = encode_columns(raw, schema.used, encoders)
+        return features.astype(np.float32) if schema.norm == "box" else bound_norm(features, schema.norm)
+
+    shrink = () if schema.norm == "box" else (norm_step(schema.norm),)
+    return Encoding(
+        apply=apply,
+        steps=(FILL, *_target_steps(schema.target), columns_step(encoders), *_read_steps(schema), *shrink),
+        norm=schema.bound,
+        names=tuple(name for encoder in encoders for name in encoder.names),
+    )
+
+
+def _read_steps(schema: Schema) -> tuple[Step, ...]:
+    if not schema.read_from_records:
+        return ()
+    listed = ", ".join(schema.read_from_records)
+    return (Step("read from records", False, f"Range or levels of {listed} were taken from the records themselves."),)
+
+
+def _target_steps(target: TargetPart) -> tuple[Step, ...]:
+    if target.low is None or target.high is None:
+        return ()
+    return (target_step(target.column, target.low, target.high),)
+
+
+def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str = "") -> Table:
+    """All silos of a folder."""
+    del directory, verify
+    if not folder:
+        raise DataError('Expected data.options.folder for data.name = "csv"; make such a study with: tacit init FOLDER')
+    place = Path(folder)
+    rules = read_schema(place / (schema or "schema.toml"))
+    files = [read_csv(path) for path in csv_files(place)]
+    encoded = [encode_file(file, rules) for file in files]
+    encoding = encoding_of(rules)
+    return Table(
+        x=np.concatenate([x for x, _ in encoded]),
+        y=np.concatenate([y for _, y in encoded]),
+        fit=lambda _reserve, _train: encoding,
+        task=rules.target.task,
+        class_names=rules.target.classes or (),
+        natural=np.repeat(np.arange(len(files)), [len(y) for _, y in encoded]),
+        silo_names=tuple(file.silo for file in files),
+    )
+
+
+def silo_records(path: Path, schema_path: Path) -> Records:
+    """The records of one silo, for its own daemon: every record of its file."""
+    rules = read_schema(schema_path)
+    raw, target = encode_file(read_csv(path), rules)
+    return {"x": encoding_of(rules).apply(raw), "y": target}

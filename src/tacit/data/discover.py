@@ -1,0 +1,247 @@
+"""What a folder of CSV silos seems to hold: kinds of columns, missing values, and what must still be declared.
+
+Finding this out reads records. The *kind* of a column is taken to be public, as its name is. What records *say* (the
+smallest and largest number, the levels of a category) is not: it is shown to the owner, who may know it from a form
+or a manual and declare it, and else it is either marked as read from records (then nothing computed with it is
+private) or left to private statistics, which are priced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tacit.data.csv_silos import RawFile, csv_files, is_missing, read_csv
+from tacit.data.federation import DataError
+from tacit.data.schema import AnyColumn, CategoryColumn, DroppedColumn, NumberColumn, Schema, TargetPart
+
+Kind = Literal["number", "category", "date", "text", "constant"]
+
+MOST_LEVELS = 30
+"""Text with more different values than this is taken for names or free text, not for a category."""
+MOST_CLASSES = 10
+"""A target of whole numbers with at most this many different values is taken for classes."""
+WIDE = 1e6
+"""The range, on a logarithmic scale, of a number of which nothing is known but private statistics."""
+
+_DATES = (
+    re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}.*)?"),
+    re.compile(r"\d{1,2}[/.]\d{1,2}[/.]\d{2,4}( \d{1,2}:\d{2}.*)?"),
+    re.compile(r"\d{4}/\d{1,2}/\d{1,2}.*"),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One column over all silos; ``low``, ``high`` and ``levels`` are what records say, hence private."""
+
+    name: str
+    kind: Kind
+    missing: Mapping[str, int]
+    distinct: int
+    low: float | None = None
+    high: float | None = None
+    levels: tuple[str, ...] = ()
+
+    @property
+    def has_missing(self) -> bool:
+        """Whether any silo lacks a value."""
+        return any(self.missing.values())
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of silos that agree on their columns."""
+
+    path: Path
+    sizes: Mapping[str, int]
+    columns: Mapping[str, Found]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the owner knows of columns without looking at records: ranges, levels, and what to leave out."""
+
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+
+
+def look(folder: Path, drop: Sequence[str] = ()) -> Folder:
+    """Read every file of a folder and describe its columns."""
+    files = [read_csv(path) for path in csv_files(folder)]
+    _agree(files, drop)
+    names = [name for name in files[0].header if name not in drop]
+    return Folder(
+        folder,
+        {file.silo: len(file.rows) for file in files},
+        {name: _describe(name, files) for name in names},
+    )
+
+
+def _agree(files: Sequence[RawFile], drop: Sequence[str]) -> None:
+    first = files[0]
+    for name in drop:
+        if not any(name in file.header for file in files):
+            raise DataError(f"Expected a column to drop, got {name!r}; the columns are {', '.join(first.header)}.")
+    for file in files[1:]:
+        lacks = [name for name in first.header if name not in file.header and name not in drop]
+        extra = [name for name in file.header if name not in first.header and name not in drop]
+        for who, other, column in ((file, first, lacks), (first, file, extra)):
+            if column:
+                raise DataError(
+                    f"{who.path} has no column {column[0]!r}, which {other.path} has; add it to the file (empty cells "
+                    f"count as missing), rename it, or leave it out everywhere with --drop {column[0]!r}."
+                )
+
+
+def _describe(name: str, files: Sequence[RawFile]) -> Found:
+    missing = {file.silo: sum(is_missing(cell) for cell in file.column(name)) for file in files}
+    values = [cell for file in files for cell in file.column(name) if not is_missing(cell)]
+    distinct = sorted(set(values))
+    if len(distinct) < 2:
+        return Found(name, "constant", missing, len(distinct), levels=tuple(distinct))
+    if all(_is_number(cell) for cell in distinct):
+        numbers = [float(cell) for cell in distinct]
+        levels = tuple(sorted(distinct, key=float)) if len(distinct) <= MOST_CLASSES else ()
+        return Found(name, "number", missing, len(distinct), min(numbers), max(numbers), levels)
+    if all(any(pattern.fullmatch(cell) for pattern in _DATES) for cell in distinct):
+        return Found(name, "date", missing, len(distinct))
+    if len(distinct) > MOST_LEVELS:
+        return Found(name, "text", missing, len(distinct))
+    return Found(name, "category", missing, len(distinct), levels=tuple(distinct))
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return abs(float(cell)) < float("inf")
+    except ValueError:
+        return False
+
+
+def undeclared(folder: Folder, target: str, declared: Declared) -> list[Found]:
+    """The columns, the target among them, of which somebody must still say range or levels."""
+    return [
+        column
+        for column in folder.columns.values()
+        if (column.kind in ("number", "category") or column.name == target)
+        and column.name not in declared.ranges
+        and column.name not in declared.levels
+    ]
+
+
+def declaration_needed(folder: Path, columns: Sequence[Found]) -> DataError:
+    """The error that says what to declare, with the lines to copy."""
+    lines = []
+    for column in columns:
+        key = column.name if re.fullmatch(r"[A-Za-z0-9_-]+", column.name) else f'"{column.name}"'
+        lines.append(f"[{key}]" + ("  levels = [...]" if column.kind == "category" else "  low = ... high = ..."))
+    listed = ", ".join(column.name for column in columns)
+    return DataError(
+        f"Expected a public range or public levels of {listed}: what records say about them is private. Three ways:\n"
+        f"  1. declare them: --range COLUMN=LOW:HIGH, --levels COLUMN=A,B,C, or --bounds FILE with a table for each:\n"
+        f"       {'; '.join(lines)}\n"
+        "  2. price them: --private moments (or quantiles, histogram) standardises numbers by private statistics; "
+        "levels must still be declared\n"
+        f"  3. read them from the records, which is not private: --read-records\nFolder: {folder}"
+    )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A schema and everything that was assumed on the way to it; ``loud`` touches records."""
+
+    schema: Schema
+    assumed: tuple[str, ...]
+    loud: tuple[str, ...]
+
+
+def draft(
+    folder: Folder, target: str, declared: Declared, *, read_records: bool, private: bool, norm: float = 1.0
+) -> Draft:
+    """A schema for a folder.
+
+    ``read_records`` takes what is not declared from the records and says so in the schema; ``private`` leaves ranges of
+    numbers to private statistics.
+    """
+    if target not in folder.columns:
+        raise DataError(f"Expected --target to name a column, got {target!r}; there are {', '.join(folder.columns)}.")
+    open_columns = [
+        column
+        for column in undeclared(folder, target, declared)
+        if not (private and column.kind == "number" and column.name != target)
+    ]
+    if open_columns and not read_records:
+        raise declaration_needed(folder.path, open_columns)
+    assumed = [
+        f"Public: column names, kinds, and which columns have missing values; {len(folder.sizes)} silos and their "
+        f"sizes: {_sizes(folder)}."
+    ]
+    columns: dict[str, AnyColumn] = {name: DroppedColumn() for name in declared.drop}
+    for name, column in folder.columns.items():
+        if name != target:
+            columns[name], said = _column(column, declared, private)
+            assumed += said
+    part = _target_part(folder.columns[target], declared)
+    assumed.append(f"Target: {target}, {part.task}, {part.classes or f'scaled from [{part.low:g}, {part.high:g}]'}.")
+    read = tuple(column.name for column in open_columns)
+    loud = [
+        f"{name}: its {'range' if folder.columns[name].kind == 'number' else 'levels'} was read from the records and "
+        "is NOT private. Every result says so until you declare it."
+        for name in read
+    ]
+    schema = Schema(target=part, norm="box" if private else norm, columns=columns, read_from_records=read)
+    return Draft(schema, tuple(assumed), tuple(loud))
+
+
+def _sizes(folder: Folder) -> str:
+    return ", ".join(f"{name} {size}" for name, size in folder.sizes.items())
+
+
+def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn, list[str]]:
+    """The schema of one column, and what was assumed."""
+    name = column.name
+    said = []
+    if column.has_missing:
+        counts = ", ".join(f"{silo} {count}" for silo, count in column.missing.items() if count)
+        said.append(f"{name}: missing at {counts}; missing counts as a feature of its own, filled with the middle.")
+    if name in declared.levels:
+        return CategoryColumn(levels=declared.levels[name], missing=column.has_missing), said
+    if name in declared.ranges and column.kind == "number":
+        low, high = declared.ranges[name]
+        return NumberColumn(low=low, high=high, missing=column.has_missing), said
+    if column.kind == "number" and private:
+        wide = f"{name}: no range declared; signed logarithmic scale up to {WIDE:g}, then private statistics."
+        return NumberColumn(low=-WIDE, high=WIDE, log=True, missing=column.has_missing), [*said, wide]
+    if column.kind == "number" and len(column.levels) == 2:
+        return CategoryColumn(levels=column.levels, missing=column.has_missing), said
+    if column.kind == "number":
+        assert column.low is not None
+        assert column.high is not None
+        return NumberColumn(low=column.low, high=column.high, missing=column.has_missing), said
+    if column.kind == "category":
+        return CategoryColumn(levels=column.levels, missing=column.has_missing), said
+    why = {
+        "date": "it holds dates; to use it, write a number in its place, such as days since admission",
+        "text": f"it holds text with more than {MOST_LEVELS} different values, such as names",
+        "constant": "all its values are the same",
+    }
+    return DroppedColumn(), [f"{name}: DROPPED, {why[column.kind]}."]
+
+
+def _target_part(column: Found, declared: Declared) -> TargetPart:
+    if column.name in declared.levels:
+        return TargetPart(column=column.name, classes=declared.levels[column.name])
+    if column.name in declared.ranges:
+        low, high = declared.ranges[column.name]
+        return TargetPart(column=column.name, low=low, high=high)
+    if column.levels and column.kind in ("number", "category"):
+        return TargetPart(column=column.name, classes=column.levels)
+    if column.kind == "number":
+        return TargetPart(column=column.name, low=column.low, high=column.high)
+    raise DataError(
+        f"Expected a target of classes or numbers, but {column.name!r} holds {column.kind}; choose another --target."
+    )

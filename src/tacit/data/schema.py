@@ -1,0 +1,183 @@
+"""What the columns of CSV silos mean, decided in advance: a small TOML file that every silo shares.
+
+A schema is public. It holds a range for every number and the levels of every category, so that the map from a row to
+features is fixed before any record is seen; whoever writes it must know these from a manual, a form or a law, not
+from looking at records. A value outside a range is moved to its end, a level that is not listed gives zeros, and a
+value that is missing becomes the middle of its range (zeros for a category).
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tacit.data.encode import Bounded, Column, Missing, OneHot, Signed
+from tacit.data.federation import DataError, Task
+
+FORMAT = 1
+"""The version of the schema format."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NumberColumn(_Part):
+    """A number with a public range; ``missing`` adds a feature that tells whether it is missing."""
+
+    kind: Literal["number"] = "number"
+    low: Finite
+    high: Finite
+    log: bool = False
+    missing: bool = False
+
+    @model_validator(mode="after")
+    def _ordered(self) -> NumberColumn:
+        if not self.low < self.high:
+            raise ValueError(f"expected low={self.low:g} < high={self.high:g}; give the public range of the column")
+        return self
+
+
+class CategoryColumn(_Part):
+    """A category with public levels; two levels become one signed feature, more become one feature each."""
+
+    kind: Literal["category"] = "category"
+    levels: tuple[str, ...] = Field(min_length=2)
+    missing: bool = False
+
+    @model_validator(mode="after")
+    def _different(self) -> CategoryColumn:
+        if len(set(self.levels)) != len(self.levels):
+            raise ValueError("expected different levels; name each once")
+        return self
+
+
+class DroppedColumn(_Part):
+    """A column that is not used."""
+
+    kind: Literal["drop"] = "drop"
+
+
+AnyColumn = Annotated[NumberColumn | CategoryColumn | DroppedColumn, Field(discriminator="kind")]
+
+
+class TargetPart(_Part):
+    """What is predicted: classes in order, or a number with a public range that is scaled to [0, 1]."""
+
+    column: str
+    classes: tuple[str, ...] | None = None
+    low: Finite | None = None
+    high: Finite | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TargetPart:
+        numbers = self.low is not None and self.high is not None
+        if (self.classes is None) != numbers or (self.low is None) != (self.high is None):
+            raise ValueError("set classes, or low and high for a number")
+        if self.classes is not None and (len(self.classes) < 2 or len(set(self.classes)) != len(self.classes)):
+            raise ValueError("expected at least two different classes")
+        if numbers and not self.low < self.high:  # type: ignore[operator]
+            raise ValueError(f"expected low={self.low} < high={self.high}")
+        return self
+
+    @property
+    def task(self) -> Task:
+        """What kind of target this is."""
+        if self.classes is None:
+            return "regression"
+        return "binary" if len(self.classes) == 2 else "multiclass"
+
+
+class Schema(_Part):
+    """The columns of every silo's file, and how they become features.
+
+    ``norm`` bounds the l2 norm of each record's features; with ``"box"`` features just stay between -1 and 1.
+    ``read_from_records`` names the columns whose range or levels were taken from records: nothing that uses them is
+    private. Take a name out of it once you know that its range or levels are public.
+    """
+
+    format: int = FORMAT
+    target: TargetPart
+    norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["box"] = 1.0
+    read_from_records: tuple[str, ...] = ()
+    columns: dict[str, AnyColumn]
+
+    @model_validator(mode="after")
+    def _has_features(self) -> Schema:
+        if self.target.column in self.columns:
+            raise ValueError(f"the target {self.target.column!r} cannot be a feature too; take it out of columns")
+        if all(column.kind == "drop" for column in self.columns.values()):
+            raise ValueError("expected at least one column that is not dropped")
+        return self
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns that become features."""
+        return tuple(name for name, column in self.columns.items() if column.kind != "drop")
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns that are numbers."""
+        return tuple(name for name, column in self.columns.items() if column.kind == "number")
+
+    def encoders(self) -> tuple[Column, ...]:
+        """The public map of each used column; categories are numbered in the order of their levels."""
+        found: list[Column] = []
+        for name in self.used:
+            column = self.columns[name]
+            if isinstance(column, NumberColumn):
+                found.append(Bounded(name, column.low, column.high, log=column.log))
+            elif isinstance(column, CategoryColumn) and len(column.levels) == 2:
+                found.append(Signed(name, (1.0,)))
+            elif isinstance(column, CategoryColumn):
+                found.append(OneHot(name, tuple(map(float, range(len(column.levels)))), column.levels))
+            if not isinstance(column, DroppedColumn) and column.missing:
+                found.append(Missing(name))
+        return tuple(found)
+
+    @property
+    def bound(self) -> float:
+        """A bound on the l2 norm of every record's features."""
+        width = sum(len(encoder.names) for encoder in self.encoders())
+        return math.sqrt(width) if self.norm == "box" else self.norm
+
+
+def schema_from(tree: dict[str, Any], where: str) -> Schema:
+    """A schema from plain values, or an error that names the field."""
+    try:
+        return Schema.model_validate(tree)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors(include_input=False)
+        ]
+        raise DataError(f"The schema {where} cannot be used:\n  " + "\n  ".join(lines)) from None
+
+
+def read_schema(path: Path) -> Schema:
+    """The schema in a TOML file."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"No schema at {path}; make one with: tacit init FOLDER --target COLUMN") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not valid TOML: {error}.") from None
+    return schema_from(tree, str(path))
+
+
+def schema_text(schema: Schema) -> str:
+    """The schema as TOML.
+
+    >>> target = TargetPart(column="ill", classes=("no", "yes"))
+    >>> text = schema_text(Schema(target=target, columns={"age": NumberColumn(low=0, high=100)}))
+    >>> schema_from(tomllib.loads(text), "here").columns["age"].high
+    100.0
+    """
+    return tomli_w.dumps(schema.model_dump(mode="json", exclude_none=True))

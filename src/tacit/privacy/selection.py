@@ -1,0 +1,218 @@
+"""The best of a random number of private runs: what choosing hyperparameters costs.
+
+A mechanism Q (draw hyperparameters at random, train, release a score; all of it private) is run K times, where K is
+random, and only the run with the best score is told. Papernot and Steinke, "Hyperparameter tuning with Renyi
+differential privacy" (ICLR 2022, arXiv:2110.03620), bound the Renyi divergence of that, at every order a > 1:
+
+    K truncated negative binomial (eta, gamma), Theorem 2:
+        e'(a) = e(a) + (1 + eta) min over b >= 1 of [ (1 - 1/b) e(b) + ln(1/gamma)/b ]  +  ln E[K] / (a - 1)
+    K Poisson of mean m, Theorem 6, if Q is (ln(1 + 1/(a-1)), d)-DP:
+        e'(a) = e(a) + m d + ln(m) / (a - 1)
+
+where e(a) bounds the divergence of one run. **Everything hinges on the losers and K staying secret.** A server that is
+not trusted sees every run, and against it the price is that of all runs together (see `tacit.studies.tune`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from tacit.privacy.events import PricingError, positive, probability
+from tacit.privacy.gaussian import gauss_delta
+
+Curve = Callable[[float], float]
+"""Order above one -> a bound on the Renyi divergence of one run."""
+
+
+class Tries(Protocol):
+    """How many runs: a distribution that is public, of a number that is not."""
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        ...
+
+    def chance(self, number: int) -> float:
+        """P[K = number]."""
+        ...
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """One K."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class NegativeBinomial:
+    """Truncated at one: P[K = k] proportional to (1 - gamma)^k prod_{l<k} (l + eta)/(l + 1), k = 1, 2, ...
+
+    ``eta = 1`` is geometric, ``eta = 0`` logarithmic, which costs least.
+
+    >>> geometric = NegativeBinomial(1.0, 0.25)
+    >>> geometric.mean, round(geometric.chance(2), 6)
+    (4.0, 0.1875)
+    """
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not (self.eta > -1 and math.isfinite(self.eta)):
+            raise PricingError(f"Expected eta={self.eta} > -1; 0 is the logarithmic distribution, 1 the geometric.")
+        probability("gamma", self.gamma)
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        if self.eta == 0:
+            return (1 / self.gamma - 1) / math.log(1 / self.gamma)
+        return self.eta * (1 - self.gamma) / (self.gamma * (1 - self.gamma**self.eta))
+
+    def chance(self, number: int) -> float:
+        """P[K = number]."""
+        if number < 1:
+            return 0.0
+        if self.eta == 0:
+            return (1 - self.gamma) ** number / (number * math.log(1 / self.gamma))
+        # The product is gamma(k + eta) / (gamma(eta) k!), below zero with its divisor where eta is.
+        log_product = math.lgamma(number + self.eta) - math.lgamma(self.eta) - math.lgamma(number + 1)
+        log_chance = log_product + number * math.log1p(-self.gamma)
+        return math.exp(log_chance) / abs(self.gamma**-self.eta - 1)
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """One K, by inversion."""
+        left, number = float(generator.uniform()), 1
+        while left > (here := self.chance(number)) and number < 10**6:
+            left -= here
+            number += 1
+        return number
+
+    @staticmethod
+    def of_mean(mean: float, eta: float = 0.0) -> NegativeBinomial:
+        """The distribution with this mean.
+
+        >>> round(NegativeBinomial.of_mean(10.0).mean, 6)
+        10.0
+        """
+        if not mean > 1:
+            raise PricingError(f"Expected more than one run on average, got {mean}; one run needs no selection.")
+
+        def excess(log_odds: float) -> float:
+            return math.log(NegativeBinomial(eta, 1 / (1 + math.exp(log_odds))).mean / mean)
+
+        return NegativeBinomial(eta, 1 / (1 + math.exp(float(brentq(excess, -20.0, 30.0, xtol=1e-13)))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson:
+    """K of this mean; with probability e^-mean there is no run at all, and nothing to tell."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean < math.inf:
+            raise PricingError(f"Expected mean={self.mean} >= 1 runs.")
+
+    def chance(self, number: int) -> float:
+        """P[K = number]."""
+        return math.exp(number * math.log(self.mean) - self.mean - math.lgamma(number + 1)) if number >= 0 else 0.0
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """One K."""
+        return int(generator.poisson(self.mean))
+
+
+def selected_rdp(order: float, curve: Curve, tries: Tries, deltas: Curve | None = None) -> float:
+    """A bound on the Renyi divergence, at this order, of the best of K runs.
+
+    Formal guarantee: Theorems 2 and 6 of Papernot and Steinke. ``curve`` bounds that of one run; ``deltas`` maps
+    epsilon to a delta for which one run is (epsilon, delta)-DP, which Theorem 6 (Poisson) needs.
+    """
+    if order <= 1:
+        raise PricingError(f"Expected order={order} > 1.")
+    count = math.log(tries.mean) / (order - 1)
+    if isinstance(tries, NegativeBinomial):
+        extra = _least_extra(curve, math.log(1 / tries.gamma))
+        return curve(order) + (1 + tries.eta) * extra + count
+    if isinstance(tries, Poisson) and deltas is not None:
+        return curve(order) + tries.mean * deltas(math.log1p(1 / (order - 1))) + count
+    raise PricingError("Expected a negative binomial number of runs, or a Poisson one and the deltas of one run.")
+
+
+def _least_extra(curve: Curve, log_gamma: float) -> float:
+    """min over b >= 1 of (1 - 1/b) e(b) + ln(1/gamma)/b; any b is valid, so a rough minimum is on the private side."""
+
+    def at(log_excess: float) -> float:
+        order = 1 + math.exp(log_excess)
+        return (1 - 1 / order) * curve(order) + log_gamma / order
+
+    found = minimize_scalar(at, bounds=(-12.0, 16.0), method="bounded", options={"xatol": 1e-9})
+    return min(log_gamma, float(found.fun))
+
+
+def epsilon_of_rdp(curve: Curve, delta: float) -> float:
+    """The least epsilon at delta that a Renyi curve implies, by the conversion of Canonne, Kamath and Steinke (2020).
+
+    Formal guarantee: any order is valid, so a rough minimum is on the private side.
+
+    >>> from tacit.privacy.views import zcdp_epsilon
+    >>> abs(epsilon_of_rdp(lambda a: 0.1 * a, 1e-6) - zcdp_epsilon(0.1, 1e-6)) < 1e-6
+    True
+    """
+    delta = probability("delta", delta)
+
+    def at(log_excess: float) -> float:
+        order = 1 + math.exp(log_excess)
+        return curve(order) + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+    grid = np.linspace(-6.0, 14.0, 81)
+    best = min(grid, key=at)
+    found = minimize_scalar(at, bounds=(best - 0.25, best + 0.25), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, min(float(found.fun), at(float(best))))
+
+
+def selection_epsilon(mu: float, tries: Tries, *, delta: float) -> float:
+    """What the best of K runs costs, each run mu-GDP, if nobody learns K nor the other runs.
+
+    >>> one, best = 0.2, NegativeBinomial.of_mean(10.0)
+    >>> from tacit.privacy import gdp_epsilon
+    >>> gdp_epsilon(one, 1e-6) < selection_epsilon(one, best, delta=1e-6) < gdp_epsilon(10**0.5 * one, 1e-6)
+    True
+    """
+    mu = positive("mu", mu)
+    rho = mu * mu / 2
+
+    def deltas(epsilon: float) -> float:
+        return float(gauss_delta(epsilon, mu))
+
+    return epsilon_of_rdp(lambda order: selected_rdp(order, lambda a: rho * a, tries, deltas), delta)
+
+
+def selection_mu(epsilon: float, tries: Tries, *, delta: float) -> float:
+    """The largest separation mu of one run for which the best of K costs at most epsilon, on the private side.
+
+    >>> tries = NegativeBinomial.of_mean(5.0)
+    >>> mu = selection_mu(1.0, tries, delta=1e-6)
+    >>> 0.999 < selection_epsilon(mu, tries, delta=1e-6) <= 1.0
+    True
+    """
+    epsilon = positive("epsilon", epsilon)
+    low, high = 1e-6, 1.0
+    if selection_epsilon(low, tries, delta=delta) > epsilon:
+        raise PricingError(
+            f"Expected an epsilon above what choosing alone costs, got {epsilon} for {tries.mean:.3g} runs on average; "
+            "lower the number of runs, or raise epsilon or delta."
+        )
+    while selection_epsilon(high, tries, delta=delta) <= epsilon:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if selection_epsilon(middle, tries, delta=delta) <= epsilon else (low, middle)
+        if high / low - 1 < 1e-7:
+            break
+    return low

@@ -1,0 +1,154 @@
+"""Standardisation by private statistics: each silo releases them once, inside its budget, before training.
+
+From the release on everything is post-processing: the map from a record's features to standardised ones is fixed and
+public, and treats every record by itself. Only training records enter the statistics; validation and test records are
+mapped by them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.algorithm import Algorithm
+from tacit.algorithms.column_statistics import column_statistics
+from tacit.data import Federation, SiloData, Step
+from tacit.data.encode import bound_norm, norm_step
+from tacit.privacy import Event, calibrate
+from tacit.privacy.plan import events_of
+from tacit.runtime.participation import Participation
+from tacit.runtime.simulate import simulate
+from tacit.silo import enrol
+from tacit.studies.spec import PreprocessingSection, Study, StudyError
+
+_LEAST_VARIANCE = 0.01
+_STREAM = 7919  # keeps the noise of statistics apart from that of training
+
+
+def places_of(section: PreprocessingSection, federation: Federation) -> tuple[int, ...]:
+    """The coordinates that the section's columns became."""
+    names = federation.feature_names
+    if not names:
+        raise StudyError(f"preprocessing: {federation.name} has no named features to standardise; leave it out.")
+    strange = [column for column in section.columns if column not in names]
+    if strange:
+        raise StudyError(
+            f"preprocessing.columns: {federation.name} has no feature {strange[0]!r}; name some of {', '.join(names)}."
+        )
+    return tuple(names.index(column) for column in section.columns)
+
+
+def statistics_of(section: PreprocessingSection, places: Sequence[int], noise: np.ndarray | float) -> Algorithm:
+    """The round in which silos release their statistics."""
+    return column_statistics(columns=places, statistic=section.standardise, bins=section.bins, noise_multiplier=noise)
+
+
+def statistics_events(study: Study, federation: Federation) -> list[tuple[Event, ...]]:
+    """What each silo releases before training: its statistics, at the share of its epsilon that they may cost."""
+    section, privacy = study.preprocessing, study.privacy
+    if section is None:
+        return []
+    epsilons = privacy.epsilon if isinstance(privacy.epsilon, tuple) else (privacy.epsilon,) * len(federation.silos)
+    unit = statistics_of(section, places_of(section, federation), 1.0)
+    found = []
+    for place, (silo, epsilon) in enumerate(zip(federation.silos, epsilons, strict=True)):
+        assert epsilon is not None
+        events = events_of(unit, place=place, silos=len(federation.silos), records=len(silo.train["y"]))
+        found.append(calibrate(events, epsilon=section.share * epsilon, delta=privacy.delta))
+    return found
+
+
+def standardised(
+    study: Study, federation: Federation, noise: Sequence[float], who: Participation, seed: int
+) -> Federation:
+    """The federation with features mapped by statistics that its silos released with this noise."""
+    section = study.preprocessing
+    if section is None:
+        return federation
+    places = places_of(section, federation)
+    # Rounded up to float32, which is what the silo computes with.
+    multipliers = np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
+    algorithm = statistics_of(section, places, multipliers)
+    silos = enrol([{k: silo.train[k] for k in ("x", "y")} for silo in federation.silos])
+    key = jax.random.fold_in(jax.random.key(seed), _STREAM)
+    released = np.asarray(simulate(algorithm, jnp.zeros(()), silos, key=key, who=who, noise="each").params)
+    maps = [_map(section, row) for row in released.astype(np.float64)]
+
+    def apply(records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = records["x"].astype(np.float64)
+        for place, one in zip(places, maps, strict=True):
+            x[:, place] = one(np.clip(x[:, place], -1.0, 1.0))
+        return {**records, "x": bound_norm(x, section.norm)}
+
+    changed = tuple(
+        SiloData(silo.name, apply(silo.train), apply(silo.validation), apply(silo.test)) for silo in federation.silos
+    )
+    listed = ", ".join(section.columns)
+    step = Step(
+        "private standardisation",
+        False,
+        f"{listed} by {section.standardise} that each silo released with noise, priced with training.",
+        priced=True,
+    )
+    steps = (*federation.steps, step, norm_step(section.norm))
+    return dataclasses.replace(federation, silos=changed, feature_norm=section.norm, steps=steps)
+
+
+Map = Callable[[np.ndarray], np.ndarray]
+
+
+def _map(section: PreprocessingSection, released: np.ndarray) -> Map:
+    """The map of one column from its noisy statistics."""
+    if section.standardise == "moments":
+        mean, spread = moments(released)
+        return lambda values: np.clip((values - mean) / (3 * spread), -1.0, 1.0)
+    edges = np.linspace(-1.0, 1.0, section.bins + 1)
+    shares = released + 1 / section.bins if section.standardise == "histogram" else shares_of_tree(released)
+    below = cumulative(shares)
+    if section.standardise == "histogram":
+        return lambda values: 2 * np.interp(values, edges, below) - 1
+    low, high = (quantile(below, edges, share) for share in section.quantiles)
+    high = max(high, low + 2 / section.bins)
+    return lambda values: np.clip(2 * (values - low) / (high - low) - 1, -1.0, 1.0)
+
+
+def moments(released: np.ndarray) -> tuple[float, float]:
+    """Mean and standard deviation from noisy means of v and v^2 - 1.
+
+    >>> mean, spread = moments(np.array([0.5, -0.5]))
+    >>> mean, round(spread, 3)
+    (0.5, 0.5)
+    """
+    mean = float(np.clip(released[0], -1.0, 1.0))
+    return mean, float(np.sqrt(max(released[1] + 1.0 - mean**2, _LEAST_VARIANCE)))
+
+
+def shares_of_tree(released: np.ndarray) -> np.ndarray:
+    """The share of records in each bin, from the noisy differences between left and right halves.
+
+    >>> shares_of_tree(np.array([0.5, 0.25, 0.25])).tolist()
+    [0.5, 0.25, 0.25, 0.0]
+    """
+    shares = np.ones(1)
+    start = 0
+    while start < len(released):
+        difference = released[start : start + len(shares)]
+        start += len(shares)
+        left = np.clip((shares + difference) / 2, 0.0, shares)
+        shares = np.stack([left, shares - left], axis=1).reshape(-1)
+    return shares
+
+
+def cumulative(shares: np.ndarray) -> np.ndarray:
+    """The share of records below each edge: from 0 to 1, never falling, whatever the noise."""
+    positive = np.maximum(shares, 0.0) + 1e-6
+    return np.concatenate([[0.0], np.cumsum(positive) / positive.sum()])
+
+
+def quantile(below: np.ndarray, edges: np.ndarray, share: float) -> float:
+    """Where that share of records lies below."""
+    return float(np.interp(share, below, edges))

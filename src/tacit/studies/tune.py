@@ -1,0 +1,272 @@
+"""Choosing hyperparameters inside the budget: candidates are trained, scored with noise, and the best is kept.
+
+A candidate is one training of a study at one point of a grid and one release of its error on validation records. A
+record is either trained on or validated on, never both, so that it pays for the dearer of the two, not for their sum.
+
+Who sees the losers decides the price.
+
+- *The server is not trusted* (every channel but ``trusted``): it sees every message of every candidate. Then all points
+  of the grid are tried once and every record pays for all of them together, exactly composed.
+- *The server is trusted* and tells nobody anything but the winner: then the number of tries is drawn at random and kept
+  secret, each at a point drawn at random, and the price is that of Papernot and Steinke for the best of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.algorithm import Channel
+from tacit.algorithms.validation_score import validation_score
+from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
+from tacit.privacy.plan import Company, events_of
+from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
+from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu
+from tacit.runtime.participation import participation
+from tacit.runtime.simulate import Seed, simulate_grid
+from tacit.silo import enrol
+from tacit.studies.run import Prepared, prepare, starts_of, summary, watch
+from tacit.studies.spec import Study, StudyError
+
+Mode = Literal["every run is seen", "only the best is told"]
+Point = Mapping[str, Any]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class SiloPrice:
+    """What tuning costs each record of a silo, and one candidate by itself."""
+
+    name: str
+    records: int
+    validation: int
+    epsilon: float
+    epsilon_of_one: float
+    factor: float
+
+
+@dataclass(frozen=True)
+class TunePlan:
+    """The price of tuning, before anything runs; ``separation`` is the mu of the score of one candidate."""
+
+    prepared: Prepared
+    points: tuple[Point, ...]
+    mode: Mode
+    tries: NegativeBinomial | None
+    delta: float
+    silos: tuple[SiloPrice, ...]
+    separation: float
+
+    @property
+    def noise(self) -> np.ndarray:
+        """The noise multiplier of each silo's training, rounded up to float32."""
+        return np.nextafter(np.asarray([silo.factor for silo in self.silos], np.float32), np.float32(np.inf))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found: the score of each candidate as it was released, and the best one's model and metrics."""
+
+    plan: TunePlan
+    tried: tuple[Point, ...]
+    scores: tuple[float, ...]
+    best: int
+    params: Any
+    metrics: dict[str, float]
+
+
+def points_of(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
+    """Every combination of a grid.
+
+    >>> points_of({"algorithm.step_size": [1, 2]})
+    ({'algorithm.step_size': 1}, {'algorithm.step_size': 2})
+    """
+    return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+
+
+def plan_tuning(study: Study, grid: Mapping[str, Sequence[Any]], *, mean_tries: float | None = None) -> TunePlan:
+    """Price a tuning: the noise of every candidate, so that choosing among all of them fits the study's epsilon."""
+    epsilon = _checked(study, grid)
+    once = study.run.model_copy(update={"seeds": (study.run.seed_list[0],), "grid": {}})
+    one = study.model_copy(update={"run": once})
+    prepared, points = prepare(one), points_of(grid)
+    trusted = study.algorithm.channel == "trusted"
+    if mean_tries is not None and not trusted:
+        raise StudyError(
+            f"--tries: a server that is not trusted sees all {len(points)} candidates; leave it out, or use a study "
+            'with algorithm.channel = "trusted".'
+        )
+    _check_points(prepared, points)
+    tries = NegativeBinomial.of_mean(mean_tries or float(max(len(points), 2))) if trusted else None
+    delta, number = study.privacy.delta, len(points)
+    target = selection_mu(epsilon, tries, delta=delta) if tries else gdp_mu(epsilon, delta) / math.sqrt(number)
+    silos = tuple(
+        _silo_price(prepared, place, tries=tries, number=number, epsilon=epsilon, target=target)
+        for place in range(len(prepared.names))
+    )
+    mode: Mode = "only the best is told" if trusted else "every run is seen"
+    return TunePlan(prepared, points, mode, tries, delta, silos, target)
+
+
+def _checked(study: Study, grid: Mapping[str, Sequence[Any]]) -> float:
+    epsilon = study.privacy.epsilon
+    if not isinstance(epsilon, float | int) or study.privacy.user_level or study.privacy.accountant != "tight":
+        raise StudyError('privacy: tuning needs one epsilon for records and accountant = "tight"; set them.')
+    if study.privacy.protects != "record" or study.preprocessing is not None:
+        raise StudyError(
+            'privacy: tuning is priced for whole records and without preprocessing; set protects = "record", declare '
+            "public ranges, and leave preprocessing out."
+        )
+    known = {f"algorithm.{name}" for name in ("step_size", "clip_norm")}
+    known |= {f"algorithm.{name}" for name, value in study.algorithm.own.items() if isinstance(value, float)}
+    strange = sorted(set(grid) - known)
+    if strange or not grid or not all(grid.values()):
+        raise StudyError(f"--grid: expected values for keys among {', '.join(sorted(known))}, got {strange or 'none'}.")
+    return float(epsilon)
+
+
+def _check_points(prepared: Prepared, points: Sequence[Point]) -> None:
+    """Raise if a point would release something else than the study does: one price serves all candidates."""
+    usual = _unit_events(prepared, 0, {})
+    for point in points:
+        if _unit_events(prepared, 0, point) != usual:
+            raise StudyError(f"--grid: {dict(point)} changes what is released, and with it the price; keep it fixed.")
+    lacking = [s.name for s in prepared.federations[0].silos if not len(s.validation["y"])]
+    if lacking:
+        raise StudyError(f"partition.validation: {lacking[0]} has no validation records; set it to 0.2, say.")
+
+
+def _unit_events(prepared: Prepared, place: int, point: Point) -> tuple[Event, ...]:
+    study, records = prepared.study, [silo.records for silo in prepared.plan.silos]
+    unit = prepared.builder.build(noise_multiplier=1.0, **{k.removeprefix("algorithm."): v for k, v in point.items()})
+    fewest = study.run.participants
+    company = Company(tuple(records), study.run.honest, fewest[0] if isinstance(fewest, tuple) else fewest)
+    cap = study.privacy.max_participations
+    return events_of(
+        unit, place=place, silos=len(records), records=records[place], max_participations=cap, company=company
+    )
+
+
+def _silo_price(
+    prepared: Prepared, place: int, *, tries: NegativeBinomial | None, number: int, epsilon: float, target: float
+) -> SiloPrice:
+    """The noise of one candidate at one silo, and what all of them cost there."""
+    events, delta = _unit_events(prepared, place, {}), prepared.study.privacy.delta
+    silo, held = prepared.plan.silos[place], len(prepared.federations[0].silos[place].validation["y"])
+    sampled = any(is_subsampled(e) for e in events)
+    if has_reports(events) or (tries is not None and sampled):
+        raise StudyError(
+            "algorithm.sampling: this tuning is priced for Gaussian releases of whole batches; use sampling = "
+            f'"full" or "one-pass"{"" if tries else ", and no shuffled reports"}.'
+        )
+    if not sampled:
+        factor = gaussian_mu(events) / target * (1 + 1e-9)
+        total = selection_epsilon(target, tries, delta=delta) if tries else gdp_epsilon(target * number**0.5, delta)
+        return SiloPrice(silo.name, silo.records, held, total, gdp_epsilon(target, delta), factor)
+    if any(e.mechanism != "gaussian" or e.sampling == "one-pass" for e in events):
+        raise StudyError("algorithm: sampled rounds beside one-pass or running ones cannot be priced for tuning.")
+    paid = calibrate(_repeated(events, number), epsilon=epsilon, delta=delta)
+    factor = paid[0].noise_multiplier / events[0].noise_multiplier
+    alone = price([e.scaled(factor) for e in events], delta=delta).epsilon
+    return SiloPrice(silo.name, silo.records, held, price(paid, delta=delta).epsilon, alone, factor)
+
+
+def _repeated(events: Sequence[Event], number: int) -> list[Event]:
+    """The releases of so many candidates, each with batches and noise of its own."""
+    return [dataclasses.replace(event, count=event.count * number) for event in events]
+
+
+def tune(plan: TunePlan, progress: Progress | None = None) -> Tuned:
+    """Train the candidates, release their scores, and keep the best."""
+    prepared = plan.prepared
+    seed = prepared.study.run.seed_list[0]
+    generator = np.random.default_rng([seed, 1])
+    tried: tuple[Point, ...] = plan.points
+    if plan.tries is not None:
+        number = plan.tries.draw(generator)
+        tried = tuple(plan.points[int(i)] for i in generator.integers(0, len(plan.points), number))
+    params, trace = _train(plan, tried, seed, progress)
+    scores = _scores(plan, params, len(tried), seed)
+    best = int(np.argmin(scores))
+    return Tuned(
+        plan,
+        tried,
+        tuple(float(score) for score in scores),
+        best,
+        jax.tree.map(lambda leaf: np.asarray(leaf[best]), params),
+        {name: float(values[best]) for name, values in trace.items()},
+    )
+
+
+def _train(plan: TunePlan, tried: Sequence[Point], seed: int, progress: Progress | None) -> Any:
+    """Every candidate with noise of its own: seeds by points in one program, of which the diagonal is kept."""
+    prepared, number = plan.prepared, len(tried)
+    [start] = starts_of(prepared)
+    seeds = [start._replace(key=jax.random.fold_in(jax.random.key(seed), 1 + i)) for i in range(number)]
+    keys = {key: key.removeprefix("algorithm.") for key in tried[0]}
+    grid = {name: jnp.asarray([float(point[key]) for point in tried]) for key, name in keys.items()}
+    noise = jnp.asarray(plan.noise)
+
+    def build(**point: Any) -> Any:
+        return prepared.builder.build(**{**point, "noise_multiplier": noise})
+
+    bar = None if progress is None else lambda done, total: progress("candidates", done, total)
+    rounds = prepared.study.algorithm.num_rounds
+    outcome = simulate_grid(
+        build, grid, seeds, who=prepared.who, measure=watch(prepared), measure_every=rounds, progress=bar
+    )
+    own = jnp.arange(number)
+    params = jax.tree.map(lambda leaf: leaf[own, own], outcome.params)
+    return params, {name: values[np.arange(number), np.arange(number), -1] for name, values in outcome.trace.items()}
+
+
+def _scores(plan: TunePlan, params: Any, number: int, seed: int) -> np.ndarray:
+    """Each candidate's validation error, released by every silo with noise."""
+    prepared = plan.prepared
+    channel: Channel = "direct" if plan.tries is None else "trusted"
+    algorithm = validation_score(
+        prepared.builder.problem.objective, noise_multiplier=1 / plan.separation, channel=channel
+    )
+    federation = prepared.federations[0]
+    silos = enrol([{k: silo.validation[k] for k in ("x", "y")} for silo in federation.silos], prepared.names)
+    key = jax.random.fold_in(jax.random.key(seed), 0)
+    seeds = [
+        Seed(jax.random.fold_in(key, i), jax.tree.map(lambda leaf, i=i: leaf[i], params), silos) for i in range(number)
+    ]
+    who = participation(len(federation.silos), weights=[len(silo.validation["y"]) for silo in federation.silos])
+    outcome = simulate_grid(lambda: algorithm, {}, seeds, who=who, noise="each")
+    return np.asarray(outcome.params)[:, 0]
+
+
+def tuned_json(tuned: Tuned) -> dict[str, Any]:
+    """What may be told, as plain data: where only the best is told, the others are not."""
+    plan = tuned.plan
+    told = range(len(tuned.tried)) if plan.tries is None else [tuned.best]
+    return {
+        **plan_json(plan),
+        "candidates": [{"point": dict(tuned.tried[i]), "score": tuned.scores[i]} for i in told],
+        "chosen": dict(tuned.tried[tuned.best]),
+        "score": tuned.scores[tuned.best],
+        "metrics": {name: summary(np.asarray([value])) for name, value in tuned.metrics.items()},
+    }
+
+
+def plan_json(plan: TunePlan) -> dict[str, Any]:
+    """The price as plain data."""
+    return {
+        "study": plan.prepared.study.name,
+        "mode": plan.mode,
+        "points": [dict(point) for point in plan.points],
+        "tries": None if plan.tries is None else {"mean": plan.tries.mean, "eta": plan.tries.eta},
+        "delta": plan.delta,
+        "silos": [dataclasses.asdict(silo) for silo in plan.silos],
+        "score_noise": 1 / plan.separation,
+    }

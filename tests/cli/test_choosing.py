@@ -1,0 +1,229 @@
+"""`tacit choose`, `init` and `tune`, and what they write."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import app
+from tacit.errors import TacitError
+from tacit.studies.run import prepare, run
+from tacit.studies.spec import load_study
+
+RUNNER = CliRunner()
+CONVEX = ["--convex", "--beta", "0.5", "--records", "200,150,180,160", "-d", "6", "--epsilon", "4"]
+
+
+def tacit(*arguments, code=0):
+    done = RUNNER.invoke(app, [str(part) for part in arguments])
+    if code == 0 and done.exception is not None:
+        raise done.exception
+    return done
+
+
+def chosen(tmp_path, *flags):
+    out = tmp_path / "chosen.toml"
+    found = json.loads(tacit("choose", *flags, "--out", out, "--json").stdout)
+    return found, load_study(out, ["run.alone=false"])
+
+
+@pytest.fixture
+def clinics(tmp_path):
+    generator = np.random.default_rng(0)
+    folder = tmp_path / "clinics"
+    folder.mkdir()
+    for name in ("bergen", "bodo", "molde", "oslo"):
+        rows = ["age,sex,visit,ill"]
+        for _ in range(40):
+            age, sex = generator.integers(20, 90), generator.choice(["f", "m"])
+            ill = (age - 55) / 15 + 0.5 * (sex == "m") + generator.normal() > 0
+            rows.append(f"{age},{sex},2024-01-0{generator.integers(1, 9)},{'yes' if ill else 'no'}")
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
+DECLARE = ("--target", "ill", "--levels", "ill=no,yes", "--levels", "sex=f,m", "--range", "age=0:110")
+
+
+def test_the_study_that_choose_writes_runs(tmp_path):
+    found, study = chosen(tmp_path, *CONVEX, "--max-rounds", "20")
+    assert study.algorithm.name == found["winner"]
+    applies = {row["algorithm"] for row in found["candidates"] if row["applies"]}
+    assert {"mb-sgd", "accelerated-mb-sgd", "one-pass-accelerated", "mu2-sgd", "prox-spider"} == applies
+    best = next(row for row in found["candidates"] if row["algorithm"] == found["winner"])
+    rivals = [row["bound"] for row in found["candidates"] if row["measure"] == best["measure"]]
+    assert best["bound"] == min(rivals)
+    result = run(study)
+    assert result.prepared.plan.silos[0].price.epsilon == pytest.approx(4, rel=2e-3)
+    sizes = [silo.records for silo in result.prepared.plan.silos]
+    assert all(size >= least for size, least in zip(sizes, (200, 150, 180, 160), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "winner", "channel"),
+    [
+        (["--no-convex", "--beta", "0.5", "--max-rounds", "30"], "prox-spider", "direct"),
+        (["--no-convex", "--beta", "0.5", "--shuffler", "--max-rounds", "30"], "prox-spider", "shuffled-sum"),
+        (["--convex", "--no-smooth", "--max-rounds", "30"], "accelerated-mb-sgd", "direct"),
+        (["--convex", "--beta", "0.5", "--mu", "0.1", "--max-rounds", "30"], "accelerated-mb-sgd", "direct"),
+        (["--convex", "--beta", "0.5", "--goal", "population", "--alike", "--max-rounds", "700"], "mb-sgd", "direct"),
+        (["--convex", "--beta", "0.5", "--fairness", "--max-rounds", "5"], "steffle", "direct"),
+    ],
+)
+def test_every_situation_gets_a_study_that_can_be_priced(tmp_path, flags, winner, channel):
+    found, study = chosen(tmp_path, *flags, "--records", "200,150,180,160", "-d", "30", "--epsilon", "4")
+    assert (found["winner"], study.algorithm.channel) == (winner, channel)
+    prepared = prepare(study)
+    assert max(silo.price.epsilon for silo in prepared.plan.silos) <= 4.001
+
+
+def test_reasons_say_what_is_missing():
+    rows = json.loads(tacit("choose", *CONVEX, "--json").stdout)["candidates"]
+    reasons = {row["algorithm"]: " ".join(row["reasons"]) for row in rows if not row["applies"]}
+    assert "proximal-PL" in reasons["prox-sgd"]
+    assert "shuffler" in reasons["ce-psgm"]
+    assert "trusted server" in reasons["diff2-gd"]
+    assert "fairness is not asked for" in reasons["steffle"]
+
+
+def test_choose_prints_tables_and_never_writes_over(tmp_path):
+    shown = tacit("choose", *CONVEX).stdout
+    assert "Winner" in shown
+    assert "theorems that do not apply" in shown
+    out = tmp_path / "kept.toml"
+    out.write_text("mine", encoding="utf-8")
+    with pytest.raises(TacitError, match="--force"):
+        tacit("choose", *CONVEX, "--out", out)
+    assert out.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--convex"),
+        (["--convex"], "--records"),
+        (["--convex", "--records", "many", *CONVEX[5:], "--silos", "2"], "whole numbers"),
+        ([*CONVEX, "--silos", "3"], "leave --silos out"),
+        ([*CONVEX, "--goal", "fame"], "population, empirical, gradient"),
+        ([*CONVEX, "--participants", "9"], "participants=9"),
+        ([*CONVEX, "--delta", "2"], "delta=2"),
+        (["--no-convex", "--no-smooth", *CONVEX[3:], "--out", "nowhere.toml"], "No theorem applies"),
+    ],
+)
+def test_mistakes_of_choosing_name_their_fix(flags, words):
+    with pytest.raises(TacitError, match=words):
+        tacit("choose", *flags, "--json")
+
+
+def test_a_folder_of_files_becomes_a_study_that_runs(clinics, tmp_path):
+    said = json.loads(tacit("init", clinics, *DECLARE, "--json").stdout)
+    assert said["columns"] == {"age": "number", "sex": "category", "visit": "drop"}
+    assert said["not_private"] == []
+    study = load_study(clinics / "study.toml", ["run.seeds=1", "run.alone=false", "algorithm.num_rounds=3"])
+    assert sorted(run(study).prepared.names) == ["bergen", "bodo", "molde", "oslo"]
+    with pytest.raises(TacitError, match="--force"):
+        tacit("init", clinics, *DECLARE, "--json")
+    # The same study, improved by theory, keeps its records.
+    found, better = chosen(tmp_path, "--study", clinics / "study.toml", "--diameter", "4", "--max-rounds", "20")
+    assert found["records"] == [28, 28, 28, 28]
+    assert better.data.name == "csv"
+    prepare(better)
+
+
+def test_private_statistics_are_written_into_the_study(clinics):
+    tacit("init", clinics, "--target", "ill", "--levels", "ill=no,yes", "--levels", "sex=f,m", "--private", "quantiles")
+    study = load_study(clinics / "study.toml", ["run.seeds=1"])
+    assert study.preprocessing.columns == ("age",)
+    assert [event.kind for event in prepare(study).plan.silos[0].events] == ["statistics", "gradient"]
+
+
+def test_records_are_read_only_where_that_is_asked_for(clinics):
+    with pytest.raises(TacitError, match=r"\[age\]"):
+        tacit("init", clinics, "--target", "ill")
+    assert not (clinics / "study.toml").exists()
+    shown = tacit("init", clinics, "--target", "ill", "--read-records").stdout
+    assert shown.count("NOT PRIVATE") == 3
+    with pytest.raises(TacitError, match="there are age, sex, visit, ill"):
+        tacit("init", clinics, "--force")
+
+
+def test_bounds_come_from_a_file(clinics, tmp_path):
+    bounds = tmp_path / "bounds.toml"
+    bounds.write_text(
+        "[age]\nlow = 0\nhigh = 120\n[sex]\nlevels = ['f', 'm']\n[ill]\nlevels = ['no', 'yes']\n", "utf-8"
+    )
+    tacit("init", clinics, "--target", "ill", "--bounds", bounds)
+    schema = tomllib.loads((clinics / "schema.toml").read_text(encoding="utf-8"))
+    assert schema["columns"]["age"]["high"] == 120
+    bounds.write_text("[age]\nlow = 3\n", "utf-8")
+    with pytest.raises(TacitError, match="low and high, or levels"):
+        tacit("init", clinics, "--target", "ill", "--bounds", bounds, "--force")
+
+
+def test_each_silo_reads_its_own_file_by_the_same_schema(clinics, tmp_path):
+    from tacit.runtime.daemon.policy import load_policy, load_records
+
+    tacit("init", clinics, *DECLARE)
+    home = tmp_path / "bergen"
+    tacit("silo", "init", home, "--records", clinics / "bergen.csv", "--columns", clinics / "schema.toml")
+    records = load_records(load_policy(home / "policy.toml"), home)
+    assert records["x"].shape == (40, 2)
+    with pytest.raises(TacitError, match="together"):
+        tacit("silo", "init", tmp_path / "other", "--records", clinics / "bergen.csv")
+
+
+def test_questions_are_asked_of_people(clinics, monkeypatch):
+    monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
+    done = RUNNER.invoke(app, ["init", str(clinics)], input="ill\n110:0\n0:110\n\n\n")
+    assert done.exit_code == 0, done.output
+    assert "your records lie in 2" in done.output
+    assert "Expected LOW:HIGH with LOW < HIGH" in done.output
+    schema = tomllib.loads((clinics / "schema.toml").read_text(encoding="utf-8"))
+    assert schema["columns"]["age"] == {"kind": "number", "low": 0, "high": 110, "log": False, "missing": False}
+    assert schema["columns"]["sex"]["levels"] == ["f", "m"]
+    answers = "y\n0\ny\n0.5\ny\nn\nn\nn\n500\n8\n11\n1\n2\n1\n1e-6\n"
+    done = RUNNER.invoke(app, ["choose"], input=answers)
+    assert done.exit_code == 0, done.output
+    assert "At the smallest silo, 500 records" in done.output
+    assert "assumed" not in done.output
+
+
+def test_tuning_is_priced_before_it_runs():
+    grid = ("--grid", "algorithm.step_size=[1,8]", "--set", "run.seeds=1")
+    plan = json.loads(tacit("tune", "heart-disease", *grid, "--plan", "--json").stdout)
+    assert plan["mode"] == "every run is seen"
+    assert all(silo["epsilon_of_one"] < 0.75 < silo["epsilon"] <= 1.0 + 1e-9 for silo in plan["silos"])
+    with pytest.raises(TacitError, match="Expected --grid such as"):
+        tacit("tune", "heart-disease", "--grid", "algorithm.step_size=fast")
+
+
+@pytest.mark.parametrize("command", [["choose"], ["init"], ["tune"], ["silo", "init"]])
+def test_help_has_an_example(command):
+    assert f"Example: tacit {' '.join(command)} " in " ".join(tacit(*command, "--help").stdout.split())
+
+
+def test_from_files_to_price_in_processes_of_their_own(clinics, tmp_path):
+    def process(*arguments):
+        code = "from tacit.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=300,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    wrong = process("init", "clinics", "--target", "ill")
+    assert wrong.returncode == 2
+    assert "Traceback" not in wrong.stderr
+    assert "--range COLUMN=LOW:HIGH" in wrong.stderr
+    assert process("init", "clinics", *DECLARE).returncode == 0
+    done = process("plan", "clinics/study.toml", "--json", "--set", "run.seeds=1")
+    assert done.returncode == 0, done.stderr
+    assert [silo["name"] for silo in json.loads(done.stdout)["silos"]] == ["bergen", "bodo", "molde", "oslo"]

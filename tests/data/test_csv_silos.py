@@ -1,0 +1,142 @@
+"""Folders of CSV silos: what is read, what is refused, and what counts as private."""
+
+import numpy as np
+import pytest
+
+from tacit import data
+from tacit.data.csv_silos import silo_records
+from tacit.data.discover import Declared, draft, look
+from tacit.data.schema import CategoryColumn, NumberColumn, Schema, TargetPart, schema_text
+
+HEADER = "age,sex,city,when,ill"
+ROWS = ["50,f,a,2024-01-02,no", "40,m,b,2024-02-02,yes", ",f,c,2023-01-09,no", "60,x,a,2024-01-05,yes"]
+DECLARED = Declared(
+    ranges={"age": (20.0, 80.0)}, levels={"sex": ("f", "m"), "city": ("a", "b", "c"), "ill": ("no", "yes")}
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("\n".join([HEADER, *ROWS * 5]) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def write_schema(folder, declared=DECLARED, **how):
+    drafted = draft(look(folder), "ill", declared, **{"read_records": False, "private": False, **how})
+    (folder / "schema.toml").write_text(schema_text(drafted.schema), encoding="utf-8")
+    return drafted
+
+
+def test_declared_columns_become_features(folder):
+    drafted = write_schema(folder, norm=100.0)
+    records = silo_records(folder / "north.csv", folder / "schema.toml")
+    names = ["age", "age missing", "sex", "city=a", "city=b", "city=c"]
+    np.testing.assert_allclose(
+        records["x"][:4],
+        [[0, 0, -1, 1, 0, 0], [-1 / 3, 0, 1, 0, 1, 0], [0, 1, -1, 0, 0, 1], [1 / 3, 0, 0, 1, 0, 0]],
+        atol=1e-6,
+    )
+    assert records["y"][:4].tolist() == [0, 1, 0, 1]
+    federation = data.load("csv", folder=str(folder), validation=0.0, test=0.2)
+    assert [silo.name for silo in federation.silos] == ["north", "south"]
+    assert list(federation.feature_names) == names
+    assert not federation.touches_private_data
+    assert any("when: DROPPED, it holds dates" in line for line in drafted.assumed)
+    assert any("age: missing at north 5, south 5" in line for line in drafted.assumed)
+    assert drafted.loud == ()
+
+
+def test_what_records_say_must_be_declared_or_is_marked(folder):
+    with pytest.raises(data.DataError, match="public levels of age, sex, city, ill") as error:
+        write_schema(folder, Declared())
+    assert "--read-records" in str(error.value)
+    drafted = write_schema(folder, Declared(levels={"ill": ("no", "yes")}), read_records=True)
+    assert drafted.schema.read_from_records == ("age", "sex", "city")
+    assert len(drafted.loud) == 3
+    assert data.load("csv", folder=str(folder)).touches_private_data
+
+
+def test_private_statistics_need_no_range_but_levels(folder):
+    drafted = write_schema(folder, Declared(levels=DECLARED.levels), private=True)
+    assert drafted.schema.norm == "box"
+    assert drafted.schema.columns["age"].log
+    x = silo_records(folder / "north.csv", folder / "schema.toml")["x"]
+    assert np.abs(x).max() <= 1.0
+    assert drafted.schema.bound == pytest.approx(np.sqrt(6))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("age,sex,city,ill\n1,f,a,no\n", r"south.csv has no column 'when', which .*north.csv has"),
+        (HEADER + ",extra\n1,f,a,2024-01-01,no,3\n", r"north.csv has no column 'extra', which .*south.csv has"),
+        (HEADER + "\n1,f,a\n", r"south.csv, line 2: expected 5 cells"),
+        (HEADER + "\n", "no records"),
+        ("", "is empty"),
+        ("age,age,city,when,ill\n1,2,3,4,5\n", "different column names"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(folder, text, words):
+    (folder / "south.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(data.DataError, match=words):
+        look(folder)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("old,f,a,x,no", r"south.csv, line 2: expected a number in column 'age', got 'old'"),
+        ("1,f,a,x,maybe", r"south.csv, line 2: expected the target 'ill' to be one of no, yes, got 'maybe'"),
+        ("1,f,a,x,", r"south.csv, line 2: the target 'ill' is missing"),
+    ],
+)
+def test_cells_that_do_not_fit_are_named(folder, row, words):
+    write_schema(folder)
+    (folder / "south.csv").write_text(f"{HEADER}\n{row}\n", encoding="utf-8")
+    with pytest.raises(data.DataError, match=words):
+        data.load("csv", folder=str(folder))
+
+
+def test_columns_beyond_the_schema_are_refused(folder):
+    write_schema(folder)
+    (folder / "south.csv").write_text(f"{HEADER},extra\n1,f,a,x,no,1\n", encoding="utf-8")
+    with pytest.raises(data.DataError, match="'extra' that the schema does not know"):
+        data.load("csv", folder=str(folder))
+    (folder / "south.csv").write_text("sex,city,when,ill\nf,a,x,no\n", encoding="utf-8")
+    with pytest.raises(data.DataError, match="has no column 'age', which the schema asks for"):
+        data.load("csv", folder=str(folder))
+
+
+def test_regression_targets_are_scaled_and_semicolons_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text("dose;cost\n1;100\n2;900\n3;5000\n", encoding="utf-8")
+    target = TargetPart(column="cost", low=0, high=1000)
+    schema = Schema(target=target, columns={"dose": NumberColumn(low=0, high=4)})
+    (tmp_path / "schema.toml").write_text(schema_text(schema), encoding="utf-8")
+    records = silo_records(tmp_path / "a.csv", tmp_path / "schema.toml")
+    np.testing.assert_allclose(records["y"], [0.1, 0.9, 1.0], rtol=1e-6)
+    assert records["y"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"columns": {"age": NumberColumn.model_construct(kind="number", low=2.0, high=1.0)}}, "low=2 < high=1"),
+        ({"columns": {"sex": CategoryColumn.model_construct(kind="category", levels=("f",))}}, "at least 2"),
+    ],
+)
+def test_schemas_that_make_no_sense_are_refused(tmp_path, change, words):
+    good = Schema(target=TargetPart(column="y", classes=("0", "1")), columns={"a": NumberColumn(low=0, high=1)})
+    (tmp_path / "schema.toml").write_text(schema_text(good.model_copy(update=change)), encoding="utf-8")
+    (tmp_path / "a.csv").write_text("age,sex,y\n1,f,0\n", encoding="utf-8")
+    with pytest.raises(data.DataError, match=words):
+        data.load("csv", folder=str(tmp_path))
+
+
+def test_synthetic_records_have_the_sizes_that_were_asked_for():
+    federation = data.load("synthetic", sizes=[30, 50], features=4, heterogeneity=1.0, groups=2, validation=0.0)
+    assert [len(silo.train["y"]) + len(silo.test["y"]) for silo in federation.silos] == [30, 50]
+    assert federation.feature_shape == (4,)
+    assert set(np.concatenate([silo.train["s"] for silo in federation.silos])) == {0, 1}
+    with pytest.raises(data.DataError, match="correct data\\.options"):
+        data.load("synthetic", sizes=[1])
