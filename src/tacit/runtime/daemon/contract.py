@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Silo
+from tacit.algorithms import ALGORITHMS
 from tacit.data import Federation
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, calibrate, price
 from tacit.privacy.discrete import effective_multiplier
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Plan, RefusalError
-from tacit.runtime.daemon.shuffling import affordable_sum, bare_events, check_shuffle, terms_of
+from tacit.runtime.daemon.shuffling import affordable_sum, bare_events, check_shuffle, coordinates, terms_of
 from tacit.silo import desk_of, exact_statistic
 from tacit.silo.secure_noise import least_grid_sigma
-from tacit.silo.secure_share import ShareTerms
+from tacit.silo.secure_share import BlockTerms, rounded_share
 from tacit.studies.assemble import Builder, builder_of, problem_of
 from tacit.studies.spec import study_from
 
@@ -48,7 +49,7 @@ class Offer:
     broadcasts: Mapping[str, Any]
     memory: Any
     positions: tuple[int, ...]
-    shares: Mapping[str, ShareTerms] = field(default_factory=dict)
+    shares: Mapping[str, BlockTerms] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -107,28 +108,41 @@ def _offer(plan: Plan, records: int, record: Any, allow: AllowSection) -> Offer:
     unit = builder.build(noise_multiplier=1.0)
     shapes = shapes_of(unit, builder, record)
     _check_built(unit, shapes, allow, "direct" if plan.shuffle is None else "shuffled-sum")
-    grids, shares = {}, {}
+    grids: dict[str, float] = {}
+    shares: dict[str, BlockTerms] = {}
     if plan.shuffle is None:
         algorithm, events, cost = _affordable(builder, unit, plan, records, shapes.dimensions)
         multipliers = {e.kind: e.noise_multiplier for e in bare_events(algorithm, plan, records)}
         grids = {kind: least_grid_sigma(z, shapes.dimensions[kind]) for kind, z in multipliers.items()}
     else:
         algorithm, events, cost = affordable_sum(builder, unit, plan, records)
-        shares = terms_of(algorithm, plan, shapes.dimensions)
+        shares = terms_of(algorithm, plan, shapes.messages)
     memory = _first_memory(algorithm, shapes.params)
-    _rehearse(algorithm, plan, shapes, memory, record, records)
+    _rehearse(algorithm, plan, shapes, memory, record, records, shares)
     return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, _positions(algorithm), shares)
 
 
-def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, record: Any, records: int) -> None:
+def _rehearse(
+    algorithm: Algorithm,
+    plan: Plan,
+    shapes: Shapes,
+    memory: Any,
+    record: Any,
+    records: int,
+    shares: Mapping[str, BlockTerms],
+) -> None:
     """Go through every kind of round with shapes alone: what cannot run is refused before it is consented to."""
     table = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((records, *leaf.shape), leaf.dtype), record)
     order = jax.ShapeDtypeStruct((records,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     for kind, part in algorithm.rounds.items():
 
-        def once(broadcast: Any, memory: Any, table: Any, order: Any, key: Any, silo: Silo = part.silo) -> Any:
+        def once(
+            broadcast: Any, memory: Any, table: Any, order: Any, key: Any, silo: Silo = part.silo, kind: str = kind
+        ) -> Any:
             work, desk = silo.start(broadcast, memory), desk_of(table, records, order, plan.place)
+            if kind in shares:
+                return rounded_share(silo, work, desk, jax.random.split(key), 0, shares[kind])
             mean, deviation = exact_statistic(silo, work, desk, key=key, position=0)
             if deviation is None:
                 raise RefusalError("not-allowed", "expected every release to have noise")
@@ -141,6 +155,8 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
     name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
     if name not in allow.algorithms:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
+    if name in ALGORITHMS and ALGORITHMS[name].can_protect_attribute:
+        raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
     if plan.silos < allow.min_silos:
@@ -177,7 +193,7 @@ def shapes_of(algorithm: Algorithm, builder: Builder, record: Any) -> Shapes:
         broadcasts[kind] = jax.eval_shape(part.server.ask, state)
         work = jax.eval_shape(part.silo.start, broadcasts[kind], memory)
         statistic = jax.eval_shape(part.silo.query, work, record)
-        dimensions[kind] = _coordinates(statistic)
+        dimensions[kind] = coordinates(statistic)
         work = jax.eval_shape(part.silo.absorb, work, statistic)
         messages[kind] = jax.eval_shape(part.silo.report, work, memory)[0]
     return Shapes(dimensions, broadcasts, messages, params)
@@ -194,12 +210,8 @@ def _first_memory(algorithm: Algorithm, shapes: Any) -> Any:
     return zeros
 
 
-def _coordinates(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-
-
 def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, channel: str) -> None:
-    if _coordinates(shapes.params) > allow.max_parameters:
+    if coordinates(shapes.params) > allow.max_parameters:
         raise RefusalError("not-allowed", f"expected a model of at most {allow.max_parameters} parameters")
     steps = sum(algorithm.rounds[kind].silo.local_steps for kind in algorithm.schedule)
     if steps > 10 * allow.max_rounds:

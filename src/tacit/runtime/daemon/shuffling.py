@@ -10,8 +10,12 @@ shuffler, which each contribution tells how many it needs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int64
 
@@ -22,7 +26,7 @@ from tacit.privacy import Event, Price, calibrate, events_of, price
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Answer, Plan, RefusalError, Sealed, broadcast_digest
 from tacit.runtime.shuffler.deposits import sum_deposits
-from tacit.silo.secure_share import ShareTerms, share_terms
+from tacit.silo.secure_share import BlockTerms, share_terms
 from tacit.studies.assemble import Builder
 
 TAILS = 1e-12
@@ -103,22 +107,32 @@ def _check_kinds(algorithm: Algorithm) -> None:
             raise RefusalError("bad-plan", 'expected sampling "full", "wor" or "one-pass": the crowd has a fixed size')
 
 
-def terms_of(algorithm: Algorithm, plan: Plan, dimensions: Mapping[str, int]) -> dict[str, ShareTerms]:
-    """Grid and coins of every kind of round; all silos and the server find the same from the same plan."""
-    crowd, shuffle, found = _crowd(plan), plan.shuffle, {}
+def terms_of(algorithm: Algorithm, plan: Plan, statistics: Mapping[str, Any]) -> dict[str, BlockTerms]:
+    """Grid and coins of every kind of round, block by block; all silos and the server find the same from the same plan.
+
+    ``statistics`` are the shapes of what is released.
+    """
+    crowd, shuffle = _crowd(plan), plan.shuffle
     assert shuffle is not None
-    if len(algorithm.schedule) * max(dimensions.values()) > _MOST_COORDINATES:
+    if len(algorithm.schedule) * max(map(coordinates, statistics.values())) > _MOST_COORDINATES:
         raise RefusalError("not-allowed", f"expected rounds x parameters of at most {_MOST_COORDINATES}")
+    found: dict[str, BlockTerms] = {}
     for event in bare_events(algorithm, plan, crowd[plan.place]):
-        size = algorithm.rounds[event.kind].silo.release.batch_size
-        found[event.kind] = share_terms(
-            event.noise_multiplier,
-            crowd if size is None else [int(np.max(size))] * len(crowd),
-            least=shuffle.least,
-            honest=shuffle.honest,
-            dimension=dimensions[event.kind],
-        )
+        release = algorithm.rounds[event.kind].silo.release
+        size, shape = release.batch_size, statistics[event.kind]
+        sizes = crowd if size is None else [int(np.max(size))] * len(crowd)
+        own = partial(share_terms, sizes=sizes, least=shuffle.least, honest=shuffle.honest)
+        if isinstance(release.noise_multiplier, Mapping):
+            blocks = {name: float(z) for name, z in release.noise_multiplier.items()}
+            found[event.kind] = {name: own(z, dimension=coordinates(shape[name])) for name, z in blocks.items()}
+        else:
+            found[event.kind] = own(event.noise_multiplier, dimension=coordinates(shape))
     return found
+
+
+def coordinates(tree: Any) -> int:
+    """How many numbers a tree of shapes has."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def sealed_answer(

@@ -65,15 +65,16 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     transport = Recorder(transport, folder / "received.bin") if terms.record else transport
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})
-    met = meet(transport, terms.silos, patience, journal)
+    path = folder / "checkpoint.npz"
+    met = meet(transport, _needed(study, terms) if path.exists() else terms.silos, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
-    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos)
+    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos if name in met)
     sums = Sums(point.plan, point.silos, callers, coins=noisy) if callers else None
     weights = list(point.records) if study.run.weights == "records" else None
     conductor = Conductor(
         point,
-        folder / "checkpoint.npz",
+        path,
         transport,
         {name: at for name, (at, _) in met.items()},
         who=participation(
@@ -93,7 +94,7 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     def after(number: int) -> None:
         row = point.history[-1]
         row |= {"measured": measure(conductor.params), "epsilon_spent": _spent(conductor)}
-        point.save(folder / "checkpoint.npz")
+        point.save(path)
         journal(
             "measured",
             {"round": number, "rounds": conductor.rounds, **row["measured"], "epsilon": row["epsilon_spent"]},
@@ -105,6 +106,11 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     journal("finished", {"seconds": seconds, "receipts": _plain(receipts)})
     for caller in callers.values():
         caller.close()
+
+
+def _needed(study: Study, terms: Deployment) -> int:
+    """How many silos a study needs to go on with: those that are away may come back later."""
+    return participation(terms.silos, study.run.participants).fewest
 
 
 def _point(

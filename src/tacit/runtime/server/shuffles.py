@@ -14,7 +14,7 @@ from tacit.runtime.daemon.contract import Shapes, builder_from, record_of, shape
 from tacit.runtime.daemon.protocol import Consent, Plan, Sealed
 from tacit.runtime.daemon.shuffling import affordable_sum, terms_of
 from tacit.runtime.shuffler.client import Caller, sum_over
-from tacit.silo.secure_share import mean_of_total
+from tacit.silo.secure_share import BlockTerms, mean_of_total
 
 
 class Sums:
@@ -33,8 +33,8 @@ class Sums:
         unit = builder.build(noise_multiplier=1.0)
         shapes = shapes_of(unit, builder, record_of(plan))
         self._algorithm, self._events, _ = affordable_sum(builder, unit, plan, plan.shuffle.records[0])
-        found = terms_of(self._algorithm, plan, shapes.dimensions)
-        self.terms = found if coins else {kind: terms._replace(coins=0) for kind, terms in found.items()}
+        found = terms_of(self._algorithm, plan, shapes.messages)
+        self.terms = found if coins else {kind: _coinless(terms) for kind, terms in found.items()}
 
     def check(self, consents: Mapping[str, Consent]) -> None:
         """All parties must have found the same noise, or the sum could not be read."""
@@ -60,6 +60,12 @@ class Sums:
         size = silo.release.batch_size
         count = sum(self._records[name] if size is None else int(np.max(size)) for name in answers)
         return mean_of_total(total, silo, broadcast, shapes.messages[kind], self.terms[kind], count)
+
+
+def _coinless(terms: BlockTerms) -> BlockTerms:
+    if isinstance(terms, Mapping):
+        return {name: own._replace(coins=0) for name, own in terms.items()}
+    return terms._replace(coins=0)
 
 
 def cut(response: Any, body: bytes) -> dict[str, bytes]:

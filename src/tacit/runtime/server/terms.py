@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tacit.algorithms import find
 from tacit.errors import TacitError
 from tacit.runtime.daemon.protocol import Plan, Shuffle, Welcome
 from tacit.runtime.shuffler.client import Address
@@ -71,6 +72,10 @@ def check_study(study: Study, shufflers: int) -> None:
         raise StudyError("privacy.user_level: real silos price records; leave it out, or simulate.")
     if section.protects != "record":
         raise StudyError("privacy.protects: real silos protect whole records; leave it out, or simulate.")
+    if find(study.algorithm.name).can_protect_attribute:
+        raise StudyError(
+            f"algorithm.name: {study.algorithm.name} reads a sensitive attribute, which daemons do not hold; simulate."
+        )
     channel = study.algorithm.channel
     if channel not in ("direct", "shuffled-sum"):
         raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use "direct" or "shuffled-sum".')
