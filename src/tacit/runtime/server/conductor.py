@@ -1,6 +1,6 @@
 """The server of a deployed study: meets silos, proposes, plays rounds with whoever comes, and can be killed any time.
 
-    meet -> propose -> for each round: ask -> (mean, or sum over shufflers) -> tell -> checkpoint -> finish
+    meet -> propose -> for each round: ask -> (mean, or what shufflers release) -> tell -> checkpoint -> finish
 
 A round that was asked before a crash is asked again with the same broadcast, and silos answer from their books.
 Silos may be late, vanish and come back: a round goes on with at least as many as the study allows, and waits where it
@@ -45,7 +45,7 @@ from tacit.runtime.daemon.protocol import (
 from tacit.runtime.participation import Participation, Roster, everyone, participation, roster
 from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import Checkpoint
-from tacit.runtime.server.shuffles import Sums
+from tacit.runtime.server.shuffles import Shuffled
 from tacit.runtime.server.transport import Replies, Transport
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -111,11 +111,11 @@ class Conductor:
         who: Participation | None = None,
         patience: Patience,
         seed: int = 0,
-        sums: Sums | None = None,
+        shuffled: Shuffled | None = None,
         tell: Tell = lambda event, facts: None,
     ) -> None:
         self.point, self._path, self._transport, self._tell = point, path, transport, tell
-        self._patience, self._sums = patience, sums
+        self._patience, self._shuffled = patience, shuffled
         self._addresses = dict(addresses)
         plan = point.plan
         builder = builder_from(plan, point.records[0])
@@ -129,7 +129,7 @@ class Conductor:
         self._plans = {name: plan.model_copy(update={"place": i}) for i, name in enumerate(point.silos)}
         self._weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
         self.consents: dict[str, Consent] = {}
-        if (plan.shuffle is None) != (sums is None):
+        if (plan.shuffle is None) != (shuffled is None):
             raise TacitError("Expected shufflers exactly where the plan names them.")
 
     @property
@@ -182,8 +182,8 @@ class Conductor:
     def _agreed(self, name: str, response: Consent) -> bool:
         """Whether a silo has consented; the first time, that is told and its noise compared with the server's."""
         if response.state == "consented" and name not in self.consents:
-            if self._sums is not None:
-                self._sums.check({name: response})
+            if self._shuffled is not None:
+                self._shuffled.check({name: response})
             self.consents[name] = response
             self._tell("consent", {"silo": name, "epsilon": response.epsilon, "delta": response.delta})
         return response.state == "consented"
@@ -219,14 +219,14 @@ class Conductor:
         chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
         must = self.point.decided or ()
         answers = self._gather(number, specs, payload, must or chosen, kind, fixed=bool(must))
-        if self._sums is None:
+        if self._shuffled is None or not self._shuffled.carries(kind):
             mean = self._mean(kind, answers)
         else:
             if not must:
                 self.point.decided = tuple(sorted(answers))
                 self.point.save(self._path)
             digest = broadcast_digest(specs, payload)
-            mean = self._sums.mean(self.algorithm, kind, number, digest, broadcast, answers, self._shapes)
+            mean = self._shuffled.mean(kind, number, digest, broadcast, answers)
         row = {
             "round": number + 1,
             "kind": kind,
@@ -251,6 +251,8 @@ class Conductor:
         answers: dict[str, tuple[Any, bytes]] = {}
         deadline = time.monotonic() + self._patience.total_seconds
         wanted = list(chosen)
+        if set(wanted) - set(self._addresses):
+            self._look(set(wanted) - set(self._addresses))
         while True:
             left = [n for n in wanted if n not in answers and n not in gone]
             requests = {n: [self._proposal(n), self._request(n, number, specs, payload)] for n in left}

@@ -17,19 +17,22 @@ from typing import Any
 import jax
 
 from tacit.algorithm import Params
+from tacit.channel.sealing import SecretKey, new_secret
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Receipt
+from tacit.runtime.daemon.reporting import REPORTS
 from tacit.runtime.daemon.shuffling import bare_events
 from tacit.runtime.participation import participation
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.runtime.server.conductor import Conductor, Patience, Tell, fresh_state, meet
 from tacit.runtime.server.outcome import write_outcome
-from tacit.runtime.server.shuffles import Sums
+from tacit.runtime.server.shuffles import Reports, Shuffled, Sums
 from tacit.runtime.server.terms import Deployment, deployment_from, plan_for
 from tacit.runtime.server.transport import Recorder, Transport
 from tacit.runtime.shuffler.client import Caller, greet
+from tacit.runtime.shuffler.config import load_sealing, write_sealing
 from tacit.studies.spec import Study, load_study
 
 Measure = Callable[[Params], dict[str, float]]
@@ -69,8 +72,7 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     met = meet(transport, _needed(study, terms) if path.exists() else terms.silos, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
-    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos if name in met)
-    sums = Sums(point.plan, point.silos, callers, coins=noisy) if callers else None
+    shuffled = _shuffled(folder, point, met, callers)
     weights = list(point.records) if study.run.weights == "records" else None
     conductor = Conductor(
         point,
@@ -86,7 +88,7 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
         ),
         patience=patience,
         seed=terms.seed,
-        sums=sums,
+        shuffled=shuffled,
         tell=journal,
     )
     measure = measure_of(study, terms)
@@ -108,6 +110,25 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
         caller.close()
 
 
+def _shuffled(
+    folder: Path, point: Checkpoint, met: Mapping[str, Any], callers: Mapping[str, Caller]
+) -> Shuffled | None:
+    if not callers:
+        return None
+    if point.plan.shuffle is not None and point.plan.shuffle.server is not None:
+        return Reports(point.plan, callers, _server_key(folder))
+    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos if name in met)
+    return Sums(point.plan, point.silos, callers, coins=noisy)
+
+
+def _server_key(folder: Path) -> SecretKey:
+    """The key that opens single reports; it is made with the study, and a run that goes on needs the same."""
+    path = folder / "server.key"
+    if not path.exists():
+        write_sealing(path, new_secret("mlkem768-x25519"))
+    return load_sealing(path)
+
+
 def _needed(study: Study, terms: Deployment) -> int:
     """How many silos a study needs to go on with: those that are away may come back later."""
     return participation(terms.silos, study.run.participants).fewest
@@ -121,7 +142,8 @@ def _point(
         return load_checkpoint(path, fresh_state)
     names = tuple(sorted(met))[: terms.silos]
     facts = [met[name][1] for name in names]
-    plan = plan_for(study, facts, {name: greet(caller).seal for name, caller in callers.items()})
+    seals = {name: greet(caller).seal for name, caller in callers.items()}
+    plan = plan_for(study, facts, seals, _server_key(folder).public if study.algorithm.channel == REPORTS else None)
     records = tuple(fact.records for fact in facts)
     _, key = jax.random.split(jax.random.key(terms.seed))
     point = Checkpoint(plan, names, records, fresh_state(plan, records, key))
