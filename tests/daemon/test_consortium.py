@@ -7,7 +7,7 @@ from tacit.privacy import price
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Propose, RefusalError
 from tacit.runtime.participation import participation
-from tacit.runtime.server.checkpoint import Checkpoint
+from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.runtime.server.conductor import Conductor, Patience, fresh_state, meet
 from tacit.runtime.server.transport import SocketTransport
 from tacit.runtime.simulate import simulate
@@ -89,13 +89,15 @@ def test_plans_that_read_a_sensitive_attribute_are_refused(name, clients):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in FAIR])
-def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, conductor, daemons, tables):
+def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, conductor, daemons, tables, tmp_path):
     plan = case_plan(name)
     server = conductor(plan)
     receipts = server.run()
     expected, algorithm = simulated(plan, tables)
     assert largest_difference(server.params, expected.params) < 1e-5
     assert [row["kind"] for row in server.point.history] == list(algorithm.schedule)
+    kept = algorithm.output(load_checkpoint(tmp_path / "checkpoint.npz", fresh_state).state)
+    assert largest_difference(kept, server.params) == 0.0
     for place, daemon in enumerate(daemons):
         receipt = receipts[daemon.folder.name]
         study = plan.model_copy(update={"place": place}).study

@@ -45,7 +45,7 @@ class Checkpoint:
             "finished": self.finished,
             "history": self.history,
         }
-        leaves = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
+        leaves = {f"leaf{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
         raw = io.BytesIO()
         np.savez(raw, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **leaves)
         draft = path.with_suffix(".draft")
@@ -54,6 +54,19 @@ class Checkpoint:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key))
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    """A leaf of the state as numbers; some algorithms keep a random key there."""
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _restored(stored: np.ndarray, like: Any) -> Any:
+    return jax.random.wrap_key_data(jnp.asarray(stored)) if _is_key(like) else jnp.asarray(stored)
 
 
 def load_checkpoint(path: Path, like: Any) -> Checkpoint:
@@ -68,7 +81,7 @@ def load_checkpoint(path: Path, like: Any) -> Checkpoint:
     leaves, form = jax.tree.flatten(like(plan, meta["records"]))
     if len(leaves) != len(arrays):
         raise TacitError(f"{path} was written for another algorithm, or another version of Tacit.")
-    state = jax.tree.unflatten(form, [jnp.asarray(arrays[f"leaf{i}"]) for i in range(len(leaves))])
+    state = jax.tree.unflatten(form, [_restored(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(leaves)])
     decided = None if meta["decided"] is None else tuple(meta["decided"])
     return Checkpoint(
         plan=plan,
