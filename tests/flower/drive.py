@@ -1,7 +1,7 @@
 """Drives a consortium of real processes and writes down what came of it; run alone, if possible without a network.
 
 ``python -m tests.flower.drive FOLDER`` starts SuperLink, two SuperNodes, two daemons (test builds, whose noise is off
-and whose batches are the simulation's) and two shufflers, and plays two studies: one directly, with several kinds of
+and whose batches are the simulation's) and two shufflers, and plays two studies at once: one directly, with several kinds of
 round and one or two silos in each, and one through shuffled sums. An unregistered SuperNode and one that trusts another
 authority try to join meanwhile.
 """
@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.daemon.consortium import SEED, records_of
 
 SIZES = {"north": 30, "south": 40}
 ROUNDS = 2
+CHANNELS = ("direct", "shuffled-sum")
 
 
 def tables(sizes: dict[str, int] = SIZES) -> dict[str, dict[str, np.ndarray]]:
@@ -93,14 +95,17 @@ def main(root: Path) -> None:
         consortium.start_all()
         facts["ready"] = time.monotonic() - begun
         intruders(consortium, root)
-        facts["folders"] = {}
-        quiet = Console(file=io.StringIO())
-        for channel in ("direct", "shuffled-sum"):
+        consortium.check = lambda: None  # type: ignore[method-assign]
+
+        def play(channel: str) -> str:
             study = study_of(channel, participants=PARTICIPANTS.get(channel))
-            consortium.check = lambda: None  # type: ignore[method-assign]
-            facts["folders"][channel] = str(train(consortium, study, root / "runs", quiet, evaluate=False, seed=SEED))
-            if channel == "direct":
-                facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
+            quiet = Console(file=io.StringIO())
+            return str(train(consortium, study, root / "runs", quiet, evaluate=False, seed=SEED))
+
+        # Both at once, as real consortia may: most of the time goes by waiting for Flower.
+        with ThreadPoolExecutor() as pool:
+            facts["folders"] = dict(zip(CHANNELS, pool.map(play, CHANNELS), strict=True))
+        facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
         facts["pids"] = [party.process.pid for party in consortium.parties.values()]
     finally:
         consortium.stop()

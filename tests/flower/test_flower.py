@@ -113,9 +113,11 @@ def test_run_folder_and_ledgers_agree(world, channel):
         assert account.answers == answered == row["answers"]
         assert not account.live
         assert (0.99 < row["epsilon_spent"] <= 1.0) == (answered == ROUNDS)
-    events = [json.loads(line)["event"] for line in (folder / "progress.jsonl").read_text().splitlines()]
-    assert events[0] == "started"
-    assert events[-1] == "finished"
+    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "started"
+    assert events[-1]["event"] == "finished"
+    reckoned = [row["epsilon"] for row in events if row["event"] == "measured"]
+    assert reckoned[0] < reckoned[-1] == pytest.approx(max(row["epsilon_spent"] for row in result["silos"]), rel=1e-3)
 
 
 def test_it_works_without_any_network(world):

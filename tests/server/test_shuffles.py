@@ -1,14 +1,18 @@
 """The server among real daemons and shufflers: sums equal the simulation, reports are read as they were mixed."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tomli_w
 
 from tacit.privacy import price
 from tacit.privacy.randomisers import terms_of
 from tacit.runtime.daemon.protocol import Plan, Propose, RefusalError
 from tacit.runtime.participation import participation
+from tacit.runtime.server.lead import lead
 from tacit.runtime.server.transport import SocketTransport
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
@@ -264,3 +268,28 @@ def test_reports_that_could_not_keep_their_promise_are_refused_before_consent(wo
             client.ask(Propose(plan=plan))
     finally:
         client.close()
+
+
+def test_a_study_through_reports_is_led_from_its_run_folder_to_its_report(world, tmp_path):
+    daemons, parties, _ = world
+    algorithm = {"name": "mb-sgd", "num_rounds": 2, "step_size": 0.2, "clip_norm": 0.7, "channel": "shuffled-reports"}
+    privacy, run = {"epsilon": 6.0, "delta": 1e-6}, {"participants": [3, 4]}
+    tree = {"name": "led", "data": {"name": "silo"}, "algorithm": algorithm, "privacy": privacy, "run": run}
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(tree))
+    entries = []
+    for party in parties:
+        at = party.address()
+        files = {"authority": str(at.authority), "certificate": str(at.certificate), "key": str(at.key)}
+        entries.append({"name": party.terms.name, "host": at.host, "port": at.port, **files})
+    terms = {"silos": 4, "folder": str(tmp_path), "seed": SEED, "round_seconds": 30.0, "patience": 60.0}
+    (tmp_path / "deployment.toml").write_text(tomli_w.dumps({**terms, "shufflers": entries}))
+    lead(tmp_path, SocketTransport([daemon.home.socket for daemon in daemons]))
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (tmp_path / "server.key").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "report.html").is_file()
+    spent = [row["epsilon_spent"] for row in result["silos"]]
+    assert max(spent) <= 6.0
+    # The server's own reckoning, from who came and the noise that silos named, is what their ledgers say.
+    rows = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    reckoned = [row["epsilon"] for row in rows if row["event"] == "measured"]
+    assert reckoned[0] < reckoned[1] == pytest.approx(max(spent), rel=1e-6)

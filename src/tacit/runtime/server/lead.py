@@ -6,10 +6,12 @@ result, metrics, model and report after the run. Leading it again goes on where 
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -167,17 +169,18 @@ def measure_of(study: Study, terms: Deployment) -> Measure:
 
 def _spent(conductor: Conductor) -> float | None:
     """The largest price of the answers so far, read off the silos' noise; silos' own ledgers say it exactly."""
-    point = conductor.point
-    found = []
+    point, found = conductor.point, []
     for place, name in enumerate(point.silos):
         consent = conductor.consents.get(name)
-        made = sum(name in row["silos"] for row in point.history)
+        made = Counter(row["kind"] for row in point.history if name in row["silos"])
         if consent is None or not made:
             continue
-        plan = point.plan.model_copy(update={"place": place, "max_participations": made})
+        plan = point.plan.model_copy(update={"place": place})
         algorithm = builder_from(plan, point.records[place]).build(noise_multiplier=1.0)
-        events = bare_events(algorithm, plan, point.records[place])
-        scaled = [event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier) for event in events]
+        events = [e for e in bare_events(algorithm, plan, point.records[place]) if made[e.kind]]
+        scaled = [e.scaled(consent.noise_multipliers[e.kind] / e.noise_multiplier) for e in events]
+        steps = {kind: part.silo.local_steps for kind, part in algorithm.rounds.items()}
+        scaled = [dataclasses.replace(e, count=made[e.kind] * steps[e.kind]) for e in scaled]
         try:
             found.append(price(scaled, delta=plan.delta).epsilon)
         except PricingError:
