@@ -1,9 +1,9 @@
 """Drives a consortium of real processes and writes down what came of it; run alone, if possible without a network.
 
 ``python -m tests.flower.drive FOLDER`` starts SuperLink, two SuperNodes, two daemons (test builds, whose noise is off
-and whose batches are the simulation's) and two shufflers, and plays two studies at once: one directly, with several kinds of
-round and one or two silos in each, and one through shuffled sums. An unregistered SuperNode and one that trusts another
-authority try to join meanwhile.
+and whose batches are the simulation's) and two shufflers, and plays two studies at once: one directly, with several
+kinds of round and one or two silos in each, and one through shuffled sums. An unregistered SuperNode and one that
+trusts another authority try to join meanwhile.
 """
 
 from __future__ import annotations

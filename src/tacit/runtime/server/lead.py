@@ -26,7 +26,7 @@ from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Receipt
 from tacit.runtime.daemon.reporting import REPORTS
 from tacit.runtime.daemon.shuffling import bare_events
-from tacit.runtime.participation import participation
+from tacit.runtime.participation import Participation, participation
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.runtime.server.conductor import Conductor, Patience, Tell, fresh_state, meet
 from tacit.runtime.server.outcome import write_outcome
@@ -74,23 +74,15 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     met = meet(transport, _needed(study, terms) if path.exists() else terms.silos, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
-    shuffled = _shuffled(folder, point, met, callers)
-    weights = list(point.records) if study.run.weights == "records" else None
     conductor = Conductor(
         point,
         path,
         transport,
         {name: at for name, (at, _) in met.items()},
-        who=participation(
-            len(point.silos),
-            study.run.participants,
-            weights=weights,
-            cap=study.privacy.max_participations,
-            honest=study.run.honest,
-        ),
+        who=_who(study, point),
         patience=patience,
         seed=terms.seed,
-        shuffled=shuffled,
+        shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
     )
     measure = measure_of(study, terms)
@@ -110,6 +102,16 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     journal("finished", {"seconds": seconds, "receipts": _plain(receipts)})
     for caller in callers.values():
         caller.close()
+
+
+def _who(study: Study, point: Checkpoint) -> Participation:
+    return participation(
+        len(point.silos),
+        study.run.participants,
+        weights=list(point.records) if study.run.weights == "records" else None,
+        cap=study.privacy.max_participations,
+        honest=study.run.honest,
+    )
 
 
 def _shuffled(
