@@ -10,7 +10,7 @@ may not go on. Nobody waits for ever: when patience ends, so does the run, with 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from tacit.runtime.daemon.protocol import (
 from tacit.runtime.participation import Participation, Roster, everyone, participation, roster
 from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import Checkpoint
-from tacit.runtime.server.shuffles import Shuffled
+from tacit.runtime.server.shuffles import Answers, Shuffled
 from tacit.runtime.server.transport import Replies, Transport
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -217,16 +217,11 @@ class Conductor:
         specs, payload = write_arrays(jax.tree.leaves(broadcast))
         here = self._turns.taken[number]
         chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
-        must = self.point.decided or ()
-        answers = self._gather(number, specs, payload, must or chosen, kind, fixed=bool(must))
+        answers = self._answers(number, specs, payload, chosen, kind)
         if self._shuffled is None or not self._shuffled.carries(kind):
             mean = self._mean(kind, answers)
         else:
-            if not must:
-                self.point.decided = tuple(sorted(answers))
-                self.point.save(self._path)
-            digest = broadcast_digest(specs, payload)
-            mean = self._shuffled.mean(kind, number, digest, broadcast, answers)
+            mean = self._mixed(kind, number, broadcast_digest(specs, payload), broadcast, answers)
         row = {
             "round": number + 1,
             "kind": kind,
@@ -235,13 +230,34 @@ class Conductor:
             "seconds": time.monotonic() - begun,
         }
         self.point.state = tell(self.point.state, mean)
-        self.point.round, self.point.decided = number + 1, None
+        self.point.round, self.point.decided, self.point.answers = number + 1, None, None
         self.point.history.append(row)
         self.point.save(self._path)
         self._tell("round", {**row, "rounds": self.rounds})
 
+    def _answers(self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str) -> Answers:
+        """The answers of a round: those that were settled before the server stopped, or fresh ones."""
+        if self.point.answers is not None:
+            return {name: (parse_response(header), body) for name, (header, body) in self.point.answers.items()}
+        settled = self.point.decided
+        return self._gather(number, specs, payload, settled or chosen, kind, fixed=settled is not None)
+
+    def _mixed(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
+        """What the shufflers make of a round; whose answers they get is settled before they are asked."""
+        assert self._shuffled is not None
+        self.point.decided = tuple(sorted(answers))
+        self.point.answers = {n: (said.model_dump_json().encode(), body) for n, (said, body) in answers.items()}
+        self.point.save(self._path)
+        try:
+            return self._shuffled.mean(kind, number, digest, broadcast, answers)
+        except RefusalError:
+            # Somebody changed an answer on its way; the silo still has it, and will be asked for it again.
+            self.point.answers = None
+            self.point.save(self._path)
+            raise
+
     def _gather(
-        self, number: int, specs: Any, payload: bytes, chosen: Any, kind: str, *, fixed: bool
+        self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str, *, fixed: bool
     ) -> dict[str, tuple[Any, bytes]]:
         """The answers of a round from at least as many silos as it needs."""
         who = self.algorithm.rounds[kind].participants
@@ -292,7 +308,7 @@ class Conductor:
             if reason.code in _FINAL or reason.code == "round":
                 gone[name] = f"{reason.code}: {reason.text}"
 
-    def _mean(self, kind: str, answers: Mapping[str, tuple[Any, bytes]]) -> Any:
+    def _mean(self, kind: str, answers: Answers) -> Any:
         shape = self._shapes.messages[kind]
         wanted = [(leaf.shape, leaf.dtype.kind == "i") for leaf in jax.tree.leaves(shape)]
         columns = {name: read_arrays(response.arrays, body) for name, (response, body) in answers.items()}

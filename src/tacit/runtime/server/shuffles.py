@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tacit.algorithm import Algorithm
 from tacit.channel.sealing import Binding, SecretKey
 from tacit.errors import TacitError
 from tacit.privacy import Event
-from tacit.runtime.daemon.contract import Shapes, affordable_direct, builder_from, record_of, shapes_of
+from tacit.runtime.daemon.contract import Shapes, affordable_direct, builder_from, record_of, secure_events, shapes_of
 from tacit.runtime.daemon.protocol import Consent, Plan, Sealed
 from tacit.runtime.daemon.reporting import REPORTS, stream_binding, stream_name, streams_of
 from tacit.runtime.daemon.shuffling import affordable_sum, terms_of
@@ -81,14 +80,13 @@ class Reports:
         builder = builder_from(plan, plan.shuffle.records[0])
         unit = builder.build(noise_multiplier=1.0)
         self._shapes: Shapes = shapes_of(unit, builder, record_of(plan))
+        dimensions = self._shapes.dimensions
+        self._algorithm, _, _ = affordable_direct(builder, unit, plan, plan.shuffle.records[0], dimensions)
         every: dict[str, Event] = {}
         for place, records in enumerate(plan.shuffle.records):
             # A silo whose turn never comes has no event for rounds in turn.
-            own = plan.model_copy(update={"place": place})
-            if place == 0 or len(every) < len(unit.rounds):
-                found = affordable_direct(builder, unit, own, records, self._shapes.dimensions)
-                self._algorithm: Algorithm = found[0]
-                every |= {event.kind: event for event in found[1]}
+            own = secure_events(self._algorithm, plan.model_copy(update={"place": place}), records, dimensions)
+            every |= {event.kind: event for event in own}
         self._events = tuple(every.values())
         self.streams = streams_of(self._algorithm, self._shapes.messages)
 
