@@ -100,7 +100,9 @@ def main(root: Path) -> None:
         def play(channel: str) -> str:
             study = study_of(channel, participants=PARTICIPANTS.get(channel))
             quiet = Console(file=io.StringIO())
-            return str(train(consortium, study, root / "runs", quiet, evaluate=False, seed=SEED))
+            # Nobody is given up on, however busy the machine: who takes part must be what the seed says.
+            patient = {"round_seconds": 600.0, "patience": 600.0}
+            return str(train(consortium, study, root / "runs", quiet, evaluate=False, seed=SEED, **patient))
 
         # Both at once, as real consortia may: most of the time goes by waiting for Flower.
         with ThreadPoolExecutor() as pool:

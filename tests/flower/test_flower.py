@@ -54,7 +54,7 @@ def world(tmp_path_factory):
     prefix = alone()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(HERE)])}
     command = [*prefix, sys.executable, "-W", "default", "-m", "tests.flower.drive", str(root)]
-    done = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:] + logs(root)
     facts = json.loads((root / "facts.json").read_text())
     facts["alone"] = bool(prefix)
