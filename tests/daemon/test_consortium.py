@@ -55,7 +55,7 @@ def clients(daemons):
 def conductor(daemons, tmp_path):
     """Makes a server of a plan, at its beginning."""
     transport = SocketTransport([daemon.home.socket for daemon in daemons])
-    patience = Patience(60.0, 60.0)
+    patience = Patience(300.0, 300.0)
     found = meet(transport, len(SIZES), patience, lambda event, facts: None)
     addresses = {name: at for name, (at, _) in found.items()}
 

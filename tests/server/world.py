@@ -15,7 +15,7 @@ from tests.daemon.consortium import SEED, plan_of
 
 SIZES = (30, 17, 24, 21)
 NAMES = ("s0", "s1", "s2", "s3")
-PATIENCE = Patience(30.0, 60.0)
+PATIENCE = Patience(300.0, 300.0)
 KEY = new_secret()
 
 
