@@ -20,8 +20,9 @@ consortium: $(VENV)/installed
 
 test: lint types check
 
+# A file's tests stay together, so that what they share (a consortium of processes, for one) is started once.
 check: $(VENV)/installed
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

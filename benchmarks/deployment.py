@@ -36,7 +36,7 @@ def seconds_per_round(consortium: Consortium, channel: str, rounds: int) -> list
     sums = Sums(plan, names, callers) if shuffled else None
     addresses = {name: at for name, (at, _) in met.items()}
     path = consortium.root / f"{channel}.npz"
-    Conductor(point, path, transport, addresses, patience=patience, sums=sums).run()
+    Conductor(point, path, transport, addresses, patience=patience, shuffled=sums).run()
     for caller in callers.values():
         caller.close()
     transport.close()

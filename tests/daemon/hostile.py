@@ -24,8 +24,9 @@ from tacit.runtime.daemon.protocol import (
     frame,
     parse_response,
     read_frame,
+    refuse,
 )
-from tacit.runtime.daemon.steward import Steward, refuse
+from tacit.runtime.daemon.steward import Steward
 from tests.daemon.consortium import broadcast_of, make_home, plan_of, records_of
 
 _CODES = (

@@ -4,11 +4,12 @@ import jax
 import pytest
 
 from tacit.privacy import price
-from tacit.runtime.daemon.client import train
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Propose, RefusalError
 from tacit.runtime.participation import participation
-from tacit.runtime.program import split_keys
+from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
+from tacit.runtime.server.conductor import Conductor, Patience, fresh_state, meet
+from tacit.runtime.server.transport import SocketTransport
 from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
 from tacit.silo.chain import replay
@@ -50,6 +51,23 @@ def clients(daemons):
         client.close()
 
 
+@pytest.fixture
+def conductor(daemons, tmp_path):
+    """Makes a server of a plan, at its beginning."""
+    transport = SocketTransport([daemon.home.socket for daemon in daemons])
+    patience = Patience(300.0, 300.0)
+    found = meet(transport, len(SIZES), patience, lambda event, facts: None)
+    addresses = {name: at for name, (at, _) in found.items()}
+
+    def make(plan, who=None):
+        point = Checkpoint(plan, tuple(sorted(addresses)), SIZES, fresh_state(plan, SIZES))
+        path = tmp_path / "checkpoint.npz"
+        return Conductor(point, path, transport, addresses, who=who, patience=patience, seed=SEED)
+
+    yield make
+    transport.close()
+
+
 def simulated(plan, tables, who=None):
     builder = builder_from(plan, SIZES[0])
     algorithm = builder.build(noise_multiplier=0.0)
@@ -66,17 +84,22 @@ def case_plan(name, **changes):
 @pytest.mark.parametrize("name", FAIR)
 def test_plans_that_read_a_sensitive_attribute_are_refused(name, clients):
     plan = case_plan(name)
-    with pytest.raises(RefusalError, match="cannot be built"):
+    with pytest.raises(RefusalError, match="sensitive attribute"):
         clients[0].ask(Propose(plan=plan))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in FAIR])
-def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, clients, daemons, tables):
+def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, conductor, daemons, tables, tmp_path):
     plan = case_plan(name)
-    run = train(plan, clients)
+    server = conductor(plan)
+    receipts = server.run()
     expected, algorithm = simulated(plan, tables)
-    assert largest_difference(run.params, expected.params) < 1e-5
-    for place, (daemon, receipt) in enumerate(zip(daemons, run.receipts, strict=True)):
+    assert largest_difference(server.params, expected.params) < 1e-5
+    assert [row["kind"] for row in server.point.history] == list(algorithm.schedule)
+    kept = algorithm.output(load_checkpoint(tmp_path / "checkpoint.npz", fresh_state).state)
+    assert largest_difference(kept, server.params) == 0.0
+    for place, daemon in enumerate(daemons):
+        receipt = receipts[daemon.folder.name]
         study = plan.model_copy(update={"place": place}).study
         account = replay(inspect(daemon.home.ledger))[study]
         turns = zip(algorithm.schedule, algorithm.turns, strict=True)
@@ -89,36 +112,38 @@ def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, clie
         assert 0.99 * plan.epsilon < spent <= plan.epsilon
 
 
-def test_silos_that_miss_rounds_pay_for_those_they_answer(clients, daemons, tables):
+def test_silos_that_miss_rounds_pay_for_those_they_answer(conductor, tables):
     plan = case_plan("mb-sgd", batch_size=6, sampling="wor").model_copy(update={"everyone": False, "name": "partial"})
     who = participation(4, 2)
-    run = train(plan, clients, key=split_keys(jax.random.key(SEED)).choice, who=who)
+    server = conductor(plan, who)
+    receipts = server.run().values()
     expected, _ = simulated(plan, tables, who)
-    assert largest_difference(run.params, expected.params) < 1e-5
-    assert sum(receipt.answers for receipt in run.receipts) == 6 * 2
-    for receipt in run.receipts:
+    assert largest_difference(server.params, expected.params) < 1e-5
+    assert sum(receipt.answers for receipt in receipts) == 6 * 2
+    for receipt in receipts:
         assert (receipt.epsilon < 0.9 * plan.epsilon) == (receipt.answers < 5)
 
 
-def test_a_driver_that_starts_again_gets_the_stored_replies(clients, daemons):
+def test_a_server_that_starts_from_nothing_again_gets_the_stored_replies(conductor, daemons):
     plan = case_plan("mb-sgd").model_copy(update={"nonce": "ab"})
 
     class StopError(Exception):
         pass
 
     def stop(number):
-        if number == 2:
+        if number == 3:
             raise StopError
 
     with pytest.raises(StopError):
-        train(plan, clients, after_round=stop)
+        conductor(plan).run(stop)
     before = [len(inspect(daemon.home.ledger)) for daemon in daemons]
-    run = train(plan, clients)
+    again = conductor(plan)
+    receipts = again.run().values()
     # Three rounds were stored; three debits and a closing entry are new.
     assert [len(inspect(daemon.home.ledger)) for daemon in daemons] == [n + 4 for n in before]
-    assert all(receipt.answers == 6 for receipt in run.receipts)
+    assert all(receipt.answers == 6 for receipt in receipts)
     with pytest.raises(RefusalError, match="another nonce"):
-        train(plan, clients)
+        conductor(plan).run()
 
 
 def test_what_a_ledger_reports_is_the_joint_price_of_all_its_studies(clients, daemons):

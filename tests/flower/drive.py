@@ -1,8 +1,9 @@
 """Drives a consortium of real processes and writes down what came of it; run alone, if possible without a network.
 
 ``python -m tests.flower.drive FOLDER`` starts SuperLink, two SuperNodes, two daemons (test builds, whose noise is off
-and whose batches are the simulation's) and two shufflers, and plays a study through each channel. An unregistered
-SuperNode and one that trusts another authority try to join meanwhile.
+and whose batches are the simulation's) and two shufflers, and plays two studies at once: one directly, with several
+kinds of round and one or two silos in each, and one through shuffled sums. An unregistered SuperNode and one that
+trusts another authority try to join meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +27,44 @@ from tacit.runtime.daemon.steward import NOISE_OFF
 from tacit.runtime.flower.commands import supernode_command
 from tacit.runtime.flower.consortium import Consortium, Silo, free_port
 from tacit.runtime.flower.demo import train
+from tacit.runtime.server.terms import DEPLOYED
 from tacit.studies.spec import Study, study_from
 from tests.daemon.consortium import SEED, records_of
 
 SIZES = {"north": 30, "south": 40}
 ROUNDS = 2
+CHANNELS = ("direct", "shuffled-sum")
 
 
-def tables() -> dict[str, dict[str, np.ndarray]]:
-    return {name: records_of(i, size) for i, (name, size) in enumerate(SIZES.items())}
+def tables(sizes: dict[str, int] = SIZES) -> dict[str, dict[str, np.ndarray]]:
+    return {name: records_of(i, size) for i, (name, size) in enumerate(sizes.items())}
 
 
-def study_of(channel: str, rounds: int = ROUNDS) -> Study:
-    algorithm = {"name": "mb-sgd", "num_rounds": rounds, "step_size": 0.2, "clip_norm": 0.7, "channel": channel}
-    privacy = {"epsilon": 1.0, "delta": 1e-6}
-    tree = {"name": channel, "data": {"name": "silo"}, "privacy": privacy}
-    return study_from({**tree, "algorithm": {**algorithm, "sampling": "full"}})
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "direct": {"name": "prox-spider", "phase_length": 2, "difference_slope": 4.0},
+    "shuffled-sum": {"name": "mb-sgd"},
+    "shuffled-reports": {"name": "mb-sgd"},
+}
+PARTICIPANTS: dict[str, list[int]] = {"direct": [1, 2]}
+"""How many silos a round has: everybody, but in the direct study."""
 
 
-def consortium_of(root: Path, host: str = "127.0.0.1") -> Consortium:
+def study_of(channel: str, rounds: int = ROUNDS, participants: list[int] | None = None) -> Study:
+    common = {"num_rounds": rounds, "step_size": 0.2, "clip_norm": 0.7, "channel": channel, "sampling": "full"}
+    tree: dict[str, Any] = {"name": channel, "data": {"name": "silo"}, "privacy": {"epsilon": 1.0, "delta": 1e-6}}
+    if participants is not None:
+        tree["run"] = {"participants": participants}
+    return study_from({**tree, "algorithm": {**common, **ALGORITHMS[channel]}})
+
+
+def consortium_of(root: Path, host: str = "127.0.0.1", sizes: dict[str, int] = SIZES) -> Consortium:
     root.mkdir(parents=True, exist_ok=True)
-    for name, table in tables().items():
+    for name, table in tables(sizes).items():
         np.savez(root / f"{name}.npz", allow_pickle=False, **table)
+    allow = {"algorithms": ["mb-sgd", "prox-spider"], "channels": list(DEPLOYED), "min_silos": 2}
     policy = {"budget": {"epsilon": 50.0, "delta": 1e-5}, "pad_seconds": 0.0, "test": True, "test_seed": SEED}
-    silos = [Silo(name, {"file": str(root / f"{name}.npz"), "task": "binary", "classes": 2}, policy) for name in SIZES]
+    policy["allow"] = allow
+    silos = [Silo(name, {"file": str(root / f"{name}.npz"), "task": "binary", "classes": 2}, policy) for name in sizes]
     return Consortium(root / "c", silos, host=host, **{NOISE_OFF: "1"})
 
 
@@ -76,19 +92,22 @@ def main(root: Path) -> None:
     consortium = consortium_of(root)
     facts["internet"] = internet()
     try:
-        consortium.start_silos()
-        consortium.start_shufflers()
-        consortium.ready()
-        consortium.start_flower()
+        consortium.start_all()
+        facts["ready"] = time.monotonic() - begun
         intruders(consortium, root)
-        facts["folders"] = {}
-        quiet = Console(file=io.StringIO())
-        for channel in ("direct", "shuffled-sum"):
-            study = study_of(channel)
-            consortium.check = lambda: None  # type: ignore[method-assign]
-            facts["folders"][channel] = str(train(consortium, study, root / "runs", quiet, evaluate=False))
-            if channel == "direct":
-                facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
+        consortium.check = lambda: None  # type: ignore[method-assign]
+
+        def play(channel: str) -> str:
+            study = study_of(channel, participants=PARTICIPANTS.get(channel))
+            quiet = Console(file=io.StringIO())
+            # Nobody is given up on, however busy the machine: who takes part must be what the seed says.
+            patient = {"round_seconds": 600.0, "patience": 600.0}
+            return str(train(consortium, study, root / "runs", quiet, evaluate=False, seed=SEED, **patient))
+
+        # Both at once, as real consortia may: most of the time goes by waiting for Flower.
+        with ThreadPoolExecutor() as pool:
+            facts["folders"] = dict(zip(CHANNELS, pool.map(play, CHANNELS), strict=True))
+        facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
         facts["pids"] = [party.process.pid for party in consortium.parties.values()]
     finally:
         consortium.stop()

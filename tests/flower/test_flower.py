@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 from tacit.channel.sealing import open_layer
+from tacit.privacy.binomial import grid_for
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.entropy import SeededEntropy
 from tacit.runtime.daemon.protocol import Plan
 from tacit.runtime.flower.demo import frames_in
+from tacit.runtime.participation import participation, roster
+from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import load_checkpoint
 from tacit.runtime.server.conductor import fresh_state
 from tacit.runtime.shuffler.config import load_keys
@@ -30,7 +33,7 @@ from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.silo.secure_share import ShareResponder, ShareTerms
 from tests.daemon.consortium import SEED
-from tests.flower.drive import ROUNDS, SIZES, tables
+from tests.flower.drive import PARTICIPANTS, ROUNDS, SIZES, tables
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
 
@@ -51,7 +54,7 @@ def world(tmp_path_factory):
     prefix = alone()
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(HERE)])}
     command = [*prefix, sys.executable, "-W", "default", "-m", "tests.flower.drive", str(root)]
-    done = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:] + logs(root)
     facts = json.loads((root / "facts.json").read_text())
     facts["alone"] = bool(prefix)
@@ -66,25 +69,33 @@ def point_of(facts, channel):
     return load_checkpoint(Path(facts["folders"][channel]) / "checkpoint.npz", fresh_state)
 
 
-def simulated(plan: Plan):
-    sizes = [len(table["y"]) for table in tables().values()]
-    builder = builder_from(plan, sizes[0])
-    _, key = jax.random.split(jax.random.key(0))
+def who(channel):
+    return participation(len(SIZES), PARTICIPANTS.get(channel))
+
+
+def simulated(plan: Plan, channel: str):
+    """Also who is to take part in each round, by the seed that the deployment was given."""
+    builder = builder_from(plan, next(iter(SIZES.values())))
+    _, key = jax.random.split(jax.random.key(SEED))
     algorithm = builder.build(noise_multiplier=0.0)
-    silos = enrol(list(tables().values()))
-    params = builder.problem.objective.init(key)
-    return simulate(algorithm, params, silos, key=jax.random.key(SEED), noise="each").params
+    params, silos, own = builder.problem.objective.init(key), enrol(list(tables().values())), jax.random.key(SEED)
+    turns = roster(split_keys(own).choice, algorithm, who(channel), len(SIZES))
+    names = [sorted(np.array(list(SIZES))[row[here]]) for row, here in zip(turns.places, turns.taken, strict=True)]
+    return simulate(algorithm, params, silos, key=own, who=who(channel), noise="each").params, names
 
 
 @pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])
 def test_a_study_over_flower_equals_its_simulation(world, channel):
     _, facts = world
     point = point_of(facts, channel)
+    params, names = simulated(point.plan, channel)
     assert point.finished
-    assert [row["silos"] for row in point.history] == [["north", "south"]] * ROUNDS
+    assert [row["silos"] for row in point.history] == names
+    assert all(len(row) == 2 for row in names) == (channel == "shuffled-sum")
+    assert len({row["kind"] for row in point.history}) == (2 if channel == "direct" else 1)
     with np.load(Path(facts["folders"][channel]) / "model.npz") as stored:
         model = [stored[name] for name in stored.files]
-    for found, expected in zip(model, jax.tree.leaves(simulated(point.plan)), strict=True):
+    for found, expected in zip(model, jax.tree.leaves(params), strict=True):
         assert np.max(np.abs(found - np.asarray(expected))) < 1e-5
 
 
@@ -94,15 +105,19 @@ def test_run_folder_and_ledgers_agree(world, channel):
     folder = Path(facts["folders"][channel])
     result = json.loads((folder / "result.json").read_text())
     assert "report.html" in {path.name for path in folder.iterdir()}
-    plan = point_of(facts, channel).plan
+    point = point_of(facts, channel)
     for place, (name, row) in enumerate(zip(SIZES, result["silos"], strict=True)):
-        account = replay(inspect(root / "c" / name / "ledger.sqlite"))[plan.model_copy(update={"place": place}).study]
-        assert account.answers == ROUNDS == row["answers"]
+        study = point.plan.model_copy(update={"place": place}).study
+        account = replay(inspect(root / "c" / name / "ledger.sqlite"))[study]
+        answered = sum(name in played["silos"] for played in point.history)
+        assert account.answers == answered == row["answers"]
         assert not account.live
-        assert 0.99 < row["epsilon_spent"] <= 1.0
-    events = [json.loads(line)["event"] for line in (folder / "progress.jsonl").read_text().splitlines()]
-    assert events[0] == "started"
-    assert events[-1] == "finished"
+        assert (0.99 < row["epsilon_spent"] <= 1.0) == (answered == ROUNDS)
+    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "started"
+    assert events[-1]["event"] == "finished"
+    reckoned = [row["epsilon"] for row in events if row["event"] == "measured"]
+    assert reckoned[0] < reckoned[-1] == pytest.approx(max(row["epsilon_spent"] for row in result["silos"]), rel=1e-3)
 
 
 def test_it_works_without_any_network(world):
@@ -156,10 +171,10 @@ def test_nobody_received_a_record_nor_a_share(world):
     builder = builder_from(plan, SIZES["north"])
     silo = builder.build(noise_multiplier=1.0).rounds["gradient"].silo
     dimension = sum(np.prod(leaf.shape, dtype=int) for leaf in jax.tree.leaves(fresh_state(plan, [30])[0]))
-    _, key = jax.random.split(jax.random.key(0))
+    _, key = jax.random.split(jax.random.key(SEED))
     start = builder.build(noise_multiplier=1.0)
     broadcast = start.rounds["gradient"].server.ask(start.init(builder.problem.objective.init(key)))
-    grid = 2 * int(np.ceil(max(2 * np.sqrt(70), 10 * np.sqrt(dimension)) / 2))
+    grid = grid_for(sum(SIZES.values()), dimension)
     for place, table in enumerate(tables().values()):
         records = {name: jnp.asarray(column) for name, column in table.items()}
         responder = ShareResponder(silo, records, place=place, terms=ShareTerms(grid, 0, dimension), coins=False)

@@ -36,7 +36,7 @@ delta = 1e-6
 
 [allow]
 algorithms = ["mb-sgd", "accelerated-mb-sgd", "local-sgd"]
-channels = ["direct"]        # and "shuffled-sum", with a section [shuffle]; see docs/deployment.md
+channels = ["direct"]        # and "shuffled-sum" or "shuffled-reports", with [shuffle]; see docs/deployment.md
 min_silos = 2
 max_rounds = 10000
 max_open = 4

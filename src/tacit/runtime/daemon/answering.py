@@ -18,6 +18,7 @@ from tacit.runtime.daemon.protocol import Plan, RefusalError
 from tacit.silo import pass_order
 from tacit.silo.secure_answer import Responder
 from tacit.silo.secure_noise import Integers
+from tacit.silo.secure_reports import ReportResponder
 from tacit.silo.secure_share import ShareResponder
 
 
@@ -65,12 +66,18 @@ class Worker:
                 parts[kind].silo, self._records, place=place, grid_sigma=offer.grid_sigma[kind] if noise else None
             )
             for kind in kinds
-            if kind not in offer.shares
+            if kind in offer.grid_sigma
         }
         self._sharers = {
             kind: ShareResponder(parts[kind].silo, self._records, place=place, terms=offer.shares[kind], coins=noise)
             for kind in kinds
             if kind in offer.shares
+        }
+        # Reports are randomised in a test build too: there is nothing else to say.
+        self._reporters = {
+            kind: ReportResponder(parts[kind].silo, self._records, place=place, terms=offer.streams[kind])
+            for kind in kinds
+            if kind in offer.streams
         }
         self._passes = any(part.silo.release.sampling == "one-pass" for part in offer.algorithm.rounds.values())
 
@@ -115,6 +122,17 @@ class Worker:
             broadcast,
             self._memory(kept),
             keys=self._entropy.share_keys(number, self.offer.plan.place),
+            position=self.offer.positions[number],
+            order=self._order(kept),
+        )
+
+    def reports(self, number: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
+        """The reports of each stream of a round, which must not leave but sealed."""
+        (key,) = self._entropy.batch_keys(number, self.offer.plan.place, 1)
+        return self._reporters[self.offer.algorithm.schedule[number]].answer(
+            broadcast,
+            self._memory(kept),
+            key=key,
             position=self.offer.positions[number],
             order=self._order(kept),
         )

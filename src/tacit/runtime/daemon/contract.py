@@ -10,19 +10,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tacit.algorithm import Algorithm, Silo
+from tacit.algorithms import ALGORITHMS
 from tacit.data import Federation
 from tacit.errors import TacitError
-from tacit.privacy import Event, Price, calibrate, price
+from tacit.privacy import Event, Price
 from tacit.privacy.discrete import effective_multiplier
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Plan, RefusalError
-from tacit.runtime.daemon.shuffling import affordable_sum, bare_events, check_shuffle, terms_of
+from tacit.runtime.daemon.reporting import REPORTS, check_reports, check_streams, streams_of
+from tacit.runtime.daemon.shuffling import (
+    affordable,
+    affordable_sum,
+    bare_events,
+    check_shuffle,
+    coordinates,
+    terms_of,
+)
 from tacit.silo import desk_of, exact_statistic
 from tacit.silo.secure_noise import least_grid_sigma
-from tacit.silo.secure_share import ShareTerms
+from tacit.silo.secure_reports import ReportTerms, unit_statistics
+from tacit.silo.secure_share import BlockTerms, rounded_share
 from tacit.studies.assemble import Builder, builder_of, problem_of
 from tacit.studies.spec import study_from
 
@@ -37,7 +46,8 @@ class Offer:
 
     ``grid_sigma`` is the priced noise of each kind in grid units; ``broadcasts`` are shapes; ``memory`` is what the
     silo remembers before the first round; ``positions`` say where in a pass over the records each round begins;
-    ``shares`` are the terms of the kinds of round that go through shufflers as shares of a sum.
+    ``shares`` are the terms of the kinds of round that go through shufflers as shares of a sum, ``streams`` of those
+    that go as reports.
     """
 
     plan: Plan
@@ -48,7 +58,8 @@ class Offer:
     broadcasts: Mapping[str, Any]
     memory: Any
     positions: tuple[int, ...]
-    shares: Mapping[str, ShareTerms] = field(default_factory=dict)
+    shares: Mapping[str, BlockTerms] = field(default_factory=dict)
+    streams: Mapping[str, Mapping[str, ReportTerms]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -94,7 +105,7 @@ def consider(
     if plan.shuffle is not None:
         check_shuffle(plan, records, allow, shuffle)
     try:
-        return _offer(plan, records, record, allow)
+        return _offer(plan, records, record, allow, shuffle)
     except TacitError:
         raise
     except Exception as error:
@@ -102,33 +113,73 @@ def consider(
         raise RefusalError("bad-plan", f"the plan cannot be built: {str(error)[:300]}") from None
 
 
-def _offer(plan: Plan, records: int, record: Any, allow: AllowSection) -> Offer:
+def _offer(plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None) -> Offer:
     builder = builder_from(plan, records)
     unit = builder.build(noise_multiplier=1.0)
     shapes = shapes_of(unit, builder, record)
-    _check_built(unit, shapes, allow, "direct" if plan.shuffle is None else "shuffled-sum")
-    grids, shares = {}, {}
-    if plan.shuffle is None:
-        algorithm, events, cost = _affordable(builder, unit, plan, records, shapes.dimensions)
-        multipliers = {e.kind: e.noise_multiplier for e in bare_events(algorithm, plan, records)}
-        grids = {kind: least_grid_sigma(z, shapes.dimensions[kind]) for kind, z in multipliers.items()}
-    else:
+    _check_built(unit, shapes, allow, _channels(plan))
+    shares: dict[str, BlockTerms] = {}
+    if _channels(plan) == ("shuffled-sum",):
         algorithm, events, cost = affordable_sum(builder, unit, plan, records)
-        shares = terms_of(algorithm, plan, shapes.dimensions)
+        shares = terms_of(algorithm, plan, shapes.messages)
+    else:
+        if plan.shuffle is not None:
+            check_reports(unit, plan, policy)
+        algorithm, events, cost = affordable_direct(builder, unit, plan, records, shapes.dimensions)
+    streams = streams_of(algorithm, shapes.messages)
+    check_streams(streams, algorithm, plan, records, policy)
+    grids = {
+        event.kind: least_grid_sigma(event.noise_multiplier, shapes.dimensions[event.kind])
+        for event in bare_events(algorithm, plan, records)
+        if event.kind not in shares and event.kind not in streams
+    }
     memory = _first_memory(algorithm, shapes.params)
-    _rehearse(algorithm, plan, shapes, memory, record, records)
-    return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, _positions(algorithm), shares)
+    _rehearse(algorithm, plan, shapes, memory, record, records, shares)
+    places = _positions(algorithm)
+    return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, places, shares, streams)
 
 
-def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, record: Any, records: int) -> None:
+def affordable_direct(
+    builder: Builder, unit: Algorithm, plan: Plan, records: int, dimensions: Mapping[str, int]
+) -> tuple[Algorithm, tuple[Event, ...], Price]:
+    """The algorithm with the least noise whose releases cost what the plan asks for: on a grid, or through reports."""
+
+    def releases(algorithm: Algorithm, own: Plan, n: int) -> tuple[Event, ...]:
+        return secure_events(algorithm, own, n, dimensions)
+
+    return affordable(builder, unit, plan, records, releases, delta=plan.delta)
+
+
+def _channels(plan: Plan) -> tuple[str, ...]:
+    """The channels that a plan's releases may take: beside shuffled reports, rounds in turn leave directly."""
+    if plan.shuffle is None:
+        return ("direct",)
+    return (REPORTS, "direct") if plan.algorithm.get("channel") == REPORTS else ("shuffled-sum",)
+
+
+def _rehearse(
+    algorithm: Algorithm,
+    plan: Plan,
+    shapes: Shapes,
+    memory: Any,
+    record: Any,
+    records: int,
+    shares: Mapping[str, BlockTerms],
+) -> None:
     """Go through every kind of round with shapes alone: what cannot run is refused before it is consented to."""
     table = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((records, *leaf.shape), leaf.dtype), record)
     order = jax.ShapeDtypeStruct((records,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     for kind, part in algorithm.rounds.items():
 
-        def once(broadcast: Any, memory: Any, table: Any, order: Any, key: Any, silo: Silo = part.silo) -> Any:
+        def once(
+            broadcast: Any, memory: Any, table: Any, order: Any, key: Any, silo: Silo = part.silo, kind: str = kind
+        ) -> Any:
             work, desk = silo.start(broadcast, memory), desk_of(table, records, order, plan.place)
+            if kind in shares:
+                return rounded_share(silo, work, desk, jax.random.split(key), 0, shares[kind])
+            if silo.release.channel == REPORTS:
+                return unit_statistics(silo, work, table)
             mean, deviation = exact_statistic(silo, work, desk, key=key, position=0)
             if deviation is None:
                 raise RefusalError("not-allowed", "expected every release to have noise")
@@ -141,6 +192,8 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
     name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
     if name not in allow.algorithms:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
+    if name in ALGORITHMS and ALGORITHMS[name].can_protect_attribute:
+        raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
     if plan.silos < allow.min_silos:
@@ -177,7 +230,7 @@ def shapes_of(algorithm: Algorithm, builder: Builder, record: Any) -> Shapes:
         broadcasts[kind] = jax.eval_shape(part.server.ask, state)
         work = jax.eval_shape(part.silo.start, broadcasts[kind], memory)
         statistic = jax.eval_shape(part.silo.query, work, record)
-        dimensions[kind] = _coordinates(statistic)
+        dimensions[kind] = coordinates(statistic)
         work = jax.eval_shape(part.silo.absorb, work, statistic)
         messages[kind] = jax.eval_shape(part.silo.report, work, memory)[0]
     return Shapes(dimensions, broadcasts, messages, params)
@@ -194,20 +247,18 @@ def _first_memory(algorithm: Algorithm, shapes: Any) -> Any:
     return zeros
 
 
-def _coordinates(tree: Any) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-
-
-def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, channel: str) -> None:
-    if _coordinates(shapes.params) > allow.max_parameters:
+def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, channels: tuple[str, ...]) -> None:
+    if coordinates(shapes.params) > allow.max_parameters:
         raise RefusalError("not-allowed", f"expected a model of at most {allow.max_parameters} parameters")
     steps = sum(algorithm.rounds[kind].silo.local_steps for kind in algorithm.schedule)
     if steps > 10 * allow.max_rounds:
         raise RefusalError("not-allowed", f"expected at most {10 * allow.max_rounds} releases in all")
     for part in algorithm.rounds.values():
         # Checked where it matters, on what was built, whatever the plan calls it.
-        if part.silo.release.channel != channel:
-            raise RefusalError("not-allowed", f"expected every release through the {channel} channel, and its terms")
+        if part.silo.release.channel not in channels:
+            raise RefusalError("not-allowed", f"expected every release through {' or '.join(channels)}, and its terms")
+        if part.silo.release.channel not in allow.channels:
+            raise RefusalError("not-allowed", f"expected every release through {' or '.join(allow.channels)}")
         if part.silo.release.protects != "record":
             raise RefusalError("not-allowed", "expected every release to protect whole records")
 
@@ -216,9 +267,13 @@ def secure_events(algorithm: Algorithm, plan: Plan, records: int, dimensions: Ma
     """The releases of an algorithm with noise on a grid, rounding included.
 
     A running sum on a grid is post-processing of a continuous one with a little less noise, and is priced as that.
+    Reports have coins of their own.
     """
     found = []
     for event in bare_events(algorithm, plan, records):
+        if event.mechanism == "reports":
+            found.append(event)
+            continue
         dimension = dimensions[event.kind]
         grid = least_grid_sigma(event.noise_multiplier, dimension)
         twin = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=grid, dimension=dimension)
@@ -226,26 +281,6 @@ def secure_events(algorithm: Algorithm, plan: Plan, records: int, dimensions: Ma
             twin = dataclasses.replace(event, noise_multiplier=effective_multiplier(twin))
         found.append(twin)
     return tuple(found)
-
-
-def _affordable(
-    builder: Builder, unit: Algorithm, plan: Plan, records: int, dimensions: Mapping[str, int]
-) -> tuple[Algorithm, tuple[Event, ...], Price]:
-    """The algorithm with the least noise whose releases, as built, cost what the plan asks for."""
-    events = secure_events(unit, plan, records, dimensions)
-    paid = calibrate(events, epsilon=plan.epsilon, delta=plan.delta)
-    factor = paid[0].noise_multiplier / events[0].noise_multiplier
-    nudge = 1e-7
-    while nudge < 0.1:
-        # Rounded up to float32, which is what the silo computes with.
-        noise = np.nextafter(np.float32(factor), np.float32(np.inf))
-        algorithm = builder.build(noise_multiplier=noise)
-        built = secure_events(algorithm, plan, records, dimensions)
-        cost = price(built, delta=plan.delta)
-        if cost.epsilon <= plan.epsilon:
-            return algorithm, built, cost
-        factor, nudge = factor * (1 + nudge), 2 * nudge
-    raise RefusalError("unpriceable", f"no noise was found that fits epsilon={plan.epsilon}")
 
 
 def _positions(algorithm: Algorithm) -> tuple[int, ...]:

@@ -41,8 +41,7 @@ class SeededEntropy(Entropy):
 
     def share_keys(self, number: int, place: int) -> Array:
         """The keys that the simulated silo draws its batch and its rounding with."""
-        batch, noise = step_keys(silo_key(self._keys, place, number), 1)[0]
-        return jnp.stack([batch, jax.random.split(noise)[0]])
+        return step_keys(silo_key(self._keys, place, number), 1)[0]
 
     def order_key(self, place: int) -> np.ndarray:
         """The key of the simulated silo's pass."""

@@ -36,7 +36,7 @@ class AllowSection(_Section):
     """Which studies are considered at all."""
 
     algorithms: tuple[str, ...]
-    channels: tuple[Literal["direct", "shuffled-sum"], ...] = ("direct",)
+    channels: tuple[Literal["direct", "shuffled-sum", "shuffled-reports"], ...] = ("direct",)
     min_silos: Count = 2
     max_rounds: Count = 10_000
     max_parameters: Count = 1_000_000
@@ -46,13 +46,16 @@ class AllowSection(_Section):
 class ShuffleSection(_Section):
     """Which shufflers are trusted, by their sealing keys, and what share of the other silos not to collude.
 
-    ``key`` is the file of the silo's signing key, as ``tacit silo keys`` makes it.
+    ``key`` is the file of the silo's signing key, as ``tacit silo keys`` makes it. ``max_local_epsilon`` is what the
+    reports of a record in one round may tell by themselves, which is all that is left if every shuffler colludes; it
+    must be said where shuffled reports are allowed.
     """
 
     shufflers: dict[str, str]
     honest: Annotated[float, Field(gt=0, le=1)]
     min_shufflers: Count = 2
     post_quantum: bool = False
+    max_local_epsilon: Annotated[float, Field(gt=0)] | None = None
     key: str = "sign.key"
 
 
@@ -103,6 +106,8 @@ class Policy(_Section):
     def _shufflers_named(self) -> Policy:
         if any(channel != "direct" for channel in self.allow.channels) and self.shuffle is None:
             raise ValueError("set [shuffle] where a channel other than direct is allowed")
+        if "shuffled-reports" in self.allow.channels and (self.shuffle is None or not self.shuffle.max_local_epsilon):
+            raise ValueError("set shuffle.max_local_epsilon where shuffled reports are allowed")
         return self
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -290,6 +290,12 @@ def frame(header: str | bytes, payload: bytes = b"") -> bytes:
     """A frame around a header and a payload."""
     head = header.encode() if isinstance(header, str) else header
     return struct.pack(">II", 4 + len(head) + len(payload), len(head)) + head + payload
+
+
+def refuse(code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
+    """A refusal as a frame."""
+    finite = {k: float(v) for k, v in (numbers or {}).items() if math.isfinite(v)}
+    return frame(Error(code=code, text=text[:500], numbers=finite).model_dump_json())
 
 
 def read_frame(read: Callable[[int], bytes], most: int = MOST_FRAME) -> tuple[bytes, bytes] | None:

@@ -10,8 +10,12 @@ shuffler, which each contribution tells how many it needs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int64
 
@@ -19,10 +23,11 @@ from tacit.algorithm import Algorithm
 from tacit.channel.sealing import Binding, Signer, public_key
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, calibrate, events_of, price
+from tacit.privacy.plan import Company
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Answer, Plan, RefusalError, Sealed, broadcast_digest
 from tacit.runtime.shuffler.deposits import sum_deposits
-from tacit.silo.secure_share import ShareTerms, share_terms
+from tacit.silo.secure_share import BlockTerms, share_terms
 from tacit.studies.assemble import Builder
 
 TAILS = 1e-12
@@ -54,13 +59,19 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
 
 def bare_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
     """The releases of an algorithm at a silo with this many records, before any rounding of noise."""
+    shuffle = plan.shuffle
+    company = None if shuffle is None else Company(shuffle.records, shuffle.honest, shuffle.least)
     return events_of(
         algorithm,
         place=plan.place,
         silos=plan.silos,
         records=records,
         max_participations=plan.max_participations,
+        company=company,
     )
+
+
+Releases = Callable[[Algorithm, Plan, int], tuple[Event, ...]]
 
 
 def affordable_sum(
@@ -68,18 +79,39 @@ def affordable_sum(
 ) -> tuple[Algorithm, tuple[Event, ...], Price]:
     """The algorithm with the noise that every silo's price asks for: one noise serves all, that of the strictest."""
     _check_kinds(unit)
-    delta = plan.delta - TAILS
-    factor = max(_factor(unit, plan, n, delta) for n in sorted(set(_crowd(plan))))
+    algorithm, events, cost = affordable(builder, unit, plan, records, bare_events, delta=plan.delta - TAILS)
+    return algorithm, events, dataclasses.replace(cost, delta=plan.delta)
+
+
+def affordable(
+    builder: Builder, unit: Algorithm, plan: Plan, records: int, releases: Releases, *, delta: float
+) -> tuple[Algorithm, tuple[Event, ...], Price]:
+    """The algorithm with the least noise whose releases, as built, cost no silo more than the plan asks for.
+
+    All silos of a study through shufflers must find the same noise, so the prices of all are looked at.
+    """
+    places = _places(unit, plan, records)
+    factor = max(_factor(events, plan, delta) for events in {releases(unit, own, n) for own, n in places})
     nudge = 1e-7
     while nudge < 0.1:
+        # Rounded up to float32, which is what the silo computes with.
         algorithm = builder.build(noise_multiplier=np.nextafter(np.float32(factor), np.float32(np.inf)))
-        # All silos must find the same noise, so all prices are looked at.
-        costs = {n: price(bare_events(algorithm, plan, n), delta=delta) for n in {*_crowd(plan), records}}
+        costs = {e: price(e, delta=delta) for e in {releases(algorithm, own, n) for own, n in places}}
         if all(cost.epsilon <= plan.epsilon for cost in costs.values()):
-            events = bare_events(algorithm, plan, records)
-            return algorithm, events, dataclasses.replace(costs[records], delta=plan.delta)
+            events = releases(algorithm, plan, records)
+            return algorithm, events, costs[events]
         factor, nudge = factor * (1 + nudge), 2 * nudge
     raise RefusalError("unpriceable", f"no noise was found that fits epsilon={plan.epsilon}")
+
+
+def _places(unit: Algorithm, plan: Plan, records: int) -> list[tuple[Plan, int]]:
+    """The plan as each silo sees it, with its records: only this one's, unless there is a crowd."""
+    if plan.shuffle is None:
+        return [(plan, records)]
+    if all(part.participants != "in turn" for part in unit.rounds.values()):
+        return [(plan, n) for n in sorted({*plan.shuffle.records, records})]
+    # Whose turn comes how often depends on the place.
+    return [(plan.model_copy(update={"place": i}), n) for i, n in enumerate(plan.shuffle.records)]
 
 
 def _crowd(plan: Plan) -> tuple[int, ...]:
@@ -88,8 +120,7 @@ def _crowd(plan: Plan) -> tuple[int, ...]:
     return plan.shuffle.records
 
 
-def _factor(unit: Algorithm, plan: Plan, records: int, delta: float) -> float:
-    events = bare_events(unit, plan, records)
+def _factor(events: tuple[Event, ...], plan: Plan, delta: float) -> float:
     paid = calibrate(events, epsilon=plan.epsilon, delta=delta)
     return paid[0].noise_multiplier / events[0].noise_multiplier
 
@@ -103,22 +134,32 @@ def _check_kinds(algorithm: Algorithm) -> None:
             raise RefusalError("bad-plan", 'expected sampling "full", "wor" or "one-pass": the crowd has a fixed size')
 
 
-def terms_of(algorithm: Algorithm, plan: Plan, dimensions: Mapping[str, int]) -> dict[str, ShareTerms]:
-    """Grid and coins of every kind of round; all silos and the server find the same from the same plan."""
-    crowd, shuffle, found = _crowd(plan), plan.shuffle, {}
+def terms_of(algorithm: Algorithm, plan: Plan, statistics: Mapping[str, Any]) -> dict[str, BlockTerms]:
+    """Grid and coins of every kind of round, block by block; all silos and the server find the same from the same plan.
+
+    ``statistics`` are the shapes of what is released.
+    """
+    crowd, shuffle = _crowd(plan), plan.shuffle
     assert shuffle is not None
-    if len(algorithm.schedule) * max(dimensions.values()) > _MOST_COORDINATES:
+    if len(algorithm.schedule) * max(map(coordinates, statistics.values())) > _MOST_COORDINATES:
         raise RefusalError("not-allowed", f"expected rounds x parameters of at most {_MOST_COORDINATES}")
+    found: dict[str, BlockTerms] = {}
     for event in bare_events(algorithm, plan, crowd[plan.place]):
-        size = algorithm.rounds[event.kind].silo.release.batch_size
-        found[event.kind] = share_terms(
-            event.noise_multiplier,
-            crowd if size is None else [int(np.max(size))] * len(crowd),
-            least=shuffle.least,
-            honest=shuffle.honest,
-            dimension=dimensions[event.kind],
-        )
+        release = algorithm.rounds[event.kind].silo.release
+        size, shape = release.batch_size, statistics[event.kind]
+        sizes = crowd if size is None else [int(np.max(size))] * len(crowd)
+        own = partial(share_terms, sizes=sizes, least=shuffle.least, honest=shuffle.honest)
+        if isinstance(release.noise_multiplier, Mapping):
+            blocks = {name: float(z) for name, z in release.noise_multiplier.items()}
+            found[event.kind] = {name: own(z, dimension=coordinates(shape[name])) for name, z in blocks.items()}
+        else:
+            found[event.kind] = own(event.noise_multiplier, dimension=coordinates(shape))
     return found
+
+
+def coordinates(tree: Any) -> int:
+    """How many numbers a tree of shapes has."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 def sealed_answer(

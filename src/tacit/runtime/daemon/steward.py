@@ -22,7 +22,7 @@ from tacit import __version__
 from tacit.channel.sealing import Signer
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
-from tacit.runtime.daemon.answering import Worker, remembered
+from tacit.runtime.daemon.answering import Remembered, Worker, remembered
 from tacit.runtime.daemon.contract import Offer, consider
 from tacit.runtime.daemon.entropy import Entropy, SeededEntropy
 from tacit.runtime.daemon.policy import Policy, PolicyError, digest
@@ -30,7 +30,6 @@ from tacit.runtime.daemon.protocol import (
     VERSION,
     Answer,
     Consent,
-    Error,
     Finish,
     Hello,
     Message,
@@ -44,8 +43,10 @@ from tacit.runtime.daemon.protocol import (
     frame,
     parse_request,
     read_arrays,
+    refuse,
     write_arrays,
 )
+from tacit.runtime.daemon.reporting import fewest, sealed_reports
 from tacit.runtime.daemon.shuffling import TAILS, sealed_answer
 from tacit.runtime.shuffler.config import read_secret
 from tacit.silo.ledger import Ledger, Limit, Reply
@@ -357,18 +358,27 @@ class Steward:
         broadcast = worker.arrays_fit(request.round, read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
         kind = worker.offer.algorithm.schedule[request.round]
-        if kind in worker.offer.shares and self._signer is not None:
-            share, after = worker.share(request.round, broadcast, kept), kept
-            plan, name = worker.offer.plan, self.policy.name
-            header, body = sealed_answer(plan, request, payload, share, name, self._signer)
-        else:
-            arrays, after = worker.answer(request.round, broadcast, kept)
-            specs, body = write_arrays(arrays)
-            header = Message(study=request.study, round=request.round, arrays=specs).model_dump_json()
+        header, body, after = self._said(worker, kind, request, payload, broadcast, kept)
         releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         reply = Reply(asked, header, body)
         ledger.debit(request.study, request.round, kind, releases, reply=reply, state=after.to_bytes())
         return frame(header, body)
+
+    def _said(
+        self, worker: Worker, kind: str, request: Answer, payload: bytes, broadcast: Any, kept: Remembered
+    ) -> tuple[str, bytes, Remembered]:
+        """Header and payload of the answer, by the channel of its round, and what to remember."""
+        offer, name = worker.offer, self.policy.name
+        if kind in offer.shares and self._signer is not None:
+            share = worker.share(request.round, broadcast, kept)
+            return *sealed_answer(offer.plan, request, payload, share, name, self._signer), kept
+        if kind in offer.streams and self._signer is not None:
+            least, reports = fewest(offer.algorithm, offer.plan, kind), worker.reports(request.round, broadcast, kept)
+            sealed = sealed_reports(offer.plan, request, payload, reports, least=least, silo=name, signer=self._signer)
+            return *sealed, kept
+        arrays, after = worker.answer(request.round, broadcast, kept)
+        specs, body = write_arrays(arrays)
+        return Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
 
 
 def _check_turn(offer: Offer, account: Account, number: int) -> None:
@@ -383,9 +393,3 @@ def _check_turn(offer: Offer, account: Account, number: int) -> None:
         raise RefusalError("round", f"round {number} is another silo's turn")
     if plan.max_participations is not None and account.answers >= plan.max_participations:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")
-
-
-def refuse(code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
-    """A refusal as a frame."""
-    finite = {k: float(v) for k, v in (numbers or {}).items() if np.isfinite(v)}
-    return frame(Error(code=code, text=text[:500], numbers=finite).model_dump_json())

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from tacit.channel.sealing import Signer, new_signing_key
 from tacit.errors import TacitError
 from tacit.runtime.certificates import Authority, Pair, node_key
 from tacit.runtime.flower.commands import environment, register, superlink_command, write_connection
+from tacit.runtime.server.terms import DEPLOYED
 from tacit.runtime.shuffler.client import Address, Caller, greet
-from tacit.runtime.shuffler.config import make_keys, write_secret
+from tacit.runtime.shuffler.config import Keys, make_keys, write_secret
 
 _PATIENCE = 90.0
 _GRACE = 15.0
@@ -149,7 +151,11 @@ class Consortium:
         self.home = root / "flower-cli"
         write_connection(self.home, superlink=self.superlink, authority=self.authority.certificate)
         self._signers = {silo.name: new_signing_key() for silo in silos}
-        self.shufflers = {name: self._make_shuffler(name) for name in shufflers}
+        self.shufflers: dict[str, tuple[int, str]] = {}
+        before: dict[str, str] = {}
+        for layer, name in enumerate(shufflers):
+            port, keys = self._make_shuffler(name, layer, before)
+            self.shufflers[name], before = (port, str(keys.seal.public)), {name: keys.sign.public}
         for silo in silos:
             self._make_silo(silo)
 
@@ -162,7 +168,8 @@ class Consortium:
         """The folder of a silo or shuffler."""
         return self.root / name
 
-    def _make_shuffler(self, name: str) -> tuple[int, str]:
+    def _make_shuffler(self, name: str, layer: int, before: Mapping[str, str]) -> tuple[int, Keys]:
+        """A shuffler's folder; for reports they are a cascade, in which each takes what the one before releases."""
         folder = self.folder(f"shuffler-{name}")
         folder.mkdir(mode=0o700)
         keys, pair, port = make_keys(folder, "x25519"), self.authority.issue(f"shuffler-{name}"), free_port()
@@ -170,6 +177,8 @@ class Consortium:
             "name": name,
             "port": port,
             "min_silos": 2,
+            "layer": layer,
+            "before": dict(before),
             "record": "received.bin",
             "silos": {silo: Signer(raw).public for silo, raw in self._signers.items()},
             "tls": {
@@ -179,7 +188,7 @@ class Consortium:
             },
         }
         (folder / "shuffler.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
-        return port, str(keys.seal.public)
+        return port, keys
 
     def _make_silo(self, silo: Silo) -> None:
         folder = self.folder(silo.name)
@@ -188,9 +197,9 @@ class Consortium:
         tree: dict[str, Any] = {
             "name": silo.name,
             "budget": {"epsilon": 4.0, "delta": 1e-5},
-            "allow": {"algorithms": ["mb-sgd"], "channels": ["direct", "shuffled-sum"], "min_silos": 2},
+            "allow": {"algorithms": ["mb-sgd"], "channels": list(DEPLOYED), "min_silos": 2},
             "approval": {"mode": "auto"},
-            "shuffle": {"shufflers": seals, "honest": 1.0},
+            "shuffle": {"shufflers": seals, "honest": 1.0, "max_local_epsilon": 8.0},
             "data": silo.data,
             "counter": f"../counter-{silo.name}",
             "pad_seconds": 0.1,
@@ -241,8 +250,16 @@ class Consortium:
             command = [*TACIT, "shuffler", "serve", str(self.folder(f"shuffler-{name}"))]
             self.start(f"shuffler-{name}", command, f"shuffler-{name}")
 
-    def start_flower(self) -> None:
-        """Start the SuperLink, let the silos' SuperNodes in, and start them."""
+    def start_all(self) -> None:
+        """Start everything at once, and wait until everybody serves."""
+        self.start_link()
+        self.start_silos()
+        self.start_shufflers()
+        self.start_nodes()
+        self.ready()
+
+    def start_link(self) -> None:
+        """Start the SuperLink."""
         pair = self.authority.issue("superlink", ("localhost", "127.0.0.1", self.host))
         paths = {"authority": self.authority.certificate, "certificate": pair.certificate, "key": pair.key}
         database = self.root / "superlink.sqlite"
@@ -250,9 +267,16 @@ class Consortium:
         bind = self.host if self.host == "127.0.0.1" else "0.0.0.0"
         link = superlink_command(host=bind, port=self.port, database=database, **paths)
         self.start("superlink", link, "superlink")
+
+    def start_nodes(self) -> None:
+        """Let the silos' SuperNodes in, and start them."""
         self._wait("superlink", lambda: socket.create_connection((self.host, self.port), 1.0).close())
-        for silo in self.silos:
+
+        def admit(silo: Silo) -> None:
             register(self.home, self.folder(silo.name) / "node.key.pub", silo.name)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(admit, self.silos))
         for silo in self.silos:
             self.start_node(silo.name)
 

@@ -76,10 +76,7 @@ def demo_study(channel: str, rounds: int) -> Study:
 
 def _start(consortium: Consortium, console: Console) -> None:
     console.print("Starting four silo daemons, two shufflers, a SuperLink and four SuperNodes.")
-    consortium.start_silos()
-    consortium.start_shufflers()
-    consortium.ready()
-    consortium.start_flower()
+    consortium.start_all()
 
 
 def train(consortium: Consortium, study: Study, out: Path, console: Console, **changes: Any) -> Path:
@@ -87,7 +84,7 @@ def train(consortium: Consortium, study: Study, out: Path, console: Console, **c
     folder = new_folder(out, study).resolve()
     tree = study.model_dump(exclude_none=True, mode="json")
     (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
-    shuffled = study.algorithm.channel == "shuffled-sum"
+    shuffled = study.algorithm.channel != "direct"
     terms = {
         "silos": len(consortium.silos),
         "folder": str(folder),

@@ -21,8 +21,9 @@ from tacit.runtime.daemon.protocol import Plan
 class Checkpoint:
     """The study as proposed (at place 0), the silos by place, the next round, and the algorithm's state before it.
 
-    ``decided`` names the silos of the next round where that was settled before asking shufflers for a sum, which they
-    give once and in one way. ``history`` has a row for every round that was played.
+    ``decided`` names the silos of the next round where that was settled before asking shufflers, which release a round
+    once and in one way; ``answers`` are their sealed answers, so that a server that starts again needs nobody for it.
+    ``history`` has a row for every round that was played.
     """
 
     plan: Plan
@@ -31,6 +32,7 @@ class Checkpoint:
     state: Any
     round: int = 0
     decided: tuple[str, ...] | None = None
+    answers: dict[str, tuple[bytes, bytes]] | None = None
     finished: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -42,10 +44,13 @@ class Checkpoint:
             "records": self.records,
             "round": self.round,
             "decided": self.decided,
+            "answers": None if self.answers is None else sorted(self.answers),
             "finished": self.finished,
             "history": self.history,
         }
-        leaves = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
+        leaves = {f"leaf{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
+        for i, (_, parts) in enumerate(sorted((self.answers or {}).items())):
+            leaves |= {f"answer{i}{part}": np.frombuffer(raw, np.uint8) for part, raw in zip("hp", parts, strict=True)}
         raw = io.BytesIO()
         np.savez(raw, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **leaves)
         draft = path.with_suffix(".draft")
@@ -54,6 +59,19 @@ class Checkpoint:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key))
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    """A leaf of the state as numbers; some algorithms keep a random key there."""
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _restored(stored: np.ndarray, like: Any) -> Any:
+    return jax.random.wrap_key_data(jnp.asarray(stored)) if _is_key(like) else jnp.asarray(stored)
 
 
 def load_checkpoint(path: Path, like: Any) -> Checkpoint:
@@ -66,17 +84,23 @@ def load_checkpoint(path: Path, like: Any) -> Checkpoint:
         raise TacitError(f"{path} is not a checkpoint: {error}.") from None
     plan = Plan.model_validate_json(json.dumps(meta["plan"]))
     leaves, form = jax.tree.flatten(like(plan, meta["records"]))
+    answers = None
+    if meta["answers"] is not None:
+        answers = {
+            name: (arrays.pop(f"answer{i}h").tobytes(), arrays.pop(f"answer{i}p").tobytes())
+            for i, name in enumerate(meta["answers"])
+        }
     if len(leaves) != len(arrays):
         raise TacitError(f"{path} was written for another algorithm, or another version of Tacit.")
-    state = jax.tree.unflatten(form, [jnp.asarray(arrays[f"leaf{i}"]) for i in range(len(leaves))])
-    decided = None if meta["decided"] is None else tuple(meta["decided"])
+    state = jax.tree.unflatten(form, [_restored(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(leaves)])
     return Checkpoint(
         plan=plan,
         silos=tuple(meta["silos"]),
         records=tuple(meta["records"]),
         state=state,
         round=meta["round"],
-        decided=decided,
+        decided=None if meta["decided"] is None else tuple(meta["decided"]),
+        answers=answers,
         finished=meta["finished"],
         history=meta["history"],
     )

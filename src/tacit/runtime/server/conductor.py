@@ -1,6 +1,6 @@
 """The server of a deployed study: meets silos, proposes, plays rounds with whoever comes, and can be killed any time.
 
-    meet -> propose -> for each round: ask -> (mean, or sum over shufflers) -> tell -> checkpoint -> finish
+    meet -> propose -> for each round: ask -> (mean, or what shufflers release) -> tell -> checkpoint -> finish
 
 A round that was asked before a crash is asked again with the same broadcast, and silos answer from their books.
 Silos may be late, vanish and come back: a round goes on with at least as many as the study allows, and waits where it
@@ -10,7 +10,7 @@ may not go on. Nobody waits for ever: when patience ends, so does the run, with 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,9 @@ from tacit.runtime.daemon.protocol import (
     write_arrays,
 )
 from tacit.runtime.participation import Participation, Roster, everyone, participation, roster
+from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import Checkpoint
-from tacit.runtime.server.shuffles import Sums
+from tacit.runtime.server.shuffles import Answers, Shuffled
 from tacit.runtime.server.transport import Replies, Transport
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -71,13 +72,9 @@ def meet(transport: Transport, silos: int, patience: Patience, tell: Tell) -> di
     deadline = time.monotonic() + patience.total_seconds
     known: dict[str, tuple[str, Welcome]] = {}
     while len(known) < silos:
-        fresh = [at for at in transport.present() if at not in {address for address, _ in known.values()}]
-        hello = frame(Hello().model_dump_json())
-        for at, replies in transport.ask({at: [hello] for at in fresh}, patience.round_seconds).items():
-            response = parse_response(replies[0][0]) if replies else None
-            if isinstance(response, Welcome):
-                known[response.silo] = (at, response)
-                tell("met", {"silo": response.silo, "records": response.records, "of": silos})
+        for name, found in newcomers(transport, {at for at, _ in known.values()}, patience.round_seconds).items():
+            known[name] = found
+            tell("met", {"silo": name, "records": found[1].records, "of": silos})
         if len(known) < silos:
             if time.monotonic() > deadline:
                 raise StalledError(f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}.")
@@ -85,8 +82,24 @@ def meet(transport: Transport, silos: int, patience: Patience, tell: Tell) -> di
     return known
 
 
+def newcomers(transport: Transport, known: set[str], seconds: float) -> dict[str, tuple[str, Welcome]]:
+    """Address and public facts, by name, of silos at addresses that are not known yet."""
+    hello = frame(Hello().model_dump_json())
+    fresh = {at: [hello] for at in transport.present() if at not in known}
+    found = {}
+    for at, replies in transport.ask(fresh, seconds).items() if fresh else ():
+        response = parse_response(replies[0][0]) if replies else None
+        if isinstance(response, Welcome):
+            found[response.silo] = (at, response)
+    return found
+
+
 class Conductor:
-    """Plays one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes."""
+    """Plays one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes.
+
+    ``addresses`` may lack silos that are away; they are looked for when a round misses them. ``seed`` settles who is
+    asked in each round where not everyone is, as it does in a simulation.
+    """
 
     def __init__(
         self,
@@ -98,25 +111,25 @@ class Conductor:
         who: Participation | None = None,
         patience: Patience,
         seed: int = 0,
-        sums: Sums | None = None,
+        shuffled: Shuffled | None = None,
         tell: Tell = lambda event, facts: None,
     ) -> None:
         self.point, self._path, self._transport, self._tell = point, path, transport, tell
-        self._patience, self._sums = patience, sums
+        self._patience, self._shuffled = patience, shuffled
         self._addresses = dict(addresses)
         plan = point.plan
         builder = builder_from(plan, point.records[0])
         self.algorithm: Algorithm = builder.build(noise_multiplier=1.0)
         self._shapes = shapes_of(self.algorithm, builder, record_of(plan))
         self._who = participation(plan.silos) if who is None else who
-        self._turns: Roster = roster(jax.random.key(seed), self.algorithm, self._who, plan.silos)
+        self._turns: Roster = roster(split_keys(jax.random.key(seed)).choice, self.algorithm, self._who, plan.silos)
         self._halves = {
             k: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for k, part in self.algorithm.rounds.items()
         }
         self._plans = {name: plan.model_copy(update={"place": i}) for i, name in enumerate(point.silos)}
         self._weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
         self.consents: dict[str, Consent] = {}
-        if (plan.shuffle is None) != (sums is None):
+        if (plan.shuffle is None) != (shuffled is None):
             raise TacitError("Expected shufflers exactly where the plan names them.")
 
     @property
@@ -132,7 +145,7 @@ class Conductor:
     def run(self, after_round: Callable[[int], None] | None = None) -> dict[str, Receipt]:
         """Propose, play what is left, finish; returns the receipts of silos that could be reached at the end."""
         if self.point.round < self.rounds:
-            self.consents = self.propose()
+            self.propose()
         while self.point.round < self.rounds:
             self._play(self.point.round)
             if after_round is not None:
@@ -140,33 +153,46 @@ class Conductor:
         return self.finish()
 
     def propose(self) -> dict[str, Consent]:
-        """Propose the study to everybody, and wait for approvals."""
+        """Propose the study, and wait for approvals until everyone, or as many as a round needs, has consented."""
         deadline = time.monotonic() + self._patience.total_seconds
-        consents: dict[str, Consent] = {}
         fewest = self.point.plan.silos if self.point.plan.everyone else self._who.fewest
         reasons: dict[str, str] = {}
-        while len(consents) < len(self._plans):
-            left = [name for name in self._plans if name not in consents]
+        final: dict[str, RefusalError] = {}
+        while len(self.consents) < len(self._plans):
+            left = [name for name in self._plans if name not in self.consents and name not in final]
             for name, replies in self._ask({n: [self._proposal(n)] for n in left}).items():
                 response = parse_response(replies[0][0])
-                if isinstance(response, Consent) and response.state == "consented":
-                    consents[name] = response
-                    self._tell("consent", {"silo": name, "epsilon": response.epsilon, "delta": response.delta})
-                elif isinstance(response, Consent):
+                if isinstance(response, Consent) and not self._agreed(name, response):
                     reasons[name] = "waits for its owner's approval"
                 elif isinstance(response, Error):
                     reasons[name] = response.text
                     self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
-                    if response.code in _FINAL and self.point.plan.everyone:
-                        raise RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
-            if time.monotonic() > deadline or (len(consents) >= fewest and not self.point.plan.everyone):
+                    if response.code in _FINAL:
+                        final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
+            if len(self._plans) - len(final) < fewest:
+                raise next(iter(final.values()))
+            if time.monotonic() > deadline or (len(self.consents) >= fewest and not self.point.plan.everyone):
                 break
-            time.sleep(_PAUSE if len(consents) < len(self._plans) else 0)
-        if len(consents) < fewest:
-            raise StalledError(f"Expected the consent of {fewest} silos, got {len(consents)}; {reasons}.")
-        if self._sums is not None:
-            self._sums.check(consents)
-        return consents
+            self._look(set(left) - set(self.consents))
+            time.sleep(_PAUSE if len(self.consents) < len(self._plans) else 0)
+        if len(self.consents) < fewest:
+            raise StalledError(f"Expected the consent of {fewest} silos, got {len(self.consents)}; {reasons}.")
+        return self.consents
+
+    def _agreed(self, name: str, response: Consent) -> bool:
+        """Whether a silo has consented; the first time, that is told and its noise compared with the server's."""
+        if response.state == "consented" and name not in self.consents:
+            if self._shuffled is not None:
+                self._shuffled.check({name: response})
+            self.consents[name] = response
+            self._tell("consent", {"silo": name, "epsilon": response.epsilon, "delta": response.delta})
+        return response.state == "consented"
+
+    def _look(self, missing: Iterable[str]) -> None:
+        """Look for silos that do not answer at addresses that are new."""
+        known = set(self._addresses.values())
+        found = newcomers(self._transport, known, self._patience.round_seconds)
+        self._addresses |= {name: at for name, (at, _) in found.items() if name in set(missing)}
 
     def _proposal(self, name: str) -> bytes:
         return frame(Propose(plan=self._plans[name]).model_dump_json())
@@ -174,9 +200,9 @@ class Conductor:
     def _ask(
         self, requests: Mapping[str, list[bytes]], seconds: float | None = None, enough: Any = None
     ) -> dict[str, Replies]:
-        """As the transport does, by silos' names; a silo that has moved is looked for again."""
-        names = {self._addresses[name]: name for name in requests}
-        frames = {self._addresses[name]: sent for name, sent in requests.items()}
+        """As the transport does, by silos' names; those that have never been seen cannot be asked."""
+        names = {self._addresses[name]: name for name in requests if name in self._addresses}
+        frames = {at: requests[name] for at, name in names.items()}
         ready = None if enough is None else lambda came: enough({names[at] for at in came})
         limit = self._patience.round_seconds if seconds is None else seconds
         found = self._transport.ask(frames, limit, ready)
@@ -191,16 +217,11 @@ class Conductor:
         specs, payload = write_arrays(jax.tree.leaves(broadcast))
         here = self._turns.taken[number]
         chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
-        must = self.point.decided or ()
-        answers = self._gather(number, specs, payload, must or chosen, kind, fixed=bool(must))
-        if self._sums is None:
+        answers = self._answers(number, specs, payload, chosen, kind)
+        if self._shuffled is None or not self._shuffled.carries(kind):
             mean = self._mean(kind, answers)
         else:
-            if not must:
-                self.point.decided = tuple(sorted(answers))
-                self.point.save(self._path)
-            digest = broadcast_digest(specs, payload)
-            mean = self._sums.mean(self.algorithm, kind, number, digest, broadcast, answers, self._shapes)
+            mean = self._mixed(kind, number, broadcast_digest(specs, payload), broadcast, answers)
         row = {
             "round": number + 1,
             "kind": kind,
@@ -209,21 +230,45 @@ class Conductor:
             "seconds": time.monotonic() - begun,
         }
         self.point.state = tell(self.point.state, mean)
-        self.point.round, self.point.decided = number + 1, None
+        self.point.round, self.point.decided, self.point.answers = number + 1, None, None
         self.point.history.append(row)
         self.point.save(self._path)
         self._tell("round", {**row, "rounds": self.rounds})
 
+    def _answers(self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str) -> Answers:
+        """The answers of a round: those that were settled before the server stopped, or fresh ones."""
+        if self.point.answers is not None:
+            return {name: (parse_response(header), body) for name, (header, body) in self.point.answers.items()}
+        settled = self.point.decided
+        return self._gather(number, specs, payload, settled or chosen, kind, fixed=settled is not None)
+
+    def _mixed(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
+        """What the shufflers make of a round; whose answers they get is settled before they are asked."""
+        assert self._shuffled is not None
+        self.point.decided = tuple(sorted(answers))
+        self.point.answers = {n: (said.model_dump_json().encode(), body) for n, (said, body) in answers.items()}
+        self.point.save(self._path)
+        try:
+            return self._shuffled.mean(kind, number, digest, broadcast, answers)
+        except RefusalError:
+            # Somebody changed an answer on its way; the silo still has it, and will be asked for it again.
+            self.point.answers = None
+            self.point.save(self._path)
+            raise
+
     def _gather(
-        self, number: int, specs: Any, payload: bytes, chosen: Any, kind: str, *, fixed: bool
+        self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str, *, fixed: bool
     ) -> dict[str, tuple[Any, bytes]]:
         """The answers of a round from at least as many silos as it needs."""
-        in_order = everyone(self.algorithm.rounds[kind].participants, self._who, self.point.plan.silos)
-        least = len(chosen) if fixed or in_order else min(self._who.fewest, len(chosen))
+        who = self.algorithm.rounds[kind].participants
+        fixed = fixed or who == "in turn" or everyone(who, self._who, self.point.plan.silos)
+        least = len(chosen) if fixed else min(self._who.fewest, len(chosen))
         gone: dict[str, str] = {}
         answers: dict[str, tuple[Any, bytes]] = {}
         deadline = time.monotonic() + self._patience.total_seconds
         wanted = list(chosen)
+        if set(wanted) - set(self._addresses):
+            self._look(set(wanted) - set(self._addresses))
         while True:
             left = [n for n in wanted if n not in answers and n not in gone]
             requests = {n: [self._proposal(n), self._request(n, number, specs, payload)] for n in left}
@@ -233,13 +278,14 @@ class Conductor:
                 self._read(name, number, replies, answers, gone)
             if len(answers) >= least:
                 return answers
-            if not (fixed or in_order):
+            if not fixed:
                 wanted = list(self.point.silos)
-            if time.monotonic() > deadline or (gone and (fixed or in_order)):
+            if time.monotonic() > deadline or len(set(wanted) - set(gone)) < least:
                 silent = sorted(set(wanted) - set(answers))
                 raise StalledError(
                     f"Round {number + 1} needs {least} silos, got {len(answers)}; missing {silent} {gone}."
                 )
+            self._look(set(wanted) - set(answers))
             time.sleep(_PAUSE)
 
     def _request(self, name: str, number: int, specs: Any, payload: bytes) -> bytes:
@@ -249,16 +295,20 @@ class Conductor:
     def _read(
         self, name: str, number: int, replies: Replies, answers: dict[str, tuple[Any, bytes]], gone: dict[str, str]
     ) -> None:
-        response = parse_response(replies[-1][0])
+        first, response = parse_response(replies[0][0]), parse_response(replies[-1][0])
         right = (self._plans[name].study, number)
+        if isinstance(first, Consent):
+            self._agreed(name, first)
         if isinstance(response, Message | Sealed) and (response.study, response.round) == right:
             answers[name] = (response, replies[-1][1])
         elif isinstance(response, Error):
-            self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
-            if response.code in _FINAL or response.code == "round":
-                gone[name] = f"{response.code}: {response.text}"
+            # What the silo has against the study says more than that it knows of none.
+            reason = first if isinstance(first, Error) else response
+            self._tell("refusal", {"silo": name, "code": reason.code, "text": reason.text})
+            if reason.code in _FINAL or reason.code == "round":
+                gone[name] = f"{reason.code}: {reason.text}"
 
-    def _mean(self, kind: str, answers: Mapping[str, tuple[Any, bytes]]) -> Any:
+    def _mean(self, kind: str, answers: Answers) -> Any:
         shape = self._shapes.messages[kind]
         wanted = [(leaf.shape, leaf.dtype.kind == "i") for leaf in jax.tree.leaves(shape)]
         columns = {name: read_arrays(response.arrays, body) for name, (response, body) in answers.items()}

@@ -6,10 +6,12 @@ result, metrics, model and report after the run. Leading it again goes on where 
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,22 @@ from typing import Any
 import jax
 
 from tacit.algorithm import Params
+from tacit.channel.sealing import SecretKey, new_secret
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Receipt
+from tacit.runtime.daemon.reporting import REPORTS
 from tacit.runtime.daemon.shuffling import bare_events
-from tacit.runtime.participation import participation
+from tacit.runtime.participation import Participation, participation
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.runtime.server.conductor import Conductor, Patience, Tell, fresh_state, meet
 from tacit.runtime.server.outcome import write_outcome
-from tacit.runtime.server.shuffles import Sums
+from tacit.runtime.server.shuffles import Reports, Shuffled, Sums
 from tacit.runtime.server.terms import Deployment, deployment_from, plan_for
 from tacit.runtime.server.transport import Recorder, Transport
 from tacit.runtime.shuffler.client import Caller, greet
+from tacit.runtime.shuffler.config import load_sealing, write_sealing
 from tacit.studies.spec import Study, load_study
 
 Measure = Callable[[Params], dict[str, float]]
@@ -65,27 +70,19 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     transport = Recorder(transport, folder / "received.bin") if terms.record else transport
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})
-    met = meet(transport, terms.silos, patience, journal)
+    path = folder / "checkpoint.npz"
+    met = meet(transport, _needed(study, terms) if path.exists() else terms.silos, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
-    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos)
-    sums = Sums(point.plan, point.silos, callers, coins=noisy) if callers else None
-    weights = list(point.records) if study.run.weights == "records" else None
     conductor = Conductor(
         point,
-        folder / "checkpoint.npz",
+        path,
         transport,
         {name: at for name, (at, _) in met.items()},
-        who=participation(
-            len(point.silos),
-            study.run.participants,
-            weights=weights,
-            cap=study.privacy.max_participations,
-            honest=study.run.honest,
-        ),
+        who=_who(study, point),
         patience=patience,
         seed=terms.seed,
-        sums=sums,
+        shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
     )
     measure = measure_of(study, terms)
@@ -93,7 +90,7 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     def after(number: int) -> None:
         row = point.history[-1]
         row |= {"measured": measure(conductor.params), "epsilon_spent": _spent(conductor)}
-        point.save(folder / "checkpoint.npz")
+        point.save(path)
         journal(
             "measured",
             {"round": number, "rounds": conductor.rounds, **row["measured"], "epsilon": row["epsilon_spent"]},
@@ -107,6 +104,40 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
         caller.close()
 
 
+def _who(study: Study, point: Checkpoint) -> Participation:
+    return participation(
+        len(point.silos),
+        study.run.participants,
+        weights=list(point.records) if study.run.weights == "records" else None,
+        cap=study.privacy.max_participations,
+        honest=study.run.honest,
+    )
+
+
+def _shuffled(
+    folder: Path, point: Checkpoint, met: Mapping[str, Any], callers: Mapping[str, Caller]
+) -> Shuffled | None:
+    if not callers:
+        return None
+    if point.plan.shuffle is not None and point.plan.shuffle.server is not None:
+        return Reports(point.plan, callers, _server_key(folder))
+    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos if name in met)
+    return Sums(point.plan, point.silos, callers, coins=noisy)
+
+
+def _server_key(folder: Path) -> SecretKey:
+    """The key that opens single reports; it is made with the study, and a run that goes on needs the same."""
+    path = folder / "server.key"
+    if not path.exists():
+        write_sealing(path, new_secret("mlkem768-x25519"))
+    return load_sealing(path)
+
+
+def _needed(study: Study, terms: Deployment) -> int:
+    """How many silos a study needs to go on with: those that are away may come back later."""
+    return participation(terms.silos, study.run.participants).fewest
+
+
 def _point(
     folder: Path, study: Study, terms: Deployment, met: Mapping[str, Any], callers: Mapping[str, Caller]
 ) -> Checkpoint:
@@ -115,7 +146,8 @@ def _point(
         return load_checkpoint(path, fresh_state)
     names = tuple(sorted(met))[: terms.silos]
     facts = [met[name][1] for name in names]
-    plan = plan_for(study, facts, {name: greet(caller).seal for name, caller in callers.items()})
+    seals = {name: greet(caller).seal for name, caller in callers.items()}
+    plan = plan_for(study, facts, seals, _server_key(folder).public if study.algorithm.channel == REPORTS else None)
     records = tuple(fact.records for fact in facts)
     _, key = jax.random.split(jax.random.key(terms.seed))
     point = Checkpoint(plan, names, records, fresh_state(plan, records, key))
@@ -139,17 +171,18 @@ def measure_of(study: Study, terms: Deployment) -> Measure:
 
 def _spent(conductor: Conductor) -> float | None:
     """The largest price of the answers so far, read off the silos' noise; silos' own ledgers say it exactly."""
-    point = conductor.point
-    found = []
+    point, found = conductor.point, []
     for place, name in enumerate(point.silos):
         consent = conductor.consents.get(name)
-        made = sum(name in row["silos"] for row in point.history)
+        made = Counter(row["kind"] for row in point.history if name in row["silos"])
         if consent is None or not made:
             continue
-        plan = point.plan.model_copy(update={"place": place, "max_participations": made})
+        plan = point.plan.model_copy(update={"place": place})
         algorithm = builder_from(plan, point.records[place]).build(noise_multiplier=1.0)
-        events = bare_events(algorithm, plan, point.records[place])
-        scaled = [event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier) for event in events]
+        events = [e for e in bare_events(algorithm, plan, point.records[place]) if made[e.kind]]
+        scaled = [e.scaled(consent.noise_multipliers[e.kind] / e.noise_multiplier) for e in events]
+        steps = {kind: part.silo.local_steps for kind, part in algorithm.rounds.items()}
+        scaled = [dataclasses.replace(e, count=made[e.kind] * steps[e.kind]) for e in scaled]
         try:
             found.append(price(scaled, delta=plan.delta).epsilon)
         except PricingError:

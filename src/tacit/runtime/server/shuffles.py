@@ -1,71 +1,138 @@
-"""The server's part in a shuffled sum: it carries sealed shares to the shufflers and adds up their totals."""
+"""The server's part in shuffled rounds: it carries sealed answers to the shufflers and reads what they release."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from tacit.algorithm import Algorithm
-from tacit.channel.sealing import Binding
+from tacit.channel.sealing import Binding, SecretKey
 from tacit.errors import TacitError
-from tacit.runtime.daemon.contract import Shapes, builder_from, record_of, shapes_of
+from tacit.privacy import Event
+from tacit.runtime.daemon.contract import Shapes, affordable_direct, builder_from, record_of, secure_events, shapes_of
 from tacit.runtime.daemon.protocol import Consent, Plan, Sealed
+from tacit.runtime.daemon.reporting import REPORTS, stream_binding, stream_name, streams_of
 from tacit.runtime.daemon.shuffling import affordable_sum, terms_of
-from tacit.runtime.shuffler.client import Caller, sum_over
-from tacit.silo.secure_share import mean_of_total
+from tacit.runtime.shuffler.client import Caller, mixed_reports, sum_over
+from tacit.silo.secure_reports import mean_of_reports
+from tacit.silo.secure_share import BlockTerms, mean_of_total
+
+Answers = Mapping[str, tuple[Any, bytes]]
+
+
+class Shuffled(Protocol):
+    """Turns the sealed answers of a round into the mean that they stand for."""
+
+    def carries(self, kind: str) -> bool:
+        """Whether rounds of this kind are shuffled; others leave directly."""
+        ...
+
+    def check(self, consents: Mapping[str, Consent]) -> None:
+        """All parties must have found the same noise, or what is released could not be read."""
+        ...
+
+    def mean(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
+        """The mean over the records of all silos that answered."""
+        ...
 
 
 class Sums:
-    """Turns the sealed answers of a round into the mean that they stand for.
-
-    ``coins=False`` reads the shares of test builds, which add no noise.
-    """
+    """Shuffled sums: only the sum over silos is ever opened. ``coins=False`` reads the shares of test builds."""
 
     def __init__(self, plan: Plan, silos: Sequence[str], callers: Mapping[str, Caller], *, coins: bool = True) -> None:
-        if plan.shuffle is None or set(plan.shuffle.shufflers) != set(callers):
-            raise TacitError("Expected a connection to each of the plan's shufflers.")
-        self._plan = plan
-        self._callers = {name: callers[name] for name in plan.shuffle.shufflers}
+        self._plan, self._callers = plan, _in_order(plan, callers)
+        assert plan.shuffle is not None
         self._records = dict(zip(silos, plan.shuffle.records, strict=True))
         builder = builder_from(plan, plan.shuffle.records[0])
         unit = builder.build(noise_multiplier=1.0)
-        shapes = shapes_of(unit, builder, record_of(plan))
+        self._shapes: Shapes = shapes_of(unit, builder, record_of(plan))
         self._algorithm, self._events, _ = affordable_sum(builder, unit, plan, plan.shuffle.records[0])
-        found = terms_of(self._algorithm, plan, shapes.dimensions)
-        self.terms = found if coins else {kind: terms._replace(coins=0) for kind, terms in found.items()}
+        found = terms_of(self._algorithm, plan, self._shapes.messages)
+        self.terms = found if coins else {kind: _coinless(terms) for kind, terms in found.items()}
+
+    def carries(self, kind: str) -> bool:
+        """Every round is a sum."""
+        return True
 
     def check(self, consents: Mapping[str, Consent]) -> None:
-        """All parties must have found the same noise, or the sum could not be read."""
-        expected = {event.kind: event.noise_multiplier for event in self._events}
-        odd = [name for name, consent in consents.items() if consent.noise_multipliers != expected]
-        if odd:
-            raise TacitError(f"{', '.join(odd)}: other noise than the server's; use one version of Tacit everywhere.")
+        """As of all that is shuffled."""
+        _check_noise(self._events, consents)
 
-    def mean(
-        self,
-        algorithm: Algorithm,
-        kind: str,
-        number: int,
-        digest: bytes,
-        broadcast: Any,
-        answers: Mapping[str, tuple[Any, bytes]],
-        shapes: Shapes,
-    ) -> Any:
+    def mean(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
         """The mean over the records of all silos that answered; only their sum is ever opened."""
         binding = Binding(self._plan.consortium, number, digest)
         total = sum_over(self._callers, {name: cut(*answer) for name, answer in answers.items()}, binding)
-        silo = algorithm.rounds[kind].silo
+        silo = self._algorithm.rounds[kind].silo
         size = silo.release.batch_size
         count = sum(self._records[name] if size is None else int(np.max(size)) for name in answers)
-        return mean_of_total(total, silo, broadcast, shapes.messages[kind], self.terms[kind], count)
+        return mean_of_total(total, silo, broadcast, self._shapes.messages[kind], self.terms[kind], count)
+
+
+class Reports:
+    """Shuffled reports: single ones are opened with the server's ``key``, in an order that says nothing."""
+
+    def __init__(self, plan: Plan, callers: Mapping[str, Caller], key: SecretKey) -> None:
+        self._plan, self._callers, self._key = plan, _in_order(plan, callers), key
+        assert plan.shuffle is not None
+        if plan.shuffle.server != str(key.public):
+            raise TacitError("Expected the key that the plan names as the server's.")
+        builder = builder_from(plan, plan.shuffle.records[0])
+        unit = builder.build(noise_multiplier=1.0)
+        self._shapes: Shapes = shapes_of(unit, builder, record_of(plan))
+        dimensions = self._shapes.dimensions
+        self._algorithm, _, _ = affordable_direct(builder, unit, plan, plan.shuffle.records[0], dimensions)
+        every: dict[str, Event] = {}
+        for place, records in enumerate(plan.shuffle.records):
+            # A silo whose turn never comes has no event for rounds in turn.
+            own = secure_events(self._algorithm, plan.model_copy(update={"place": place}), records, dimensions)
+            every |= {event.kind: event for event in own}
+        self._events = tuple(every.values())
+        self.streams = streams_of(self._algorithm, self._shapes.messages)
+
+    def carries(self, kind: str) -> bool:
+        """Rounds in turn leave directly."""
+        return self._algorithm.rounds[kind].silo.release.channel == REPORTS
+
+    def check(self, consents: Mapping[str, Consent]) -> None:
+        """As of all that is shuffled."""
+        _check_noise(self._events, consents)
+
+    def mean(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
+        """The mean of all reports, stream by stream."""
+        frames = {silo: cut(*answer) for silo, answer in answers.items()}
+        found = {}
+        for stream in self.streams[kind]:
+            deposits = {silo: own[stream_name(stream)] for silo, own in frames.items()}
+            binding = stream_binding(self._plan, stream, number, digest)
+            found[stream] = mixed_reports(list(self._callers.values()), deposits, binding, self._key)
+        silo = self._algorithm.rounds[kind].silo
+        return mean_of_reports(found, silo, broadcast, self._shapes.messages[kind], self.streams[kind])
+
+
+def _in_order(plan: Plan, callers: Mapping[str, Caller]) -> dict[str, Caller]:
+    if plan.shuffle is None or set(plan.shuffle.shufflers) != set(callers):
+        raise TacitError("Expected a connection to each of the plan's shufflers.")
+    return {name: callers[name] for name in plan.shuffle.shufflers}
+
+
+def _check_noise(events: Sequence[Event], consents: Mapping[str, Consent]) -> None:
+    expected = {event.kind: event.noise_multiplier for event in events}
+    odd = [name for name, consent in consents.items() if not consent.noise_multipliers.items() <= expected.items()]
+    if odd:
+        raise TacitError(f"{', '.join(odd)}: other noise than the server's; use one version of Tacit everywhere.")
+
+
+def _coinless(terms: BlockTerms) -> BlockTerms:
+    if isinstance(terms, Mapping):
+        return {name: own._replace(coins=0) for name, own in terms.items()}
+    return terms._replace(coins=0)
 
 
 def cut(response: Any, body: bytes) -> dict[str, bytes]:
-    """The frames for each shuffler in a sealed answer."""
+    """The frames in a sealed answer: for each shuffler, or for each stream."""
     if not isinstance(response, Sealed) or sum(response.deposits.values()) != len(body):
-        raise TacitError("Expected a sealed answer with a frame for each shuffler.")
+        raise TacitError("Expected a sealed answer with frames for shufflers.")
     frames, at = {}, 0
     for name, length in response.deposits.items():
         frames[name] = body[at : at + length]

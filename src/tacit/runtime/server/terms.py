@@ -9,10 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tacit.algorithms import find
+from tacit.channel.sealing import PublicKey
 from tacit.errors import TacitError
 from tacit.runtime.daemon.protocol import Plan, Shuffle, Welcome
 from tacit.runtime.shuffler.client import Address
 from tacit.studies.spec import Study, StudyError
+
+DEPLOYED = ("direct", "shuffled-sum", "shuffled-reports")
+"""The channels that real silos answer through."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -76,15 +81,24 @@ def check_study(study: Study, shufflers: int) -> None:
         raise StudyError("privacy.user_level: real silos price records; leave it out, or simulate.")
     if section.protects != "record":
         raise StudyError("privacy.protects: real silos protect whole records; leave it out, or simulate.")
+    if find(study.algorithm.name).can_protect_attribute:
+        raise StudyError(
+            f"algorithm.name: {study.algorithm.name} reads a sensitive attribute, which daemons do not hold; simulate."
+        )
     channel = study.algorithm.channel
-    if channel not in ("direct", "shuffled-sum"):
-        raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use "direct" or "shuffled-sum".')
+    if channel not in DEPLOYED:
+        raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use {", ".join(DEPLOYED)}.')
     if (channel == "direct") == bool(shufflers):
-        raise StudyError(f'algorithm.channel: "{channel}" has {shufflers} shufflers; only a shuffled sum has any.')
+        raise StudyError(f'algorithm.channel: "{channel}" has {shufflers} shufflers; only shuffled channels have any.')
 
 
-def plan_for(study: Study, facts: Sequence[Welcome], shufflers: dict[str, str]) -> Plan:
-    """The plan to propose, at place 0, for silos that say these things about themselves."""
+def plan_for(
+    study: Study, facts: Sequence[Welcome], shufflers: dict[str, str], server: PublicKey | None = None
+) -> Plan:
+    """The plan to propose, at place 0, for silos that say these things about themselves.
+
+    ``server`` is the key that single reports are sealed to.
+    """
     first = facts[0]
     different = [
         f.silo for f in facts if (f.features, f.task, f.classes) != (first.features, first.task, first.classes)
@@ -99,7 +113,8 @@ def plan_for(study: Study, facts: Sequence[Welcome], shufflers: dict[str, str]) 
     shuffle = None
     if shufflers:
         records = tuple(f.records for f in facts)
-        shuffle = Shuffle(records=records, least=fewest, honest=who.honest, shufflers=shufflers)
+        to = None if server is None else str(server)
+        shuffle = Shuffle(records=records, least=fewest, honest=who.honest, shufflers=shufflers, server=to)
     return Plan(
         name=study.name,
         nonce=secrets.token_hex(8),

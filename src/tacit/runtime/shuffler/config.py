@@ -105,7 +105,7 @@ def read_secret(path: Path) -> bytes:
 def make_keys(folder: Path, kind: Kind) -> Keys:
     """Fresh keys in a folder."""
     secret, signing = new_secret(kind), new_signing_key()
-    write_secret(folder / "seal.key", secret.kind.encode() + b"\n" + secret.raw)
+    write_sealing(folder / "seal.key", secret)
     write_secret(folder / "sign.key", signing)
     return Keys(secret, Signer(signing))
 
@@ -113,6 +113,11 @@ def make_keys(folder: Path, kind: Kind) -> Keys:
 def load_keys(folder: Path) -> Keys:
     """The keys in a folder."""
     return Keys(load_sealing(folder / "seal.key"), Signer(read_secret(folder / "sign.key")))
+
+
+def write_sealing(path: Path, secret: SecretKey) -> None:
+    """A sealing key into a file of its own."""
+    write_secret(path, secret.kind.encode() + b"\n" + secret.raw)
 
 
 def load_sealing(path: Path) -> SecretKey:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tacit.channel.sealing import SealError, open_layer, unpad
-from tacit.runtime.daemon.protocol import Error, RefusalError, frame
+from tacit.runtime.daemon.protocol import RefusalError, frame, refuse
 from tacit.runtime.shuffler.config import Keys, Terms
 from tacit.runtime.shuffler.messages import (
     Collect,
@@ -268,8 +268,3 @@ class Office:
 
 def _cut(payload: bytes, size: int) -> list[bytes]:
     return [payload[at : at + size] for at in range(0, len(payload), size)]
-
-
-def refuse(code: str, text: str, numbers: dict[str, float] | None = None) -> bytes:
-    """A refusal as a frame."""
-    return frame(Error(code=code, text=text[:500], numbers=numbers or {}).model_dump_json())

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
 import socket
 import ssl
-import threading
+from functools import partial
 from pathlib import Path
 
-from tacit.runtime.daemon.protocol import MOST_FRAME, RefusalError, frame, read_frame
+from tacit.runtime.daemon.listener import Listener, log_to_terminal, serve_until_told
+from tacit.runtime.daemon.protocol import frame
 from tacit.runtime.shuffler.config import ShufflerError, Terms, load_keys, load_terms
-from tacit.runtime.shuffler.office import Office, refuse
+from tacit.runtime.shuffler.office import Office
 
 _log = logging.getLogger("tacit.shuffler")
 _MOST_CALLERS = 64
-_PATIENCE = 60.0
 
 
 def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
@@ -32,78 +30,42 @@ def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
     return context
 
 
-class Entrance:
-    """Listens on a TCP port and hands frames to an office, one thread for each caller."""
+class Entrance(Listener):
+    """Listens on a TCP port and hands frames to an office."""
 
     def __init__(self, office: Office, context: ssl.SSLContext, folder: Path) -> None:
         terms = office.terms
-        self._office, self._context = office, context
-        self._seats = threading.BoundedSemaphore(_MOST_CALLERS)
+        self._office = office
         self._record = None if terms.record is None else (folder / terms.record).open("ab", buffering=0)
         try:
-            self._socket = socket.create_server((terms.host, terms.port), backlog=_MOST_CALLERS)
+            listening = socket.create_server((terms.host, terms.port), backlog=_MOST_CALLERS)
         except OSError as error:
             raise ShufflerError(f"{terms.host}:{terms.port} cannot be listened on: {error}.") from None
-        self.port = int(self._socket.getsockname()[1])
+        self.port = int(listening.getsockname()[1])
+        secure = partial(context.wrap_socket, server_side=True)
+        super().__init__(listening, self._reply, most=_MOST_CALLERS, secure=secure)
 
-    def serve(self) -> None:
-        """Serve until closed."""
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            if not self._seats.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-
-    def _attend(self, connection: socket.socket) -> None:
-        try:
-            with connection:
-                connection.settimeout(_PATIENCE)
-                with contextlib.suppress(OSError), self._context.wrap_socket(connection, server_side=True) as secure:
-                    self._converse(secure)
-        finally:
-            self._seats.release()
-
-    def _converse(self, connection: ssl.SSLSocket) -> None:
-        with connection.makefile("rb") as stream:
-            while True:
-                try:
-                    found = read_frame(stream.read, MOST_FRAME)
-                except RefusalError as refusal:
-                    connection.sendall(refuse(refusal.code, str(refusal)))
-                    return
-                if found is None:
-                    return
-                if self._record is not None:
-                    self._record.write(frame(*found))
-                connection.sendall(self._office.handle(*found))
+    def _reply(self, header: bytes, payload: bytes) -> bytes:
+        if self._record is not None:
+            self._record.write(frame(header, payload))
+        return self._office.handle(header, payload)
 
     def close(self) -> None:
         """Stop listening."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        super().close()
         if self._record is not None:
             self._record.close()
 
 
 def serve(folder: Path) -> None:
     """Run the shuffler whose terms lie in ``folder``, until it is told to stop."""
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    _log.setLevel(logging.INFO)
+    log_to_terminal(_log)
     terms = load_terms(folder)
     office = Office(terms, load_keys(folder), folder / "shuffler.sqlite")
     entrance = Entrance(office, server_context(terms, folder), folder)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: entrance.close())
-    _log.info("shuffler %s serves on %s:%d for %d silos", terms.name, terms.host, entrance.port, len(terms.silos))
+    line = f"shuffler {terms.name} serves on {terms.host}:{entrance.port} for {len(terms.silos)} silos"
     try:
-        entrance.serve()
-    except KeyboardInterrupt:
-        pass
+        serve_until_told(entrance, _log, line)
     finally:
         entrance.close()
         office.close()
