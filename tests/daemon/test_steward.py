@@ -104,6 +104,12 @@ def test_noise_is_as_large_as_priced_and_fresh(make):
     assert len(np.unique(drawn, axis=0)) == len(drawn)
 
 
+def test_poisson_batches_are_priced_alike_at_every_place(make):
+    """The physical limit of a batch follows from the silo's own records, wherever it sits."""
+    consents = [make().propose(POISSON.model_copy(update={"place": i})) for i in range(2)]
+    assert consents[0].epsilon == consents[1].epsilon > 0
+
+
 def test_a_repeated_request_gets_the_stored_reply(make):
     silo = make()
     silo.propose(MB)

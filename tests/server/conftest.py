@@ -27,7 +27,7 @@ def world(tmp_path_factory, tables):
     seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
     context, daemons = fork_server(), []
     for name, table in zip(NAMES, tables, strict=True):
-        shuffle = {"shufflers": seals, "honest": 1.0, "max_local_epsilon": 8.0}
+        shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
         allow = {"channels": ["direct", "shuffled-sum", "shuffled-reports"]}
         changes = {"test": True, "test_seed": SEED, "budget": {"epsilon": 500.0}, "allow": allow, "shuffle": shuffle}
         make_home(root / name, table, **changes)

@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 import tomli_w
 
+from tacit.channel.sealing import new_secret
 from tacit.privacy import price
 from tacit.privacy.randomisers import terms_of
-from tacit.runtime.daemon.protocol import Plan, Propose, RefusalError
+from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
+from tacit.runtime.daemon.protocol import Plan, Propose, RefusalError, Shuffle
+from tacit.runtime.daemon.shuffling import bound_to, check_shuffle
 from tacit.runtime.participation import participation
 from tacit.runtime.server.lead import lead
 from tacit.runtime.server.transport import SocketTransport
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.silo.secure_reports import unit_statistics
+from tacit.silo.secure_share import ShareTerms
 from tests.algorithms.table import PSGM, largest_difference
-from tests.daemon.consortium import SEED
+from tests.daemon.consortium import SEED, plan_of
 from tests.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, simulated
 
 
@@ -297,3 +301,27 @@ def test_a_study_through_reports_is_led_from_its_run_folder_to_its_report(world,
     rows = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
     reckoned = [row["epsilon"] for row in rows if row["event"] == "measured"]
     assert reckoned[0] < reckoned[1] == pytest.approx(max(spent), rel=1e-6)
+
+
+def consulted(plan, colluding, seals):
+    policy = ShuffleSection(shufflers=seals, colluding=colluding)
+    check_shuffle(plan, SIZES[0], AllowSection(algorithms=("mb-sgd",)), policy)
+
+
+def test_a_small_plan_made_of_those_who_collude_is_refused():
+    """A share of a small crowd is few silos; what an owner fears is a number of them, whatever the plan."""
+    seals = {name: str(new_secret().public) for name in "ab"}
+    shared = {"records": SIZES, "least": 4, "shufflers": seals}
+    for honest, assumed in ((1.0, 0), (0.75, 1), (0.5, 2)):
+        plan = plan_of({"name": "mb-sgd"}, shuffle=Shuffle(**shared, honest=honest))
+        consulted(plan, assumed, seals)
+        with pytest.raises(RefusalError, match="may collude"):
+            consulted(plan, assumed + 1, seals)
+
+
+def test_contributions_with_other_coins_never_meet():
+    plan = plan_like({"a": str(new_secret().public)})
+    terms = {"gradient": ShareTerms(200, 1000, 5)}
+    fewer = {"gradient": ShareTerms(200, 999, 5)}
+    assert bound_to(plan, terms) == bound_to(plan, dict(terms))
+    assert len({bound_to(plan, terms), bound_to(plan, fewer), bound_to(plan, {"other": terms["gradient"]})}) == 3

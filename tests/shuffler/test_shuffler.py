@@ -10,8 +10,10 @@ from tacit.channel.sealing import Binding, SealError, Signer, new_secret, new_si
 from tacit.runtime.certificates import Authority
 from tacit.runtime.daemon.protocol import RefusalError, frame
 from tacit.runtime.shuffler.client import Caller, _collect, greet, mixed_reports, sum_over
+from tacit.runtime.shuffler.config import ShufflerError
 from tacit.runtime.shuffler.deposits import report_deposit, sum_deposits
 from tacit.runtime.shuffler.messages import Deposit, parse_request, sender_of, signed
+from tacit.runtime.shuffler.office import Office
 from tests.shuffler.parties import Party, signers
 
 BINDING = Binding(b"c" * 32, 0, b"h" * 32)
@@ -279,6 +281,15 @@ def test_what_is_never_collected_is_forgotten(tmp_path, authority, silos):
     now[0] = 11.0
     greet(caller)
     assert not party.office._piles
+    party.stop()
+
+
+def test_one_book_has_one_shuffler(tmp_path, authority, silos):
+    """Two on one book could release a round twice, and the difference would be one silo's share."""
+    party = Party(tmp_path / "a", authority, silos)
+    with pytest.raises(ShufflerError, match="held by another"):
+        Office(party.terms, party.keys, tmp_path / "a" / "shuffler.sqlite")
+    party.restart()
     party.stop()
 
 

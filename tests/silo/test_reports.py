@@ -10,7 +10,7 @@ from scipy import stats
 
 from tacit.privacy import PricingError
 from tacit.privacy.randomisers import NAMES, direction, duchi_scale, expand, terms_of
-from tacit.silo.hashed import normals, uniforms
+from tacit.silo.hashed import COIN_STEPS, normals, uniforms
 from tacit.silo.reports import drawn_terms, randomised_sum, reports_sum, resolved, seed_and_sign
 
 TRIALS = 30_000
@@ -194,3 +194,12 @@ def test_hashed_numbers_are_normal_and_uncorrelated():
     assert u.max() < 1
     part = np.asarray(jax.jit(lambda key: normals(key, jnp.arange(7, 12), 30))(jax.random.key(0)))
     np.testing.assert_allclose(part, a[7:12, :30], rtol=1e-6)
+
+
+@pytest.mark.parametrize("local_epsilon", [0.5, 4.0, 12.0, 20.0, 30.0])
+def test_coins_are_never_surer_than_epsilon_0_allows(local_epsilon):
+    """Coins come in steps; whoever lies less often than asked for promises more than was priced."""
+    rest = float(drawn_terms("duchi", 5, 1 / local_epsilon).rest)
+    assert (rest * COIN_STEPS).is_integer()
+    assert math.log((1 - rest) / rest) <= local_epsilon
+    assert rest <= 1 / (1 + math.exp(local_epsilon)) + 1 / COIN_STEPS

@@ -34,9 +34,13 @@ def words(key: Array, rows: UInt32[Array, " rows"], columns: int) -> UInt32[Arra
     return _mix(_mix(first + column * jnp.uint32(0xC2B2AE35)) + second)
 
 
+COIN_STEPS = 2**23
+"""Uniform numbers lie in the middle of so many equal steps."""
+
+
 def uniforms(key: Array, rows: UInt32[Array, " rows"], columns: int) -> Float[Array, "rows columns"]:
     """Uniform numbers strictly between 0 and 1."""
-    return ((words(key, rows, columns) >> 9).astype(jnp.float32) + 0.5) * np.float32(2.0**-23)
+    return ((words(key, rows, columns) >> 9).astype(jnp.float32) + 0.5) * np.float32(1 / COIN_STEPS)
 
 
 def normals(key: Array, rows: UInt32[Array, " rows"], columns: int) -> Float[Array, "rows columns"]:

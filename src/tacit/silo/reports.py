@@ -9,6 +9,7 @@ records is two products of a vector and a matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tacit.algorithm import PerBlock, Randomiser, Record, Statistic, Work
 from tacit.privacy.randomisers import Terms, direction, leaning, terms_of
 from tacit.silo.clipping import by_block, scales, squared_norms, usable
-from tacit.silo.hashed import normals, uniforms
+from tacit.silo.hashed import COIN_STEPS, normals, uniforms
 
 _MICRO_BATCH_FLOATS = 2**22
 _LARGEST_LOCAL = 30.0  # beyond it exp(epsilon_0) would not fit; a smaller one is more private
@@ -30,9 +31,12 @@ _TINY = 1e-30
 
 
 class Drawn(NamedTuple):
-    """A randomiser's numbers as the compiled program uses them."""
+    """A randomiser's numbers as the compiled program uses them.
 
-    chance: Float[Array, ""]
+    ``rest`` is one less the chance, rounded up to what a coin can tell: a little more private than asked for.
+    """
+
+    rest: Float[Array, ""]
     share: Float[Array, ""]
     scale: Float[Array, ""]
 
@@ -147,8 +151,13 @@ def _found(randomiser: Randomiser, dimension: int, noise_multiplier: np.ndarray)
     # A multiplier of zero is not drawn with; any number serves.
     local = np.minimum(1 / np.maximum(multiplier, 1 / _LARGEST_LOCAL), _LARGEST_LOCAL)
     found = [terms_of(randomiser, dimension, float(e)) for e in np.atleast_1d(local).ravel()]
-    rows = np.asarray([(terms.chance, terms.share, terms.scale) for terms in found], np.float32)
+    rows = np.asarray([(_rounded(1 - terms.chance), terms.share, terms.scale) for terms in found], np.float32)
     return rows.reshape(*multiplier.shape, 3)
+
+
+def _rounded(rest: float) -> float:
+    """Up to a multiple of a coin's steps, which a coin is below with just this probability."""
+    return math.ceil(rest * COIN_STEPS) / COIN_STEPS
 
 
 def randomised_sum(
@@ -170,7 +179,7 @@ def randomised_sum(
     towards = jnp.where(coins[:, 0] < 0.5 + jnp.minimum(norm, 1.0) / 2, 1.0, -1.0)
     g = normals(key_vectors, rows, dimension)
     along, squared = jnp.sum(g * u, axis=1), jnp.sum(g * g, axis=1)
-    likely = coins[:, 1] < drawn.chance
+    likely = coins[:, 1] >= drawn.rest
     weight = jnp.where(present, drawn.scale, 0.0)
     if name == "duchi":
         sign = jnp.where(likely, 1.0, -1.0) * towards * jnp.where(along >= 0, 1.0, -1.0)

@@ -83,7 +83,8 @@ def builder_from(plan: Plan, records: int) -> Builder:
     }
     study = study_from(tree)
     facts = Federation(plan.name, (), plan.task, plan.classes, plan.features, None, (), "")
-    return builder_of(study, problem_of(study, facts), [records])
+    # Every place has this silo's numbers: only its own is looked at.
+    return builder_of(study, problem_of(study, facts), [records] * plan.silos)
 
 
 def _tuples(value: Any) -> Any:

@@ -44,15 +44,17 @@ class AllowSection(_Section):
 
 
 class ShuffleSection(_Section):
-    """Which shufflers are trusted, by their sealing keys, and what share of the other silos not to collude.
+    """Which shufflers are trusted, by their sealing keys, and how many silos may collude with the server.
 
+    ``colluding`` is a number of silos, not a share: the server chooses which silos are in a plan, and all that collude
+    may be in a small one.
     ``key`` is the file of the silo's signing key, as ``tacit silo keys`` makes it. ``max_local_epsilon`` is what the
     reports of a record in one round may tell by themselves, which is all that is left if every shuffler colludes; it
     must be said where shuffled reports are allowed.
     """
 
     shufflers: dict[str, str]
-    honest: Annotated[float, Field(gt=0, le=1)]
+    colluding: Annotated[int, Field(ge=0)]
     min_shufflers: Count = 2
     post_quantum: bool = False
     max_local_epsilon: Annotated[float, Field(gt=0)] | None = None

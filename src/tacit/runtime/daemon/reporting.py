@@ -16,7 +16,7 @@ from tacit.algorithm import Algorithm
 from tacit.channel.sealing import Binding, Signer, public_key, sealed_size
 from tacit.runtime.daemon.policy import ShuffleSection
 from tacit.runtime.daemon.protocol import MOST_FRAME, MOST_HEADER, Answer, Plan, RefusalError, Sealed, broadcast_digest
-from tacit.runtime.daemon.shuffling import coordinates
+from tacit.runtime.daemon.shuffling import bound_to, coordinates
 from tacit.runtime.shuffler.deposits import report_deposit
 from tacit.silo.secure_reports import REPORT_BYTES, ReportTerms, report_terms
 
@@ -94,14 +94,15 @@ def fewest(algorithm: Algorithm, plan: Plan, kind: str) -> int:
     return plan.silos if algorithm.rounds[kind].participants == "all" else plan.shuffle.least
 
 
-def stream_binding(plan: Plan, stream: str, number: int, broadcast: bytes) -> Binding:
-    """What the reports of a stream are bound to: each stream of a study is a shuffle of its own."""
-    consortium = hashlib.sha256(b"tacit stream 1" + plan.consortium + stream.encode()).digest()
+def stream_binding(bound: bytes, stream: str, number: int, broadcast: bytes) -> Binding:
+    """What the reports of a stream are bound to: each stream of a study (``bound_to``) is a shuffle of its own."""
+    consortium = hashlib.sha256(b"tacit stream 2" + bound + stream.encode()).digest()
     return Binding(consortium, number, broadcast)
 
 
 def sealed_reports(
     plan: Plan,
+    terms: Mapping[str, Mapping[str, ReportTerms]],
     request: Answer,
     payload: bytes,
     reports: Mapping[str, Sequence[bytes]],
@@ -113,13 +114,14 @@ def sealed_reports(
     """Header and payload of an answer through shuffled reports: for each stream, a frame for the first shuffler."""
     assert plan.shuffle is not None
     *_, server = _route(plan)
+    bound, broadcast = bound_to(plan, terms), broadcast_digest(request.arrays, payload)
     frames = {
         stream_name(stream): report_deposit(
             own,
             size=REPORT_BYTES,
             shufflers={name: public_key(key) for name, key in plan.shuffle.shufflers.items()},
             server=server,
-            binding=stream_binding(plan, stream, request.round, broadcast_digest(request.arrays, payload)),
+            binding=stream_binding(bound, stream, request.round, broadcast),
             silo=silo,
             place=plan.place,
             least=max(2, least),

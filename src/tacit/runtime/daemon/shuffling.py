@@ -2,14 +2,16 @@
 
 A share of a sum is private only in its crowd, so the silo must not take anybody's word for the crowd. Its own entry in
 the plan's list of silos it checks itself, and so does every other honest silo with its own; all contributions are bound
-to a digest of the whole plan, and a shuffler adds up only what is bound to the same, one contribution for each place of
-the plan. So the records of the honest silos that come are what the plan says they are. How many silos come is up to the
-shuffler, which each contribution tells how many it needs.
+to a digest of the whole plan and of its coins, and a shuffler adds up only what is bound to the same, one contribution
+for each place of the plan. So the records of the honest silos that come are what the plan says they are. How many silos
+come is up to the shuffler, which each contribution tells how many it needs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,6 +25,7 @@ from tacit.algorithm import Algorithm
 from tacit.channel.sealing import Binding, Signer, public_key
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, calibrate, events_of, price
+from tacit.privacy.crowd import colluding_silos
 from tacit.privacy.plan import Company
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Answer, Plan, RefusalError, Sealed, broadcast_digest
@@ -46,8 +49,8 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
         raise RefusalError("bad-plan", f"expected shuffle.records[{plan.place}] = {records}, this silo's own")
     if shuffle.least < allow.min_silos:
         raise RefusalError("not-allowed", f"expected shuffle.least of at least {allow.min_silos} silos")
-    if shuffle.honest > policy.honest:
-        raise RefusalError("not-allowed", f"expected shuffle.honest of at most {policy.honest}")
+    if colluding_silos(plan.silos, shuffle.honest) < policy.colluding:
+        raise RefusalError("not-allowed", f"expected shuffle.honest to leave {policy.colluding} silos that may collude")
     strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
     if strange or len(shuffle.shufflers) < policy.min_shufflers:
         raise RefusalError("not-allowed", f"expected {policy.min_shufflers} or more shufflers, all of the policy's")
@@ -162,13 +165,28 @@ def coordinates(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
+def bound_to(plan: Plan, terms: Mapping[str, Any]) -> bytes:
+    """Digest of a plan and of what is made of it here (grids and coins, or epsilon_0).
+
+    Contributions are bound to it, so that those of silos that flip fewer coins, as another version of Tacit might, are
+    never added up with those that count on them.
+    """
+    return hashlib.sha256(b"tacit terms 1" + plan.consortium + json.dumps(terms, sort_keys=True).encode()).digest()
+
+
 def sealed_answer(
-    plan: Plan, request: Answer, payload: bytes, share: Int64[np.ndarray, " coordinates"], silo: str, signer: Signer
+    plan: Plan,
+    terms: Mapping[str, BlockTerms],
+    request: Answer,
+    payload: bytes,
+    share: Int64[np.ndarray, " coordinates"],
+    silo: str,
+    signer: Signer,
 ) -> tuple[str, bytes]:
     """Header and payload of an answer through shufflers: the share in parts, each sealed for one of them."""
     shuffle = plan.shuffle
     assert shuffle is not None
-    binding = Binding(plan.consortium, request.round, broadcast_digest(request.arrays, payload))
+    binding = Binding(bound_to(plan, terms), request.round, broadcast_digest(request.arrays, payload))
     keys = {name: public_key(text) for name, text in shuffle.shufflers.items()}
     frames = sum_deposits(
         share,

@@ -371,11 +371,11 @@ class Steward:
         offer, name = worker.offer, self.policy.name
         if kind in offer.shares and self._signer is not None:
             share = worker.share(request.round, broadcast, kept)
-            return *sealed_answer(offer.plan, request, payload, share, name, self._signer), kept
+            return *sealed_answer(offer.plan, offer.shares, request, payload, share, name, self._signer), kept
         if kind in offer.streams and self._signer is not None:
             least, reports = fewest(offer.algorithm, offer.plan, kind), worker.reports(request.round, broadcast, kept)
-            sealed = sealed_reports(offer.plan, request, payload, reports, least=least, silo=name, signer=self._signer)
-            return *sealed, kept
+            terms = offer.plan, offer.streams, request, payload, reports
+            return *sealed_reports(*terms, least=least, silo=name, signer=self._signer), kept
         arrays, after = worker.answer(request.round, broadcast, kept)
         specs, body = write_arrays(arrays)
         return Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after

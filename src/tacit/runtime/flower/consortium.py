@@ -199,7 +199,7 @@ class Consortium:
             "budget": {"epsilon": 4.0, "delta": 1e-5},
             "allow": {"algorithms": ["mb-sgd"], "channels": list(DEPLOYED), "min_silos": 2},
             "approval": {"mode": "auto"},
-            "shuffle": {"shufflers": seals, "honest": 1.0, "max_local_epsilon": 8.0},
+            "shuffle": {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0},
             "data": silo.data,
             "counter": f"../counter-{silo.name}",
             "pad_seconds": 0.1,

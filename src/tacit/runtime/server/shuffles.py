@@ -13,7 +13,7 @@ from tacit.privacy import Event
 from tacit.runtime.daemon.contract import Shapes, affordable_direct, builder_from, record_of, secure_events, shapes_of
 from tacit.runtime.daemon.protocol import Consent, Plan, Sealed
 from tacit.runtime.daemon.reporting import REPORTS, stream_binding, stream_name, streams_of
-from tacit.runtime.daemon.shuffling import affordable_sum, terms_of
+from tacit.runtime.daemon.shuffling import affordable_sum, bound_to, terms_of
 from tacit.runtime.shuffler.client import Caller, mixed_reports, sum_over
 from tacit.silo.secure_reports import mean_of_reports
 from tacit.silo.secure_share import BlockTerms, mean_of_total
@@ -49,6 +49,7 @@ class Sums:
         self._shapes: Shapes = shapes_of(unit, builder, record_of(plan))
         self._algorithm, self._events, _ = affordable_sum(builder, unit, plan, plan.shuffle.records[0])
         found = terms_of(self._algorithm, plan, self._shapes.messages)
+        self._bound = bound_to(plan, found)
         self.terms = found if coins else {kind: _coinless(terms) for kind, terms in found.items()}
 
     def carries(self, kind: str) -> bool:
@@ -61,7 +62,7 @@ class Sums:
 
     def mean(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
         """The mean over the records of all silos that answered; only their sum is ever opened."""
-        binding = Binding(self._plan.consortium, number, digest)
+        binding = Binding(self._bound, number, digest)
         total = sum_over(self._callers, {name: cut(*answer) for name, answer in answers.items()}, binding)
         silo = self._algorithm.rounds[kind].silo
         size = silo.release.batch_size
@@ -89,6 +90,7 @@ class Reports:
             every |= {event.kind: event for event in own}
         self._events = tuple(every.values())
         self.streams = streams_of(self._algorithm, self._shapes.messages)
+        self._bound = bound_to(plan, self.streams)
 
     def carries(self, kind: str) -> bool:
         """Rounds in turn leave directly."""
@@ -104,7 +106,7 @@ class Reports:
         found = {}
         for stream in self.streams[kind]:
             deposits = {silo: own[stream_name(stream)] for silo, own in frames.items()}
-            binding = stream_binding(self._plan, stream, number, digest)
+            binding = stream_binding(self._bound, stream, number, digest)
             found[stream] = mixed_reports(list(self._callers.values()), deposits, binding, self._key)
         silo = self._algorithm.rounds[kind].silo
         return mean_of_reports(found, silo, broadcast, self._shapes.messages[kind], self.streams[kind])

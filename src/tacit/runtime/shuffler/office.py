@@ -22,7 +22,7 @@ import numpy as np
 
 from tacit.channel.sealing import SealError, open_layer, unpad
 from tacit.runtime.daemon.protocol import RefusalError, frame, refuse
-from tacit.runtime.shuffler.config import Keys, Terms
+from tacit.runtime.shuffler.config import Keys, ShufflerError, Terms
 from tacit.runtime.shuffler.messages import (
     Collect,
     Deposit,
@@ -36,6 +36,10 @@ from tacit.runtime.shuffler.messages import (
 )
 
 _log = logging.getLogger("tacit.shuffler")
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS released(consortium TEXT PRIMARY KEY, round INTEGER NOT NULL, request TEXT NOT NULL, "
+    "header TEXT NOT NULL, payload BLOB NOT NULL)"
+)
 
 
 @dataclass
@@ -67,13 +71,7 @@ class Office:
         self.terms, self._keys, self._clock = terms, keys, clock
         self._lock = threading.Lock()
         self._piles: dict[tuple[str, int, str], _Pile] = {}
-        self._books = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-        self._books.execute("PRAGMA journal_mode=WAL")
-        self._books.execute("PRAGMA synchronous=FULL")
-        self._books.execute(
-            "CREATE TABLE IF NOT EXISTS released(consortium TEXT PRIMARY KEY, round INTEGER NOT NULL, "
-            "request TEXT NOT NULL, header TEXT NOT NULL, payload BLOB NOT NULL)"
-        )
+        self._books = _opened(path)
 
     def close(self) -> None:
         """Let go of the books."""
@@ -258,12 +256,36 @@ class Office:
         """Write down what is released, forget what it was made of, and only then let it go."""
         text = signed(header, self._keys.sign, payload).model_dump_json()
         row = (request.consortium, request.round, asked, text, payload)
-        self._books.execute("INSERT OR REPLACE INTO released VALUES(?, ?, ?, ?, ?)", row)
+        written = self._books.execute(
+            "INSERT INTO released VALUES(?, ?, ?, ?, ?) ON CONFLICT(consortium) DO UPDATE SET round = excluded.round, "
+            "request = excluded.request, header = excluded.header, payload = excluded.payload "
+            "WHERE excluded.round > released.round",
+            row,
+        )
+        if written.rowcount != 1:
+            raise RefusalError("round", f"round {request.round} is over; it is released once and in one way")
         over = [k for k in self._piles if k[0] == request.consortium and k[1] <= request.round]
         for key in over:
             del self._piles[key]
         _log.info("round %d of %s released", request.round, request.consortium[:12])
         return frame(text, payload)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """The books of released rounds, held by this process alone until it ends."""
+    books = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        for line in ("PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", _TABLE):
+            books.execute(line)
+        # A write takes the lock, which is then never given back.
+        books.execute("BEGIN IMMEDIATE")
+        books.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        books.close()
+        if "locked" not in str(error):
+            raise
+        raise ShufflerError(f"{path} is held by another shuffler; stop that one first.") from None
+    return books
 
 
 def _cut(payload: bytes, size: int) -> list[bytes]:
