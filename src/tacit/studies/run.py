@@ -294,7 +294,10 @@ def _noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     records = [silo.records for silo in prepared.plan.silos]
     first = [tuple(e for e in silo.events if e.kind == "statistics") for silo in prepared.plan.silos]
     before = first if study.preprocessing is not None else ()
-    noise = plan_of(study, prepared.builder, prepared.names, records, before).noise
+    # Numbers of the algorithm's own may change what is released (the noise of differences, say), and with it the price.
+    own = {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
+    builder = dataclasses.replace(prepared.builder, fixed={**prepared.builder.fixed, **own})
+    noise = plan_of(study, builder, prepared.names, records, before).noise
     if noise is None:
         raise StudyError("run.grid: expected a private study for a grid over noise.")
     return noise
