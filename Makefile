@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. They need Python 3.11 or later and make.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export JAX_PLATFORMS ?= cpu
@@ -38,6 +38,7 @@ format: $(VENV)/installed
 # The documentation site, in build/site; it needs no network, and neither do its readers.
 docs: $(VENV)/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 # Private against non-private rounds, tapped against materialised gradients, memory, growth; ratios in one run.
 bench: $(VENV)/installed

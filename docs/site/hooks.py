@@ -85,7 +85,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         block = found[1] is not None
         made = convert(" ".join((found[1] or found[2]).split()), display="block" if block else "inline")
         # What is too wide for a phone scrolls by itself.
-        equations.append(f'<span style="display: block; overflow-x: auto">{made}</span>' if block else made)
+        equations.append(
+            f'<span style="display: block; overflow-x: auto; overflow-y: hidden">{made}</span>' if block else made
+        )
         return f"EQUATION{len(equations) - 1}E"
 
     text = _FACTS.sub(lambda found: facts([name.strip() for name in found[1].split(",")]), markdown)

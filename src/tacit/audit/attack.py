@@ -122,7 +122,9 @@ def _atoms(quiet: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.nda
     """The distinct noiseless messages of each round, and the logarithms of their shares."""
     values, logs = [], []
     for number in range(quiet.shape[1]):
-        cells = np.round(quiet[:, number] / (1e-2 * deviation[number])).astype(np.int64)
+        # Counted from the least, so that rounding of what is one message cannot fall on two sides of a border.
+        above = quiet[:, number] - quiet[:, number].min(axis=0)
+        cells = np.floor(above / (1e-2 * deviation[number])).astype(np.int64)
         _, first, counts = np.unique(cells, axis=0, return_index=True, return_counts=True)
         kept = np.argsort(-counts)[:_MOST_ATOMS]
         values.append(quiet[first[kept], number])

@@ -138,7 +138,9 @@ def _telling(broadcast: Broadcast) -> Broadcast:
     groups, classes = broadcast.duals.shape[-2:]
     signs = (-1.0) ** (jnp.arange(groups)[:, None] + jnp.arange(classes))
     params = jax.tree.map(lambda leaf: jnp.full_like(leaf, _NEARLY_SURE), broadcast.params)
-    return broadcast._replace(params=params, duals=signs * broadcast.duals)
+    # Nothing keeps a hostile server from beginning with duals that are not zero.
+    duals = jnp.where(broadcast.duals == 0, 1.0, broadcast.duals)
+    return broadcast._replace(params=params, duals=signs * duals)
 
 
 def _turned(leaf: Array) -> Array:

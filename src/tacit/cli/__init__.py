@@ -70,5 +70,8 @@ def main() -> None:
     except TacitError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
+    except OSError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -31,7 +31,7 @@ def audit_command(
 
     A bound above the claim is a proof that the claim is wrong, and ends the command with exit code 1.
 
-    Example: tacit audit heart-disease --trials 100000 --into runs/heart-disease --picture
+    Example: tacit audit heart-disease --trials 100000 --into runs/heart-disease-20260101-120000 --picture
     """
     from tacit.audit.study import audit_study, check_folder, write_audit
     from tacit.studies.spec import load_study
@@ -64,3 +64,5 @@ def _print(found: dict[str, Any]) -> None:
         console.print("[bold red]Violated:[/] the attack proves more loss than is claimed.")
     else:
         console.print(f"No violation, at {found['confidence']:.0%} confidence.")
+        if not any(row["epsilon_lower_bound"] > 0 for row in found["results"]):
+            console.print("Nothing was proven either: too few trials; try --trials 100000.")

@@ -22,6 +22,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated."),
 ]
+_UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -96,7 +97,7 @@ def _print_result(written: dict[str, Any], report: Path) -> None:
     if written["grid"]:
         console.print(_grid_table(written["grid"]))
     if written["preprocessing_private"]:
-        console.print("[bold red]Not private:[/] preprocessing read private records and was not priced.")
+        console.print(_UNPRICED)
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
 
 
@@ -109,12 +110,15 @@ def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> 
     from tacit.studies.run import prepare
     from tacit.studies.spec import load_study
 
-    plan = prepare(load_study(study, overrides or ())).plan
-    found = plan_json(plan)
+    prepared = prepare(load_study(study, overrides or ()))
+    plan, touched = prepared.plan, prepared.federations[0].touches_private_data
+    found = plan_json(plan) | {"preprocessing_private": touched}
     if as_json:
         typer.echo(json.dumps(_finite(found)))
         return
     _print_plan(plan, found)
+    if touched:
+        Console().print(_UNPRICED)
 
 
 def report_command(
@@ -183,12 +187,14 @@ def _silo_table(written: dict[str, Any]) -> Table:
 
 
 def _score_table(written: dict[str, Any]) -> Table:
+    from tacit.studies.report import open_label
+
     names = [name for name in written["metrics"] if name.startswith("test_")]
     table = Table("who trains", *(name.replace("_", " ") for name in names), title="test records of all silos")
     private = written["silos"][0]["epsilon"] is not None
     rows = {"all silos, private" if private else "all silos, not private": written["metrics"]}
     if private:
-        rows["all silos, without privacy"] = written["baselines"]["non_private"]
+        rows[f"all silos, {open_label(written)}"] = written["baselines"]["non_private"]
     rows |= {f"{silo} alone": values for silo, values in written["baselines"]["alone"].items()}
     for label, values in rows.items():
         table.add_row(label, *(f"{values[name]['mean']:.3f} ± {values[name]['std']:.3f}" for name in names))
@@ -212,20 +218,24 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
     for name in ("silo", "n", "kind", "count", "batch", "z", "sigma/C", "epsilon"):
         table.add_column(name, no_wrap=True)
     for silo in found["silos"]:
-        for kind in silo["kinds"]:
+        for number, kind in enumerate(silo["kinds"]):
+            first = number == 0
             table.add_row(
-                silo["name"],
-                str(silo["records"]),
+                silo["name"] if first else "",
+                str(silo["records"]) if first else "",
                 kind["kind"],
                 str(kind["count"]),
                 f"{kind['batch']} {kind['sampling']}",
                 _number(kind["noise_multiplier"], 2),
                 _number(kind["sigma_over_clip"], 4),
-                _number(silo["epsilon"]),
+                _number(silo["epsilon"]) if first else "",
             )
     console.print(table)
     delta = plan.study.privacy.delta
-    console.print(f"delta = {delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's own.")
+    console.print(
+        f"delta = {delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's training records; "
+        "epsilon is that of all kinds together."
+    )
     papers = Table("silo", "sigma/C", "really buys epsilon", "noise / ours", "its conditions")
     papers.title = "the noise that the paper prints, at the same epsilon"
     for silo in found["silos"]:

@@ -134,7 +134,9 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     steps = [vars(step) for step in result.prepared.federations[0].steps]
     (folder / "preprocessing.json").write_text(json.dumps(steps, indent=1), encoding="utf-8")
     _write_metrics(result, folder / "metrics.csv")
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(result.params)}
+    # One model, that of the first seed: epsilon is the price of one training, not of one for each seed.
+    tree = jax.tree_util.tree_leaves_with_path(result.params)
+    leaves = {jax.tree_util.keystr(path): leaf[0] for path, leaf in tree}
     np.savez(folder / "model.npz", allow_pickle=False, **leaves)
     shutil.rmtree(stages_of(folder))
     return written
