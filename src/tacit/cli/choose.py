@@ -110,20 +110,24 @@ def choose_command(
         convex, mu, pl, beta, smooth, heterogeneous, shuffler, trusted_server, records, silos, dimension, lipschitz,
         diameter, epsilon, delta, fairness, participants,
     )  # fmt: skip
-    own = None if study is None else _from_study(study, answers)
+    own, unpriced = (None, False) if study is None else _from_study(study, answers)
     assumed = _complete(answers, asking=somebody_answers() and not as_json)
     situation = _situation(answers, gap, max_rounds)
     found = candidates(situation)
     best = winner(found, _GOALS[goal] if goal else None)  # type: ignore[arg-type]
     written = None if out is None else _write(situation, best, own, out)
     if as_json:
-        typer.echo(json.dumps(_as_data(situation, found, best, assumed, written)))
+        typer.echo(json.dumps(_as_data(situation, found, best, assumed, written) | {"preprocessing_private": unpriced}))
         return
     _print(situation, found, best, assumed, written)
+    if unpriced:
+        Console().print(
+            f"[bold red]Not private:[/] preprocessing of {escape(str(study))} read private records and is not priced."
+        )
 
 
-def _from_study(name: str, answers: Answers) -> dict[str, Any]:
-    """Fill in what a study's records and model tell; flags win."""
+def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
+    """Fill in what a study's records and model tell; flags win. Also whether records were read without a price."""
     import jax
 
     from tacit.studies.assemble import federation_of, problem_of
@@ -141,6 +145,7 @@ def _from_study(name: str, answers: Answers) -> dict[str, Any]:
         "smooth": is_linear and problem.smoothness is not None,
         "beta": problem.smoothness,
         "lipschitz": problem.lipschitz or study.algorithm.clip_norm,
+        "diameter": _ball_diameter(study.objective.regulariser) if is_linear else None,
         "records": ",".join(str(len(silo.train["y"])) for silo in federation.silos),
         "dimension": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)),
         "epsilon": min(epsilon) if isinstance(epsilon, tuple) else epsilon,
@@ -154,7 +159,18 @@ def _from_study(name: str, answers: Answers) -> dict[str, Any]:
     path = Path(name)
     if path.is_file() and "options" in tree["data"] and "folder" in tree["data"]["options"]:
         tree["data"]["options"]["folder"] = str(Path(tree["data"]["options"]["folder"]).resolve())
-    return {key: value for key, value in tree.items() if key not in ("algorithm", "baseline")}
+    kept = {key: value for key, value in tree.items() if key not in ("algorithm", "baseline")}
+    return kept, federation.touches_private_data
+
+
+def _ball_diameter(regulariser: Any) -> float | None:
+    """The diameter of the l2 ball that a study keeps its model in; linear models start at its centre."""
+    if isinstance(regulariser, str):
+        parts = [part.strip().partition(":") for part in regulariser.split("+")]
+        radii = [float(radius) for kind, _, radius in parts if kind == "l2-ball"]
+        return 2 * radii[0] if radii else None
+    is_ball = isinstance(regulariser, dict) and regulariser.get("kind") == "l2-ball"
+    return 2 * float(regulariser["radius"]) if is_ball else None
 
 
 def _complete(answers: Answers, *, asking: bool) -> list[str]:
@@ -291,7 +307,8 @@ def _print(
     situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
 ) -> None:
     console = Console()
-    columns = Column("algorithm", no_wrap=True), "channel", "bounds the", "bound", "rate", "rounds", "conditions"
+    names = Column("algorithm", no_wrap=True), Column("channel", no_wrap=True)
+    columns = *names, "bounds the", "bound", "rate", "rounds", Column("conditions", overflow="fold")
     table = Table(*columns, title="theorems that apply")
     for c in found:
         if c.applies:
