@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -307,18 +308,7 @@ def _print(
     situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
 ) -> None:
     console = Console()
-    names = Column("algorithm", no_wrap=True), Column("channel", no_wrap=True)
-    columns = *names, "bounds the", "bound", "rate", "rounds", Column("conditions", overflow="fold")
-    table = Table(*columns, title="theorems that apply")
-    for c in found:
-        if c.applies:
-            name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
-            holds = "hold" if not c.failed else "fail: " + "; ".join(c.failed)
-            table.add_row(
-                name, c.channel, c.measure or "", _number(c.bound), _number(c.rate), str(c.rounds), escape(holds)
-            )
-    if table.row_count:
-        console.print(table)
+    _print_theorems(found, best, console)
     others = Table(Column("algorithm", no_wrap=True), "why not", title="theorems that do not apply")
     for c in found:
         if not c.applies:
@@ -326,12 +316,36 @@ def _print(
     if others.row_count:
         console.print(others)
     console.print(
-        f"At the smallest silo, {situation.records} records. A bound has all its constants; a rate has its constant "
-        "set to one and compares, but promises nothing."
+        f"At the smallest silo, {situation.records} records. Bounds are on population or empirical excess risk, or on "
+        "the squared gradient; where a line says that a condition fails, the promise is empty. A bound has all its "
+        "constants; a rate has its constant set to one and compares, but promises nothing."
     )
     for line in assumed:
         console.print(f"assumed  {line}", highlight=False)
     _print_winner(best, written, console)
+
+
+def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, console: Console) -> None:
+    headings = ("algorithm", "channel", "bounds", "bound", "rate", "rounds")
+    # Narrow enough for 80 columns, with the longest names.
+    table = Table(
+        *(Column(name, no_wrap=True) for name in headings),
+        title="theorems that apply",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    short = {measure: goal for goal, measure in _GOALS.items()}
+    failures = []
+    for c in found:
+        if c.applies:
+            name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
+            measure = short.get(c.measure or "", c.measure or "")
+            table.add_row(name, c.channel, measure, _number(c.bound), _number(c.rate), str(c.rounds))
+            failures += [f"fails  {c.algorithm}: {'; '.join(c.failed)}"] if c.failed else []
+    if table.row_count:
+        console.print(table)
+    for line in failures:
+        console.print(escape(line), highlight=False)
 
 
 def _print_winner(best: Candidate | None, written: str | None, console: Console) -> None:

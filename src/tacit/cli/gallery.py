@@ -58,7 +58,8 @@ def _list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table(Column("name", no_wrap=True), "paper", "its claim", "minutes", "data", title="tacit reproduce NAME")
+    folded = (Column(name, overflow="fold") for name in ("paper", "its claim", "minutes", "data"))
+    table = Table(Column("name", no_wrap=True), *folded, title="tacit reproduce NAME")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     Console().print(table)
