@@ -178,18 +178,90 @@ def test_each_silo_reads_its_own_file_by_the_same_schema(clinics, tmp_path):
 
 def test_questions_are_asked_of_people(clinics, monkeypatch):
     monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
-    done = RUNNER.invoke(app, ["init", str(clinics)], input="ill\n110:0\n0:110\n\n\n")
+    done = RUNNER.invoke(app, ["init", str(clinics)], input="ill\n110:0\n0:110\nf\nf,m\nno, yes\n")
     assert done.exit_code == 0, done.output
-    assert "your records lie in 2" in done.output
+    assert "records lie in" not in done.output
+    assert "give at least two levels" in done.output
     assert "Expected LOW:HIGH with LOW < HIGH" in done.output
     schema = tomllib.loads((clinics / "schema.toml").read_text(encoding="utf-8"))
     assert schema["columns"]["age"] == {"kind": "number", "low": 0, "high": 110, "log": False, "missing": False}
     assert schema["columns"]["sex"]["levels"] == ["f", "m"]
+    assert schema["target"]["classes"] == ["no", "yes"]
+    assert schema["read_from_records"] == []
     answers = "y\n0\ny\n0.5\ny\nn\nn\nn\n500\n8\n11\n1\n2\n1\n1e-6\n"
     done = RUNNER.invoke(app, ["choose"], input=answers)
     assert done.exit_code == 0, done.output
     assert "At the smallest silo, 500 records" in done.output
     assert "assumed" not in done.output
+
+
+def test_a_question_left_open_is_read_from_the_records_and_marked(clinics, monkeypatch):
+    monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
+    done = RUNNER.invoke(app, ["init", str(clinics), "--target", "ill"], input="0:110\n\nno,yes\n")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("NOT PRIVATE") == 1
+    assert "tacit silo init" not in done.output
+    schema = tomllib.loads((clinics / "schema.toml").read_text(encoding="utf-8"))
+    assert schema["read_from_records"] == ["sex"]
+
+
+def test_what_was_read_from_records_is_said_everywhere(clinics, tmp_path):
+    tacit("init", clinics, "--target", "ill", "--read-records")
+    study = clinics / "study.toml"
+    grid = ("--grid", "algorithm.step_size=[1,2]", "--set", "run.seeds=1", "--set", "algorithm.num_rounds=2", "--plan")
+    assert "Not private" in tacit("tune", study, *grid).stdout
+    assert json.loads(tacit("tune", study, *grid, "--json").stdout)["preprocessing_private"]
+    shown = tacit("choose", "--study", study, "--max-rounds", "5").stdout
+    assert "Not private" in shown
+    with pytest.raises(TacitError, match="Declare them"):
+        tacit("silo", "init", tmp_path / "b", "--records", clinics / "bergen.csv", "--columns", clinics / "schema.toml")
+    assert not (tmp_path / "b").exists()
+
+
+def test_private_statistics_are_not_offered_to_silos(clinics, tmp_path):
+    levels = ("--target", "ill", "--levels", "ill=no,yes", "--levels", "sex=f,m")
+    shown = tacit("init", clinics, *levels, "--private", "moments").stdout
+    assert "--range age=LOW:HIGH" in " ".join(shown.split())
+    assert "tacit silo init" not in shown
+    with pytest.raises(TacitError, match="without --private"):
+        tacit("silo", "init", tmp_path / "b", "--records", clinics / "bergen.csv", "--columns", clinics / "schema.toml")
+
+
+def test_a_second_study_of_a_folder_has_a_schema_of_its_own(clinics, tmp_path):
+    tacit("init", clinics, *DECLARE)
+    other = tmp_path / "new" / "other.toml"
+    assert "tacit silo init" in tacit("init", clinics, *DECLARE[:-1], "age=0:50", "--out", other).stdout
+    assert tomllib.loads((other.parent / "other.schema.toml").read_text("utf-8"))["columns"]["age"]["high"] == 50
+    facts = json.loads(tacit("data", other, "--json").stdout)
+    assert [silo["name"] for silo in facts["silos"]] == ["bergen", "bodo", "molde", "oslo"]
+    assert any("age in [0, 50]" in step["detail"] for step in facts["steps"])
+    # The ball of the study is the ball of the theorem.
+    _, better = chosen(tmp_path, "--study", other, "--max-rounds", "5")
+    assert better.objective.regulariser == "l2-ball:10"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(("--epsilon", "-1"), "epsilon=-1"), (("--epsilon", "0"), "above 0"), (("--delta", "1"), "delta")],
+)
+def test_budgets_that_make_no_sense_write_nothing(clinics, flags, words):
+    with pytest.raises(TacitError, match=words):
+        tacit("init", clinics, *DECLARE, *flags)
+    assert not (clinics / "schema.toml").exists()
+
+
+def test_silos_say_what_comes_first(clinics, tmp_path):
+    with pytest.raises(TacitError, match="got the file"):
+        tacit("silo", "init", clinics / "oslo.csv")
+    with pytest.raises(TacitError, match=r"tacit silo init .*nowhere"):
+        tacit("ledger", tmp_path / "nowhere")
+    tacit("init", clinics, *DECLARE)
+    home = tmp_path / "home"
+    files = ("--records", clinics / "oslo.csv", "--columns", clinics / "schema.toml")
+    assert "put the records" not in tacit("silo", "init", home, *files).stdout
+    for command in (("ledger",), ("silo", "status")):
+        with pytest.raises(TacitError, match=r"tacit silo serve .*home"):
+            tacit(*command, home)
 
 
 def test_tuning_is_priced_before_it_runs():

@@ -98,6 +98,63 @@ def test_cells_that_do_not_fit_are_named(folder, row, words):
         data.load("csv", folder=str(folder))
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("old,f,a,2024-01-01,no", r"south.csv, line 3: expected a number in column 'age', got 'old'; correct the cell"),
+        ("1,f,a,2024-01-01,maybe", r"south.csv, line 3: expected the target 'ill' to be one of no, yes, got 'maybe'"),
+        ("1,f,a,2024-01-01,", r"south.csv, line 3: the target 'ill' is missing"),
+    ],
+)
+def test_cells_that_do_not_fit_are_named_before_a_schema_is_written(folder, row, words):
+    (folder / "south.csv").write_text(f"{HEADER}\n{ROWS[0]}\n{row}\n", encoding="utf-8")
+    with pytest.raises(data.DataError, match=words):
+        write_schema(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"levels": {"sex": ("f",)}}, "give at least two levels, each once, or --drop sex"),
+        ({"levels": {"ill": ("no",)}}, "give at least two levels, each once, or choose another --target"),
+        ({"levels": {"sex": ("f", "f")}}, "each once"),
+        ({"levels": {"sexx": ("f", "m")}}, "Expected --levels to name a column, got 'sexx'"),
+        ({"ranges": {"agee": (0.0, 3.0)}}, "Expected --range to name a column, got 'agee'; the columns are age, sex"),
+    ],
+)
+def test_declarations_that_make_no_sense_are_refused(folder, change, words):
+    ranges = {**DECLARED.ranges, **change.get("ranges", {})}
+    levels = {**DECLARED.levels, **change.get("levels", {})}
+    with pytest.raises(data.DataError, match=words):
+        write_schema(folder, Declared(ranges, levels))
+
+
+def test_a_target_that_never_changes_is_refused_with_its_fix(tmp_path):
+    (tmp_path / "a.csv").write_text("age,ill\n1,no\n2,no\n3,no\n", encoding="utf-8")
+    with pytest.raises(data.DataError, match="every cell of 'ill' holds 'no'; declare its classes, --levels ill=A,B"):
+        draft(look(tmp_path), "ill", Declared(), read_records=True, private=False)
+
+
+def test_steps_speak_of_levels_by_name(folder):
+    drafted = write_schema(folder)
+    steps = {step.name: step.detail for step in data.load("csv", folder=str(folder)).steps}
+    assert "sex: m +1, f -1, anything else 0" in steps["fixed columns"]
+    assert any("sex: 'x' occurs but is not among its levels" in line for line in drafted.assumed)
+
+
+def test_silos_refuse_a_schema_that_was_read_from_records(folder):
+    write_schema(folder, Declared(levels=DECLARED.levels), read_records=True)
+    with pytest.raises(data.DataError, match=r"of age were read from records.*Declare them"):
+        silo_records(folder / "north.csv", folder / "schema.toml")
+
+
+def test_a_silo_too_small_to_train_is_named(folder):
+    write_schema(folder)
+    (folder / "south.csv").write_text(f"{HEADER}\n{ROWS[0]}\n", encoding="utf-8")
+    with pytest.raises(data.DataError, match=r"'south' has 1 records in all .* give it more records"):
+        data.load("csv", folder=str(folder), validation=0.0, test=0.9)
+
+
 def test_columns_beyond_the_schema_are_refused(folder):
     write_schema(folder)
     (folder / "south.csv").write_text(f"{HEADER},extra\n1,f,a,x,no,1\n", encoding="utf-8")

@@ -64,7 +64,9 @@ def test_command_shows_sensitive_groups(app, shared):
 
 
 def test_command_lists_names(app):
-    assert RUNNER.invoke(app, []).output.split() == list(data.names())
+    lines = RUNNER.invoke(app, []).output.splitlines()
+    assert lines[:-2] == list(data.names())
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["csv", "synthetic"]
 
 
 def test_command_passes_errors_on(app):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -110,20 +111,24 @@ def choose_command(
         convex, mu, pl, beta, smooth, heterogeneous, shuffler, trusted_server, records, silos, dimension, lipschitz,
         diameter, epsilon, delta, fairness, participants,
     )  # fmt: skip
-    own = None if study is None else _from_study(study, answers)
+    own, unpriced = (None, False) if study is None else _from_study(study, answers)
     assumed = _complete(answers, asking=somebody_answers() and not as_json)
     situation = _situation(answers, gap, max_rounds)
     found = candidates(situation)
     best = winner(found, _GOALS[goal] if goal else None)  # type: ignore[arg-type]
     written = None if out is None else _write(situation, best, own, out)
     if as_json:
-        typer.echo(json.dumps(_as_data(situation, found, best, assumed, written)))
+        typer.echo(json.dumps(_as_data(situation, found, best, assumed, written) | {"preprocessing_private": unpriced}))
         return
     _print(situation, found, best, assumed, written)
+    if unpriced:
+        Console().print(
+            f"[bold red]Not private:[/] preprocessing of {escape(str(study))} read private records and is not priced."
+        )
 
 
-def _from_study(name: str, answers: Answers) -> dict[str, Any]:
-    """Fill in what a study's records and model tell; flags win."""
+def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
+    """Fill in what a study's records and model tell; flags win. Also whether records were read without a price."""
     import jax
 
     from tacit.studies.assemble import federation_of, problem_of
@@ -141,6 +146,7 @@ def _from_study(name: str, answers: Answers) -> dict[str, Any]:
         "smooth": is_linear and problem.smoothness is not None,
         "beta": problem.smoothness,
         "lipschitz": problem.lipschitz or study.algorithm.clip_norm,
+        "diameter": _ball_diameter(study.objective.regulariser) if is_linear else None,
         "records": ",".join(str(len(silo.train["y"])) for silo in federation.silos),
         "dimension": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)),
         "epsilon": min(epsilon) if isinstance(epsilon, tuple) else epsilon,
@@ -154,7 +160,18 @@ def _from_study(name: str, answers: Answers) -> dict[str, Any]:
     path = Path(name)
     if path.is_file() and "options" in tree["data"] and "folder" in tree["data"]["options"]:
         tree["data"]["options"]["folder"] = str(Path(tree["data"]["options"]["folder"]).resolve())
-    return {key: value for key, value in tree.items() if key not in ("algorithm", "baseline")}
+    kept = {key: value for key, value in tree.items() if key not in ("algorithm", "baseline")}
+    return kept, federation.touches_private_data
+
+
+def _ball_diameter(regulariser: Any) -> float | None:
+    """The diameter of the l2 ball that a study keeps its model in; linear models start at its centre."""
+    if isinstance(regulariser, str):
+        parts = [part.strip().partition(":") for part in regulariser.split("+")]
+        radii = [float(radius) for kind, _, radius in parts if kind == "l2-ball"]
+        return 2 * radii[0] if radii else None
+    is_ball = isinstance(regulariser, dict) and regulariser.get("kind") == "l2-ball"
+    return 2 * float(regulariser["radius"]) if is_ball else None
 
 
 def _complete(answers: Answers, *, asking: bool) -> list[str]:
@@ -291,17 +308,7 @@ def _print(
     situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
 ) -> None:
     console = Console()
-    columns = Column("algorithm", no_wrap=True), "channel", "bounds the", "bound", "rate", "rounds", "conditions"
-    table = Table(*columns, title="theorems that apply")
-    for c in found:
-        if c.applies:
-            name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
-            holds = "hold" if not c.failed else "fail: " + "; ".join(c.failed)
-            table.add_row(
-                name, c.channel, c.measure or "", _number(c.bound), _number(c.rate), str(c.rounds), escape(holds)
-            )
-    if table.row_count:
-        console.print(table)
+    _print_theorems(found, best, console)
     others = Table(Column("algorithm", no_wrap=True), "why not", title="theorems that do not apply")
     for c in found:
         if not c.applies:
@@ -309,12 +316,36 @@ def _print(
     if others.row_count:
         console.print(others)
     console.print(
-        f"At the smallest silo, {situation.records} records. A bound has all its constants; a rate has its constant "
-        "set to one and compares, but promises nothing."
+        f"At the smallest silo, {situation.records} records. Bounds are on population or empirical excess risk, or on "
+        "the squared gradient; where a line says that a condition fails, the promise is empty. A bound has all its "
+        "constants; a rate has its constant set to one and compares, but promises nothing."
     )
     for line in assumed:
         console.print(f"assumed  {line}", highlight=False)
     _print_winner(best, written, console)
+
+
+def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, console: Console) -> None:
+    headings = ("algorithm", "channel", "bounds", "bound", "rate", "rounds")
+    # Narrow enough for 80 columns, with the longest names.
+    table = Table(
+        *(Column(name, no_wrap=True) for name in headings),
+        title="theorems that apply",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    short = {measure: goal for goal, measure in _GOALS.items()}
+    failures = []
+    for c in found:
+        if c.applies:
+            name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
+            measure = short.get(c.measure or "", c.measure or "")
+            table.add_row(name, c.channel, measure, _number(c.bound), _number(c.rate), str(c.rounds))
+            failures += [f"fails  {c.algorithm}: {'; '.join(c.failed)}"] if c.failed else []
+    if table.row_count:
+        console.print(table)
+    for line in failures:
+        console.print(escape(line), highlight=False)
 
 
 def _print_winner(best: Candidate | None, written: str | None, console: Console) -> None:

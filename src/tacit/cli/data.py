@@ -8,9 +8,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.data import Federation, load, names, plot_partition, summary
+from tacit.data import DataError, Federation, load, names, plot_partition, summary
+from tacit.data.catalogue import OWN
 
-Name = Annotated[str | None, typer.Argument(help="A data set; leave it out to list them.", show_default=False)]
+Name = Annotated[
+    str | None,
+    typer.Argument(help="A data set, or a study's TOML file; leave it out to list data sets.", show_default=False),
+]
 Partition = Annotated[
     str | None,
     typer.Option(
@@ -44,9 +48,9 @@ def data_command(
     Example: tacit data heart-disease --plot partition.png
     """
     if name is None:
-        typer.echo(json.dumps(names()) if as_json else "\n".join(names()))
+        _list(as_json)
         return
-    federation = load(name, partition=partition, silos=silos, level=level, seed=seed)
+    federation = _federation(name, partition, silos, level, seed)
     if plot is not None:
         plot_partition(federation, plot)
     if as_json:
@@ -55,6 +59,31 @@ def data_command(
     _print(federation)
     if plot is not None:
         typer.echo(f"Picture: {plot}")
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps([*names(), *OWN]))
+        return
+    typer.echo("\n".join(names()))
+    typer.echo("csv: your own files; make a study with tacit init FOLDER, then: tacit data FOLDER/study.toml")
+    typer.echo("synthetic: made up to order, as tacit choose --out writes it into a study")
+
+
+def _federation(name: str, partition: str | None, silos: int | None, level: float | None, seed: int) -> Federation:
+    """A data set by its name, or the records of a study with what flags change."""
+    if not name.endswith(".toml"):
+        if name in OWN:
+            raise DataError(
+                f"Expected a study of {name!r} records, which have no name of their own: tacit data PATH/study.toml"
+            )
+        return load(name, partition=partition, silos=silos, level=level, seed=seed)
+    from tacit.studies.assemble import federation_of
+    from tacit.studies.spec import load_study
+
+    changes = {"kind": partition, "silos": silos, "level": level}
+    overrides = [f"partition.{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]
+    return federation_of(load_study(name, overrides), seed)
 
 
 def _print(federation: Federation) -> None:
@@ -78,7 +107,7 @@ def _print(federation: Federation) -> None:
 
 def _silo_table(facts: dict[str, Any]) -> Table:
     table = Table(title=f"{facts['name']}: {facts['partition']}")
-    table.add_column("silo")
+    table.add_column("silo", overflow="fold")
     for heading in ("train", "validation", "test"):
         table.add_column(heading, justify="right")
     table.add_column("target (train)" if facts["task"] == "regression" else "labels (train)", overflow="fold")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from tacit.cli.study import Json
 from tacit.errors import TacitError
@@ -58,7 +58,8 @@ def _list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("name", "paper", "its claim", "minutes", "data", title="tacit reproduce NAME")
+    folded = (Column(name, overflow="fold") for name in ("paper", "its claim", "minutes", "data"))
+    table = Table(Column("name", no_wrap=True), *folded, title="tacit reproduce NAME")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     Console().print(table)

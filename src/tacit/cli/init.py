@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tomli_w
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from tacit.cli import choose
-from tacit.data.discover import Declared, Draft, Folder, Found, draft, look, undeclared
+from tacit.data.discover import Declared, Draft, Folder, check_levels, draft, look, undeclared
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
 from tacit.errors import TacitError
+
+T = TypeVar("T")
 
 _STATISTICS = ("moments", "quantiles", "histogram")
 
@@ -60,7 +64,8 @@ def init_command(
     """
     if private is not None and private not in _STATISTICS:
         raise TacitError(f"Expected --private to be one of {', '.join(_STATISTICS)}, got {private!r}.")
-    study_path, schema_path = out or folder / "study.toml", folder / "schema.toml"
+    _check_budget(epsilon, delta)
+    study_path, schema_path = _places(folder, out)
     for path in (study_path, schema_path):
         if path.exists() and not force:
             raise TacitError(f"{path} exists; use --force to write over it, or --out for another study.")
@@ -71,12 +76,28 @@ def init_command(
         target = _ask_target(found, asking)
     if asking and not read_records:
         declared = _ask(found, target, declared, private)
-    drafted = draft(found, target, declared, read_records=read_records, private=private is not None)
-    study = _study(folder, study_path, drafted, epsilon, delta, private)
-    schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
+    # Whoever was asked and left a question open chose to have it read from the records.
+    drafted = draft(found, target, declared, read_records=read_records or asking, private=private is not None)
+    study = _study(folder, study_path, schema_path, drafted, epsilon, delta, private)
     study_path.parent.mkdir(parents=True, exist_ok=True)
+    schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
     study_path.write_text(tomli_w.dumps(study), encoding="utf-8")
     _say(found, drafted, study_path, schema_path, as_json)
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    if not 0 < epsilon < math.inf:
+        raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
+    if not 0 < delta < 1:
+        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and 1, such as 1e-6.")
+
+
+def _places(folder: Path, out: Path | None) -> tuple[Path, Path]:
+    """The study, and its schema beside it: schema.toml, or NAME.schema.toml for --out NAME.toml."""
+    usual = folder / "study.toml"
+    if out is None or out.resolve() == usual.resolve():
+        return usual, folder / "schema.toml"
+    return out, out.with_name(f"{out.stem}.schema.toml")
 
 
 def _declared(ranges: list[str], levels: list[str], drop: list[str], bounds: Path | None) -> Declared:
@@ -85,9 +106,11 @@ def _declared(ranges: list[str], levels: list[str], drop: list[str], bounds: Pat
     for text in ranges:
         name, value = _pair(text, "--range", "age=0:110")
         known_ranges[name] = _range(value, f"--range {text}")
+        known_levels.pop(name, None)
     for text in levels:
         name, value = _pair(text, "--levels", "sex=f,m")
         known_levels[name] = tuple(part.strip() for part in value.split(","))
+        known_ranges.pop(name, None)
     return Declared(known_ranges, known_levels, drop)
 
 
@@ -133,41 +156,59 @@ def _ask_target(found: Folder, asking: bool) -> str:
 
 
 def _ask(found: Folder, target: str, declared: Declared, private: str | None) -> Declared:
-    """Ask for every range and level that is still open; an answer is a declaration that it is public."""
-    typer.echo("What you answer here counts as public knowledge: from a form, a manual, a law; not from the records.")
+    """Ask for every range and level that is still open; an answer is a declaration that it is public.
+
+    Nothing that records say is offered as an answer: Enter leaves a question open.
+    """
+    typer.echo(
+        "What you answer here counts as public knowledge: from a form, a manual, a law; not from the records. Enter "
+        "without an answer has it read from the records, which is NOT private."
+    )
     ranges, levels = dict(declared.ranges), dict(declared.levels)
     for column in undeclared(found, target, declared):
         if private is not None and column.kind == "number" and column.name != target:
             continue
         if column.levels and (column.kind == "category" or column.name == target or len(column.levels) == 2):
-            shown = ",".join(column.levels)
-            levels[column.name] = tuple(typer.prompt(f"{column.name}: its levels, known to all", shown).split(","))
+            known = _ask_until(f"{column.name}: its levels, known to all, as A,B,C", column.name, _levels)
+            levels |= {} if known is None else {column.name: known}
         else:
-            ranges[column.name] = _ask_range(column)
+            pair = _ask_until(f"{column.name}: its range, known to all, as LOW:HIGH", column.name, _range)
+            ranges |= {} if pair is None else {column.name: pair}
     return Declared(ranges, levels, declared.drop)
 
 
-def _ask_range(column: Found) -> tuple[float, float]:
+def _levels(text: str, where: str) -> tuple[str, ...]:
+    levels = tuple(part.strip() for part in text.split(","))
+    check_levels(where, levels, "press Enter")
+    return levels
+
+
+def _ask_until(question: str, column: str, read: Callable[[str, str], T]) -> T | None:
+    """The answer, once it makes sense; ``None`` for Enter."""
     while True:
-        seen = f"{column.low:g}:{column.high:g}"
-        answer = typer.prompt(f"{column.name}: its range, known to all, as LOW:HIGH (your records lie in {seen})")
+        answer = typer.prompt(question, default="", show_default=False).strip()
+        if not answer:
+            return None
         try:
-            return _range(answer, column.name)
+            return read(answer, column)
         except TacitError as error:
             typer.echo(str(error))
 
 
 def _study(
-    folder: Path, study_path: Path, drafted: Draft, epsilon: float, delta: float, private: str | None
+    folder: Path, study_path: Path, schema_path: Path, drafted: Draft, epsilon: float, delta: float, private: str | None
 ) -> dict[str, Any]:
     """The study as a tree: a linear model by noisy minibatch SGD, which `tacit choose` can improve on."""
     task = drafted.schema.target.task
     place = os.path.relpath(folder.resolve(), study_path.resolve().parent)
+    options = {"folder": place}
+    if schema_path != folder / "schema.toml":
+        options["schema"] = os.path.relpath(schema_path.resolve(), folder.resolve())
     tree: dict[str, Any] = {
         "format": 1,
         "name": folder.resolve().name,
         "title": f"{drafted.schema.target.column} from {len(drafted.schema.used)} columns",
-        "data": {"name": "csv", "options": {"folder": place}},
+        "data": {"name": "csv", "options": options},
         "objective": {
             "model": "linear",
             "loss": {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}[task],
@@ -207,7 +248,8 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
         typer.echo(json.dumps(facts))
         return
     console = Console()
-    table = Table("column", "seems", "is read as", "missing", title=f"{len(found.sizes)} silos in {found.path}")
+    columns = Column("column", overflow="fold"), "seems", "is read as", "missing"
+    table = Table(*columns, title=f"{len(found.sizes)} silos in {found.path}")
     for name, column in found.columns.items():
         read = drafted.schema.columns.get(name)
         words = "the target" if read is None else read.kind
@@ -218,8 +260,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
     for line in drafted.loud:
         console.print(f"[bold red]NOT PRIVATE[/]  {escape(line)}", highlight=False)
     console.print(f"Wrote {study} and {schema}. Next: tacit plan {study}; tacit run {study}", highlight=False)
-    console.print(
-        f"Another algorithm: tacit choose --study {study}. Each silo: tacit silo init HOME --records FILE.csv "
-        f"--columns {schema}",
-        highlight=False,
-    )
+    # What is not priced is not served, and private statistics are not released in deployments.
+    deployed = not drafted.loud and drafted.schema.norm != "box"
+    silo = f". Each silo: tacit silo init HOME --records FILE.csv --columns {schema}" if deployed else ""
+    console.print(f"Another algorithm: tacit choose --study {study}{silo}", highlight=False)

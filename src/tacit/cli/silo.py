@@ -65,6 +65,11 @@ def init_command(
     Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
     path = folder / "policy.toml"
+    if folder.exists() and not folder.is_dir():
+        raise TacitError(
+            f"Expected a folder for the silo, got the file {folder}; to serve it: tacit silo init HOME "
+            f"--records {folder} --columns schema.toml"
+        )
     if path.exists():
         raise TacitError(f"{path} exists; edit it, or choose another folder.")
     if (records is None) != (columns is None):
@@ -72,7 +77,8 @@ def init_command(
     data = _RECORDS if records is None or columns is None else _csv_section(records, columns)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.write_text(_POLICY.format(name=folder.resolve().name) + data, encoding="utf-8")
-    typer.echo(f"Wrote {path}: edit it, put the records beside it, then: tacit silo serve {folder}")
+    place = "put the records beside it" if records is None else f"it points at {records}"
+    typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
 
 
 def _csv_section(records: Path, columns: Path) -> str:
@@ -80,8 +86,14 @@ def _csv_section(records: Path, columns: Path) -> str:
     from tacit.data.csv_silos import silo_records
     from tacit.data.schema import read_schema
 
+    schema = read_schema(columns)
+    if schema.norm == "box":
+        raise TacitError(
+            f'{columns} has norm = "box", as tacit init --private writes it, but private statistics are not released '
+            "in deployments yet; make a schema with declared ranges, tacit init --range and without --private."
+        )
     silo_records(records, columns)
-    target = read_schema(columns).target
+    target = schema.target
     lines = [
         f"file = {json.dumps(str(records.resolve()))}",
         f"columns = {json.dumps(str(columns.resolve()))}",

@@ -98,6 +98,8 @@ def _print_plan(plan: TunePlan) -> None:
             f"About {plan.tries.mean:.3g} candidates, a secret random number; the trusted server tells only the best "
             "(Papernot and Steinke 2022, Theorem 2)."
         )
+    if plan.prepared.federations[0].touches_private_data:
+        console.print("[bold red]Not private:[/] preprocessing read private records and was not priced.")
     console.print(f"delta = {plan.delta:g}. A record is in training or in validation, and pays for the dearer.")
 
 

@@ -126,6 +126,12 @@ def _split(part: np.ndarray, division: Division, generator: np.random.Generator)
 def _check_sizes(division: Division, titles: list[str], splits: list[Split]) -> None:
     for title, split in zip(titles, splits, strict=True):
         total = sum(len(rows) for rows in split)
+        if not len(split[0]) and division.kind == "natural":
+            raise DataError(
+                f"Expected every silo to have a training record; silo {title!r} has {total} records in all and none to "
+                f"train on with validation={division.validation:g}, test={division.test:g}; give it more records, "
+                "leave it out, or lower validation and test of [partition]."
+            )
         if not len(split[0]):
             raise DataError(
                 f"Expected every silo to have a training record; silo {title!r} has {total} records in all "

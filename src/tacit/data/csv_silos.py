@@ -140,7 +140,7 @@ def _number(file: RawFile, name: str, line: int, cell: str) -> float:
     if not np.isfinite(value):
         raise DataError(
             f"{file.path}, line {line}: expected a number in column {name!r}, got {cell!r}; correct the cell, leave it "
-            "empty, or make the column a category in the schema."
+            "empty, or make the column a category with levels."
         )
     return value
 
@@ -229,5 +229,12 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
 def silo_records(path: Path, schema_path: Path) -> Records:
     """The records of one silo, for its own daemon: every record of its file."""
     rules = read_schema(schema_path)
+    if rules.read_from_records:
+        listed = ", ".join(rules.read_from_records)
+        raise DataError(
+            f"{schema_path}: range or levels of {listed} were read from records, so that what is computed with them is "
+            "not private. Declare them: put what is known from a form or a manual there and take the names out of "
+            "read_from_records, or make the schema again with tacit init --range and --levels."
+        )
     raw, target = encode_file(read_csv(path), rules)
     return {"x": encoding_of(rules).apply(raw), "y": target}

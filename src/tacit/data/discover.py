@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tacit.data.csv_silos import RawFile, csv_files, is_missing, read_csv
+from tacit.data.csv_silos import RawFile, csv_files, encode_file, is_missing, read_csv
 from tacit.data.federation import DataError
 from tacit.data.schema import AnyColumn, CategoryColumn, DroppedColumn, NumberColumn, Schema, TargetPart
 
@@ -45,6 +45,7 @@ class Found:
     low: float | None = None
     high: float | None = None
     levels: tuple[str, ...] = ()
+    mostly_numbers: bool = False
 
     @property
     def has_missing(self) -> bool:
@@ -111,7 +112,8 @@ def _describe(name: str, files: Sequence[RawFile]) -> Found:
     if all(any(pattern.fullmatch(cell) for pattern in _DATES) for cell in distinct):
         return Found(name, "date", missing, len(distinct))
     if len(distinct) > MOST_LEVELS:
-        return Found(name, "text", missing, len(distinct))
+        mostly = 2 * sum(map(_is_number, values)) > len(values)
+        return Found(name, "text", missing, len(distinct), mostly_numbers=mostly)
     return Found(name, "category", missing, len(distinct), levels=tuple(distinct))
 
 
@@ -169,6 +171,7 @@ def draft(
     """
     if target not in folder.columns:
         raise DataError(f"Expected --target to name a column, got {target!r}; there are {', '.join(folder.columns)}.")
+    _check_declared(folder, target, declared)
     open_columns = [
         column
         for column in undeclared(folder, target, declared)
@@ -193,8 +196,40 @@ def draft(
         "is NOT private. Every result says so until you declare it."
         for name in read
     ]
+    _check_features(columns)
     schema = Schema(target=part, norm="box" if private else norm, columns=columns, read_from_records=read)
+    for path in csv_files(folder.path):
+        encode_file(read_csv(path), schema)
     return Draft(schema, tuple(assumed), tuple(loud))
+
+
+def _check_declared(folder: Folder, target: str, declared: Declared) -> None:
+    """Raise on a declaration of no column, or of too few levels."""
+    for flag, names in (("--range", declared.ranges), ("--levels", declared.levels)):
+        for name in names:
+            if name not in folder.columns and name not in declared.drop:
+                raise DataError(
+                    f"Expected {flag} to name a column, got {name!r}; the columns are {', '.join(folder.columns)}."
+                )
+    for name, levels in declared.levels.items():
+        check_levels(name, levels, "choose another --target" if name == target else f"--drop {name}")
+
+
+def check_levels(name: str, levels: Sequence[str], otherwise: str) -> None:
+    """Raise unless there are two different levels at least, none empty."""
+    if len(levels) < 2 or len(set(levels)) != len(levels) or "" in levels:
+        raise DataError(
+            f"Expected different levels of {name!r}, none empty, got {', '.join(map(repr, levels))}; give at least two "
+            f"levels, each once, or {otherwise}."
+        )
+
+
+def _check_features(columns: Mapping[str, AnyColumn]) -> None:
+    if all(isinstance(column, DroppedColumn) for column in columns.values()):
+        raise DataError(
+            "Expected at least one column besides the target that is not dropped; a column of numbers or of at most "
+            f"{MOST_LEVELS} levels can be used, and any column whose range or levels are declared."
+        )
 
 
 def _sizes(folder: Folder) -> str:
@@ -209,12 +244,19 @@ def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn
         counts = ", ".join(f"{silo} {count}" for silo, count in column.missing.items() if count)
         said.append(f"{name}: missing at {counts}; missing counts as a feature of its own, filled with the middle.")
     if name in declared.levels:
+        strange = [level for level in column.levels if level not in declared.levels[name]]
+        if strange:
+            shown = ", ".join(map(repr, strange))
+            said.append(f"{name}: {shown} occurs but is not among its levels; it becomes zeros.")
         return CategoryColumn(levels=declared.levels[name], missing=column.has_missing), said
-    if name in declared.ranges and column.kind == "number":
+    if name in declared.ranges:
         low, high = declared.ranges[name]
         return NumberColumn(low=low, high=high, missing=column.has_missing), said
     if column.kind == "number" and private:
-        wide = f"{name}: no range declared; signed logarithmic scale up to {WIDE:g}, then private statistics."
+        wide = (
+            f"{name}: no range declared; signed logarithmic scale up to {WIDE:g}, then private statistics. Expect a "
+            f"poor model: declare a wide range as well, --range {name}=LOW:HIGH."
+        )
         return NumberColumn(low=-WIDE, high=WIDE, log=True, missing=column.has_missing), [*said, wide]
     if column.kind == "number" and len(column.levels) == 2:
         return CategoryColumn(levels=column.levels, missing=column.has_missing), said
@@ -226,7 +268,8 @@ def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn
         return CategoryColumn(levels=column.levels, missing=column.has_missing), said
     why = {
         "date": "it holds dates; to use it, write a number in its place, such as days since admission",
-        "text": f"it holds text with more than {MOST_LEVELS} different values, such as names",
+        "text": f"it holds text with more than {MOST_LEVELS} different values, such as names"
+        + (f"; most cells are numbers: --range {name}=LOW:HIGH names the others" if column.mostly_numbers else ""),
         "constant": "all its values are the same",
     }
     return DroppedColumn(), [f"{name}: DROPPED, {why[column.kind]}."]
@@ -242,6 +285,12 @@ def _target_part(column: Found, declared: Declared) -> TargetPart:
         return TargetPart(column=column.name, classes=column.levels)
     if column.kind == "number":
         return TargetPart(column=column.name, low=column.low, high=column.high)
+    if column.kind == "constant":
+        only = repr(column.levels[0]) if column.levels else "nothing"
+        raise DataError(
+            f"Expected a target with different values, but every cell of {column.name!r} holds {only}; declare its "
+            f"classes, --levels {column.name}=A,B, add records of the other class, or choose another --target."
+        )
     raise DataError(
         f"Expected a target of classes or numbers, but {column.name!r} holds {column.kind}; choose another --target."
     )

@@ -83,6 +83,8 @@ class Signed:
 
     column: str
     positive: tuple[float, ...]
+    labels: tuple[str, str] | None = None
+    """What -1 and +1 stand for, where every other value is missing."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,6 +97,8 @@ class Signed:
         return np.where(np.isnan(values), 0.0, signs)[:, None]
 
     def __str__(self) -> str:
+        if self.labels is not None:
+            return f"{self.column}: {self.labels[1]} +1, {self.labels[0]} -1, anything else 0"
         return f"{self.column}: +1 for {', '.join(f'{v:g}' for v in self.positive)}, -1 otherwise, 0 if missing"
 
 

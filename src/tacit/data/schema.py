@@ -135,7 +135,7 @@ class Schema(_Part):
             if isinstance(column, NumberColumn):
                 found.append(Bounded(name, column.low, column.high, log=column.log))
             elif isinstance(column, CategoryColumn) and len(column.levels) == 2:
-                found.append(Signed(name, (1.0,)))
+                found.append(Signed(name, (1.0,), (column.levels[0], column.levels[1])))
             elif isinstance(column, CategoryColumn):
                 found.append(OneHot(name, tuple(map(float, range(len(column.levels)))), column.levels))
             if not isinstance(column, DroppedColumn) and column.missing:

@@ -302,7 +302,7 @@ def waiting(path: Path) -> dict[str, str]:
 
 def _look(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
     if not path.is_file():
-        raise LedgerError("ledger", f"No ledger at {path}.")
+        raise LedgerError("ledger", f"No ledger at {path}; start the silo once: tacit silo serve {path.parent}")
     database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
     try:
         return read(database)

@@ -77,9 +77,13 @@ def federation_of(study: Study, seed: int) -> data.Federation:
     if federation.task != "regression":
         classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
         if len(classes) < 2:
+            only = ", ".join(federation.class_names[int(c)] for c in classes) if federation.class_names else "one"
+            fix = "choose another partition or more silos"
+            if study.data.name == "csv":
+                fix = "add records of another class to the silos' files, or choose another target: tacit init --target"
             raise StudyError(
                 f"Expected at least two classes among the training records of {study.data.name}, got only "
-                f"{classes.tolist()}; choose another partition or more silos."
+                f"{only}; {fix}."
             )
     return federation
 

@@ -267,6 +267,7 @@ def plan_json(plan: TunePlan) -> dict[str, Any]:
         "points": [dict(point) for point in plan.points],
         "tries": None if plan.tries is None else {"mean": plan.tries.mean, "eta": plan.tries.eta},
         "delta": plan.delta,
+        "preprocessing_private": plan.prepared.federations[0].touches_private_data,
         "silos": [dataclasses.asdict(silo) for silo in plan.silos],
         "score_noise": 1 / plan.separation,
     }

@@ -128,7 +128,7 @@ def load_policy(path: Path) -> Policy:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PolicyError(f"No policy at {path}; write one there, see docs/threat-model.md.") from None
+        raise PolicyError(f"No policy at {path}; write one with: tacit silo init {path.parent}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path} is not valid TOML: {error}.") from None
     return policy_from(tree)
