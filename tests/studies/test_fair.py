@@ -2,12 +2,14 @@
 
 import os
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tacit.errors import TacitError
-from tacit.studies.papers.fair import least_violation, reduction, remembered
-from tacit.studies.papers.fair_pages import headline
+from tacit.studies.papers.fair import _by_chance
+from tacit.studies.papers.fair_compare import dominated, headline, least_violation, pairs
+from tacit.studies.papers.fair_pages import remembered
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare, run
 from tacit.studies.spec import load_study
@@ -80,6 +82,7 @@ def test_a_run_measures_violations_and_stationarity():
         (("algorithm.name=mb-sgd",), "strength"),
         (("partition.centralisation=general",), "sensitive_silos"),
         (("algorithm.sampling=one-pass", "algorithm.batch_size=100"), "one-pass"),
+        (("data.options.sensitive_in_features=true",), "sensitive_in_features"),
     ],
 )
 def test_what_is_refused(overrides, message):
@@ -101,11 +104,38 @@ def test_violations_are_compared_at_equal_error():
     assert least_violation(ours, 0.195) == pytest.approx(0.015)
     assert least_violation(ours, 0.3) == 0.0
     assert least_violation(ours, 0.18) is None
-    gains, missing = reduction(ours, cell((0.195, 0.03), (0.18, 0.5), (0.2, 0.02), (0.2, 0.0)))
-    assert gains == pytest.approx([0.5, 0.5])
+    other = cell((0.195, 0.03), (0.18, 0.5), (0.2, 0.04), (0.3, 0.0))
+    found, missing = pairs(ours, other)
+    # At 0.2 the other curve has already shown 0.03 at a smaller error, and is held to that.
+    assert [own for own, _ in found] == pytest.approx([0.015, 0.01, 0.0])
+    assert [theirs for _, theirs in found] == pytest.approx([0.03, 0.03, 0.0])
     assert missing == 1
-    panels = {"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": cell((0.2, 0.04), (0.1, 0.1), (0.25, 0.0))}}}
-    assert headline(panels, "other") == {"mean": pytest.approx(0.75), "points": 1, "missing": 1, "fair": 1}
+    panels = {"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": other}}}
+    got = headline(panels, "other")
+    assert (got["points"], got["missing"], got["fair"]) == (2, 1, 1)
+    assert got["mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert got["total"] == pytest.approx(1 - 0.025 / 0.06)
+    assert np.isnan(headline({"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": cell((0.1, 0.1))}}}, "other")["mean"])
+
+
+def test_settings_are_judged_by_the_area_they_dominate():
+    corner = (0.3, 0.2)
+    assert dominated([(0.1, 0.2), (0.3, 0.0)], corner) == 0.0
+    assert dominated([(0.2, 0.1)], corner) == pytest.approx(0.1 * 0.1)
+    assert dominated([(0.2, 0.1), (0.25, 0.15)], corner) == pytest.approx(0.1 * 0.1)
+    assert dominated([(0.2, 0.1), (0.25, 0.0)], corner) == pytest.approx(0.05 * 0.1 + 0.05 * 0.2)
+    assert dominated([(0.2, 0.5)], corner) == 0.0
+
+
+def test_shuffled_attributes_show_the_violation_of_chance_alone():
+    y, s = np.tile([0, 1, 0, 1], 500), np.tile([0, 0, 1, 1], 500)
+    records = {"y": jnp.asarray(y), "s": jnp.asarray(s)}
+    found = _by_chance(jnp.asarray(s), records)
+    assert found["parity_gap"] < 0.1
+    assert found["odds_gap"] < 0.15
+    # Predictions that follow the target alone meet equalized odds exactly, however the attribute depends on it.
+    same = _by_chance(jnp.asarray(y), {"y": jnp.asarray(y), "s": jnp.asarray(y)})
+    assert same["odds_gap"] == 0.0
 
 
 def test_a_cell_is_made_once(tmp_path):

@@ -6,7 +6,8 @@ Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` 
 
 from __future__ import annotations
 
-from tacit.studies.papers.fair_pages import Page, main
+from tacit.studies.papers.fair_pages import main
+from tacit.studies.papers.fair_text import Page
 
 PAGE = Page(
     name="adult-fair",
