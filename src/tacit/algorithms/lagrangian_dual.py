@@ -100,7 +100,10 @@ def lagrangian_dual(
     def gaps_of(params: Params, signed: Array, records: Record) -> Array:
         return centred(records) * term.probabilities(params, records["x"])[:, favourable, None, None]
 
-    steep = jacobian_of(problem, term)
+    # Of the favourable probability alone: with one output the two classes share the derivative of both.
+    alone = 0.5**0.5 if problem.objective.model.linear and problem.objective.model.linear.outputs == 1 else 1.0
+    both = jacobian_of(problem, term)
+    steep = None if both is None else alone * both
 
     def clip(work: SgdaPoint) -> PerBlock:
         inverse = jnp.sort(1.0 / table, axis=1)
