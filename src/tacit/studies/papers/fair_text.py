@@ -12,7 +12,7 @@ import numpy as np
 
 from tacit.objectives.fairness import Notion
 from tacit.studies.papers.common import interval, table
-from tacit.studies.papers.fair import Scale
+from tacit.studies.papers.fair import VALIDATION, Scale
 from tacit.studies.papers.fair_compare import MEASURED, headline, least_violation, points_of
 
 PRINTED: dict[str, dict[str, float]] = {
@@ -59,8 +59,9 @@ def _setting(scale: Scale, found: Mapping[str, Any]) -> str:
         "are centred at their mean, and frequencies of the groups are declared public in percent; the mean is free "
         "where the attribute alone is protected, and a gift to FedFDP. Settings of every method are chosen by one rule "
         "(the largest area between the curve and a corner of no use, `fair_compare.dominated`) on validation records "
-        f"of seeds 0 to {scale.tuning - 1}, which is not priced; reported are the test records of seeds {first} to "
-        f"{scale.reported[-1]}, each with its own silos and split. Intervals are 90% for the mean."
+        f"({100 * VALIDATION:.0f}%) of seeds 0 to {scale.tuning - 1}, which is not priced; reported are the test "
+        f"records of seeds {first} to {scale.reported[-1]}, each with its own silos and split of the same people. "
+        f"Intervals are 90% for the mean. All parts took {found['cpu_seconds'] / 60:.0f} CPU minutes."
     )
 
 
@@ -125,7 +126,7 @@ def _limits(found: Mapping[str, Any]) -> str:
         words.append(
             f"On test records of this number, {notion} of predictions that do not depend on sex at all would look "
             f"violated by about {chance:.4f} (central ERM with shuffled attributes; with true ones {whole:.4f}): "
-            "no method can show less by being fair, only by saying the same of nearly everybody."
+            "on average no method can show less by being fair, only by saying the same of nearly everybody."
         )
     return " ".join(words)
 
