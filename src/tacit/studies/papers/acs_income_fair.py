@@ -13,8 +13,7 @@ PAGE = Page(
     name="acs-income-fair",
     data="acs-income",
     title="Fair and private: incomes in California, in place of Retired Adult",
-    notions=("demographic-parity",),
-    sweeps=False,
+    parts=("demographic-parity", "printed-noise"),
 )
 
 if __name__ == "__main__":

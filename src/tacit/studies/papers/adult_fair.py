@@ -13,8 +13,7 @@ PAGE = Page(
     name="adult-fair",
     data="adult",
     title="Fair and private: who earns more than 50,000 dollars",
-    notions=("demographic-parity",),
-    sweeps=False,
+    parts=("demographic-parity", "printed-noise"),
 )
 
 if __name__ == "__main__":

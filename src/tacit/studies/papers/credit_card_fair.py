@@ -13,8 +13,7 @@ PAGE = Page(
     name="credit-card-fair",
     data="credit-card",
     title="Fair and private credit: who defaults",
-    notions=("demographic-parity", "equalized-odds"),
-    sweeps=True,
+    parts=("demographic-parity", "printed-noise", "equalized-odds", "sweeps"),
 )
 
 if __name__ == "__main__":

@@ -34,31 +34,34 @@ def main(page: Page) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m tacit.studies.papers.{page.name.replace('-', '_')}")
     parser.add_argument("--out", type=Path, default=Path("results") / page.name, help="Folder to write.")
     parser.add_argument("--tiny", action="store_true", help="A few records and rounds, to see that everything runs.")
+    parser.add_argument("--parts", nargs="+", choices=page.parts, default=page.parts, help="Leave the others out.")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    make(page, given.out, TINY if given.tiny else Scale())
+    make(page, given.out, TINY if given.tiny else Scale(), given.parts)
 
 
-def make(page: Page, folder: Path, scale: Scale) -> None:
-    """All cells, figures and the page; cells that are in the folder are not made again."""
+def make(page: Page, folder: Path, scale: Scale, parts: Sequence[str]) -> None:
+    """Cells, figures and the page, written after each part; cells that are in the folder are not made again."""
     started = time.perf_counter()
     cells = folder / "cells.json"
-    curves = {notion: _curves(cells, page, scale, notion) for notion in page.notions}
-    found: dict[str, Any] = {"curves": curves, "delta": DELTA, "scale": dataclasses.asdict(scale)}
-    for notion, panels in curves.items():
-        plot_curves(folder / f"figure-{notion}.png", panels, notion, EPSILONS[notion])
-    arena = Arena(page.data, 0.0, 3, scale)
-    first = scale.reported[0]
+    found: dict[str, Any] = {"curves": {}, "delta": DELTA, "scale": dataclasses.asdict(scale)}
+    arena, first = Arena(page.data, 0.0, 3, scale), scale.reported[0]
     found["constant_error"] = remembered(cells, "constant", lambda: constant_error(arena.federation(first), "test"))
-    found["printed"] = remembered(cells, "printed noise", lambda: _printed(page, scale))
-    parity = curves["demographic-parity"]["0.75"]
-    plot_printed(folder / "figure-printed-noise.png", found["printed"], parity)
-    if page.sweeps:
-        found["sweeps"] = _sweeps(cells, page, scale, parity["SteFFLe"]["1.0"]["setting"])
-        plot_sweeps(folder / "figure-sweeps.png", found["sweeps"])
-    spent = json.loads(cells.read_text(encoding="utf-8"))["cpu seconds"]
-    found["cpu_seconds"] = round(sum(spent.values()), 1)
-    write(folder, found, text(page, found, scale, folder.parent), started)
+    for part in ("demographic-parity", *(part for part in page.parts[1:] if part in parts)):
+        if part == "printed-noise":
+            found["printed"] = remembered(cells, "printed noise", lambda: _printed(page, scale))
+            plot_printed(folder / f"figure-{part}.png", found["printed"], found["curves"]["demographic-parity"]["0.75"])
+        elif part == "sweeps":
+            setting = found["curves"]["demographic-parity"]["0.75"]["SteFFLe"]["1.0"]["setting"]
+            found["sweeps"] = _sweeps(cells, page, scale, setting)
+            plot_sweeps(folder / f"figure-{part}.png", found["sweeps"])
+        else:
+            notion: Notion = "equalized-odds" if part == "equalized-odds" else "demographic-parity"
+            found["curves"][notion] = _curves(cells, page, scale, notion)
+            plot_curves(folder / f"figure-{notion}.png", found["curves"][notion], notion, EPSILONS[notion])
+        spent = json.loads(cells.read_text(encoding="utf-8"))["cpu seconds"]
+        found["cpu_seconds"] = round(sum(spent.values()), 1)
+        write(folder, found, text(page, found, scale, folder.parent), started)
 
 
 def remembered(path: Path, key: str, make: Callable[[], Any]) -> Any:

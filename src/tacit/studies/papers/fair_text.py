@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tacit.objectives.fairness import Notion
 from tacit.studies.papers.common import interval, table
 from tacit.studies.papers.fair import VALIDATION, Scale
 from tacit.studies.papers.fair_compare import MEASURED, headline, least_violation, points_of
@@ -24,13 +23,12 @@ PAGES = ("credit-card-fair", "adult-fair", "acs-income-fair")
 
 @dataclass(frozen=True)
 class Page:
-    """An experiment: a data set, its notions of fairness, and whether it has the sweeps over h and N."""
+    """An experiment: a data set and its parts, parity first."""
 
     name: str
     data: str
     title: str
-    notions: tuple[Notion, ...]
-    sweeps: bool
+    parts: tuple[str, ...]
 
 
 def text(page: Page, found: Mapping[str, Any], scale: Scale, results: Path) -> str:
@@ -39,7 +37,11 @@ def text(page: Page, found: Mapping[str, Any], scale: Scale, results: Path) -> s
     for notion, panels in found["curves"].items():
         parts += [f"**{notion}.** At equal test error the violation of SteFFLe is, over all budgets and both h:", ""]
         parts += [_headlines(panels, PRINTED[notion]), ""]
-    parts += [_over_data_sets(page, found, results), "", _limits(found), "", _printed(found), ""]
+    parts += [_over_data_sets(page, found, results), "", _limits(found), ""]
+    there = {*found["curves"], *(["printed-noise"] if "printed" in found else []), *found}
+    missing = [part for part in page.parts if part not in there]
+    parts += [f"Not run yet: {', '.join(missing)}.", ""] if missing else []
+    parts += [_printed(found), ""] if "printed" in found else []
     parts += _checked(page, found)
     if "sweeps" in found:
         parts += [_swept(found["sweeps"]), ""]
