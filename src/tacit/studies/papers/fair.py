@@ -38,7 +38,7 @@ DIALS = (0.0, 0.5, 2.0, 10.0, 50.0)
 PULLS = (0.0, 0.25, 0.5, 1.0, 2.0)
 VALIDATION = 0.15
 METRIC: dict[Notion, str] = {"demographic-parity": "parity_gap", "equalized-odds": "odds_gap"}
-FIRST_REPORTED = 100
+FIRST_REPORTED = 200
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     common: dict[str, Any] = {"num_rounds": rounds, "batch_size": None, "sampling": "full"}
     opened: dict[str, Any] = {"clip_norm": 1e6, "noise_multiplier": None, "channel": "open"}
     fair = {"frequencies": frequencies, "notion": notion}
-    wide = {"step_size": (4.0, 8.0)}
+    wide = {"step_size": (4.0, 8.0, 16.0)}
 
     def ours(**point: Any) -> Algorithm:
         return steffle(problem, **{**common, **fair, "clip_norm": 100.0, **point})

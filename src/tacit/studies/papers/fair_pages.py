@@ -77,7 +77,7 @@ def remembered(path: Path, key: str, make: Callable[[], Any]) -> Any:
 
 
 def _curves(cells: Path, page: Page, scale: Scale, notion: Notion) -> dict[str, Any]:
-    """By heterogeneity and method. One holder of all records has the same problem at any heterogeneity."""
+    """By heterogeneity and method, all on the same splits, those with one holder of all records too."""
     arena = Arena(page.data, 0.0, 3, scale, notion)
     problem = arena.problem()
     found: dict[str, Any] = {str(level): {} for level in LEVELS}
@@ -86,9 +86,6 @@ def _curves(cells: Path, page: Page, scale: Scale, notion: Notion) -> dict[str, 
         epsilons = EPSILONS[notion] if row.private else (None,)
         who = Trainer(row, arena, problem.objective, len(epsilons) * len(row.dials))
         for level in LEVELS:
-            if row.pooled and level != LEVELS[0]:
-                found[str(level)][row.name] = found[str(LEVELS[0])][row.name]
-                continue
             made = partial(curve, who, level, epsilons, corner)
             found[str(level)][row.name] = remembered(cells, f"{notion}, h={level:g}, {row.name}", made)
         if row.name == "central ERM":
