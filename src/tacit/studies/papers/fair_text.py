@@ -22,13 +22,13 @@ PAGES = ("credit-card-fair", "adult-fair", "acs-income-fair")
 
 
 _DIFFERENT = (
-    "What is not as in the paper: its noise (see below); its model may see the attribute; its batches of 256 and fixed "
-    "learning rate, where here full batches on centred features let every method, the baselines too, come near the "
-    "error of non-private training; and its regulariser, whose released code has a matrix W of one entry and so is not "
-    "the chi-squared divergence. That divergence is about the square of the violation: it pulls little where "
-    "violations are small, so the dial of SteFFLe (the paper's lambda, 0 to 2) goes on to 50. The dial of FedFDP is its "
-    "own lambda, which balances losses between silos and is not about groups; that of Tran et al. is the step of the "
-    "multipliers."
+    "What is not as in the paper: its noise (see below); its batches of 256 with one learning rate, where here full "
+    "batches on centred features let every method, the baselines too, come near the error of non-private training; "
+    "its features, which need not leave out the attribute; and its regulariser, whose released code has a matrix W of "
+    "one entry and so is not the chi-squared divergence. That divergence is about the square of the violation: it "
+    "pulls little where violations are small, so the dial of SteFFLe (the paper's lambda, 0 to 2) goes on to 50. The "
+    "dial of FedFDP is its own lambda, which balances losses between silos and is not about groups; that of Tran et "
+    "al. is the step of the multipliers."
 )
 
 
