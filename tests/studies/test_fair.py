@@ -104,17 +104,18 @@ def test_violations_are_compared_at_equal_error():
     assert least_violation(ours, 0.3) == 0.0
     assert least_violation(ours, 0.18) is None
     other = cell((0.195, 0.03), (0.18, 0.5), (0.2, 0.04), (0.3, 0.0))
-    found, missing = pairs(ours, other)
-    # At 0.2 the other curve has already shown 0.03 at a smaller error, and is held to that.
-    assert [own for own, _ in found] == pytest.approx([0.015, 0.01, 0.0])
-    assert [theirs for _, theirs in found] == pytest.approx([0.03, 0.03, 0.0])
-    assert missing == 1
-    panels = {"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": other}}}
-    got = headline(panels, "other")
-    assert (got["points"], got["missing"], got["fair"]) == (2, 1, 1)
-    assert got["mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
-    assert got["total"] == pytest.approx(1 - 0.025 / 0.06)
-    assert np.isnan(headline({"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": cell((0.1, 0.1))}}}, "other")["mean"])
+    found, theirs_alone, ours_alone = pairs(ours, other)
+    # Errors 0.19, 0.2 and 0.21 are ours, 0.195, 0.2 and 0.3 theirs; only they reach 0.18.
+    assert [own for own, _ in found] == pytest.approx([0.02, 0.01, 0.0, 0.015, 0.01, 0.0])
+    assert [theirs for _, theirs in found] == pytest.approx([0.5 - 0.47 * 2 / 3, 0.03, 0.03, 0.03, 0.03, 0.0])
+    assert (theirs_alone, ours_alone) == (1, 0)
+    near = cell((0.2, 0.02), (0.3, 0.02))
+    got = headline({"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": near}}}, "other")
+    assert (got["points"], got["theirs_alone"], got["ours_alone"]) == (4, 0, 1)
+    assert got["mean"] == pytest.approx((0.5 + 1 + 0.5 + 1) / 4)
+    assert got["total"] == pytest.approx(1 - 0.02 / 0.08)
+    far = {"0.0": {"SteFFLe": {"1.0": cell((0.3, 0.1))}, "other": {"1.0": cell((0.4, 0.0))}}}
+    assert np.isnan(headline(far, "other")["mean"])
 
 
 def test_settings_are_judged_by_the_area_they_dominate():

@@ -139,7 +139,7 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     common: dict[str, Any] = {"num_rounds": rounds, "batch_size": None, "sampling": "full"}
     opened: dict[str, Any] = {"clip_norm": 1e6, "noise_multiplier": None, "channel": "open"}
     fair = {"frequencies": frequencies, "notion": notion}
-    wide = {"step_size": (4.0, 8.0, 16.0)}
+    wide = {"step_size": (4.0, 8.0)}
 
     def ours(**point: Any) -> Algorithm:
         return steffle(problem, **{**common, **fair, "clip_norm": 100.0, **point})

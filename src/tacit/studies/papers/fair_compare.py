@@ -69,37 +69,36 @@ def least_violation(cell: Mapping[str, Any], error: float) -> float | None:
     return min(reached) if reached else None
 
 
-def pairs(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[list[Spot], int]:
-    """Least violations (ours, theirs) at the error of each point of another curve, and how many errors we never reach.
+def pairs(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[list[Spot], int, int]:
+    """Least violations (ours, theirs) at the error of each point of either curve.
 
-    Both sides take the best that their curve has at this error or below.
+    Both sides take the best that their curve has at this error or below. Also how many of these errors only the other
+    curve reaches, and how many only ours.
     """
-    found, missing = [], 0
-    for error, _ in points_of(other):
-        own, theirs = least_violation(ours, error["mean"]), least_violation(other, error["mean"])
-        if own is None:
-            missing += 1
-        elif theirs is not None:
+    found, theirs_alone, ours_alone = [], 0, 0
+    for error, _ in (*points_of(ours), *points_of(other)):
+        own, theirs = (least_violation(cell, error["mean"]) for cell in (ours, other))
+        if own is not None and theirs is not None:
             found.append((own, theirs))
-    return found, missing
+        theirs_alone += own is None
+        ours_alone += theirs is None
+    return found, theirs_alone, ours_alone
 
 
-def headline(panels: Mapping[str, Any], other: str, ours: str = "SteFFLe") -> dict[str, float]:
-    """By how much our violation lies below another method's at equal error, over budgets and heterogeneities.
+def headline(panels: Mapping[str, Any], other: str) -> dict[str, float]:
+    """By how much the violation of SteFFLe lies below another method's at equal error, over budgets and h.
 
     ``mean`` averages over points (as the paper seems to), ``total`` divides sums, so that points where the other
-    violation is small weigh little. ``missing`` points of the other curve have an error that ours never reaches,
-    ``fair`` ones no violation at all; neither is compared.
+    violation is small weigh little. Errors that only one side reaches are counted, not compared.
     """
     met: list[Spot] = []
-    missing = fair = 0
+    alone = np.zeros(2, int)
     for curves in panels.values():
-        for epsilon, cell in curves[ours].items():
-            found, none = pairs(cell, curves[other][epsilon])
+        for epsilon, cell in curves["SteFFLe"].items():
+            found, *rest = pairs(cell, curves[other][epsilon])
             met += [pair for pair in found if pair[1] > 0]
-            missing += none
-            fair += sum(theirs <= 0 for _, theirs in found)
-    counts = {"points": len(met), "missing": missing, "fair": fair}
+            alone += rest
+    counts = {"points": len(met), "theirs_alone": int(alone[0]), "ours_alone": int(alone[1])}
     if not met:
         return {"mean": float("nan"), "total": float("nan"), **counts}
     own, theirs = (np.asarray(side) for side in zip(*met, strict=True))
