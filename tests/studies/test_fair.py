@@ -7,7 +7,7 @@ import pytest
 
 from tacit.errors import TacitError
 from tacit.studies.papers.fair import shuffled
-from tacit.studies.papers.fair_compare import dominated, headline, least_violation, pairs
+from tacit.studies.papers.fair_compare import dominated, headline, joined, least_violation, pairs
 from tacit.studies.papers.fair_pages import remembered
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare, run
@@ -116,6 +116,15 @@ def test_violations_are_compared_at_equal_error():
     assert got["total"] == pytest.approx(1 - 0.02 / 0.08)
     far = {"0.0": {"SteFFLe": {"1.0": cell((0.3, 0.1))}, "other": {"1.0": cell((0.4, 0.0))}}}
     assert np.isnan(headline(far, "other")["mean"])
+
+
+def test_two_curves_of_a_method_become_one():
+    first, second = (
+        {"1.0": {**cell(spot), "by_chance": [[0.0]], "setting": n}} for n, spot in enumerate([(1, 2), (3, 4)])
+    )
+    both = joined(first, second)["1.0"]
+    assert (both["error"], both["violation"], both["setting"]) == ([[1], [3]], [[2], [4]], [0, 1])
+    assert least_violation(both, 3.0) == 2.0
 
 
 def test_settings_are_judged_by_the_area_they_dominate():

@@ -38,6 +38,19 @@ def points_of(cell: Mapping[str, Any]) -> list[tuple[dict[str, float], dict[str,
     ]
 
 
+def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two curves of one method as one, for each budget."""
+    lists = ("dials", "error", "violation", "by_chance")
+    return {
+        epsilon: {
+            **cell,
+            "setting": [cell["setting"], second[epsilon]["setting"]],
+            **{k: [*cell[k], *second[epsilon][k]] for k in lists},
+        }
+        for epsilon, cell in first.items()
+    }
+
+
 def dominated(spots: Sequence[Spot], corner: Sequence[float]) -> float:
     """The area of errors and violations that some point is better than, up to a corner of no use.
 

@@ -27,8 +27,9 @@ _DIFFERENT = (
     "its features, which need not leave out the attribute; and its regulariser, whose released code has a matrix W of "
     "one entry and so is not the chi-squared divergence. That divergence is about the square of the violation: it "
     "pulls little where violations are small, so the dial of SteFFLe (the paper's lambda, 0 to 2) goes on to 50. The "
-    "dial of FedFDP is its own lambda, which balances losses between silos and is not about groups; that of Tran et "
-    "al. is the step of the multipliers."
+    "dial of FedFDP is its own lambda, which balances losses between silos and is not about groups, so its curve has "
+    "the dial twice: at the setting of the largest area and at that of the least error; the dial of Tran et al. is the "
+    "step of the multipliers."
 )
 
 
