@@ -19,8 +19,10 @@ _SAID: dict[str, str] = {
 }
 
 
-def plot_curves(path: Path, panels: Mapping[str, Any], notion: Notion, epsilons: Sequence[float]) -> None:
-    """Error against violation: a row for each heterogeneity, a column for each budget."""
+def plot_curves(
+    path: Path, panels: Mapping[str, Any], notion: Notion, epsilons: Sequence[float], constant: float
+) -> None:
+    """Error against violation: a row for each heterogeneity, a column for each budget, up to the constant error."""
     size = (4.4 * len(epsilons), 3.8 * len(panels))
     figure, axes = plt.subplots(
         len(panels), len(epsilons), figsize=size, squeeze=False, sharey=True, layout="constrained"
@@ -32,13 +34,14 @@ def plot_curves(path: Path, panels: Mapping[str, Any], notion: Notion, epsilons:
                 style = {"marker": "o", "color": f"C{number}", "linestyle": "-" if str(epsilon) in values else ":"}
                 _line(axis, cell, name, style)
             axis.set(title=f"epsilon = {epsilon:g}, h = {level}", xlabel="test error")
+            _end(axis, constant)
         row[0].set_ylabel(_SAID[notion])
     axes[0][-1].legend(fontsize=6)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
-def plot_printed(path: Path, printed: Mapping[str, Any], curves: Mapping[str, Any]) -> None:
+def plot_printed(path: Path, printed: Mapping[str, Any], curves: Mapping[str, Any], constant: float) -> None:
     """For each claimed budget, the printed noise at its true one beside ours at all budgets."""
     figure, axes = plt.subplots(1, len(printed), figsize=(4.4 * len(printed), 3.8), sharey=True, layout="constrained")
     for axis, (epsilon, cell) in zip(np.atleast_1d(axes), printed.items(), strict=True):
@@ -49,6 +52,7 @@ def plot_printed(path: Path, printed: Mapping[str, Any], curves: Mapping[str, An
         _line(axis, cell, label, {"marker": "x", "color": "black", "linestyle": ":"})
         axis.set(title=f"claimed epsilon = {float(epsilon):g}, h = 0.75", xlabel="test error")
         axis.legend(fontsize=7)
+        _end(axis, constant)
     np.atleast_1d(axes)[0].set_ylabel(_SAID["demographic-parity"])
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -71,6 +75,11 @@ def plot_sweeps(path: Path, sweeps: Mapping[str, Any]) -> None:
     axes[1][1].set_xlabel("silos N")
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _end(axis: Any, constant: float) -> None:
+    """Leave out what is worse than saying the same of everybody."""
+    axis.set_xlim(right=min(axis.get_xlim()[1], constant))
 
 
 def _line(axis: Any, cell: Mapping[str, Any], label: str, style: dict[str, Any]) -> None:

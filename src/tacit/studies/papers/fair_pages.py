@@ -47,11 +47,13 @@ def make(page: Page, folder: Path, scale: Scale, parts: Sequence[str]) -> None:
     cells = folder / "cells.json"
     found: dict[str, Any] = {"curves": {}, "delta": DELTA, "scale": dataclasses.asdict(scale)}
     arena, first = Arena(page.data, 0.0, 3, scale), scale.reported[0]
-    found["constant_error"] = remembered(cells, "constant", lambda: constant_error(arena.federation(first), "test"))
+    constant = remembered(cells, "constant", lambda: constant_error(arena.federation(first), "test"))
+    found["constant_error"] = constant
     for part in ("demographic-parity", *(part for part in page.parts[1:] if part in parts)):
         if part == "printed-noise":
             found["printed"] = remembered(cells, "printed noise", lambda: _printed(page, scale))
-            plot_printed(folder / f"figure-{part}.png", found["printed"], found["curves"]["demographic-parity"]["0.75"])
+            ours = found["curves"]["demographic-parity"]["0.75"]
+            plot_printed(folder / f"figure-{part}.png", found["printed"], ours, constant)
         elif part == "sweeps":
             setting = found["curves"]["demographic-parity"]["0.75"]["SteFFLe"]["1.0"]["setting"]
             found["sweeps"] = _sweeps(cells, page, scale, setting)
@@ -59,7 +61,7 @@ def make(page: Page, folder: Path, scale: Scale, parts: Sequence[str]) -> None:
         else:
             notion: Notion = "equalized-odds" if part == "equalized-odds" else "demographic-parity"
             found["curves"][notion] = _curves(cells, page, scale, notion)
-            plot_curves(folder / f"figure-{notion}.png", found["curves"][notion], notion, EPSILONS[notion])
+            plot_curves(folder / f"figure-{notion}.png", found["curves"][notion], notion, EPSILONS[notion], constant)
         spent = json.loads(cells.read_text(encoding="utf-8"))["cpu seconds"]
         found["cpu_seconds"] = round(sum(spent.values()), 1)
         write(folder, found, text(page, found, scale, folder.parent), started)

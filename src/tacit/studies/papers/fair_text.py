@@ -128,7 +128,7 @@ def _limits(found: Mapping[str, Any]) -> str:
     """How fair the constant classifier is, and how unfair a fair one looks."""
     words = [
         f"The classifier that says the same of everybody has an error of {found['constant_error']:.3f} and no "
-        "violation: points near it are nearly constant."
+        "violation: points near it are nearly constant, and figures end there."
     ]
     for notion, panels in found["curves"].items():
         cell = next(iter(panels.values()))["central ERM"]["None"]
