@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tacit.errors import TacitError
-from tacit.studies.papers.fair import least_violation, reduction, remembered
-from tacit.studies.papers.fair_pages import headline
+from tacit.studies.papers.fair import shuffled
+from tacit.studies.papers.fair_compare import dominated, headline, joined, least_violation, pairs
+from tacit.studies.papers.fair_pages import remembered
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare, run
 from tacit.studies.spec import load_study
@@ -80,6 +81,7 @@ def test_a_run_measures_violations_and_stationarity():
         (("algorithm.name=mb-sgd",), "strength"),
         (("partition.centralisation=general",), "sensitive_silos"),
         (("algorithm.sampling=one-pass", "algorithm.batch_size=100"), "one-pass"),
+        (("data.options.sensitive_in_features=true",), "sensitive_in_features"),
     ],
 )
 def test_what_is_refused(overrides, message):
@@ -101,11 +103,47 @@ def test_violations_are_compared_at_equal_error():
     assert least_violation(ours, 0.195) == pytest.approx(0.015)
     assert least_violation(ours, 0.3) == 0.0
     assert least_violation(ours, 0.18) is None
-    gains, missing = reduction(ours, cell((0.195, 0.03), (0.18, 0.5), (0.2, 0.02), (0.2, 0.0)))
-    assert gains == pytest.approx([0.5, 0.5])
-    assert missing == 1
-    panels = {"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": cell((0.2, 0.04), (0.1, 0.1), (0.25, 0.0))}}}
-    assert headline(panels, "other") == {"mean": pytest.approx(0.75), "points": 1, "missing": 1, "fair": 1}
+    other = cell((0.195, 0.03), (0.18, 0.5), (0.2, 0.04), (0.3, 0.0))
+    found, theirs_alone, ours_alone = pairs(ours, other)
+    # Errors 0.19, 0.2 and 0.21 are ours, 0.195, 0.2 and 0.3 theirs; only they reach 0.18.
+    assert [own for own, _ in found] == pytest.approx([0.02, 0.01, 0.0, 0.015, 0.01, 0.0])
+    assert [theirs for _, theirs in found] == pytest.approx([0.5 - 0.47 * 2 / 3, 0.03, 0.03, 0.03, 0.03, 0.0])
+    assert (theirs_alone, ours_alone) == (1, 0)
+    near = cell((0.2, 0.02), (0.3, 0.02))
+    got = headline({"0.0": {"SteFFLe": {"1.0": ours}, "other": {"1.0": near}}}, "other")
+    assert (got["points"], got["theirs_alone"], got["ours_alone"]) == (4, 0, 1)
+    assert got["mean"] == pytest.approx((0.5 + 1 + 0.5 + 1) / 4)
+    assert got["total"] == pytest.approx(1 - 0.02 / 0.08)
+    far = {"0.0": {"SteFFLe": {"1.0": cell((0.3, 0.1))}, "other": {"1.0": cell((0.4, 0.0))}}}
+    assert np.isnan(headline(far, "other")["mean"])
+
+
+def test_two_curves_of_a_method_become_one():
+    first, second = (
+        {"1.0": {**cell(spot), "by_chance": [[0.0]], "setting": n}} for n, spot in enumerate([(1, 2), (3, 4)])
+    )
+    both = joined(first, second)["1.0"]
+    assert (both["error"], both["violation"], both["setting"]) == ([[1], [3]], [[2], [4]], [0, 1])
+    assert least_violation(both, 3.0) == 2.0
+
+
+def test_settings_are_judged_by_the_area_they_dominate():
+    corner = (0.3, 0.2)
+    assert dominated([(0.1, 0.2), (0.3, 0.0)], corner) == 0.0
+    assert dominated([(0.2, 0.1)], corner) == pytest.approx(0.1 * 0.1)
+    assert dominated([(0.2, 0.1), (0.25, 0.15)], corner) == pytest.approx(0.1 * 0.1)
+    assert dominated([(0.2, 0.1), (0.25, 0.0)], corner) == pytest.approx(0.05 * 0.1 + 0.05 * 0.2)
+    assert dominated([(0.2, 0.5)], corner) == 0.0
+
+
+def test_shuffled_attributes_keep_their_number_and_depend_on_nothing():
+    y, s = np.tile([0, 1, 1, 1], 500), np.tile([0, 0, 1, 1], 500)
+    found = shuffled({"y": y, "s": s})
+    assert found["parity_gap"].sum() == found["odds_gap"].sum() == s.sum()
+    assert abs(y[found["parity_gap"] == 1].mean() - y.mean()) < 0.05
+    # Given the target, the shares of the groups stay as they are.
+    assert found["odds_gap"][y == 1].mean() == s[y == 1].mean()
+    assert (found["odds_gap"] != s).any()
 
 
 def test_a_cell_is_made_once(tmp_path):

@@ -39,6 +39,7 @@ from tacit.algorithm import (
     Silo,
 )
 from tacit.algorithms.fed_sgda import SgdaPoint, shared_noise
+from tacit.algorithms.steffle import jacobian_of
 from tacit.objectives import Problem, Saddle, SaddleQuery, ermi
 from tacit.objectives.fairness import Notion
 from tacit.objectives.objective import Tap
@@ -75,6 +76,7 @@ def lagrangian_dual(
     """Descent on the Lagrangian of the fairness constraints; ``frequencies`` of the groups are public.
 
     ``clip_norm`` bounds half of how far ``s`` can move a record's gradient, or with ``protects="record"`` the gradient.
+    For a linear model the bound also follows the multipliers, which are public: where they are small, so is the noise.
     """
     if protects == "sensitive-attribute" and sampling not in ("full", "one-pass"):
         raise ValueError(
@@ -86,18 +88,35 @@ def lagrangian_dual(
     table = jnp.asarray(term.frequencies, jnp.float32)
     objective = problem.objective
 
+    def centred(records: Record) -> Array:
+        own = jax.vmap(term.cell)(records)
+        return own / table - own.sum(axis=2, keepdims=True)
+
     def values(params: Params, signed: Array, records: Record, tap: Tap) -> Array:
         outputs = objective.model.apply(params, records["x"], tap)
-        chance = term.chances(outputs)[:, favourable]
-        own = jax.vmap(term.cell)(records)
-        centred = own / table - own.sum(axis=2, keepdims=True)
-        return objective.cost.value(outputs, records["y"]) + jnp.sum(signed * centred, axis=(1, 2)) * chance
+        pull = jnp.tensordot(centred(records), signed, 2)
+        return objective.cost.value(outputs, records["y"]) + pull * term.chances(outputs)[:, favourable]
+
+    def gaps_of(params: Params, signed: Array, records: Record) -> Array:
+        return centred(records) * term.probabilities(params, records["x"])[:, favourable, None, None]
+
+    # Of the favourable probability alone: with one output the two classes share the derivative of both.
+    alone = 0.5**0.5 if problem.objective.model.linear and problem.objective.model.linear.outputs == 1 else 1.0
+    both = jacobian_of(problem, term)
+    steep = None if both is None else alone * both
 
     def clip(work: SgdaPoint) -> PerBlock:
         inverse = jnp.sort(1.0 / table, axis=1)
         gap = 0.5 * jnp.sqrt(jnp.max(jnp.sum(inverse[:, -2:] ** 2, axis=1)))
         size = jnp.sqrt(jnp.max((inverse[:, -1] - 1.0) ** 2 + table.shape[1] - 1.0))
-        return {"params": clip_norm, "duals": gap if protects == "sensitive-attribute" else size}
+        if protects == "record":
+            return {"params": clip_norm, "duals": size}
+        params = jnp.asarray(clip_norm, jnp.float32)
+        if steep is not None:
+            pulls = work.duals / table
+            widest = jnp.max(jnp.abs(pulls[:, :, None] - pulls[:, None, :]))
+            params = jnp.minimum(params, 0.5 * steep * widest)
+        return {"params": params, "duals": gap}
 
     release = Release(
         clip=clip,
@@ -122,6 +141,6 @@ def lagrangian_dual(
         raised = jnp.minimum(state.multipliers + multiplier_step * jnp.abs(gaps), largest_multiplier)
         return LagrangianState(problem.regulariser.prox(moved, step_size), raised, jnp.sign(gaps))
 
-    game = Saddle(objective.model, objective.cost, jnp.zeros(table.shape), values)
+    game = Saddle(objective.model, objective.cost, jnp.zeros(table.shape), values, gaps_of)
     step = Round(Silo(SaddleQuery(game, lambda work: (work.params, work.duals)), release), Server(ask, tell))
     return Algorithm(init, {"step": step}, ("step",) * num_rounds, lambda state: state.params)

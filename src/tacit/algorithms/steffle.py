@@ -253,7 +253,7 @@ def _clips(
     problem: Problem, term: Ermi, strength: Number, clip_norm: Number, dual_clip_norm: Number | None, whole: bool
 ) -> Callable[[Work], PerBlock]:
     """What a record, or its ``s`` alone, may move: the given bounds, and where known the largest that can occur."""
-    steep = _jacobian(problem, term)
+    steep = jacobian_of(problem, term)
     longest = term.longest
 
     def clip(work: SteffleSays) -> PerBlock:
@@ -276,7 +276,7 @@ def _clips(
     return clip
 
 
-def _jacobian(problem: Problem, term: Ermi) -> float | None:
+def jacobian_of(problem: Problem, term: Ermi) -> float | None:
     """A bound on the derivative of the probabilities, for a linear model on features of known norm."""
     cost, shape = problem.objective.cost, problem.objective.model.linear
     if problem.lipschitz is None or not isinstance(cost.slope, float | int) or shape is None:

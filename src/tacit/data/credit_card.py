@@ -11,6 +11,7 @@ Options:
 from __future__ import annotations
 
 import csv
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +49,11 @@ FEATURE_NORM = 4.0
 
 def read(directory: Path | None, verify: bool, *, sensitive: str = "sex", sensitive_in_features: bool = False) -> Table:
     """All clients."""
-    with locate(layout.CREDIT_CARD, directory, verify).open(encoding="ascii", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    raw = np.array([[float(row[name]) for name in COLUMNS] for row in rows])
+    raw, y = _columns(locate(layout.CREDIT_CARD, directory, verify))
     group = Sensitive.choose(SENSITIVE, sensitive)
     return Table(
         x=raw,
-        y=np.array([row["default.payment.next.month"] == "1" for row in rows], dtype=np.int32),
+        y=y,
         fit=fixed_encoding(COLUMNS, ENCODED, FEATURE_NORM, None if sensitive_in_features else group.column),
         task="binary",
         class_names=("pays", "defaults"),
@@ -62,3 +61,12 @@ def read(directory: Path | None, verify: bool, *, sensitive: str = "sex", sensit
         group_names=group.labels,
         attributes={"age": raw[:, COLUMNS.index("AGE")], "limit": raw[:, 0]},
     )
+
+
+@lru_cache(maxsize=1)
+def _columns(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the file and who defaults; kept, because studies load many partitions."""
+    with path.open(encoding="ascii", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    raw = np.array([[float(row[name]) for name in COLUMNS] for row in rows])
+    return raw, np.array([row["default.payment.next.month"] == "1" for row in rows], dtype=np.int32)

@@ -65,6 +65,14 @@ class Keeper(Protocol):
         """Take note of a stage."""
 
 
+class Program(NamedTuple):
+    """The compiled halves of a grid: its start, any number of rounds, and the output."""
+
+    begin: Callable[..., Carry]
+    proceed: Callable[..., Any]
+    finish: Callable[..., Params]
+
+
 def simulate(
     algorithm: Algorithm,
     params: Params,
@@ -106,13 +114,15 @@ def simulate_grid(
     noise: Noise = "summed",
     progress: Progress | None = None,
     keeper: Keeper | None = None,
+    program: Program | None = None,
 ) -> Outcome:
     """Run ``build(**point)`` for every point of a grid and every seed, in one compiled program.
 
     ``grid`` maps parameter names to arrays with one row per point; parameters in it must leave shapes and schedule
     alone. Every leaf of the outcome has leading axes (seeds, points). All points share a seed's randomness, so that
     differences between them are paired. With a keeper a run can be stopped and go on later, to the same end: all
-    randomness follows from the keys and the number of the round.
+    randomness follows from the keys and the number of the round. ``program`` is one that `grid_program` made for the
+    same algorithm and as many points: it is compiled once for all the grids that share it.
     """
     points = {name: jnp.asarray(values) for name, values in grid.items()}
     sizes = {name: len(values) for name, values in points.items()}
@@ -123,7 +133,7 @@ def simulate_grid(
     layout = build(**{name: values[0] for name, values in points.items()})
     every = 0 if measure is None else measure_every
     turns = [turns_of(layout, every, who, seed.silos.number, split_keys(seed.key)) for seed in seeds]
-    begin, proceed, finish = _compiled(build, number, who, measure, noise)
+    begin, proceed, finish = grid_program(build, number, who, measure, noise) if program is None else program
     stacked = stack_seeds(seeds)
     stage = Stage(0, begin(points, stacked), {})
     if keeper is not None:
@@ -148,14 +158,14 @@ def _joined(trace: Mapping[str, np.ndarray], measured: Mapping[str, Array]) -> d
     return {name: np.concatenate([trace[name], new], axis=2) if trace else new for name, new in fresh.items()}
 
 
-def _compiled(
+def grid_program(
     build: Callable[..., Algorithm],
     number: int,
     who: Participation,
     measure: Measure | None,
-    noise: Noise,
-) -> tuple[Callable[..., Carry], Callable[..., Any], Callable[..., Params]]:
-    """Begin, proceed and finish, each over seeds (a loop) and points (a vmap)."""
+    noise: Noise = "summed",
+) -> Program:
+    """Begin, proceed and finish for grids of ``number`` points, each over seeds (a loop) and points (a vmap)."""
 
     @jax.jit
     def begin(points: Mapping[str, Any], seeds: Seed) -> Carry:
@@ -189,7 +199,7 @@ def _compiled(
 
         return jax.lax.map(one, carry)
 
-    return begin, proceed, finish
+    return Program(begin, proceed, finish)
 
 
 def stack_seeds(seeds: Sequence[Seed]) -> Seed:

@@ -29,8 +29,8 @@ from tacit.algorithm import PerBlock, Record, Statistic, Work
 from tacit.objectives.objective import Objective
 from tacit.objectives.query import GradientQuery
 from tacit.objectives.saddle import SaddleQuery
-from tacit.silo.clipping import by_block, scales, squared_norms, usable
-from tacit.silo.gradients import TINY, factors_of, in_micro_batches, is_tapped, rows, statistic_width
+from tacit.silo.clipping import by_block, scales, usable
+from tacit.silo.gradients import TINY, factors_of, in_micro_batches, is_tapped, statistic_width
 
 _MICRO_BATCH_FLOATS = 2**20
 
@@ -87,10 +87,10 @@ def _versions(records: Record, groups: int) -> list[Record]:
 
 
 def _chosen(values: Sequence[Array], own: Array) -> Array:
-    """Of one array for each group, each record's own row."""
+    """Of one array for each group, each record's own part; ``own`` is broadcast against them."""
     total = jnp.zeros_like(values[0])
     for r, value in enumerate(values):
-        total = total + jnp.where(rows(own == r, value), value, 0.0)
+        total = total + jnp.where(own == r, value, 0.0)
     return total
 
 
@@ -124,7 +124,8 @@ def _tapped(
     for name, a in inputs.items():
         middle = _spread(apart[name])
         common = jnp.where(counts[:, None], versions[0].cotangents[name] + middle, 0.0)
-        secret = jnp.where(counts[:, None], factor[:, None] * (_chosen(apart[name], records["s"]) - middle), 0.0)
+        rest = factor[:, None] * (_chosen(apart[name], records["s"][:, None]) - middle)
+        secret = jnp.where(counts[:, None], rest, 0.0)
         # Records are finite, and copies of them are dear; other inputs of a record that does not count may not be.
         left = a if any(a is leaf for leaf in jax.tree.leaves(records)) else jnp.where(counts[:, None], a, 0.0)
         parts = [{"w": jnp.matmul(left.T, c, precision="highest"), "b": c.sum(axis=0)} for c in (common, secret)]
@@ -157,22 +158,31 @@ def _bounded(
     values: Sequence[Statistic], own: Array, present: Bool[Array, " records"], limit: Any
 ) -> tuple[Statistic, Statistic]:
     """The two parts of the sum of one block, from its value for each group."""
-    apart = [jax.tree.map(jnp.subtract, value, values[0]) for value in values]
+    # Records along the last axis: short axes there would be slow, and the copies are fused away.
+    turned = [jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), value) for value in values]
+    apart = [jax.tree.map(jnp.subtract, value, turned[0]) for value in turned]
     farthest = jnp.zeros(present.shape)
     for r in range(len(values)):
         for q in range(r):
-            gap = squared_norms(jax.tree.map(jnp.subtract, apart[r], apart[q]))
-            farthest = jnp.maximum(farthest, gap)
-    finite = jnp.isfinite(sum(squared_norms(value) for value in values))
+            farthest = jnp.maximum(farthest, _squares(jax.tree.map(jnp.subtract, apart[r], apart[q])))
+    finite = jnp.isfinite(sum(_squares(value) for value in turned))
     factor, counts = scales(farthest, 4.0 * farthest, 2.0 * usable(limit), present & finite)
 
     def total(part: Array) -> Array:
-        return jnp.where(rows(counts, part), part, 0.0).sum(axis=0)
+        return jnp.where(counts, part, 0.0).sum(axis=-1)
 
     def middle(first: Array, *gaps: Array) -> Array:
         return total(first + _spread(gaps))
 
-    def rest(first: Array, *gaps: Array) -> Array:
-        return total(rows(factor, first) * (_chosen(gaps, own) - _spread(gaps)))
+    def rest(*gaps: Array) -> Array:
+        return total(factor * (_chosen(gaps, own) - _spread(gaps)))
 
-    return jax.tree.map(middle, values[0], *apart), jax.tree.map(rest, values[0], *apart)
+    return jax.tree.map(middle, turned[0], *apart), jax.tree.map(rest, *apart)
+
+
+def _squares(statistics: Any) -> Float[Array, " records"]:
+    """The squared norm of each record's statistic, records along the last axis."""
+    return sum(
+        (jnp.sum(leaf.reshape(-1, leaf.shape[-1]) ** 2, axis=0) for leaf in jax.tree.leaves(statistics)),
+        start=jnp.float32(0),
+    )

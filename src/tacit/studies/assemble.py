@@ -171,6 +171,11 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
 def _protection(study: Study, entry: Entry) -> dict[str, Any]:
     """What the algorithm is told to protect, where it can protect less than whole records."""
     protects = study.privacy.protects
+    if protects == "sensitive-attribute" and study.data.options.get("sensitive_in_features"):
+        raise StudyError(
+            "data.options.sensitive_in_features: features count as known where the sensitive attribute alone is "
+            'protected, so it must not be one of them; leave it out, or set privacy.protects = "record".'
+        )
     if entry.can_protect_attribute:
         return {"protects": protects}
     if protects != "record":

@@ -6,14 +6,14 @@ Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` 
 
 from __future__ import annotations
 
-from tacit.studies.papers.fair_pages import Page, main
+from tacit.studies.papers.fair_pages import main
+from tacit.studies.papers.fair_text import Page
 
 PAGE = Page(
     name="acs-income-fair",
     data="acs-income",
     title="Fair and private: incomes in California, in place of Retired Adult",
-    notions=("demographic-parity",),
-    sweeps=False,
+    parts=("demographic-parity", "printed-noise"),
 )
 
 if __name__ == "__main__":

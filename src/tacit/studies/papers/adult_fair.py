@@ -6,14 +6,14 @@ Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` 
 
 from __future__ import annotations
 
-from tacit.studies.papers.fair_pages import Page, main
+from tacit.studies.papers.fair_pages import main
+from tacit.studies.papers.fair_text import Page
 
 PAGE = Page(
     name="adult-fair",
     data="adult",
     title="Fair and private: who earns more than 50,000 dollars",
-    notions=("demographic-parity",),
-    sweeps=False,
+    parts=("demographic-parity", "printed-noise"),
 )
 
 if __name__ == "__main__":

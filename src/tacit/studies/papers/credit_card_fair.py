@@ -6,14 +6,14 @@ Interrupted, it goes on where it was (``cells.json`` in the folder); ``--tiny`` 
 
 from __future__ import annotations
 
-from tacit.studies.papers.fair_pages import Page, main
+from tacit.studies.papers.fair_pages import main
+from tacit.studies.papers.fair_text import Page
 
 PAGE = Page(
     name="credit-card-fair",
     data="credit-card",
     title="Fair and private credit: who defaults",
-    notions=("demographic-parity", "equalized-odds"),
-    sweeps=True,
+    parts=("demographic-parity", "printed-noise", "equalized-odds", "sweeps"),
 )
 
 if __name__ == "__main__":

@@ -1,69 +1,79 @@
-"""What the fairness experiments share: methods, tuned trade-off curves, and comparisons at equal error.
+"""What the fairness experiments share: data in silos, methods, and tuned trade-off curves.
 
 Gupta, Poornash, Lowy and Razaviyayn (arXiv:2411.07889): logistic regression, silos by age, error against violation. A
-method has a *dial* (strength, multiplier step, ...) that trades one for the other, and settings that are tuned: for
-each method, budget and heterogeneity, those whose validation error, averaged over the dial, is least. (A rule that
-counted the violation too would choose settings that predict the same of everybody.)
+method has a *dial* (strength, multiplier step, ...) that trades one for the other, and settings that are tuned, by one
+rule for all: for each budget and heterogeneity, those whose curve dominates the largest area between itself and the
+corner of no use (`tacit.studies.papers.fair_compare.dominated`). Settings are chosen on the validation records of seeds
+that are not reported.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from tacit import data
 from tacit.algorithm import Algorithm, Params, Record
 from tacit.algorithms import fedfdp, lagrangian_dual, local_sgd, mb_sgd, steffle
-from tacit.data import Federation
-from tacit.fairness import violations
+from tacit.data import Federation, SiloData
+from tacit.fairness import demographic_parity_gap, equalized_odds_gap
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.objectives.fairness import Notion
-from tacit.runtime.simulate import Seed, simulate_grid
+from tacit.runtime.participation import participation
+from tacit.runtime.simulate import Program, Seed, grid_program, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.fair import predicted
-from tacit.studies.papers.common import grid_of, interval, noise_for
+from tacit.studies.papers.common import grid_of, noise_for
+from tacit.studies.papers.fair_compare import dominated
 
 DELTA = 1e-5
-DIALS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+DIALS = (0.0, 0.5, 2.0, 10.0, 50.0)
+PULLS = (0.0, 0.25, 0.5, 1.0, 2.0)
+LOSSES = (0.0, 0.5, 2.0, 5.0)
+VALIDATION = 0.15
 METRIC: dict[Notion, str] = {"demographic-parity": "parity_gap", "equalized-odds": "odds_gap"}
+FIRST_REPORTED = 200
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large an experiment is: seeds to report and to tune with, rounds, and how many records are kept."""
+    """How large an experiment is: seeds to report and (others) to tune with, rounds, how many records are kept."""
 
     seeds: int = 15
     tuning: int = 2
-    rounds: int = 80
+    rounds: int = 50
     records_per_silo: int | None = None
 
+    @property
+    def reported(self) -> range:
+        """The seeds whose test records are read."""
+        return range(FIRST_REPORTED, FIRST_REPORTED + self.seeds)
 
-@lru_cache(maxsize=16)
+
+@lru_cache(maxsize=48)
 def _federation(name: str, silos: int, level: float, seed: int, records_per_silo: int | None) -> Federation:
-    return data.load(
-        name,
-        partition="attribute",
-        silos=silos,
-        level=level,
-        seed=seed,
-        records_per_silo=records_per_silo,
-        sensitive="sex",
-        sensitive_in_features=True,
-    )
+    """A partition, its features centred at their mean: where the attribute alone is protected they count as known."""
+    division: dict[str, Any] = {"partition": "attribute", "silos": silos, "level": level, "seed": seed}
+    loaded = data.load(name, **division, records_per_silo=records_per_silo, validation=VALIDATION, sensitive="sex")
+    middle = np.concatenate([silo.train["x"] for silo in loaded.silos]).mean(axis=0)
+
+    def centred(silo: SiloData) -> SiloData:
+        parts = ({**part, "x": part["x"] - middle} for part in (silo.train, silo.validation, silo.test))
+        return SiloData(silo.name, *parts)
+
+    return replace(loaded, silos=tuple(centred(silo) for silo in loaded.silos))
 
 
 @dataclass(frozen=True)
 class Arena:
-    """One data set in one partition: what every method is run on."""
+    """One data set in one partition: what every method is run on. The model does not see the attribute."""
 
     name: str
     level: float
@@ -72,31 +82,51 @@ class Arena:
     notion: Notion = "demographic-parity"
 
     def federation(self, seed: int) -> Federation:
-        """The records of one seed; the model may see the attribute, as in the paper."""
+        """The records of one seed."""
         return _federation(self.name, self.silos, self.level, seed, self.scale.records_per_silo)
 
-    def constant_error(self, federation: Federation) -> float:
-        """The error of the classifier that says the same of everybody."""
-        y = np.concatenate([silo.test["y"] for silo in federation.silos])
-        return float(min(y.mean(), 1 - y.mean()))
-
-    def problem(self, federation: Federation) -> Problem:
+    def problem(self) -> Problem:
         """Logistic regression with its constants."""
-        norm = (federation.feature_norm or 1.0) ** 2 + 1
+        federation = self.federation(0)
+        longest = max(float(np.linalg.norm(silo.train["x"], axis=1).max()) for silo in federation.silos)
+        norm = longest**2 + 1
         objective = Objective(linear(federation.feature_shape[0], 1), logistic())
         return Problem(objective, lipschitz=norm**0.5, smoothness=norm / 4)
 
-    def frequencies(self, federation: Federation) -> Any:
+    def frequencies(self) -> Any:
         """P_S, or P_S given the target, in percent: declared public."""
-        s, y = (np.concatenate([silo.train[k] for silo in federation.silos]) for k in ("s", "y"))
+        s, y = (np.concatenate([silo.train[k] for silo in self.federation(0).silos]) for k in ("s", "y"))
         rows = [np.ones(len(y), bool)] if self.notion == "demographic-parity" else [y == 0, y == 1]
         share = [round(float((s[row] == 0).mean()), 2) for row in rows]
         return tuple((p, 1 - p) for p in share)
 
+    def seed(self, number: int, objective: Objective, pooled: bool) -> Seed:
+        """One repetition; ``pooled`` makes one silo of all."""
+        silos = self.federation(number).silos
+        tables = [silo.train for silo in silos]
+        if pooled:
+            tables = [{k: np.concatenate([t[k] for t in tables]) for k in tables[0]}]
+        rest = {
+            part: {k: jnp.asarray(np.concatenate([getattr(s, part)[k] for s in silos])) for k in tables[0]}
+            for part in ("validation", "test")
+        }
+        rest["test"] |= {k: jnp.asarray(v) for k, v in shuffled({k: np.asarray(rest["test"][k]) for k in "ys"}).items()}
+        key_run, key_init = jax.random.split(jax.random.key(number))
+        return Seed(key_run, objective.init(key_init), enrol(tables), rest)
+
+
+def constant_error(federation: Federation, part: str) -> float:
+    """The error of the classifier that says the same of everybody."""
+    y = np.concatenate([getattr(silo, part)["y"] for silo in federation.silos])
+    return float(min(y.mean(), 1 - y.mean()))
+
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the figures. ``pooled``: one holder of all records; ``private``: whether it has a budget."""
+    """A line of the figures. ``pooled``: one holder of all records; ``private``: whether it has a budget.
+
+    ``rule`` says what settings are chosen by: the area that the curve dominates, or the error alone.
+    """
 
     name: str
     build: Callable[..., Algorithm]
@@ -106,6 +136,7 @@ class Method:
     guarantee: str
     pooled: bool = False
     private: bool = True
+    rule: Literal["area", "error"] = "area"
 
 
 def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> list[Method]:
@@ -113,7 +144,7 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     common: dict[str, Any] = {"num_rounds": rounds, "batch_size": None, "sampling": "full"}
     opened: dict[str, Any] = {"clip_norm": 1e6, "noise_multiplier": None, "channel": "open"}
     fair = {"frequencies": frequencies, "notion": notion}
-    wide = {"step_size": (1.0, 2.0, 4.0)}
+    wide = {"step_size": (4.0, 8.0)}
 
     def ours(**point: Any) -> Algorithm:
         return steffle(problem, **{**common, **fair, "clip_norm": 100.0, **point})
@@ -127,50 +158,54 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     def with_(build: Callable[..., Algorithm], **changes: Any) -> Callable[..., Algorithm]:
         return lambda **point: build(**{**changes, **point})
 
-    clipped = {"step_size": (0.5, 2.0, 8.0), "clip_norm": (0.1, 0.5)}
+    clipped = {"step_size": (8.0, 32.0), "clip_norm": (0.1, 0.5)}
+    bounded = {**wide, "clip_norm": (0.5, 5.0)}
     averaged = with_(lambda **p: local_sgd(problem, **{**common, **p}), local_steps=5, **opened)
     central = with_(lambda **p: mb_sgd(problem, **{**common, "output": "last", **p}), **opened)
-    attribute = "sensitive attribute"
+    attribute, whole = "sensitive attribute", "ISRL-DP, whole record"
     return [
+        Method("central ERM", central, None, (0.0,), wide, "none", pooled=True, private=False),
         Method("SteFFLe", ours, "strength", DIALS, wide, f"ISRL-DP, {attribute}"),
-        Method("FedFDP", ling, "fairness", (0.0, 0.5, 2.0, 5.0), clipped, "ISRL-DP, whole record"),
-        Method("Tran et al.", tran, "multiplier_step", DIALS, clipped, f"central DP, {attribute}", pooled=True),
+        Method("FedFDP", ling, "fairness", LOSSES, clipped, whole),
+        Method("FedFDP, least error", ling, "fairness", LOSSES, clipped, whole, rule="error"),
+        Method("Tran et al.", tran, "multiplier_step", PULLS, bounded, f"central DP, {attribute}", pooled=True),
         Method("central DP-FERMI", ours, "strength", DIALS, wide, f"central DP, {attribute}", pooled=True),
         Method("SteFFLe, not private", with_(ours, **opened), "strength", DIALS, wide, "none", private=False),
         Method("FERMI, central", with_(ours, **opened), "strength", DIALS, wide, "none", pooled=True, private=False),
-        Method("FedAvg", averaged, None, (0.0,), {"step_size": (0.5, 2.0)}, "none", private=False),
-        Method("central ERM", central, None, (0.0,), wide, "none", pooled=True, private=False),
+        Method("FedAvg", averaged, None, (0.0,), {"step_size": (1.0, 4.0)}, "none", private=False),
     ]
 
 
-def seeds_for(federations: Sequence[Federation], objective: Objective, pooled: bool, first: int = 0) -> list[Seed]:
-    """One repetition for each federation, with groups; ``pooled`` makes one silo of all."""
-    found = []
-    for number, federation in enumerate(federations, first):
-        tables = [silo.train for silo in federation.silos]
-        if pooled:
-            tables = [{k: np.concatenate([t[k] for t in tables]) for k in tables[0]}]
-        rest = {
-            part: {k: jnp.asarray(np.concatenate([getattr(s, part)[k] for s in federation.silos])) for k in tables[0]}
-            for part in ("validation", "test")
-        }
-        key_run, key_init = jax.random.split(jax.random.key(number))
-        found.append(Seed(key_run, objective.init(key_init), enrol(tables), rest))
-    return found
+def shuffled(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Attributes in another order, among all records and among those of the same target: independent by making."""
+    luck, y, s = np.random.default_rng(0).random(len(records["y"])), records["y"], records["s"]
+    alike = np.zeros_like(s)
+    alike[np.argsort(y, kind="stable")] = s[np.lexsort((luck, y))]
+    return {"parity_gap": s[np.argsort(luck)], "odds_gap": alike}
 
 
 def measured(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
-    """Error and violations on validation and test records."""
+    """Error and violations on validation and test records, and what violations are for shuffled attributes."""
 
     def one(params: Params, records: Record) -> dict[str, Any]:
         guess = predicted(objective.model, params, records["x"])
-        found = violations(guess, records["s"], records["y"], classes=2, number=2)
-        return {"error": (guess != records["y"]).mean(), **found}
+        found: dict[str, Any] = {"error": (guess != records["y"]).mean()}
+        for name in METRIC.values():
+            found[name] = _violation(name, guess, records["s"], records["y"])
+            if name in records:
+                found[f"{name}_by_chance"] = _violation(name, guess, records[name], records["y"])
+        return found
 
     def measure(params: Params, evaluation: Any) -> dict[str, Any]:
         return {f"{p}_{k}": v for p, records in evaluation.items() for k, v in one(params, records).items()}
 
     return measure
+
+
+def _violation(name: str, guess: Array, groups: Array, targets: Array) -> Array:
+    if name == "parity_gap":
+        return demographic_parity_gap(guess, groups, classes=2, number=2)
+    return equalized_odds_gap(guess, groups, targets, classes=2, number=2)
 
 
 def noise_at(method: Method, records: Sequence[int], epsilon: float) -> np.ndarray:
@@ -181,96 +216,69 @@ def noise_at(method: Method, records: Sequence[int], epsilon: float) -> np.ndarr
     return noise_for(lambda **terms: method.build(**{**point, **terms}), records, epsilon, DELTA)
 
 
-def trained(
-    build: Callable[..., Algorithm], points: Sequence[Mapping[str, Any]], seeds: Sequence[Seed], objective: Objective
-) -> dict[str, np.ndarray]:
-    """Final measurements with axes (seeds, points), all points in one program."""
-    grid = {name: np.asarray([point[name] for point in points], np.float32) for name in points[0]}
-    outcome = simulate_grid(build, grid, seeds, measure=measured(objective), measure_every=10**9)
-    return {name: values[:, :, -1] for name, values in outcome.trace.items()}
+@dataclass
+class Trainer:
+    """Final measurements of many points, in compiled grids of one size: one program serves tuning and all seeds."""
+
+    method: Method
+    arena: Arena
+    objective: Objective
+    width: int
+    program: Program | None = None
+
+    def run(self, points: Sequence[Mapping[str, Any]], numbers: Sequence[int], level: float) -> dict[str, np.ndarray]:
+        """Measurements with axes (seeds, points) at one level of heterogeneity."""
+        arena = replace(self.arena, level=level)
+        rows = []
+        for number in numbers:
+            seed = arena.seed(number, self.objective, self.method.pooled)
+            parts = [self._part(points[i : i + self.width], seed) for i in range(0, len(points), self.width)]
+            rows.append({k: np.concatenate([part[k] for part in parts])[: len(points)] for k in parts[0]})
+        return {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+
+    def _part(self, points: Sequence[Mapping[str, Any]], seed: Seed) -> dict[str, np.ndarray]:
+        filled = [*points, *[points[-1]] * (self.width - len(points))]
+        grid = {name: np.asarray([point[name] for point in filled], np.float32) for name in filled[0]}
+        measure, build = measured(self.objective), self.method.build
+        if self.program is None:
+            self.program = grid_program(build, self.width, participation(seed.silos.number), measure)
+        outcome = simulate_grid(build, grid, [seed], measure=measure, measure_every=10**9, program=self.program)
+        return {name: values[0, :, -1] for name, values in outcome.trace.items()}
 
 
-def curve(method: Method, arena: Arena, epsilons: Sequence[float | None]) -> dict[str, Any]:
+def curve(who: Trainer, level: float, epsilons: Sequence[float | None], corner: Sequence[float]) -> dict[str, Any]:
     """For each budget the tuned trade-off: test error and violation along the dial, seed by seed."""
-    scale, metric = arena.scale, METRIC[arena.notion]
-    federations = [arena.federation(seed) for seed in range(scale.seeds)]
-    problem = arena.problem(federations[0])
-    seeds = seeds_for(federations, problem.objective, method.pooled)
-    records = [int(n) for n in seeds[0].silos.counts]
+    method, scale, metric = who.method, who.arena.scale, METRIC[who.arena.notion]
+    records = [int(n) for n in who.arena.seed(0, who.objective, method.pooled).silos.counts]
     settings = grid_of(**method.tuned)
     dials = [{} if method.dial is None else {method.dial: value} for value in method.dials]
     noise = {e: {} if e is None else {"noise_multiplier": noise_at(method, records, e)} for e in epsilons}
-
-    def run(chosen: Mapping[Any, Sequence[Mapping[str, Any]]], some: Sequence[Seed], along: Sequence[Any]) -> Any:
-        keys = [(e, i, d) for e in epsilons for i in range(len(chosen[e])) for d in range(len(along))]
-        points = [{**chosen[e][i], **along[d], **noise[e]} for e, i, d in keys]
-        return keys, trained(method.build, points, some, problem.objective)
-
-    few = dials if len(dials) < 3 else [dials[0], dials[len(dials) // 2], dials[-1]]
-    keys, tuning = run(dict.fromkeys(epsilons, settings), seeds[: scale.tuning], few)
-    loss = np.nan_to_num(tuning["validation_error"], nan=9.0).mean(axis=0)
-    best: dict[Any, int] = {}
+    few = dials if len(dials) < 4 else [dials[0], dials[len(dials) // 2], dials[-1]]
+    keys = [(e, i) for e in epsilons for i in range(len(settings))]
+    points = [{**settings[i], **dial, **noise[e]} for e, i in keys for dial in few]
+    tuning = who.run(points, range(scale.tuning), level)
+    best, seen = {}, {}
     for e in epsilons:
-        best[e] = min(range(len(settings)), key=lambda i, e=e: _mean(loss, keys, e, i))  # type: ignore[misc]
-    keys, found = run({e: [settings[best[e]]] for e in epsilons}, seeds, dials)
+        scores = []
+        for i in range(len(settings)):
+            own = slice(keys.index((e, i)) * len(few), (keys.index((e, i)) + 1) * len(few))
+            means = (np.nan_to_num(tuning[f"validation_{k}"][:, own], nan=9.0).mean(axis=0) for k in ("error", metric))
+            spots = list(zip(*means, strict=True))
+            area = dominated(spots, corner) if method.rule == "area" else 0.0
+            scores.append((area, -float(np.mean([error for error, _ in spots]))))
+        best[e] = max(range(len(settings)), key=lambda i, s=scores: s[i])  # type: ignore[misc]
+        start = keys.index((e, best[e])) * len(few)
+        seen[e] = float(tuning[f"validation_{metric}"][:, start].mean())
+    points = [{**settings[best[e]], **dial, **noise[e]} for e in epsilons for dial in dials]
+    found = who.run(points, scale.reported, level)
     return {
-        str(e): {
-            "setting": settings[best[e]],
-            "guarantee": method.guarantee,
-            "dials": list(method.dials),
-            "error": [_list(found["test_error"][:, j]) for j, key in enumerate(keys) if key[0] == e],
-            "violation": [_list(found[f"test_{metric}"][:, j]) for j, key in enumerate(keys) if key[0] == e],
-        }
-        for e in epsilons
+        str(e): {**_cell(method, settings[best[e]], found, metric, n * len(dials)), "tuning_violation": seen[e]}
+        for n, e in enumerate(epsilons)
     }
 
 
-def _mean(loss: np.ndarray, keys: Sequence[Any], epsilon: Any, setting: int) -> float:
-    return float(np.mean([loss[j] for j, (e, i, _) in enumerate(keys) if e == epsilon and i == setting]))
-
-
-def _list(values: np.ndarray) -> list[float]:
-    return [round(float(v), 5) for v in values]
-
-
-def remembered(path: Path, key: str, make: Callable[[], Any]) -> Any:
-    """A cell of an experiment, made once: a run that was interrupted goes on where it was."""
-    cells = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if key not in cells:
-        cells[key] = make()
-        path.write_text(json.dumps(cells) + "\n", encoding="utf-8")
-        print("done", key, flush=True)
-    return cells[key]
-
-
-def points_of(cell: Mapping[str, Any]) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Mean and interval of error and violation at each dial."""
-    return [
-        (interval(np.asarray(e)), interval(np.asarray(v)))
-        for e, v in zip(cell["error"], cell["violation"], strict=True)
-    ]
-
-
-def least_violation(cell: Mapping[str, Any], error: float) -> float | None:
-    """The least mean violation of a curve at an error of at most this, on the straight lines between its points.
-
-    ``None`` where the curve has no point at so small an error.
-    """
-    spots = sorted((e["mean"], v["mean"]) for e, v in points_of(cell))
-    reached = [v for e, v in spots if e <= error]
-    for (e0, v0), (e1, v1) in itertools.pairwise(spots):
-        if e0 <= error < e1:
-            reached.append(v0 + (v1 - v0) * (error - e0) / (e1 - e0))
-    return min(reached) if reached else None
-
-
-def reduction(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[list[float], int]:
-    """By how much our violation lies below each point of another curve at equal error, and how many have no equal."""
-    found, missing = [], 0
-    for error, violation in points_of(other):
-        least = least_violation(ours, error["mean"])
-        if least is None:
-            missing += 1
-        elif violation["mean"] > 0:
-            found.append(1 - least / violation["mean"])
-    return found, missing
+def _cell(method: Method, setting: Any, found: Mapping[str, np.ndarray], metric: str, first: int) -> dict[str, Any]:
+    names = {"error": "test_error", "violation": f"test_{metric}", "by_chance": f"test_{metric}_by_chance"}
+    own = range(first, first + len(method.dials))
+    values = {k: [[round(float(v), 5) for v in found[name][:, j]] for j in own] for k, name in names.items()}
+    return {"setting": setting, "guarantee": method.guarantee, "dials": list(method.dials), **values}
