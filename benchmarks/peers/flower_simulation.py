@@ -6,8 +6,11 @@ Flower's favour.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import queue
+import threading
 import time
 from typing import Any
 
@@ -68,51 +71,76 @@ def client_app() -> ClientApp:
     return app
 
 
-def play(work: Work, rounds: int, step: float, noise: bool, full: bool) -> tuple[Weights, list[float]]:
-    """Rounds in a fresh simulation: the weights at the end, and the seconds of each round."""
-    model = model_of(work)
-    weights = [leaf.detach().numpy().copy() for leaf in model.parameters()]
-    seconds: list[float] = []
-    server = ServerApp()
+class Session:
+    """One simulation that plays rounds whenever it is asked to, so that Ray is started once."""
 
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        nonlocal weights
-        while len(list(grid.get_node_ids())) < work.silos:
-            time.sleep(0.05)
-        for _ in range(rounds):
-            began = time.perf_counter()
-            ask = ConfigRecord({"work": work.to_json(), "noise": noise, "full": full})
-            content = RecordDict({"weights": ArrayRecord(weights), "ask": ask})
-            messages = [
-                Message(content=content, message_type="train", dst_node_id=node) for node in grid.get_node_ids()
-            ]
-            said = [reply.content["said"].to_numpy_ndarrays() for reply in grid.send_and_receive(messages)]
-            if len(said) != work.silos:
-                raise RuntimeError(f"Expected answers of {work.silos} silos, got {len(said)}.")
-            weights = [w - step * sum(parts) / work.silos for w, *parts in zip(weights, *said, strict=True)]
-            seconds.append(time.perf_counter() - began)
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._asked: queue.Queue[Any] = queue.Queue()
+        self._told: queue.Queue[Any] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
 
-    cores = len(os.sched_getaffinity(0))
-    resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores}}
-    run_simulation(server, client_app(), num_supernodes=work.silos, backend_config=resources)
-    return weights, seconds
+    def play(self, rounds: int, step: float, noise: bool, full: bool) -> tuple[Weights, float]:
+        """Rounds from the start: the weights at the end, and the seconds of all."""
+        self._asked.put((rounds, step, noise, full))
+        told = self._told.get()
+        if isinstance(told, BaseException):
+            raise told
+        return told
+
+    def close(self) -> None:
+        """Let the simulation end."""
+        self._asked.put(None)
+        self._thread.join(timeout=15)
+
+    def _run(self) -> None:
+        server = ServerApp()
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            while len(list(grid.get_node_ids())) < self.work.silos:
+                time.sleep(0.05)
+            while (asked := self._asked.get()) is not None:
+                self._told.put(_rounds(self.work, grid, *asked))
+
+        cores = len(os.sched_getaffinity(0))
+        resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores}}
+        try:
+            run_simulation(server, client_app(), num_supernodes=self.work.silos, backend_config=resources)
+        except BaseException as error:
+            self._told.put(error)
+        self._told.put(ChildProcessError("the simulation ended"))
+
+
+def _rounds(work: Work, grid: Grid, rounds: int, step: float, noise: bool, full: bool) -> tuple[Weights, float]:
+    weights = [leaf.detach().numpy().copy() for leaf in model_of(work).parameters()]
+    began = time.perf_counter()
+    for _ in range(rounds):
+        ask = ConfigRecord({"work": work.to_json(), "noise": noise, "full": full})
+        content = RecordDict({"weights": ArrayRecord(weights), "ask": ask})
+        messages = [Message(content=content, message_type="train", dst_node_id=node) for node in grid.get_node_ids()]
+        said = [reply.content["said"].to_numpy_ndarrays() for reply in grid.send_and_receive(messages)]
+        if len(said) != work.silos:
+            raise RuntimeError(f"Expected answers of {work.silos} silos, got {len(said)}.")
+        weights = [w - step * sum(parts) / work.silos for w, *parts in zip(weights, *said, strict=True)]
+    return weights, time.perf_counter() - began
 
 
 def prepare(work: Work) -> Prepared:
-    """Every call is a simulation of its own; its first two rounds warm the clients up."""
+    """One simulation; the checked round warms the clients up."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    warm = 2
+    session = Session(work)
 
     def moved() -> Layers:
-        weights, _ = play(work, work.check_rounds, CHECK_STEP, False, True)
+        weights, _ = session.play(work.check_rounds, CHECK_STEP, False, True)
         model = model_of(work)
         reset([w for m in layers_of(model) for w in (m.weight, m.bias)], [torch.as_tensor(w) for w in weights])
         return difference(start(work), exported(work, model))
 
     def step() -> float:
-        _, seconds = play(work, warm + work.rounds, work.step_size, True, False)
-        return sum(seconds[warm:])
+        return session.play(work.rounds, work.step_size, True, False)[1]
 
     return Prepared(moved, step)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from benchmarks.peers.peers import PEERS
 from benchmarks.peers.works import Work
 
-LOGISTIC = Work("logistic d=785", (784, 1), 25, 123, 500, 3.0)
-SOFTMAX = Work("softmax d=7,850", (784, 10), 25, 123, 500, 6.0)
-MLP = Work("MLP 50-64-2", (50, 64, 2), 25, 123, 500, 4.0)
-WIDE = Work("MLP 784-256-10", (784, 256, 10), 25, 123, 500, 6.0, rounds=4)
-CNN = Work("CNN on 32x32x3", (), 25, 32, 200, 4.0, rounds=4)
+LOGISTIC = Work("logistic d=785", (784, 1), 25, 123, 500, 3.5)
+SOFTMAX = Work("softmax d=7,850", (784, 10), 25, 123, 500, 6.5)
+MLP = Work("MLP 50-64-2", (50, 64, 2), 25, 123, 500, 5.0)
+WIDE = Work("MLP 784-256-10", (784, 256, 10), 25, 123, 500, 5.5, rounds=4)
+CNN = Work("CNN on 32x32x3", (), 25, 32, 200, 13.0, rounds=4)
 
 SLOW = ("torch-loop", "flower")
 FAST = tuple(name for name in PEERS if name not in SLOW)

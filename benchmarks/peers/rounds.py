@@ -17,6 +17,7 @@ from benchmarks.peers.worker import load
 from benchmarks.peers.works import Work, distance
 
 TOLERANCE = 1e-4
+CLIP_MATTERS = 2e-3
 
 
 @dataclass
@@ -82,6 +83,8 @@ def measure(work: Work, names: Iterable[str], *, repetitions: int, threads: int)
     held: dict[str, Held] = {}
     with tempfile.TemporaryDirectory() as folder:
         _write_references(work, folder)
+        if distance(*(load(f"{folder}/{name}.npz") for name in ("private", "plain"))) < CLIP_MATTERS:
+            raise ValueError(f"Expected the clip {work.clip} of {work.name!r} to matter; lower it.")
         for name, own in found.items():
             held[name] = Held(name, work, threads)
             try:
