@@ -64,7 +64,11 @@ def client_app() -> ClientApp:
         asked = message.content["ask"]
         weights = message.content["weights"].to_numpy_ndarrays()
         said = answer(
-            str(asked["work"]), int(context.node_config["partition-id"]), weights, bool(asked["noise"]), bool(asked["full"])
+            str(asked["work"]),
+            int(context.node_config["partition-id"]),
+            weights,
+            bool(asked["noise"]),
+            bool(asked["full"]),
         )
         return Message(content=RecordDict({"said": ArrayRecord(said)}), reply_to=message)
 

@@ -19,7 +19,18 @@ from benchmarks.peers.bars import BARS, floor_of, timed
 from benchmarks.peers.peers import PEERS
 from benchmarks.peers.rounds import Measured, ratios
 
-VERSIONS = ("jax", "torch", "opacus", "jax-privacy", "flwr", "ray", "dp-accounting", "autodp", "prv-accountant", "numpy")
+VERSIONS = (
+    "jax",
+    "torch",
+    "opacus",
+    "jax-privacy",
+    "flwr",
+    "ray",
+    "dp-accounting",
+    "autodp",
+    "prv-accountant",
+    "numpy",
+)
 
 
 def write(results: Mapping[str, Any], folder: Path, command: str) -> None:
@@ -54,7 +65,9 @@ def _bars(results: Mapping[str, Any]) -> str:
     for bar in BARS:
         value = bar.value(results)
         shown = "" if value is None else f"{value:.2f}"
-        lines.append(f"| {bar.title} | {'>=' if bar.at_least else '<='} {bar.limit:g} | {shown} | {bar.verdict(results)} |")
+        lines.append(
+            f"| {bar.title} | {'>=' if bar.at_least else '<='} {bar.limit:g} | {shown} | {bar.verdict(results)} |"
+        )
     return "\n".join([*lines, ""])
 
 

@@ -39,7 +39,10 @@ def entries(quick: bool) -> list[Entry]:
     everyone = tuple(PEERS)
     looped = (*FAST, "torch-loop")
     full = [
-        *(Entry(_at(LOGISTIC, n), "logistic", everyone if n == 25 else looped if n == 10 else FAST) for n in (10, 25, 100)),
+        *(
+            Entry(_at(LOGISTIC, n), "logistic", everyone if n == 25 else looped if n == 10 else FAST)
+            for n in (10, 25, 100)
+        ),
         Entry(_at(SOFTMAX, 25), "logistic", FAST),
         *(Entry(_at(MLP, n), "mlp", everyone if n == 25 else looped if n == 10 else FAST) for n in (10, 25, 100)),
         Entry(_at(WIDE, 25), "mlp", FAST),

@@ -69,5 +69,3 @@ def _prepare(work: Work, dtype: torch.dtype, clip: float) -> Prepared:
                     weight -= step * leaf
 
     return checked_and_timed(work, model, lambda: reset(weights, initial), play)
-
-
