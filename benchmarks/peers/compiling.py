@@ -1,4 +1,4 @@
-"""Compilation: every algorithm for the first time and again from the cache, and a grid of 25 runs beside 25 single runs.
+"""Compilation: every algorithm at first and again from the cache, and a grid of 25 runs beside 25 single runs.
 
 ``python -m benchmarks.peers.compiling [--quick]`` prints one JSON object; it runs in a process and a cache of its own.
 """

@@ -63,13 +63,8 @@ def client_app() -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         asked = message.content["ask"]
         weights = message.content["weights"].to_numpy_ndarrays()
-        said = answer(
-            str(asked["work"]),
-            int(context.node_config["partition-id"]),
-            weights,
-            bool(asked["noise"]),
-            bool(asked["full"]),
-        )
+        place = int(context.node_config["partition-id"])
+        said = answer(str(asked["work"]), place, weights, bool(asked["noise"]), bool(asked["full"]))
         return Message(content=RecordDict({"said": ArrayRecord(said)}), reply_to=message)
 
     return app

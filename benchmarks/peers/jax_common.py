@@ -50,7 +50,7 @@ def losses_of(work: Work, params: Any, x: Array, y: Array) -> Array:
 
 
 def rounds_of(work: Work, gradient: Gradient, change: Gradient, private: bool) -> Prepared:
-    """Rounds of ``gradient(params, x, y)`` and, in SPIDER, ``change((new, old), x, y)``, over one batch of all silos."""
+    """Rounds of ``gradient(params, x, y)`` and, in SPIDER, ``change((new, old), x, y)``, on all silos at once."""
     x, y = (jnp.asarray(leaf) for leaf in data(work))
     before = start(work)
     # A dict goes through jit sorted by name; a model's layers must stay in order.

@@ -51,10 +51,10 @@ def _head(results: Mapping[str, Any], command: str) -> str:
 {platform.system()} {platform.machine()}, {versions}. Load of the machine when it began: {results["load"]:.1f}.
 
 Everybody does the same: batches without replacement at every silo, gradients clipped record by record, the mean over
-silos with noise, a step. Before it is timed, a peer must move the model from the same start where a loop over records in
-float64 moves it, to a relative 1e-4. Peers that know no silos get all silos' batches as one, with one draw of noise, which
-is the fastest way to simulate them. Repetitions are interleaved, each peer in a process of its own; a ratio is the median
-over repetitions, with quartiles. Compilation is not part of a round and is shown by itself.
+silos with noise, a step. Before it is timed, a peer must move the model from the same start where a loop over records
+in float64 moves it, to a relative 1e-4. Peers that know no silos get all silos' batches as one, with one draw of noise,
+which is the fastest way to simulate them. Repetitions are interleaved, each peer in a process of its own; a ratio is
+the median over repetitions, with quartiles. Compilation is not part of a round and is shown by itself.
 
 ![Seconds per round](peers.svg)
 """
@@ -109,8 +109,9 @@ def _accountants(results: Mapping[str, Any]) -> str:
     lines = [
         "## Accountants",
         "",
-        "The noise that each finds for a budget, and what that noise costs on a fine grid in the adjacency of who found it:",
-        "above the budget is wrong, below it is noise in vain. Replacing a record is a harder question than adding one.",
+        "The noise that each finds for a budget, and what that noise costs on a fine grid in the adjacency of who found",
+        "it: above the budget is wrong, below it is noise in vain. Replacing a record is a harder question than adding",
+        "one.",
         "",
     ]
     for block in results["accountants"]:
@@ -140,9 +141,9 @@ def _compiling(results: Mapping[str, Any]) -> str:
     lines = [
         "## Compilation",
         "",
-        f"A grid of {found['points']} runs took {found['grid_seconds']:.1f} s, as many single runs {sum(singles):.1f} s, "
-        "compilation included.",
-        "Six rounds of every algorithm at 25 silos, tracing, compiling and running, for the first time and from the cache:",
+        f"A grid of {found['points']} runs took {found['grid_seconds']:.1f} s, as many single runs {sum(singles):.1f} s,",
+        "compilation included. Six rounds of every algorithm at 25 silos, tracing, compiling and running, for the first",
+        "time and from the cache:",
         "",
         "| algorithm | s at first | s again |",
         "| --- | --- | --- |",

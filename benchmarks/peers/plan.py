@@ -36,15 +36,15 @@ def _spider(work: Work) -> Work:
 
 def entries(quick: bool) -> list[Entry]:
     """Everything, or a small version of everything that shows that it works."""
-    everyone = tuple(PEERS)
-    looped = (*FAST, "torch-loop")
+
+    def who(silos: int) -> tuple[str, ...]:
+        return {10: (*FAST, "torch-loop"), 25: tuple(PEERS)}.get(silos, FAST)
+
+    numbers = (10, 25, 100)
     full = [
-        *(
-            Entry(_at(LOGISTIC, n), "logistic", everyone if n == 25 else looped if n == 10 else FAST)
-            for n in (10, 25, 100)
-        ),
+        *(Entry(_at(LOGISTIC, n), "logistic", who(n)) for n in numbers),
         Entry(_at(SOFTMAX, 25), "logistic", FAST),
-        *(Entry(_at(MLP, n), "mlp", everyone if n == 25 else looped if n == 10 else FAST) for n in (10, 25, 100)),
+        *(Entry(_at(MLP, n), "mlp", who(n)) for n in numbers),
         Entry(_at(WIDE, 25), "mlp", FAST),
         Entry(_at(CNN, 10), "cnn", FAST),
         Entry(_at(CNN, 25), "cnn", FAST),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,11 @@ def model_of(work: Work, dtype: torch.dtype = torch.float32) -> nn.Sequential:
         widths = work.sizes
     else:
         depths = (IMAGE[2], *CHANNELS)
-        for inner, outer in zip(depths[:-1], depths[1:], strict=True):
+        for inner, outer in itertools.pairwise(depths):
             parts += [nn.Conv2d(inner, outer, KERNEL), nn.MaxPool2d(2), nn.ReLU()]
         parts += [ChannelsLast(), nn.Flatten()]
         widths = (start(work)["dense_1"]["w"].shape[0], *DENSE, work.outputs)
-    for inner, outer in zip(widths[:-1], widths[1:], strict=True):
+    for inner, outer in itertools.pairwise(widths):
         parts += [nn.Linear(inner, outer), nn.ReLU()]
     model = nn.Sequential(*parts[:-1]).to(dtype)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """A process that holds one peer: it prepares, shows where it moves the model, and plays when told to.
 
 ``python -m benchmarks.peers.worker PEER`` reads a work and then commands from its standard input, one line each, and
-answers each with one line of JSON. All peers of a work live at the same time and play in turn, so that what else happens
-on the machine happens to all of them.
+answers each with one line of JSON. All peers of a work live at the same time and play in turn, so that what else
+happens on the machine happens to all of them.
 """
 
 from __future__ import annotations

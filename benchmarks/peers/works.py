@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ CHECK_STEP = 0.5
 class Work:
     """Noisy rounds over silos of equal size, a batch drawn without replacement at each.
 
-    ``sizes`` are the widths of dense layers, from features to outputs; none of them is the CNN on 32 x 32 colour images.
+    ``sizes`` are the widths of dense layers, from features to outputs; none is the CNN on 32 x 32 colour images.
     SPIDER alternates a gradient (clipped to ``clip``) and a difference of gradients (clipped to twice that).
     """
 
@@ -99,9 +100,9 @@ def start(work: Work) -> Layers:
         shapes = dict(zip(names, zip(work.sizes[:-1], work.sizes[1:], strict=True), strict=True))
     else:
         depths, widths = (IMAGE[2], *CHANNELS), (_flat(), *DENSE, 10)
-        for i, (inner, outer) in enumerate(zip(depths[:-1], depths[1:], strict=True), 1):
+        for i, (inner, outer) in enumerate(itertools.pairwise(depths), 1):
             shapes[f"conv_{i}"] = (KERNEL**2 * inner, outer)
-        for i, (inner, outer) in enumerate(zip(widths[:-1], widths[1:], strict=True), 1):
+        for i, (inner, outer) in enumerate(itertools.pairwise(widths), 1):
             shapes[f"dense_{i}"] = (inner, outer)
     return {
         name: {

@@ -1,5 +1,7 @@
 """The memory of clipped sums on a dense model of a million parameters, as the compiler reserves it."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,7 +12,7 @@ from tacit.silo import clipped_sum
 SIZES = (1000, 990, 10)
 OBJECTIVE = Objective(mlp(SIZES), softmax())
 WIDTHS = sum(SIZES)
-PARAMETERS = sum((a + 1) * b for a, b in zip(SIZES[:-1], SIZES[1:], strict=True))
+PARAMETERS = sum((a + 1) * b for a, b in itertools.pairwise(SIZES))
 BATCHES = (64, 192)
 
 

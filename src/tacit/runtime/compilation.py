@@ -22,8 +22,9 @@ def keep_compiled() -> Path | None:
 
     A folder that jax was told of elsewhere (`JAX_COMPILATION_CACHE_DIR`) stays. Call it before the first compilation.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
-        return Path(jax.config.jax_compilation_cache_dir)
+    told: str | None = jax.config.values["jax_compilation_cache_dir"]
+    if told is not None:
+        return Path(told)
     folder = cache_folder("programs")
     if folder is not None:
         folder = folder / _processor()

@@ -26,7 +26,8 @@ def spread(silos: Silos, devices: Sequence[jax.Device] | None = None) -> Silos:
     chosen = np.asarray(jax.devices() if devices is None else list(devices))
     if silos.number % len(chosen):
         raise TacitError(
-            f"Expected a number of silos that {len(chosen)} devices divide evenly, got {silos.number}; name fewer devices."
+            f"Expected a number of silos that {len(chosen)} devices divide evenly, got {silos.number}; "
+            "name fewer devices."
         )
     place = NamedSharding(Mesh(chosen, ("silos",)), PartitionSpec("silos"))
 

@@ -26,7 +26,7 @@ def simulate_stored(
     measure_every: int = 1,
     noise: Noise = "summed",
 ) -> Outcome:
-    """What `simulate` does with the same records in memory, number for number, reading only the batches of each round."""
+    """What `simulate` does with the same records in memory, number for number; only batches are read."""
     who = participation(silos.number) if who is None else who
     keys = split_keys(key)
     turns = turns_of(algorithm, 0 if measure is None else measure_every, who, silos.number, keys)
