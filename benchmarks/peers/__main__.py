@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.accountants import QUESTIONS, compare
+from benchmarks.peers import scale
+from benchmarks.peers.accountants import QUESTIONS, QUICK, compare
 from benchmarks.peers.bars import BARS
 from benchmarks.peers.page import write
 from benchmarks.peers.plan import entries
@@ -35,9 +36,9 @@ def rounds(quick: bool, repetitions: int, threads: int, only: str) -> list[dict[
     return found
 
 
-def compiling(quick: bool) -> dict[str, Any]:
-    """In a process of its own, whose caches are empty."""
-    command = [sys.executable, "-m", "benchmarks.peers.compiling", *(["--quick"] if quick else [])]
+def told_by(module: str, *arguments: str) -> dict[str, Any]:
+    """What a module says in a process of its own, whose caches are empty."""
+    command = [sys.executable, "-m", f"benchmarks.peers.{module}", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -55,10 +56,12 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     results: dict[str, Any] = {"threads": chosen.threads, "load": os.getloadavg()[0]}
     results["rounds"] = rounds(chosen.quick, repetitions, chosen.threads, chosen.only)
-    questions = QUESTIONS[:1] if chosen.quick else QUESTIONS
+    questions = QUICK if chosen.quick else QUESTIONS
     asked = [(q.title, compare(q, 1 if chosen.quick else 5)) for q in questions]
     results["accountants"] = [{"question": title, "found": found} for title, found in asked]
-    results["compiling"] = compiling(chosen.quick)
+    results["compiling"] = told_by("compiling", *(["--quick"] if chosen.quick else []))
+    results["scale"] = scale.measure(chosen.quick)
+    results["generators"] = told_by("scale", json.dumps({"quick": chosen.quick}))
     out = chosen.out or Path("runs/peers" if chosen.quick else "results/benchmarks")
     write(results, out, "make bench-peers")
     for bar in BARS:
