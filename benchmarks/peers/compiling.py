@@ -73,7 +73,8 @@ def _algorithms(quick: bool) -> dict[str, Any]:
     problem = Problem(Objective(mlp((50, 64, 2)), softmax()))
     silos = enrol(tables(sizes=(60,) * 25, features=50))
     params = problem.objective.init(jax.random.key(0))
-    first, again = {}, {}
+    first: dict[str, float] = {}
+    again: dict[str, float] = {}
     names = ("mb-sgd", "prox-spider") if quick else tuple(CASES)
     for name in names:
         for into in (first, again):

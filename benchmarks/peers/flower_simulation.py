@@ -61,8 +61,8 @@ def client_app() -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        asked = message.content["ask"]
-        weights = message.content["weights"].to_numpy_ndarrays()
+        content: Any = message.content
+        asked, weights = content["ask"], content["weights"].to_numpy_ndarrays()
         place = int(context.node_config["partition-id"])
         said = answer(str(asked["work"]), place, weights, bool(asked["noise"]), bool(asked["full"]))
         return Message(content=RecordDict({"said": ArrayRecord(said)}), reply_to=message)
@@ -120,7 +120,8 @@ def _rounds(work: Work, grid: Grid, rounds: int, step: float, noise: bool, full:
         ask = ConfigRecord({"work": work.to_json(), "noise": noise, "full": full})
         content = RecordDict({"weights": ArrayRecord(weights), "ask": ask})
         messages = [Message(content=content, message_type="train", dst_node_id=node) for node in grid.get_node_ids()]
-        said = [reply.content["said"].to_numpy_ndarrays() for reply in grid.send_and_receive(messages)]
+        replies: Any = grid.send_and_receive(messages)
+        said = [reply.content["said"].to_numpy_ndarrays() for reply in replies]
         if len(said) != work.silos:
             raise RuntimeError(f"Expected answers of {work.silos} silos, got {len(said)}.")
         weights = [w - step * sum(parts) / work.silos for w, *parts in zip(weights, *said, strict=True)]

@@ -87,7 +87,7 @@ def rounds_of(work: Work, gradient: Gradient, change: Gradient, private: bool) -
     timed = jax.jit(lambda p, k, x, y: play(p, k, work.rounds, work.step_size, x, y, private, False))
     compiled = timed.lower(params, jax.random.key(0), x, y).compile()
     taken = time.perf_counter() - began
-    state = {"params": params, "key": jax.random.key(1)}
+    state = {"key": jax.random.key(1)}
 
     def step() -> None:
         state["key"], key = jax.random.split(state["key"])

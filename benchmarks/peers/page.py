@@ -193,7 +193,10 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
                 medians.append(quartiles[1])
                 low.append(quartiles[1] - quartiles[0])
                 high.append(quartiles[2] - quartiles[1])
-        style = {"fmt": "D" if name == "tacit" else "o", "color": "black" if name == "tacit" else f"C{number % 10}"}
+        style: dict[str, Any] = {
+            "fmt": "D" if name == "tacit" else "o",
+            "color": "black" if name == "tacit" else f"C{number % 10}",
+        }
         axes.errorbar(medians, places, xerr=[low, high], label=PEERS[name].title, markersize=5, **style)
     axes.set_xscale("log")
     axes.set_yticks(range(len(rows)), [row["work"] for row in rows])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.peers.peers import PEERS
 from benchmarks.peers.works import Work
@@ -55,7 +55,8 @@ def entries(quick: bool) -> list[Entry]:
         return full
 
     def small(entry: Entry) -> Entry:
-        sizes = {"silos": 4, "batch": 8, "records": 32, "rounds": 2}
+        sizes: dict[str, Any] = {"silos": 4, "batch": 8, "records": 32, "rounds": 2}
+        sizes["name"] = f"{entry.work.name.rsplit(',', 1)[0]}, {sizes['silos']} silos"
         return entry._replace(work=dataclasses.replace(entry.work, **sizes))
 
     kept = [small(full[4]), small(full[8]), small(full[11])]

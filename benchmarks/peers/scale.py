@@ -94,7 +94,8 @@ def _one(point: Point) -> dict[str, Any]:
             jax.block_until_ready(compiled(params, records))
             seconds.append((time.perf_counter() - began) / ROUNDS)
     low, middle, high = (float(q) for q in np.quantile(seconds, (0.25, 0.5, 0.75)))
-    temporary = compiled.memory_analysis().temp_size_in_bytes / 2**20
+    analysis: Any = compiled.memory_analysis()
+    temporary = analysis.temp_size_in_bytes / 2**20
     sizes = {"temporary_megabytes": temporary, "own_megabytes": _own_megabytes()}
     return {"seconds": middle, "quartiles": [low, high], "compile": taken, **sizes}
 

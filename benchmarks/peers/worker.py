@@ -65,7 +65,8 @@ def _answers(name: str, work: Work) -> Any:
 
 def save(path: str, layers: Layers) -> None:
     """Layers to a file."""
-    np.savez(path, **{f"{name}/{k}": leaf for name, layer in layers.items() for k, leaf in layer.items()})
+    leaves: dict[str, Any] = {f"{name}/{k}": leaf for name, layer in layers.items() for k, leaf in layer.items()}
+    np.savez(path, **leaves)
 
 
 def load(path: str) -> Layers:
