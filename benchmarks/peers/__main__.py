@@ -57,7 +57,7 @@ def main() -> None:
     results: dict[str, Any] = {"threads": chosen.threads, "load": os.getloadavg()[0]}
     results["rounds"] = rounds(chosen.quick, repetitions, chosen.threads, chosen.only)
     questions = QUICK if chosen.quick else QUESTIONS
-    asked = [(q.title, compare(q, 1 if chosen.quick else 5)) for q in questions]
+    asked = [(q.title, compare(q, *((1, 30.0) if chosen.quick else (5, 300.0)))) for q in questions]
     results["accountants"] = [{"question": title, "found": found} for title, found in asked]
     results["compiling"] = told_by("compiling", *(["--quick"] if chosen.quick else []))
     results["scale"] = scale.measure(chosen.quick)

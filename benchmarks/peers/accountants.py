@@ -8,9 +8,11 @@ one below it is noise in vain.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,7 +48,7 @@ QUESTIONS = (
     Question(1000, 10_000, 100, "poisson", 8.0, 1e-6),
     Question(1000, 10_000, 100, "wor", 1.0, 1e-6),
 )
-QUICK = (Question(20, 1000, 100, "poisson", 4.0, 1e-5), Question(20, 1000, 100, "wor", 4.0, 1e-5))
+QUICK = (Question(100, 10_000, 100, "poisson", 1.0, 1e-5),)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ ASKERS = (
 def true_epsilon(question: Question, adjacency: Adjacency, sigma: float) -> float:
     """The price of a noise on a fine grid; without replacement, where dp-accounting has no grid, on Tacit's own."""
     if question.sampling == "poisson":
-        accountant = _pld(adjacency, interval=2e-5)
+        accountant = _pld(adjacency, interval=5e-5 * question.epsilon)
         accountant.compose(_event(question, sigma))
         return float(accountant.get_epsilon(question.delta))
     from functools import partial
@@ -184,7 +186,23 @@ def true_epsilon(question: Question, adjacency: Adjacency, sigma: float) -> floa
     return Composition([(profile, question.rounds)], question.delta, refine=4.0).epsilon_at(question.delta)
 
 
-def compare(question: Question, repetitions: int) -> list[Found]:
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Stop with an error what takes longer."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError(f"no answer in {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def compare(question: Question, repetitions: int, patience: float) -> list[Found]:
     """Everybody who knows the sampling, interleaved; of several answers the first is not timed."""
     asked = [asker for asker in ASKERS if question.sampling in asker.sampling]
     found = [Found(asker.title, asker.adjacency) for asker in asked]
@@ -194,7 +212,8 @@ def compare(question: Question, repetitions: int) -> list[Found]:
                 continue
             began = time.perf_counter()
             try:
-                own.sigma = asker.find(question)
+                with at_most(patience):
+                    own.sigma = asker.find(question)
             except Exception as error:  # a peer that fails is a result
                 own.missing = f"{type(error).__name__}: {error}"
                 continue
