@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export TACIT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo consortium test check lint types format docs bench audit soak clean
+.PHONY: demo consortium test check lint types format docs bench bench-peers audit soak clean
 
 demo: $(VENV)/installed
 	$(BIN)/tacit run heart-disease
@@ -44,6 +44,16 @@ docs: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.rounds
 
+# Tacit beside Opacus, torch.func, jax-privacy, Flower and others, in an environment of its own; writes
+# results/benchmarks/peers.md. `make bench-peers PEERS=--quick` shows in a few minutes that everything works.
+bench-peers: .venv-peers/installed
+	PYTHONPATH=src:. .venv-peers/bin/python -m benchmarks.peers $(PEERS)
+
+.venv-peers/installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
 # A million attacks on every kind of release of every algorithm; writes results/audit.
 audit: $(VENV)/installed
 	$(BIN)/python -m tacit.audit --trials 1000000 --seed 0
@@ -64,4 +74,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist runs .mypy_cache .ruff_cache .hypothesis

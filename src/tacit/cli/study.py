@@ -45,12 +45,14 @@ def run_command(
 
     Example: tacit run heart-disease --set privacy.epsilon=0.5 --set run.seeds=3
     """
+    from tacit.runtime.compilation import keep_compiled
     from tacit.studies.folder import new_folder, stages_of, start, write
     from tacit.studies.report import write_report
     from tacit.studies.run import prepare, run_prepared
     from tacit.studies.spec import load_study
     from tacit.studies.tracking import find_mlflow, log_run
 
+    keep_compiled()
     if mlflow is not None:
         find_mlflow()
     if resume is not None:

@@ -33,7 +33,7 @@ def remember(question: str, events: Iterable[Event], delta: float, compute: Call
     key = hashlib.sha256(asked.encode()).hexdigest()
     if key in _memory:
         return _memory[key]
-    folder = _folder()
+    folder = cache_folder("prices")
     value = None if folder is None else _read(folder / f"{key}.json", asked)
     if value is None:
         value = compute()
@@ -59,13 +59,14 @@ def _canonical(question: str, events: Iterable[Event], delta: float) -> str:
     return json.dumps(body, sort_keys=True)
 
 
-def _folder() -> Path | None:
+def cache_folder(kind: str) -> Path | None:
+    """Where caches of a kind lie; none if the user wants to do without."""
     chosen = os.environ.get("TACIT_CACHE")
     if chosen is not None:
-        return Path(chosen) / "prices" if chosen else None
+        return Path(chosen) / kind if chosen else None
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("tacit")) / "prices"
+    return Path(platformdirs.user_cache_dir("tacit")) / kind
 
 
 def _read(path: Path, asked: str) -> float | None:

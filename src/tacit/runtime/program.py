@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from tacit.silo import (
     Crowd,
     Desk,
     Silos,
+    StoredSilos,
     add_cumulative,
     add_gaussian,
     answer,
@@ -127,7 +129,7 @@ def start(algorithm: Algorithm, params: Params, silos: int) -> Carry:
 
 def advance(
     algorithm: Algorithm,
-    silos: Silos,
+    silos: Silos | StoredSilos,
     keys: Keys,
     carry: Carry,
     turns: Turn,
@@ -164,7 +166,7 @@ def _measured(
 
 
 def _player(
-    kind: Round, silos: Silos, orders: Array | None, keys: Keys, who: Participation, noise: Noise
+    kind: Round, silos: Silos | StoredSilos, orders: Array | None, keys: Keys, who: Participation, noise: Noise
 ) -> Callable[[Carry, Turn], Carry]:
     """One kind of round as a function of carry and turn."""
     in_order = everyone(kind.participants, who, silos.number)
@@ -265,24 +267,26 @@ def noised_mean(
 
 
 def _at_each_desk(
-    act: Callable[[Desk, Memory, Array], Any], silos: Silos, orders: Array | None, present: Present, memory: Memory
+    act: Callable[[Desk, Memory, Array], Any],
+    silos: Silos | StoredSilos,
+    orders: Array | None,
+    present: Present,
+    memory: Memory,
 ) -> Any:
-    """Map ``act`` over the silos present. Where everyone is, no record is copied."""
-    if present.places is None:
+    """Map ``act`` over the silos present. Where everyone is, no record in memory is copied."""
+    if present.places is None and isinstance(silos, Silos):
         return jax.vmap(lambda r, n, o, i, m, b: act(desk_of(r, n, o, i), m, b))(
             silos.records, silos.counts, orders, jnp.arange(silos.number), memory, present.before
         )
     padded = jax.tree.leaves(silos.records)[0].shape[1]
+    places = jnp.arange(silos.number) if present.places is None else present.places
 
     def one(place: Array, last: Array) -> Any:
-        def fetch(rows: Array | None) -> Any:
-            return jax.tree.map(lambda leaf: leaf[place] if rows is None else leaf[place, rows], silos.records)
-
         order = None if orders is None else orders[place]
         own = jax.tree.map(lambda leaf: leaf[place], memory)
-        return act(Desk(fetch, padded, silos.counts[place], order, place), own, last)
+        return act(Desk(partial(silos.fetch, place), padded, silos.counts[place], order, place), own, last)
 
-    return jax.vmap(one)(present.places, present.before)
+    return jax.vmap(one)(places, present.before)
 
 
 def _remembered(before: Memory, after: Memory, present: Present) -> Memory:

@@ -17,6 +17,7 @@ from tacit.silo.noise import add_gaussian, standard_deviation
 from tacit.silo.records import RecordsError, Silos, check_records, enrol, rows_of
 from tacit.silo.sampling import Batch, draw, pass_order, slots_needed
 from tacit.silo.shuffled import Crowd
+from tacit.silo.stored import StoredSilos, open_silos
 
 __all__ = [
     "SLACK",
@@ -26,6 +27,7 @@ __all__ = [
     "Desk",
     "RecordsError",
     "Silos",
+    "StoredSilos",
     "add_cumulative",
     "add_gaussian",
     "answer",
@@ -36,6 +38,7 @@ __all__ = [
     "enrol",
     "exact_statistic",
     "is_tapped",
+    "open_silos",
     "parted_statistic",
     "pass_order",
     "plain_sum",

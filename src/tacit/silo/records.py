@@ -29,6 +29,10 @@ class Silos(NamedTuple):
         """How many silos there are."""
         return int(self.counts.shape[0])
 
+    def fetch(self, place: Array | int, rows: Int[Array, " slots"] | None) -> Record:
+        """Rows of one silo (``None``: all)."""
+        return jax.tree.map(lambda leaf: leaf[place] if rows is None else leaf[place, rows], self.records)
+
 
 def enrol(tables: Sequence[Mapping[str, np.ndarray]], names: Sequence[str] | None = None) -> Silos:
     """Check every silo's records and pad them to one length.

@@ -1,0 +1,82 @@
+"""Tacit: the very program that ``simulate`` compiles."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.peers.works import CHECK_STEP, Layers, Prepared, Work, data, difference, start
+from tacit.algorithm import Algorithm
+from tacit.algorithms import mb_sgd, prox_spider
+from tacit.objectives import Objective, Problem, cnn, linear, logistic, mlp, softmax
+from tacit.runtime.participation import participation
+from tacit.runtime.program import advance, split_keys, turns_of
+from tacit.runtime.program import start as begin
+from tacit.runtime.simulate import simulate
+from tacit.silo import Silos
+
+
+def problem_of(work: Work) -> Problem:
+    """The model and its loss."""
+    if not work.sizes:
+        return Problem(Objective(cnn(), softmax()))
+    model = linear(*work.sizes) if len(work.sizes) == 2 else mlp(work.sizes)
+    return Problem(Objective(model, logistic() if work.outputs == 1 else softmax()))
+
+
+def algorithm_of(work: Work, problem: Problem, **changes: Any) -> Algorithm:
+    """MB-SGD, or SPIDER with phases of two."""
+    terms: dict[str, Any] = {
+        "step_size": work.step_size,
+        "num_rounds": work.rounds,
+        "clip_norm": work.clip,
+        "noise_multiplier": work.noise_multiplier,
+        "batch_size": work.batch,
+        "sampling": "wor",
+        **changes,
+    }
+    if work.algorithm == "spider":
+        return prox_spider(problem, phase_length=2, difference_slope=None, **terms)
+    return mb_sgd(problem, output="last", **terms)
+
+
+def silos_of(work: Work, records: int) -> Silos:
+    """The first records of every silo."""
+    x, y = data(work)
+    count = jnp.full(work.silos, records, jnp.int32)
+    return Silos({"x": jnp.asarray(x[:, :records]), "y": jnp.asarray(y[:, :records], jnp.int32)}, count)
+
+
+def prepare(work: Work) -> Prepared:
+    """One compiled program for all rounds, as ``simulate`` makes it; the check goes through ``simulate`` itself."""
+    problem, silos = problem_of(work), silos_of(work, work.records)
+    before = start(work)
+    params = {name: {k: jnp.asarray(v) for k, v in layer.items()} for name, layer in before.items()}
+    algorithm, who = algorithm_of(work, problem), participation(work.silos)
+
+    def run(records: Any, key: Any, roster: Any) -> Any:
+        keys = split_keys(key)
+        carry = begin(algorithm, params, work.silos)
+        own = silos._replace(records=records)
+        return advance(algorithm, own, keys, carry, roster, who=who, noise="summed", measure=None)[0].state
+
+    turns = turns_of(algorithm, 0, who, work.silos, split_keys(jax.random.key(0)))
+    began = time.perf_counter()
+    compiled = jax.jit(run).lower(silos.records, jax.random.key(0), turns).compile()
+    taken = time.perf_counter() - began
+    state = {"key": jax.random.key(1)}
+
+    def step() -> None:
+        state["key"], key = jax.random.split(state["key"])
+        jax.block_until_ready(compiled(silos.records, key, turns))
+
+    def moved() -> Layers:
+        exact = {"sampling": "full", "batch_size": None, "noise_multiplier": 0.0, "step_size": CHECK_STEP}
+        check = algorithm_of(work, problem, **exact, num_rounds=work.check_rounds)
+        after = simulate(check, params, silos_of(work, work.batch), key=jax.random.key(0)).params
+        return difference(before, after)
+
+    return Prepared(moved, step, taken)
