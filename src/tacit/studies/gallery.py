@@ -71,7 +71,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "none: our own prices, attacked",
             "no attack proves more than is priced",
             60,
-            "no violation; tightness at least 0.95 for single Gaussian releases, 0.90 for full-batch schedules and 0.40 "
+            "no violation; tightness at least 0.95 for single Gaussian releases, 0.90 for full-batch schedules, 0.40 "
             "with subsampling",
             f"the noise of {CONVEX}'s experiments provably exceeds its claims of 6, 12 and 18",
             arguments=("tacit.audit", "--trials", "1000000", "--seed", "0", "--folder", "{out}"),
