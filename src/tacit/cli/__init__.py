@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.markup import escape
 
@@ -21,6 +22,9 @@ from tacit.cli.silo import ledger_command, silo_app
 from tacit.cli.study import algorithms_command, plan_command, report_command, run_command, studies_command
 from tacit.cli.tune import tune_command
 from tacit.errors import TacitError
+
+# With rich, typer would escape the brackets in plain help.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="tacit",
