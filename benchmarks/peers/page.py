@@ -50,7 +50,7 @@ def _head(results: Mapping[str, Any], command: str) -> str:
     warning = quick if results["quick"] else ""
     return f"""# Tacit beside its peers
 
-{warning}`{command}` on {datetime.now(UTC):%Y-%m-%d}, {results["threads"]} threads for everybody, {os.cpu_count()} cores,
+{warning}`{command}` on {datetime.now(UTC):%Y-%m-%d}, {results["threads"]} threads each, {os.cpu_count()} cores,
 {platform.system()} {platform.machine()}, {versions}. Load of the machine when it began: {results["load"]:.1f}.
 
 Everybody does the same: batches without replacement at every silo, gradients clipped record by record, the mean over
