@@ -54,16 +54,16 @@ def main() -> None:
     chosen = parser.parse_args()
     repetitions = chosen.repetitions or (2 if chosen.quick else 11)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    results: dict[str, Any] = {"threads": chosen.threads, "load": os.getloadavg()[0]}
+    results: dict[str, Any] = {"quick": chosen.quick, "threads": chosen.threads, "load": os.getloadavg()[0]}
     results["rounds"] = rounds(chosen.quick, repetitions, chosen.threads, chosen.only)
     questions = QUICK if chosen.quick else QUESTIONS
-    asked = [(q.title, compare(q, *((1, 30.0) if chosen.quick else (5, 300.0)))) for q in questions]
+    asked = [(q.title, compare(q, *((1, 30.0) if chosen.quick else (3, 300.0)))) for q in questions]
     results["accountants"] = [{"question": title, "found": found} for title, found in asked]
     results["compiling"] = told_by("compiling", *(["--quick"] if chosen.quick else []))
     results["scale"] = scale.measure(chosen.quick)
     results["generators"] = told_by("scale", json.dumps({"quick": chosen.quick}))
     out = chosen.out or Path("runs/peers" if chosen.quick else "results/benchmarks")
-    write(results, out, "make bench-peers")
+    write(results, out, f"make bench-peers{' PEERS=--quick' if chosen.quick else ''}")
     for bar in BARS:
         print(f"{bar.verdict(results):>12}  {bar.title}")
     print(f"Wrote {out / 'peers.md'}")

@@ -46,9 +46,11 @@ def write(results: Mapping[str, Any], folder: Path, command: str) -> None:
 
 def _head(results: Mapping[str, Any], command: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
+    quick = "**A quick run on small works: it shows that everything works, and measures nothing.**\n\n"
+    warning = quick if results["quick"] else ""
     return f"""# Tacit beside its peers
 
-`{command}` on {datetime.now(UTC):%Y-%m-%d}, {results["threads"]} threads for everybody, {os.cpu_count()} cores,
+{warning}`{command}` on {datetime.now(UTC):%Y-%m-%d}, {results["threads"]} threads each, {os.cpu_count()} cores,
 {platform.system()} {platform.machine()}, {versions}. Load of the machine when it began: {results["load"]:.1f}.
 
 Everybody does the same: batches without replacement at every silo, gradients clipped record by record, the mean over

@@ -45,7 +45,7 @@ def entries(quick: bool) -> list[Entry]:
         *(Entry(_at(LOGISTIC, n), "logistic", who(n)) for n in numbers),
         Entry(_at(SOFTMAX, 25), "logistic", FAST),
         *(Entry(_at(MLP, n), "mlp", who(n)) for n in numbers),
-        Entry(_at(WIDE, 25), "mlp", FAST),
+        Entry(_at(WIDE, 25), "wide", FAST),
         Entry(_at(CNN, 10), "cnn", FAST),
         Entry(_at(CNN, 25), "cnn", FAST),
         Entry(_spider(LOGISTIC), "spider", FAST),
