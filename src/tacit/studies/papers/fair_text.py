@@ -175,6 +175,8 @@ def _checked(page: Page, found: Mapping[str, Any]) -> list[str]:
 
 
 def swept(sweeps: Mapping[str, Any]) -> str:
+    """Both ends of each sweep."""
+
     def ends(cells: Any) -> str:
         words = []
         for name, said in (("error", "error"), ("parity_gap", "violation")):
