@@ -9,6 +9,7 @@ from tacit.errors import TacitError
 from tacit.studies.papers.fair import shuffled
 from tacit.studies.papers.fair_compare import dominated, headline, joined, least_violation, pairs
 from tacit.studies.papers.fair_pages import remembered
+from tacit.studies.papers.fair_text import swept
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare, run
 from tacit.studies.spec import load_study
@@ -144,6 +145,13 @@ def test_shuffled_attributes_keep_their_number_and_depend_on_nothing():
     # Given the target, the shares of the groups stay as they are.
     assert found["odds_gap"][y == 1].mean() == s[y == 1].mean()
     assert (found["odds_gap"] != s).any()
+
+
+def test_the_page_tells_both_ends_of_a_sweep():
+    spots = [{"error": [0.1, 0.1], "parity_gap": [0.2, 0.2]}, {"error": [0.3, 0.3], "parity_gap": [0.4, 0.4]}]
+    found = swept({"levels": [0.0, 0.9], "silos": [1, 12], "by_level": spots, "by_silos": {"0.0": spots[::-1]}})
+    assert "h from 0.0 to 0.9 at N = 3: error 0.1000 ± 0.0000 to 0.3000 ± 0.0000, violation 0.2000" in found
+    assert "N from 1 to 12 at h = 0.0: error 0.3000 ± 0.0000 to 0.1000" in found
 
 
 def test_a_cell_is_made_once(tmp_path):

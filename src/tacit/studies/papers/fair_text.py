@@ -56,7 +56,7 @@ def text(page: Page, found: Mapping[str, Any], scale: Scale, results: Path) -> s
     parts += [_printed(found), ""] if "printed" in found else []
     parts += _checked(page, found)
     if "sweeps" in found:
-        parts += [_swept(found["sweeps"]), ""]
+        parts += [swept(found["sweeps"]), ""]
     for notion, panels in found["curves"].items():
         parts += [f"## {notion}", "", f"![{notion}](figure-{notion}.png)", "", _rows(panels)]
     return "\n".join(parts)
@@ -174,15 +174,17 @@ def _checked(page: Page, found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _swept(sweeps: Mapping[str, Any]) -> str:
+def swept(sweeps: Mapping[str, Any]) -> str:
+    """Both ends of each sweep."""
+
     def ends(cells: Any) -> str:
-        first, last = (
-            (interval(np.asarray(cell[name])) for name in ("error", "parity_gap")) for cell in (cells[0], cells[-1])
-        )
-        pairs = zip(("error", "violation"), first, last, strict=True)
-        return ", ".join(
-            f"{k} {a['mean']:.4f} ± {a['half90']:.4f} to {b['mean']:.4f} ± {b['half90']:.4f}" for k, a, b in pairs
-        )
+        words = []
+        for name, said in (("error", "error"), ("parity_gap", "violation")):
+            first, last = (interval(np.asarray(cell[name])) for cell in (cells[0], cells[-1]))
+            words.append(
+                f"{said} {first['mean']:.4f} ± {first['half90']:.4f} to {last['mean']:.4f} ± {last['half90']:.4f}"
+            )
+        return ", ".join(words)
 
     lines = [f"h from {sweeps['levels'][0]} to {sweeps['levels'][-1]} at N = 3: {ends(sweeps['by_level'])}"]
     for h, cells in sweeps["by_silos"].items():
