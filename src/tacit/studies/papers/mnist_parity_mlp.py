@@ -178,8 +178,8 @@ study took {parts.cpu_minutes:.0f} CPU-minutes.
 {"".join(_setting_text(setting, cell) for setting, cell in found.items())}
 {_why(found)}
 At epsilon 0.75 in 25 rounds minibatch SGD stays above the prototype, whose two seeds were tuned on test records: on
-other seeds clips from 0.5 to 2, falling steps, averages of the last iterates and features scaled by 1/3 or 3 or whitened
-all end between 11.8 and 13.7 on validation records.
+other seeds clips from 0.5 to 2, falling steps, averages of the last iterates and features scaled by 1/3 or 3 or
+whitened all end between 11.8 and 13.7 on validation records.
 
 **The same epsilon with the noise that the theorems print** (M = 25, R = 25, same grids, tuned again): minibatch SGD's
 adds about 31 times too much noise.
