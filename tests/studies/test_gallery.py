@@ -34,7 +34,8 @@ def test_a_folder_that_nobody_describes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
-def test_its_command_exists_and_writes_where_it_is_told(name, tmp_path):
+def test_its_command_exists_and_writes_where_it_is_told(name, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(RESULTS.parent)  # as for a command that is run in a checkout
     made = []
     assert reproduce(EXHIBITS[name], tmp_path, lambda command: made.append(command) or 0) == 0
     [command] = made

@@ -16,7 +16,7 @@ is the paper's (central DP); with several it is its federated, ISRL-DP version.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -105,21 +105,8 @@ def lagrangian_dual(
     both = jacobian_of(problem, term)
     steep = None if both is None else alone * both
 
-    def clip(work: SgdaPoint) -> PerBlock:
-        inverse = jnp.sort(1.0 / table, axis=1)
-        gap = 0.5 * jnp.sqrt(jnp.max(jnp.sum(inverse[:, -2:] ** 2, axis=1)))
-        size = jnp.sqrt(jnp.max((inverse[:, -1] - 1.0) ** 2 + table.shape[1] - 1.0))
-        if protects == "record":
-            return {"params": clip_norm, "duals": size}
-        params = jnp.asarray(clip_norm, jnp.float32)
-        if steep is not None:
-            pulls = work.duals / table
-            widest = jnp.max(jnp.abs(pulls[:, :, None] - pulls[:, None, :]))
-            params = jnp.minimum(params, 0.5 * steep * widest)
-        return {"params": params, "duals": gap}
-
     release = Release(
-        clip=clip,
+        clip=_bounds(table, protects, clip_norm, steep),
         noise_multiplier=shared_noise(noise_multiplier, dual_share),
         batch_size=batch_size,
         sampling=sampling,
@@ -144,3 +131,24 @@ def lagrangian_dual(
     game = Saddle(objective.model, objective.cost, jnp.zeros(table.shape), values, gaps_of)
     step = Round(Silo(SaddleQuery(game, lambda work: (work.params, work.duals)), release), Server(ask, tell))
     return Algorithm(init, {"step": step}, ("step",) * num_rounds, lambda state: state.params)
+
+
+def _bounds(
+    table: Array, protects: Protects, clip_norm: Number, steep: float | None
+) -> Callable[[SgdaPoint], PerBlock]:
+    """The clips of both blocks, from the broadcast alone."""
+
+    def clip(work: SgdaPoint) -> PerBlock:
+        inverse = jnp.sort(1.0 / table, axis=1)
+        gap = 0.5 * jnp.sqrt(jnp.max(jnp.sum(inverse[:, -2:] ** 2, axis=1)))
+        size = jnp.sqrt(jnp.max((inverse[:, -1] - 1.0) ** 2 + table.shape[1] - 1.0))
+        if protects == "record":
+            return {"params": clip_norm, "duals": size}
+        params = jnp.asarray(clip_norm, jnp.float32)
+        if steep is not None:
+            pulls = work.duals / table
+            widest = jnp.max(jnp.abs(pulls[:, :, None] - pulls[:, None, :]))
+            params = jnp.minimum(params, 0.5 * steep * widest)
+        return {"params": params, "duals": gap}
+
+    return clip
