@@ -59,6 +59,10 @@ def run_line(line: str) -> None:
 
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "clinics").mkdir()
+    for place, name in enumerate(("bergen", "bodo", "narvik", "oslo")):
+        rows = [f"{20 + (7 * i + place) % 60},{'fm'[i % 2]},{('no', 'yes')[(i + place) // 3 % 2]}" for i in range(40)]
+        (tmp_path / "clinics" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *rows]) + "\n")
     text = "\n".join(text for language, text in blocks(ROOT / "README.md") if language == "")
     lines = [line for line in text.splitlines() if line.startswith("tacit ")]
     assert len(lines) >= 3
