@@ -103,11 +103,12 @@ def test_a_part_is_made_once_and_anew_for_other_settings(tmp_path):
         return [{"epsilon": 1.0}]
 
     path = tmp_path / "parts.json"
-    for fingerprint, times in (("a", 1), ("a", 1), ("b", 2)):
-        assert Parts(path, fingerprint).get("curve", make) == [{"epsilon": 1.0}]
+    for settings, times in (([1], 1), ([1], 1), ([2], 2)):
+        parts = Parts(path, settings)
+        assert parts.get("curve", make) == [{"epsilon": 1.0}]
         assert len(made) == times
-    assert json.loads(path.read_text())["settings"] == "b"
-    assert Parts(path, "b").cpu_minutes >= 0
+    assert json.loads(path.read_text())["settings"] == parts.fingerprint
+    assert parts.cpu_minutes >= 0
 
 
 @pytest.mark.parametrize("label", LABELS)

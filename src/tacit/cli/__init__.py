@@ -71,10 +71,7 @@ def main() -> None:
     """Run the command line; a mistake that a user can put right is told without a traceback, with exit code 2."""
     try:
         app()
-    except TacitError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        sys.exit(2)
-    except OSError as error:
+    except (TacitError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:

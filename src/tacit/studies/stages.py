@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tacit import __version__
 from tacit.errors import TacitError
+from tacit.runtime.keeping import load_arrays, plain, restored, save_arrays
 from tacit.runtime.simulate import Stage
 
 PRIVATE = "training"
@@ -103,30 +100,21 @@ def save_stage(path: Path, stage: Stage) -> None:
     """Write a stage whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     meta = {"done": stage.done, "version": __version__, "trace": list(stage.trace)}
-    arrays = {f"leaf{i}": _stored(leaf) for i, leaf in enumerate(jax.tree.leaves(stage.carry))}
+    arrays = {f"leaf{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(stage.carry))}
     arrays |= {f"trace{i}": values for i, values in enumerate(stage.trace.values())}
-    raw = io.BytesIO()
-    np.savez(raw, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
-    draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
-        file.write(raw.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    save_arrays(path, meta, arrays)
 
 
 def load_stage(path: Path, fresh: Stage) -> Stage:
     """A stage in the form of ``fresh``, which is the beginning of the same run."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        meta = json.loads(arrays.pop("meta").tobytes())
+        meta, arrays = load_arrays(path)
         trace = {name: arrays.pop(f"trace{i}") for i, name in enumerate(meta["trace"])}
     except (OSError, ValueError, KeyError) as error:
         raise TacitError(f"{path} cannot be read ({error}); delete it to begin this part again.") from None
     leaves, form = jax.tree.flatten(fresh.carry)
     found = [arrays.get(f"leaf{i}") for i in range(len(leaves))]
-    forms = [_stored(leaf) for leaf in leaves]
+    forms = [plain(leaf) for leaf in leaves]
     fits = len(arrays) == len(leaves) and all(
         new is not None and new.shape == old.shape and new.dtype == old.dtype
         for new, old in zip(found, forms, strict=True)
@@ -135,19 +123,5 @@ def load_stage(path: Path, fresh: Stage) -> Stage:
         raise TacitError(
             f"{path} is of another version of Tacit or for another study; run the study anew, without --resume."
         )
-    carried = [_restored(new, old) for new, old in zip(found, leaves, strict=True)]
+    carried = [restored(arrays[f"leaf{i}"], old) for i, old in enumerate(leaves)]
     return Stage(meta["done"], jax.tree.unflatten(form, carried), trace)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _stored(leaf: Any) -> np.ndarray:
-    """A leaf as a file holds it; a state may carry keys."""
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _restored(stored: Any, like: Any) -> Any:
-    found = jnp.asarray(stored)
-    return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like)) if _is_key(like) else found

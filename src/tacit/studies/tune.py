@@ -31,7 +31,7 @@ from tacit.privacy.plan import Company, events_of
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
 from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu
 from tacit.runtime.participation import participation
-from tacit.runtime.simulate import Seed, simulate_grid
+from tacit.runtime.simulate import Seed, grid_program, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.run import Prepared, prepare, starts_of, summary, watch
 from tacit.studies.spec import Study, StudyError
@@ -207,25 +207,26 @@ def tune(plan: TunePlan, progress: Progress | None = None) -> Tuned:
 
 
 def _train(plan: TunePlan, tried: Sequence[Point], seed: int, progress: Progress | None) -> Any:
-    """Every candidate with noise of its own: seeds by points in one program, of which the diagonal is kept."""
-    prepared, number = plan.prepared, len(tried)
+    """Every candidate with noise of its own, one after the other through one compiled program."""
+    prepared = plan.prepared
     [start] = starts_of(prepared)
-    seeds = [start._replace(key=jax.random.fold_in(jax.random.key(seed), 1 + i)) for i in range(number)]
-    keys = {key: key.removeprefix("algorithm.") for key in tried[0]}
-    grid = {name: jnp.asarray([float(point[key]) for point in tried]) for key, name in keys.items()}
-    noise = jnp.asarray(plan.noise)
+    noise, rounds = jnp.asarray(plan.noise), prepared.study.algorithm.num_rounds
 
     def build(**point: Any) -> Any:
         return prepared.builder.build(**{**point, "noise_multiplier": noise})
 
-    bar = None if progress is None else lambda done, total: progress("candidates", done, total)
-    rounds = prepared.study.algorithm.num_rounds
-    outcome = simulate_grid(
-        build, grid, seeds, who=prepared.who, measure=watch(prepared), measure_every=rounds, progress=bar
-    )
-    own = jnp.arange(number)
-    params = jax.tree.map(lambda leaf: leaf[own, own], outcome.params)
-    return params, {name: values[np.arange(number), np.arange(number), -1] for name, values in outcome.trace.items()}
+    measure = watch(prepared)
+    program = grid_program(build, 1, prepared.who, measure)
+    found = []
+    for i, point in enumerate(tried):
+        grid = {key.removeprefix("algorithm."): jnp.asarray([float(value)]) for key, value in point.items()}
+        own = start._replace(key=jax.random.fold_in(jax.random.key(seed), 1 + i))
+        terms: dict[str, Any] = {"who": prepared.who, "measure": measure, "measure_every": rounds}
+        found.append(simulate_grid(build, grid, [own], **terms, program=program))
+        if progress is not None:
+            progress("candidates", i + 1, len(tried))
+    params = jax.tree.map(lambda *leaves: jnp.stack([leaf[0, 0] for leaf in leaves]), *(one.params for one in found))
+    return params, {name: np.stack([one.trace[name][0, 0, -1] for one in found]) for name in found[0].trace}
 
 
 def _scores(plan: TunePlan, params: Any, number: int, seed: int) -> np.ndarray:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tacit.errors import TacitError
 from tacit.runtime.daemon.protocol import Plan
+from tacit.runtime.keeping import load_arrays, plain, restored, save_arrays
 
 
 @dataclass
@@ -48,38 +46,16 @@ class Checkpoint:
             "finished": self.finished,
             "history": self.history,
         }
-        leaves = {f"leaf{i}": _plain(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
+        leaves = {f"leaf{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
         for i, (_, parts) in enumerate(sorted((self.answers or {}).items())):
             leaves |= {f"answer{i}{part}": np.frombuffer(raw, np.uint8) for part, raw in zip("hp", parts, strict=True)}
-        raw = io.BytesIO()
-        np.savez(raw, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **leaves)
-        draft = path.with_suffix(".draft")
-        with draft.open("wb") as file:
-            file.write(raw.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key))
-
-
-def _plain(leaf: Any) -> np.ndarray:
-    """A leaf of the state as numbers; some algorithms keep a random key there."""
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
-
-
-def _restored(stored: np.ndarray, like: Any) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(stored)) if _is_key(like) else jnp.asarray(stored)
+        save_arrays(path, meta, leaves)
 
 
 def load_checkpoint(path: Path, like: Any) -> Checkpoint:
     """A checkpoint whose state has the form of ``like(plan)``, which builds a fresh state."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        meta = json.loads(arrays.pop("meta").tobytes())
+        meta, arrays = load_arrays(path)
     except (OSError, ValueError, KeyError) as error:
         raise TacitError(f"{path} is not a checkpoint: {error}.") from None
     plan = Plan.model_validate_json(json.dumps(meta["plan"]))
@@ -92,7 +68,7 @@ def load_checkpoint(path: Path, like: Any) -> Checkpoint:
         }
     if len(leaves) != len(arrays):
         raise TacitError(f"{path} was written for another algorithm, or another version of Tacit.")
-    state = jax.tree.unflatten(form, [_restored(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(leaves)])
+    state = jax.tree.unflatten(form, [restored(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(leaves)])
     return Checkpoint(
         plan=plan,
         silos=tuple(meta["silos"]),

@@ -10,8 +10,8 @@ from typing import Any
 
 from tacit import data
 from tacit.objectives import Objective, mlp, softmax
-from tacit.studies.papers.common import grid_of, out_folder, seeds_of, table, write
-from tacit.studies.papers.mlp_curves import EPSILONS, Arm, Curves, best_of, draw, error_table, paired
+from tacit.studies.papers.common import grid_of, out_folder, seeds_of, write
+from tacit.studies.papers.mlp_curves import EPSILONS, Arm, Curves, best_of, difference_table, draw, error_table, paired
 
 OBJECTIVE = Objective(mlp((30, 5, 2)), softmax())
 ROUNDS, SEEDS = 25, 10
@@ -79,10 +79,7 @@ def _readme(
     gains: dict[str, Any],
     tried: dict[str, int],
 ) -> str:
-    differences = table(
-        ["less MB-SGD", *(f"{e:g}" for e in EPSILONS)],
-        [[label, *(f"{g['mean']:+.2f} +- {g['half90']:.2f}" for g in row)] for label, row in gains.items()],
-    )
+    differences = difference_table("less MB-SGD", gains, EPSILONS)
     points = ", ".join(f"{label} {number}" for label, number in tried.items())
     return f"""# Breast cancer, two silos by label
 

@@ -1,7 +1,7 @@
 """California housing, ten silos, a small network: shuffled reports beside other channels, and local steps.
 
 ``python -m tacit.studies.papers.california_housing_mlp`` writes ``results/california-housing-mlp``. It can be stopped
-and started again: every finished part is kept in ``parts/``. ``--tiny`` tries everything on a small setting.
+and started again: every finished part is kept in ``parts.json``. ``--tiny`` tries everything on a small setting.
 
 The step size follows the rule of the CE-PSGM paper's appendix A.2: begin at 0.5, look at the training loss every 20
 rounds, and halve and restart when it has grown by more than 5% three times in a row; here also when it ends above where
@@ -12,11 +12,10 @@ search is outside the guarantee, as the paper's is; the prices are those of the 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from tacit.privacy.randomisers import terms_of
 from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.papers.california_pages import draw_curves, draw_levels, readme
-from tacit.studies.papers.common import grid_of, interval, write
+from tacit.studies.papers.common import Parts, grid_of, interval, write
 
 NAME = "california-housing-mlp"
 HIDDEN = 10
@@ -180,19 +179,12 @@ class Study:
         self.folder, self.size = folder, size
         self.steps = [0.5 * 0.5**i for i in range(size.halvings)]
         self.look = max(1, min(LOOK, size.rounds // 10))
-        (folder / "parts").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._parts = Parts(folder / "parts.json", asdict(size))
 
     def part(self, label: str, compute: Callable[[], Any]) -> Any:
-        """A finished part from its file, or computed and kept."""
-        name = "".join(c if c.isalnum() else "-" for c in label.lower())
-        path = self.folder / "parts" / f"{name}.json"
-        if not path.is_file():
-            started = time.perf_counter()
-            found = compute()
-            path.with_suffix(".new").write_text(json.dumps(found), encoding="utf-8")
-            path.with_suffix(".new").replace(path)
-            print(label, f"{time.perf_counter() - started:.0f} s", flush=True)
-        return json.loads(path.read_text(encoding="utf-8"))
+        """A finished part from the file, or computed and kept."""
+        return self._parts.get(label, compute)
 
     def searched(
         self,

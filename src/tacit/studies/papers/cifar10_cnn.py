@@ -6,8 +6,6 @@ kept in ``parts.json`` as soon as it is there: the same command goes on where an
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass, multi_pass_experiments
 from tacit.runtime.simulate import Seed
 from tacit.studies.papers.common import Parts, Rows, grid_of, out_folder, seeds_of, table, write
-from tacit.studies.papers.mlp_curves import Arm, Curves, draw, error_table, paired
+from tacit.studies.papers.mlp_curves import Arm, Curves, difference_table, draw, error_table, paired
 
 OBJECTIVE = Objective(cnn(), softmax())
 ROUNDS, SEEDS, BATCH, LOCAL_STEPS, PHASE = (50, 100), 3, 100, 2, 2
@@ -42,7 +40,7 @@ def main() -> None:
     folder = out_folder("cifar10-cnn")
     federations = [data.load("cifar10", seed=s) for s in range(SEEDS)]
     records = [len(silo.train["y"]) for silo in federations[0].silos]
-    parts = Parts(folder / "parts.json", _fingerprint(records))
+    parts = Parts(folder / "parts.json", _settings(records))
     study = Experiment(seeds_of(federations, OBJECTIVE), records, parts)
     for rounds in ROUNDS:
         for label in LABELS:
@@ -117,10 +115,9 @@ def arm_of(label: str, earlier: Rows | None = None, ours: bool = True) -> Arm:
     return Arm(label, "mb-sgd", {"output": "last", **batch}, points, {"sampling": "poisson"})
 
 
-def _fingerprint(records: list[int]) -> str:
+def _settings(records: list[int]) -> Any:
     arms = [(label, repr(arm_of(label).static), [arm_of(label).points(e) for e in MOVES]) for label in LABELS]
-    settings = [records, ROUNDS, SEEDS, EPSILONS, STEPS, arms]
-    return hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:16]
+    return [records, ROUNDS, SEEDS, EPSILONS, STEPS, arms]
 
 
 def _save(folder: Path, study: Experiment, started: float) -> None:
@@ -148,10 +145,8 @@ def _readme(
     pricing: dict[str, Rows],
 ) -> str:
     n = study.records[0]
-    results = "\n".join(
-        f"R = {rounds}:\n\n{error_table(shown[rounds], floors[rounds])}\n{_differences(rounds, gains[rounds])}"
-        for rounds in ROUNDS
-    )
+    less = {r: difference_table("less MB-SGD, paired by seed", gains[r], EPSILONS[r]) for r in ROUNDS}
+    results = "\n".join(f"R = {r}:\n\n{error_table(shown[r], floors[r])}\n{less[r]}" for r in ROUNDS)
     return f"""# CIFAR-10, ten silos of one class each
 
 ![R=50](figure-r50.png) ![R=100](figure-r100.png)
@@ -193,13 +188,6 @@ full batches only.
 
 def _grid() -> str:
     return "; ".join(f"{epsilon:g}: {', '.join(f'{m:g}' for m in moves)}" for epsilon, moves in MOVES.items())
-
-
-def _differences(rounds: int, gains: dict[str, Rows]) -> str:
-    return table(
-        ["less MB-SGD, paired by seed", *(f"{e:g}" for e in EPSILONS[rounds])],
-        [[label, *(f"{g['mean']:+.2f} +- {g['half90']:.2f}" for g in row)] for label, row in gains.items()],
-    )
 
 
 def _verdict(gains: dict[int, Any]) -> str:

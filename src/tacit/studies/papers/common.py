@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,26 +101,29 @@ def interval(values: np.ndarray) -> dict[str, float]:
 
 @dataclass
 class Parts:
-    """Finished curves in a file; one that other settings have made is not read."""
+    """Finished parts in a file; one that other ``settings`` (plain data) have made is not read."""
 
     path: Path
-    fingerprint: str
+    settings: Any
 
     def __post_init__(self) -> None:
+        plain = json.dumps(self.settings, default=str)
+        self.fingerprint = hashlib.sha256(plain.encode()).hexdigest()[:16]
         stored = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
         self.found: dict[str, Any] = stored.get("found", {}) if stored.get("settings") == self.fingerprint else {}
 
-    def get(self, name: str, make: Callable[[], Rows]) -> Rows:
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
         """The part of this name, made now and kept if it is not there."""
         if name not in self.found:
             begun, worked = time.perf_counter(), time.process_time()
-            rows = make()
+            found = make()
             spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time() - worked}
-            self.found[name] = {"rows": rows, **{key: round(value, 1) for key, value in spent.items()}}
+            self.found[name] = {"rows": found, **{key: round(value, 1) for key, value in spent.items()}}
             fresh = self.path.with_suffix(".new")
             fresh.write_text(json.dumps({"settings": self.fingerprint, "found": self.found}, indent=1) + "\n")
             fresh.replace(self.path)
-        return cast(Rows, self.found[name]["rows"])
+            print(name, f"{spent['seconds']:.0f} s", flush=True)
+        return self.found[name]["rows"]
 
     @property
     def cpu_minutes(self) -> float:

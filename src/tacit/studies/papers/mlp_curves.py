@@ -212,5 +212,11 @@ def error_table(curves: dict[str, list[dict[str, Any]]], floors: dict[str, float
     return table(["algorithm", "not private", *(f"{e:g}" for e in _epsilons(curves))], rows)
 
 
+def difference_table(title: str, gains: dict[str, list[dict[str, float]]], epsilons: Sequence[float]) -> str:
+    """Rows of differences that `paired` found, with 90% intervals."""
+    rows = [[label, *(f"{g['mean']:+.2f} +- {g['half90']:.2f}" for g in row)] for label, row in gains.items()]
+    return table([title, *(f"{e:g}" for e in epsilons)], rows)
+
+
 def _epsilons(curves: dict[str, list[dict[str, Any]]]) -> list[float]:
     return [row["epsilon"] for row in next(iter(curves.values()))]

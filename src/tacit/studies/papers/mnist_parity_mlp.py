@@ -6,19 +6,28 @@ curve is kept in ``parts.json`` as soon as it is there: the same command goes on
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tacit import data
 from tacit.objectives import Objective, mlp, softmax
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Seed
 from tacit.studies.papers.common import Parts, Rows, grid_of, out_folder, seeds_of, table, write
-from tacit.studies.papers.mlp_curves import EPSILONS, Arm, Curves, best_of, draw, draw_panels, error_table, paired
+from tacit.studies.papers.mlp_curves import (
+    EPSILONS,
+    Arm,
+    Curves,
+    best_of,
+    difference_table,
+    draw,
+    draw_panels,
+    error_table,
+    paired,
+)
 
 OBJECTIVE = Objective(mlp((50, 64, 2)), softmax())
 SILOS, SEEDS, SPARE = 25, 5, 3
@@ -53,7 +62,7 @@ def main() -> None:
     folder = out_folder("mnist-parity-mlp")
     federations = [data.load("mnist", seed=s) for s in range(SEEDS)]
     records = [len(silo.train["y"]) for silo in federations[0].silos]
-    parts = Parts(folder / "parts.json", _fingerprint(records))
+    parts = Parts(folder / "parts.json", _settings(records))
     seeds = seeds_of(federations, OBJECTIVE)
     found = {setting: Experiment(setting, seeds, records, parts).everything() for setting in SETTINGS}
     first = Experiment(SETTINGS[0], seeds, records, parts)
@@ -136,9 +145,9 @@ def arms(rounds: int) -> dict[str, Arm]:
     return {arm.label: arm for arm in made}
 
 
-def _fingerprint(records: list[int]) -> str:
+def _settings(records: list[int]) -> Any:
     grids = [(a.label, repr(a.static), [a.points(e) for e in EPSILONS]) for a in arms(25).values()]
-    return hashlib.sha256(json.dumps([records, SEEDS, SPARE, STEPS, grids]).encode()).hexdigest()[:16]
+    return [records, SEEDS, SPARE, STEPS, grids]
 
 
 def _save(
@@ -190,10 +199,7 @@ adds about 31 times too much noise.
 
 
 def _setting_text(setting: tuple[int, int], cell: Found) -> str:
-    differences = table(
-        ["less MB-SGD, paired by seed, 90% intervals", *(f"{e:g}" for e in EPSILONS)],
-        [[label, *(f"{g['mean']:+.2f} +- {g['half90']:.2f}" for g in row)] for label, row in cell.gains.items()],
-    )
+    differences = difference_table("less MB-SGD, paired by seed, 90% intervals", cell.gains, EPSILONS)
     elsewhere = {"prototype, tuned on test": PROTOTYPE, "released code, clipping repaired": REPAIRED}
     known = [
         [label, *("" if math.isnan(error) else error for error in errors[setting])]
