@@ -25,11 +25,11 @@ OBJECTIVE = Objective(cnn(), softmax())
 ROUNDS, SEEDS, BATCH, LOCAL_STEPS, PHASE = (50, 100), 3, 100, 2, 2
 CAPACITY, LOCAL_CAPACITY = 140, 79  # four deviations above the mean, priced as a truncation
 EPSILONS = {50: (1.5, 6.0, 18.0), 100: (1.5, 18.0)}
-MOVES = {1.5: (0.4, 0.8), 6.0: (0.7, 1.2), 18.0: (1.2, 2.0)}
+MOVES = {1.5: (0.2, 0.4, 0.8, 1.6), 6.0: (0.4, 0.7, 1.2, 2.0), 18.0: (0.7, 1.2, 2.0, 3.2)}
 """Step size x clip norm: how far a clipped gradient moves the model."""
 CLIP = 1.0
 SLOPES = (1.0,)
-STEPS = (0.1, 0.2)
+STEPS = (0.05, 0.1, 0.2, 0.4)
 """Step sizes without privacy."""
 LABELS = ("MB-SGD", "SPIDER", "Local SGD")
 
