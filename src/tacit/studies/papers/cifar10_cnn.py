@@ -100,7 +100,7 @@ def arm_of(label: str, earlier: Rows | None = None, ours: bool = True) -> Arm:
             [best] = [row["point"] for row in earlier if row["epsilon"] == epsilon]
             best = {name: value for name, value in best.items() if name != "noise_multiplier"}
             return [best]
-        moves = MOVES[epsilon] if ours else (MOVES[epsilon][0] / 10,)
+        moves = MOVES[epsilon] if ours else tuple(move / 10 for move in MOVES[epsilon])
         if label == "Local SGD":
             return grid_of(clip_norm=(CLIP,), move=[move / LOCAL_STEPS for move in moves])
         if label == "SPIDER":
