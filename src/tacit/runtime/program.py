@@ -15,6 +15,7 @@ from tacit.algorithm import Algorithm, Memory, Message, Params, PerBlock, Round,
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.privacy.crowd import counted_silos
 from tacit.runtime.participation import Participation, Roster, everyone, roster, width
+from tacit.runtime.threefry import written_out
 from tacit.silo import (
     Before,
     Crowd,
@@ -72,7 +73,7 @@ class Present(NamedTuple):
 
 def split_keys(key: Array) -> Keys:
     """The streams of one run."""
-    return Keys(*jax.random.split(key, 4))
+    return Keys(*jax.random.split(written_out(key), 4))
 
 
 def silo_key(keys: Keys, place: Array | int, number: Array | int) -> Array:
