@@ -9,12 +9,13 @@ so nothing depends on which of the two drew them; tests compare them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import define_prng_impl
-from jaxtyping import Array, UInt32
+from jaxtyping import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -28,7 +29,7 @@ def written_out(key: Array) -> Array:
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=GENERATOR)
 
 
-def _threefry(key: UInt32[Array, "2"], high: Array, low: Array) -> tuple[Array, Array]:
+def _threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
     """Twenty rounds, with a part of the key added before the first and after every fourth."""
     parts = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
     x, y = high + parts[0], low + parts[1]
@@ -43,7 +44,7 @@ def _threefry(key: UInt32[Array, "2"], high: Array, low: Array) -> tuple[Array, 
     return drawn
 
 
-def _numbered(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> tuple[Array, Array]:
+def _numbered(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Two words for each place of an array, from the number of the place."""
     if math.prod(shape) > _MOST:
         raise ValueError(f"Expected at most 2**32 numbers in one draw, got a shape of {shape}.")
@@ -51,18 +52,18 @@ def _numbered(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> tuple[Array, A
     return _threefry(key, jnp.uint32(0), low)
 
 
-def _split(key: UInt32[Array, "2"], shape: tuple[int, ...]) -> Array:
+def _split(key: Array, shape: tuple[int, ...]) -> Array:
     return jnp.stack(_numbered(key, tuple(shape)), axis=-1)
 
 
-def _bits(key: UInt32[Array, "2"], width: int, shape: tuple[int, ...]) -> Array:
+def _bits(key: Array, width: int, shape: tuple[int, ...]) -> Array:
     high, low = _numbered(key, tuple(shape))
     if width == 64:
         return (high.astype(jnp.uint64) << jnp.uint64(32)) | low.astype(jnp.uint64)
     return (high ^ low).astype(f"uint{width}")
 
 
-def _fold_in(key: UInt32[Array, "2"], number: Array) -> Array:
+def _fold_in(key: Array, number: Any) -> Array:
     return jnp.stack(_threefry(key, jnp.uint32(0), jnp.asarray(number).astype(jnp.uint32)))
 
 
