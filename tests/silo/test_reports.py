@@ -10,7 +10,7 @@ from scipy import stats
 
 from tacit.privacy import PricingError
 from tacit.privacy.randomisers import NAMES, direction, duchi_scale, expand, terms_of
-from tacit.silo.hashed import COIN_STEPS, normals, uniforms
+from tacit.silo.hashed import COIN_STEPS, normals, salts, uniforms
 from tacit.silo.reports import drawn_terms, randomised_sum, reports_sum, resolved, seed_and_sign
 
 TRIALS = 30_000
@@ -179,7 +179,7 @@ def test_a_seed_and_a_sign_are_a_whole_report():
 
 
 def test_hashed_numbers_are_normal_and_uncorrelated():
-    draw = jax.jit(lambda key: normals(key, jnp.arange(2000), 100))
+    draw = jax.jit(lambda key: normals(salts(key, 1)[0], jnp.arange(2000), 100))
     a, b = (np.asarray(draw(jax.random.key(i)), np.float64) for i in (0, 1))
     assert stats.kstest(a.ravel(), "norm").pvalue > 1e-4
     assert (a**4).mean() == pytest.approx(3.0, abs=0.06)
@@ -188,11 +188,11 @@ def test_hashed_numbers_are_normal_and_uncorrelated():
         assert abs((one * two).mean()) < 5 * size * one.std() * two.std()
     columns = np.corrcoef(a.T) - np.eye(100)
     assert np.abs(columns).max() < 6 / math.sqrt(2000)
-    u = np.asarray(jax.jit(lambda key: uniforms(key, jnp.arange(50_000), 1))(jax.random.key(2)))
+    u = np.asarray(jax.jit(lambda key: uniforms(salts(key, 1)[0], jnp.arange(50_000), 1))(jax.random.key(2)))
     assert stats.kstest(u.ravel(), "uniform").pvalue > 1e-4
     assert u.min() > 0
     assert u.max() < 1
-    part = np.asarray(jax.jit(lambda key: normals(key, jnp.arange(7, 12), 30))(jax.random.key(0)))
+    part = np.asarray(jax.jit(lambda key: normals(salts(key, 1)[0], jnp.arange(7, 12), 30))(jax.random.key(0)))
     np.testing.assert_allclose(part, a[7:12, :30], rtol=1e-6)
 
 

@@ -63,7 +63,7 @@ from tacit.algorithm import (
     Work,
 )
 from tacit.algorithms.prox_spider import TwoPoints, check_phase, difference_clip, scaled
-from tacit.objectives import Problem, gradient_at, gradient_difference
+from tacit.objectives import Problem, gradient_at, gradient_difference, gradients
 
 
 class PsgmState(NamedTuple):
@@ -165,7 +165,7 @@ def _estimate(
     loud, distance_clip = scaled(noise, difference_noise), difference_clip(clip_norm, slope)
 
     def both(work: Work, record: Record) -> Statistic:
-        fresh, stale = (jax.grad(problem.objective.loss)(point, record) for point in (work.new, work.old))
+        fresh, stale = gradients(problem.objective, (work.new, work.old), record)
         return {"difference": jax.tree.map(jnp.subtract, fresh, stale), "gradient": fresh}
 
     def silo(batch_size: Number | None, sampling: Sampling, terms: dict[str, Any]) -> Silo:

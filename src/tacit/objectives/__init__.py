@@ -7,7 +7,7 @@ from tacit.objectives.losses import absolute, hinge, logistic, pinball, softmax,
 from tacit.objectives.models import linear, mlp
 from tacit.objectives.objective import Linear, Loss, Model, Objective, Smoothing, Tap, untapped
 from tacit.objectives.problem import Problem
-from tacit.objectives.query import GradientQuery, gradient_at, gradient_difference
+from tacit.objectives.query import GradientQuery, gradient_at, gradient_difference, gradients
 from tacit.objectives.saddle import Saddle, SaddleQuery, lifted, saddle
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "ermi",
     "gradient_at",
     "gradient_difference",
+    "gradients",
     "hinge",
     "lifted",
     "linear",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from tacit.algorithm import Params, Record, Statistic, Work
@@ -27,9 +28,17 @@ class GradientQuery:
 
     def __call__(self, work: Work, record: Record) -> Statistic:
         """Evaluate the statistic of one record."""
-        gradient = jax.grad(self.objective.loss)
-        terms = differences([gradient(point, record) for point in self.points(work)], self.weights(work))
+        terms = differences(gradients(self.objective, self.points(work), record), self.weights(work))
         return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *terms)
+
+
+def gradients(objective: Objective, points: Sequence[Params], record: Record) -> list[Statistic]:
+    """The gradient of one record at each of some points, in one pass for all."""
+    if len(points) == 1:
+        return [jax.grad(objective.loss)(points[0], record)]
+    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
+    found = jax.vmap(jax.grad(objective.loss), in_axes=(0, None))(together, record)
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(len(points))]
 
 
 def differences(statistics: Sequence[Statistic], weights: Sequence[float | Array]) -> list[Statistic]:

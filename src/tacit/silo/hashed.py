@@ -1,9 +1,9 @@
 """Random numbers that belong to a place (row, column) and a key, three times as fast as the counter-based default.
 
-Each number is a hash of its place and of words drawn from the key: the same whatever the shape of the array that it is
-drawn in, so that padding changes nothing. It is the simulator's generator for reports, which need as many normal
-numbers as there are records times parameters; it is statistically sound (tests look at moments and correlations) and
-not cryptographic.
+Each number is a hash of its place and of four words drawn from the key, the salt: the same whatever the shape of the
+array that it is drawn in, so that padding changes nothing. It is the simulator's generator for reports, which need as
+many normal numbers as there are records times parameters; it is statistically sound (tests look at moments and
+correlations) and not cryptographic.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ def _mix(x: UInt32[Array, ...]) -> UInt32[Array, ...]:
     return x ^ (x >> 15)
 
 
-def words(key: Array, rows: UInt32[Array, " rows"], columns: int) -> UInt32[Array, "rows columns"]:
+def salts(key: Array, number: int) -> UInt32[Array, "number 4"]:
+    """Independent salts."""
+    return jax.random.bits(key, (number, 4), jnp.uint32)
+
+
+def words(salt: UInt32[Array, " 4"], rows: UInt32[Array, " rows"], columns: int) -> UInt32[Array, "rows columns"]:
     """A word for each row number and column."""
-    salt = jax.random.bits(key, (4,), jnp.uint32)
     rows = rows.astype(jnp.uint32)[:, None]
     first = _mix(_mix(rows * jnp.uint32(0x9E3779B9) + salt[0]) + salt[1])
     second = _mix(_mix(rows * jnp.uint32(0x85EBCA6B) + salt[2]) + salt[3])
@@ -38,14 +42,14 @@ COIN_STEPS = 2**23
 """Uniform numbers lie in the middle of so many equal steps."""
 
 
-def uniforms(key: Array, rows: UInt32[Array, " rows"], columns: int) -> Float[Array, "rows columns"]:
+def uniforms(salt: UInt32[Array, " 4"], rows: UInt32[Array, " rows"], columns: int) -> Float[Array, "rows columns"]:
     """Uniform numbers strictly between 0 and 1."""
-    return ((words(key, rows, columns) >> 9).astype(jnp.float32) + 0.5) * np.float32(1 / COIN_STEPS)
+    return ((words(salt, rows, columns) >> 9).astype(jnp.float32) + 0.5) * np.float32(1 / COIN_STEPS)
 
 
-def normals(key: Array, rows: UInt32[Array, " rows"], columns: int) -> Float[Array, "rows columns"]:
+def normals(salt: UInt32[Array, " 4"], rows: UInt32[Array, " rows"], columns: int) -> Float[Array, "rows columns"]:
     """Standard normal numbers."""
-    centred = ((words(key, rows, columns) >> 8).astype(jnp.int32) - 2**23).astype(jnp.float32) + 0.5
+    centred = ((words(salt, rows, columns) >> 8).astype(jnp.int32) - 2**23).astype(jnp.float32) + 0.5
     # Every consumer of what is returned would compute it anew.
     drawn: Array = lax.optimization_barrier(_ROOT_TWO * lax.erf_inv(centred * np.float32(2.0**-23)))
     return drawn

@@ -10,7 +10,7 @@ records is two products of a vector and a matrix.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tacit.algorithm import PerBlock, Randomiser, Record, Statistic, Work
 from tacit.privacy.randomisers import Terms, direction, leaning, terms_of
 from tacit.silo.clipping import by_block, scales, squared_norms, usable
-from tacit.silo.hashed import COIN_STEPS, normals, uniforms
+from tacit.silo.hashed import COIN_STEPS, normals, salts, uniforms
 
 _MICRO_BATCH_FLOATS = 2**22
 _LARGEST_LOCAL = 30.0  # beyond it exp(epsilon_0) would not fit; a smaller one is more private
@@ -92,41 +92,51 @@ def _blocks(
     if isinstance(limits, Mapping) != isinstance(noise_multiplier, Mapping):
         raise ValueError("Expected a noise multiplier for each block exactly where there is a clip for each block.")
     if not isinstance(limits, Mapping):
-        return _block(values, present, rows, limits, key, noise_multiplier, randomiser)
-    keys = dict(zip(sorted(limits), jax.random.split(key, len(limits)), strict=True))
+        return _alike([values], present, rows, [limits], key[None], [noise_multiplier], randomiser)[0]
+    names = sorted(limits)
+    keys = jax.random.split(key, len(names))
+    parts = [values[name] for name in names], [limits[name] for name in names], [noise_multiplier[n] for n in names]
+    forms = [jax.tree.flatten(jax.tree.map(lambda leaf: leaf.shape, part)) for part in parts[0]]
+    if all(form == forms[0] for form in forms):
+        return dict(zip(names, _alike(parts[0], present, rows, parts[1], keys, parts[2], randomiser), strict=True))
     return {
-        name: _block(values[name], present, rows, limits[name], keys[name], noise_multiplier[name], randomiser)
-        for name in values
+        name: _alike([value], present, rows, [limit], own[None], [multiplier], randomiser)[0]
+        for name, own, value, limit, multiplier in zip(names, keys, *parts, strict=True)
     }
 
 
-def _block(
-    values: Statistic,
+def _alike(
+    values: Sequence[Statistic],
     present: Bool[Array, " records"],
     rows: Int[Array, " records"],
-    bound: Any,
-    key: Array,
-    noise_multiplier: Any,
+    bounds: Sequence[Any],
+    keys: Array,
+    noise_multipliers: Sequence[Any],
     randomiser: Randomiser,
-) -> Statistic:
-    """The sum of one block's reports."""
-    limit = jnp.asarray(bound)
-    if limit.ndim:
+) -> list[Statistic]:
+    """The sums of reports of blocks of one form, each clipped and randomised by itself, in one pass."""
+    flat = jnp.stack([jax.vmap(lambda value: ravel_pytree(value)[0])(block) for block in values])
+    dimension = flat.shape[2]
+    limits = jnp.stack([usable(bound) for bound in bounds])
+    if limits.ndim > 1:
         raise ValueError(
             "Expected one clip for all silos through shuffled reports: a report's norm would tell its silo."
         )
-    limit = usable(limit)
-    squared = squared_norms(values)
-    factor, counts = scales(squared, squared, limit, present)
-    flat = jax.vmap(lambda value: ravel_pytree(value)[0])(values)
-    unit = jnp.where(counts[:, None], flat * (factor / jnp.where(limit > 0, limit, 1.0))[:, None], 0.0)
     # One randomiser for all silos, that of the strictest: reports must look alike.
-    most = jnp.max(jnp.asarray(noise_multiplier, jnp.float32))
-    drawn = drawn_terms(randomiser, unit.shape[1], noise_multiplier)
-    noisy = randomised_sum(key, unit, present, rows, drawn, resolved(randomiser, unit.shape[1]))
-    total = limit * jnp.where(most > 0, noisy, unit.sum(axis=0))
-    restore = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), values))[1]
-    return restore(total)
+    most = jnp.stack([jnp.max(jnp.asarray(multiplier, jnp.float32)) for multiplier in noise_multipliers])
+    drawn = [drawn_terms(randomiser, dimension, multiplier) for multiplier in noise_multipliers]
+    terms = Drawn(*(jnp.stack(parts) for parts in zip(*drawn, strict=True)))
+
+    def one(own: Array, flat: Array, limit: Array, most: Array, drawn: Drawn) -> Array:
+        squared = squared_norms(flat)
+        factor, counts = scales(squared, squared, limit, present)
+        unit = jnp.where(counts[:, None], flat * (factor / jnp.where(limit > 0, limit, 1.0))[:, None], 0.0)
+        noisy = randomised_sum(own, unit, present, rows, drawn, resolved(randomiser, dimension))
+        return limit * jnp.where(most > 0, noisy, unit.sum(axis=0))
+
+    totals = jax.vmap(one)(keys, flat, limits, most, terms)
+    restore = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), values[0]))[1]
+    return [restore(total) for total in totals]
 
 
 def resolved(randomiser: Randomiser, dimension: int) -> str:
@@ -170,14 +180,14 @@ def randomised_sum(
 ) -> Float[Array, " dimension"]:
     """The sum over present records of reports about vectors of norm at most one; rows number the randomness."""
     dimension = unit.shape[1]
-    key_coins, key_vectors = jax.random.split(key)
-    coins = uniforms(key_coins, rows, 3)
+    salt_coins, salt_vectors = salts(key, 2)
+    coins = uniforms(salt_coins, rows, 3)
     norm = jnp.sqrt(jnp.sum(unit**2, axis=1))
     # Zero has no direction: any serves, since its sign is a fair coin.
     first = jnp.zeros(dimension).at[0].set(1.0)
     u = jnp.where(norm[:, None] > 0, unit / jnp.where(norm > 0, norm, 1.0)[:, None], first)
     towards = jnp.where(coins[:, 0] < 0.5 + jnp.minimum(norm, 1.0) / 2, 1.0, -1.0)
-    g = normals(key_vectors, rows, dimension)
+    g = normals(salt_vectors, rows, dimension)
     along, squared = jnp.sum(g * u, axis=1), jnp.sum(g * g, axis=1)
     likely = coins[:, 1] >= drawn.rest
     weight = jnp.where(present, drawn.scale, 0.0)
