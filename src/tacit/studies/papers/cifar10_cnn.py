@@ -169,9 +169,9 @@ Without privacy nothing is clipped, and in so few rounds a clip helps: nearly ev
 length, and silos of one class do not pull further than others. That is why private errors can be the smaller ones.
 
 **What was cut, and why.** A run of 50 rounds takes some 20 CPU-seconds on one core, so that the paper's grid (up to 20
-steps x 6 clips, 8 phase lengths, 7 epsilons, 10 splits) would take weeks. Here: 3 of the 7 epsilons, {SEEDS} seeds, four
-steps, one clip and one phase length; at R = 100 two epsilons, with the settings chosen at R = 50; the theorem's noise
-at R = 50 alone. One clip is enough: nearly every gradient is longer, so that a smaller one only rescales the step. The
+steps x 6 clips, 8 phase lengths, 7 epsilons, 10 splits) would take weeks. Here: 3 of the 7 epsilons, {SEEDS} seeds,
+four steps, one clip and one phase length; at R = 100 two epsilons, with the settings chosen at R = 50; the theorem's
+noise at R = 50 alone. One clip is enough: nearly every gradient is longer, so that a smaller one only rescales it. The
 whole study took {study.parts.cpu_minutes:.0f} CPU-minutes.
 
 **The paper.** It reports that SPIDER is better than both private baselines at most epsilons (figures only; tuned on
