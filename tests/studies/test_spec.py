@@ -1,9 +1,10 @@
 """Bad studies are refused before any work, with the field, the value and the fix."""
 
 import jax
+import numpy as np
 import pytest
 
-from tacit.data import Federation
+from tacit.data import Federation, load
 from tacit.errors import TacitError
 from tacit.studies.assemble import problem_of
 from tacit.studies.plan import plan_json
@@ -43,6 +44,7 @@ def refused(*overrides: str, study: str = "heart-disease") -> str:
         ("objective.smoothness=1.0", ("smoothness", "hinge")),
         ("objective.hidden=[3]", ("hidden", "mlp")),
         ("objective.channels=[3]", ("channels", "cnn")),
+        ("objective.activation=tanh", ("activation", "mlp")),
         ("objective.model=cnn", ("objective.model", "images", "(13,)")),
         ("objective.regulariser=l3:1", ("objective.regulariser", "l3")),
         ("run.participants=9", ("participants=9", "silos=4")),
@@ -153,6 +155,20 @@ def test_a_cnn_is_built_for_the_images_of_its_data():
         of_images(model="linear")
     with pytest.raises(TacitError, match="whole number of 2x2 windows"):
         of_images(model="cnn")  # two 5x5 convolutions do not fit
+
+
+def test_the_activation_of_a_network_is_the_one_asked_for():
+    outputs = {}
+    for activation in (None, "relu", "softplus", "tanh"):
+        section = ObjectiveSection(model="mlp", hidden=(3,), activation=activation)
+        study = load_study("heart-disease")
+        study = study.model_copy(update={"objective": section})
+        objective = problem_of(study, load("heart-disease", seed=0)).objective
+        outputs[activation] = objective.losses(
+            objective.init(jax.random.key(0)), {"x": np.ones((1, 13)), "y": np.zeros(1)}
+        ).item()
+    assert outputs[None] == outputs["relu"]
+    assert len(set(outputs.values())) == 3
 
 
 @pytest.mark.parametrize(

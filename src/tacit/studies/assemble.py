@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tacit import data, geometry
@@ -43,6 +45,7 @@ _COMMON = {
     "channel",
     "protects",
 }
+_ACTIVATIONS = {"relu": jax.nn.relu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "logistic": lambda section: logistic(),
     "softmax": lambda section: softmax(),
@@ -122,7 +125,9 @@ def _model(section: ObjectiveSection, federation: data.Federation, outputs: int)
             f"objective.model: {section.model!r} needs flat features, but a record of {federation.name} is {shape}; "
             'use "cnn" for images.'
         )
-    return linear(shape[0], outputs) if section.model == "linear" else mlp((shape[0], *section.hidden, outputs))
+    if section.model == "linear":
+        return linear(shape[0], outputs)
+    return mlp((shape[0], *section.hidden, outputs), activation=_ACTIVATIONS[section.activation or "relu"])
 
 
 @dataclass(frozen=True)

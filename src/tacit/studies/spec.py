@@ -50,11 +50,15 @@ class PartitionSection(_Section):
 
 
 class ObjectiveSection(_Section):
-    """What is learnt; ``hidden`` are the widths of a network's dense layers, ``channels`` of its convolutions."""
+    """What is learnt; ``hidden`` are the widths of a network's dense layers, ``channels`` of its convolutions.
+
+    ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given.
+    """
 
     model: Literal["linear", "mlp", "cnn"] = "linear"
     hidden: tuple[Count, ...] = ()
     channels: tuple[Count, ...] = ()
+    activation: Literal["relu", "softplus", "tanh"] | None = None
     loss: Literal["logistic", "softmax", "hinge", "squared", "absolute", "pinball"] | None = None
     smoothness: Positive | None = None
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -66,6 +70,8 @@ class ObjectiveSection(_Section):
             raise ValueError('set hidden = [widths] where model = "mlp", and nowhere but there and for "cnn"')
         if self.channels and self.model != "cnn":
             raise ValueError('set channels = [numbers] only where model = "cnn"')
+        if self.activation is not None and self.model != "mlp":
+            raise ValueError('set activation only where model = "mlp"')
         if (self.loss == "pinball") != (self.quantile is not None):
             raise ValueError('set quantile, such as 0.5 for the median, exactly where loss = "pinball"')
         if self.smoothness is not None and self.loss not in ("hinge", "absolute", "pinball"):

@@ -75,9 +75,9 @@ def readme(found: dict[str, Any], size: Any, network: dict[str, Any]) -> str:
 
 ![figure](figure.png)
 
-Ten silos, a network 8-{network["hidden"]}-1 (d = {network["dimension"]}; the width is ours, the paper refers to
-another one for its network), {size.rounds} rounds, delta = {network["delta"]:g}, budgets {", ".join(columns)}; mean and
-deviation over {size.seeds} runs. Features and target are scaled by public bounds, so losses are not those of the
+Ten silos, a network 8-{network["hidden"]}-1 of softplus units (d = {network["dimension"]}; that of Murata and Suzuki
+2023, to whom the paper refers), {size.rounds} rounds, delta = {network["delta"]:g}, budgets {", ".join(columns)}; mean
+and deviation over {size.seeds} runs. Features and target are scaled by public bounds, so losses are not those of the
 paper's figure, which prints no number. The paper's own accounting does not cover its experiment: Lemma 2.7 needs
 batches of at most a tenth of the records and a local epsilon of at least one. The local epsilons below are certified by
 the tight accountant. Clip and step were searched by the paper's rule on the training loss of one seed, **which is not
