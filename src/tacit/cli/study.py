@@ -268,6 +268,8 @@ def _print_parties(found: dict[str, Any], console: Console) -> None:
     """Who sees what, and what is left if the shuffler talks."""
     for party in found["parties"]:
         console.print(f"  {party['who']}: {party['sees']}")
+    if found["counts_on"] is not None:
+        console.print(found["counts_on"])
     exposed = [silo for silo in found["silos"] if silo["epsilon_without_shuffler"] is not None]
     if exposed:
         worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])

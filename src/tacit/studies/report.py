@@ -21,6 +21,7 @@ from tacit.privacy.parties import parties
 from tacit.privacy.risk import Risk
 from tacit.studies.charts import Bar, bars, curves
 from tacit.studies.drawing import trust_drawing
+from tacit.studies.plan import counts_on
 from tacit.studies.spec import Study, load_study
 
 _FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml", "metrics.csv")
@@ -73,6 +74,7 @@ def contents(folder: Path) -> dict[str, Any]:
         "protected": _protected(study),
         "guarantee": GUARANTEES[channel],
         "parties": parties(channel, int(study.algorithm.own.get("local_steps", 1))),
+        "counts_on": counts_on(study, len(silos)),
         "drawing": trust_drawing(channel, [silo["name"] for silo in silos]),
         "risks": _risk_chart(priced),
         "verdict": verdict(result, metric),

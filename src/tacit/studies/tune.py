@@ -37,6 +37,7 @@ from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selecti
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Seed, grid_program, simulate_grid
 from tacit.silo import enrol
+from tacit.studies.plan import fewest_of
 from tacit.studies.run import Prepared, prepare, starts_of, summary, watch
 from tacit.studies.spec import Study, StudyError
 
@@ -199,8 +200,7 @@ def _check_points(prepared: Prepared, points: Sequence[Point]) -> None:
 def _unit_events(prepared: Prepared, place: int, point: Point) -> tuple[Event, ...]:
     study, records = prepared.study, [silo.records for silo in prepared.plan.silos]
     unit = prepared.builder.build(noise_multiplier=1.0, **{k.removeprefix("algorithm."): v for k, v in point.items()})
-    fewest = study.run.participants
-    company = Company(tuple(records), study.run.honest, fewest[0] if isinstance(fewest, tuple) else fewest)
+    company = Company(tuple(records), study.run.honest, fewest_of(study, len(records)))
     cap = study.privacy.max_participations
     return events_of(
         unit, place=place, silos=len(records), records=records[place], max_participations=cap, company=company
