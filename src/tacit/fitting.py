@@ -70,8 +70,9 @@ def fit(
         unit = entry.factory(problem, noise_multiplier=1.0, **chosen)
     except TypeError as error:
         raise TacitError(f"{algorithm} cannot be built: {error}.") from None
-    cap, honest = (None, 1.0) if budget is None else (budget.max_participations, budget.honest)
-    who = participation(len(names), participants, weights=weights, cap=cap, honest=honest)
+    cap, honest = (None, None) if budget is None else (budget.max_participations, budget.honest)
+    # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
+    who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
     # Shuffled channels are priced for the crowd that is sure to come.
     plans, noise = plan_silos(unit, names, records, budget and dataclasses.replace(budget, fewest=who.fewest))
     key_run, key_init = jax.random.split(jax.random.key(seed))

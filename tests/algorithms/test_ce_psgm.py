@@ -91,7 +91,7 @@ def test_a_record_enters_two_r_minus_one_shuffles_and_the_local_steps_of_its_tur
     algorithm = ce_psgm(problem, local_steps=4, **{**COMMON, "noise_multiplier": 1.0, "num_rounds": 7})
     counts = []
     for place in range(3):
-        events = events_of(algorithm, place=place, silos=3, records=40, company=Company((40, 40, 40)))
+        events = events_of(algorithm, place=place, silos=3, records=40, company=Company((40, 40, 40), 1.0, 3))
         found = {event.kind: event for event in events}
         assert found["gradient"].count * 1 + found["estimate"].count * len(found["estimate"].streams) == 2 * 7 - 1
         assert found["estimate"].reports == 120

@@ -53,16 +53,17 @@ def test_the_mean_of_reports_is_the_mean_of_records_with_the_stated_spread():
 
 def test_the_price_counts_honest_reports_of_all_silos():
     algorithm = mb_sgd(MLP, num_rounds=5, channel=CHANNEL, **COMMON)
-    [event] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24)))
+    [event] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 1.0, 3))
     assert (event.mechanism, event.reports, event.streams) == ("reports", 65, (1.0,))
-    [fewer] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), honest=0.7))
+    [fewer] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 0.7, 3))
     assert fewer.reports == 41
-    [pair] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), fewest=1))
+    [pair] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 1.0, 1))
     assert pair.reports == 17
     with pytest.raises(PricingError, match="company"):
         events_of(algorithm, place=0, silos=3, records=24)
     unit = mb_sgd(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": 1.0})
-    plans, noise = plan_silos(unit, ["a", "b", "c"], [24, 17, 24], Budget(epsilon=1.0, delta=1e-5))
+    crowd = Budget(epsilon=1.0, delta=1e-5, honest=1.0, fewest=3)
+    plans, noise = plan_silos(unit, ["a", "b", "c"], [24, 17, 24], crowd)
     assert all(plan.price.epsilon <= 1.0 for plan in plans)
     assert noise.min() > 0.5
 

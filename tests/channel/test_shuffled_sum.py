@@ -138,14 +138,14 @@ def test_the_error_is_that_of_a_trusted_server_and_grows_with_collusion():
 def test_it_is_priced_with_room_for_short_tails_and_stated_as_shuffle_dp():
     _, problem, _ = least_squares()
     unit = mb_sgd(problem, channel="shuffled-sum", num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
-    plans, noise = plan_silos(unit, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6))
+    plans, noise = plan_silos(unit, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, fewest=2))
     assert plans[0].price.epsilon <= 1.0
     assert plans[0].price.delta == 1e-6
     direct = mb_sgd(problem, num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
     assert noise[0] == pytest.approx(plan_silos(direct, ["a"], [40], Budget(epsilon=1.0, delta=1e-6))[1][0], rel=1e-5)
     assert "shuffle DP" in GUARANTEES["shuffled-sum"]
     with pytest.raises(ValueError, match="short tails"):
-        plan_silos(unit, ["a"], [40], Budget(epsilon=1.0, delta=1e-10))
+        plan_silos(unit, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, fewest=1))
 
 
 def test_a_study_says_its_channel_and_its_honest_share():

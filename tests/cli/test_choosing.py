@@ -267,10 +267,35 @@ def test_silos_say_what_comes_first(clinics, tmp_path):
 def test_tuning_is_priced_before_it_runs():
     grid = ("--grid", "algorithm.step_size=[1,8]", "--set", "run.seeds=1")
     plan = json.loads(tacit("tune", "heart-disease", *grid, "--plan", "--json").stdout)
-    assert plan["mode"] == "every run is seen"
+    assert plan["budget_covers"].startswith("the other silos")
     assert all(silo["epsilon_of_one"] < 0.75 < silo["epsilon"] <= 1.0 + 1e-9 for silo in plan["silos"])
     with pytest.raises(TacitError, match="Expected --grid such as"):
         tacit("tune", "heart-disease", "--grid", "algorithm.step_size=fast")
+    with pytest.raises(TacitError, match="--against silos or --against public"):
+        tacit("tune", "heart-disease", *grid, "--against", "nobody")
+
+
+def test_tuning_says_whom_its_price_holds_against_and_calls_an_error_an_error(tmp_path):
+    short = ("--set", "run.seeds=1", "--set", "algorithm.num_rounds=2", "--set", "algorithm.channel=trusted")
+    grid = ("--grid", "algorithm.step_size=[1,8]", *short)
+    everyone = " ".join(tacit("tune", "heart-disease", *grid, "--plan").stdout.split())
+    assert "covers everyone" in everyone
+    assert "does not cover" not in everyone
+    done = tacit("tune", "heart-disease", *grid, "--against", "public", "--out", tmp_path)
+    said = " ".join(done.stdout.split())
+    [run] = tmp_path.iterdir()
+    told = json.loads((run / "tuned.json").read_text(encoding="utf-8"))
+    worst = max(silo["epsilon"] for silo in told["silos"])
+    assert worst > 1.5
+    assert "It does not cover the other silos: they see every candidate" in said
+    assert f"Against them epsilon is {worst:.4g}." in said
+    assert "covers the public alone" in said
+    assert "Simulated: the number of candidates follows from the study's seed" in said
+    assert "private validation error" in said
+    assert "less is better" in said
+    assert "score" not in said
+    assert "are not priced" in said
+    assert not [name for name in told["metrics"] if not name.startswith("test_")]
 
 
 @pytest.mark.parametrize("command", [["choose"], ["init"], ["tune"], ["silo", "init"]])

@@ -8,9 +8,10 @@ import tacit
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy import PricingError
-from tacit.privacy.crowd import counted_silos
-from tacit.privacy.plan import Budget, events_of, plan_silos
+from tacit.privacy.crowd import colluding_silos, counted_silos
+from tacit.privacy.plan import Budget, Company, events_of, plan_silos
 from tacit.runtime.server.terms import check_study
+from tacit.studies.plan import counts_on
 from tacit.studies.spec import StudyError, load_study
 
 SERVER = Server(lambda state: state, lambda state, message: state)
@@ -60,8 +61,71 @@ def test_promises_that_real_silos_do_not_price_are_not_proposed_to_them(field):
 )
 def test_all_that_collude_may_be_among_those_that_come(silos, least, honest, counted):
     assert counted_silos(silos, least, honest) == counted
-    with pytest.raises(PricingError, match="collude"):
+    with pytest.raises(PricingError, match=r"collude|least=0"):
         counted_silos(silos, silos - int(honest * silos), honest)
+
+
+@pytest.mark.parametrize(
+    ("silos", "least", "honest", "words"),
+    [
+        (10, 5, 1.5, "0 < honest"),
+        (10, 5, 0.0, "0 < honest"),
+        (10, 5, float("nan"), "0 < honest"),
+        (10, 20, 1.0, "at most 10 silos"),
+        (10, 0, 1.0, "least"),
+        (10, 5.5, 1.0, "integer"),
+        (0, 1, 1.0, "silos"),
+    ],
+)
+def test_a_crowd_is_never_larger_than_the_silos_there_are(silos, least, honest, words):
+    with pytest.raises(PricingError, match=words):
+        counted_silos(silos, least, honest)
+    with pytest.raises(PricingError, match=words):
+        Company((40,) * silos, honest, least)
+
+
+def test_a_share_of_colluding_silos_is_a_share():
+    assert colluding_silos(10, 0.75) == 3
+    with pytest.raises(PricingError, match="0 < honest"):
+        colluding_silos(10, 1.5)
+
+
+@pytest.mark.parametrize("channel", ["shuffled-sum", "shuffled-reports"])
+def test_a_price_that_counts_on_others_says_on_how_many(channel):
+    def hidden(who):
+        return schedule({"g": (Release(lambda work: 1.0, 1.0, None, "full", channel=channel), who)}, ("g",) * 3)
+
+    names, records = ["a", "b", "c"], [40, 40, 40]
+    for said in ({}, {"honest": 1.0}, {"fewest": 3}):
+        with pytest.raises(PricingError, match=r"honest=.*fewest="):
+            plan_silos(hidden("sampled"), names, records, Budget(epsilon=1.0, delta=1e-6, **said))
+    # Where everybody comes to every round there is nothing to say of how many come.
+    everyone, _ = plan_silos(hidden("all"), names, records, Budget(epsilon=1.0, delta=1e-6, honest=1.0))
+    assert everyone[0].price.epsilon <= 1.0
+    plain = schedule({"g": (Release(lambda work: 1.0, 1.0, None, "full"), "sampled")}, ("g",) * 3)
+    assert plan_silos(plain, names, records, Budget(epsilon=1.0, delta=1e-6))[0][0].price.epsilon <= 1.0
+
+
+def test_a_fit_through_a_shuffled_channel_must_say_who_is_honest():
+    silos = [{"x": np.ones((40, 2)), "y": np.arange(40) % 2} for _ in range(3)]
+    terms = {"channel": "shuffled-sum", "step_size": 0.1, "num_rounds": 1, "clip_norm": 1.0}
+    with pytest.raises(PricingError, match="honest"):
+        tacit.fit(
+            Problem(Objective(linear(2, 1), logistic())),
+            silos,
+            algorithm="mb-sgd",
+            budget=tacit.Budget(epsilon=2.0, delta=1e-5),
+            **terms,
+        )
+
+
+@pytest.mark.parametrize(("channel", "says"), [("shuffled-sum", True), ("shuffled-reports", True), ("direct", False)])
+def test_a_plan_says_what_its_price_counts_on(channel, says):
+    terms = [f"algorithm.channel={channel}", "run.honest=0.75", "run.participants=3"]
+    said = counts_on(load_study("heart-disease", terms), 4)
+    assert (said is not None) is says
+    if said is not None:
+        assert "at most 1 of 4 collude (run.honest = 0.75), and at least 3 come" in said
 
 
 def test_a_fit_pays_for_the_crowd_that_comes():
@@ -71,9 +135,8 @@ def test_a_fit_pays_for_the_crowd_that_comes():
     terms = {"channel": "shuffled-reports", "step_size": 0.1, "num_rounds": 2, "clip_norm": 1.0}
 
     def reports(**changes):
-        found = tacit.fit(
-            problem, silos, algorithm="mb-sgd", budget=tacit.Budget(epsilon=2.0, delta=1e-5), **terms, **changes
-        )
+        budget = tacit.Budget(epsilon=2.0, delta=1e-5, honest=1.0)
+        found = tacit.fit(problem, silos, algorithm="mb-sgd", budget=budget, **terms, **changes)
         assert bool(jnp.all(jnp.isfinite(found.params["linear"]["w"])))
         return found.silos[0].events[0].reports
 

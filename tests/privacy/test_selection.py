@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from tacit.privacy import PricingError, gdp_epsilon
+from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.selection import (
+    MOST_TRIES,
     NegativeBinomial,
     Poisson,
     epsilon_of_rdp,
     selected_rdp,
     selection_epsilon,
     selection_mu,
+    watched_epsilon,
 )
 
 ORDERS = (1.05, 1.5, 2.0, 4.0, 16.0)
@@ -135,3 +138,47 @@ def test_what_cannot_be_priced_is_refused():
         NegativeBinomial.of_mean(1.0)
     with pytest.raises(PricingError, match="eta"):
         NegativeBinomial(-1.0, 0.5)
+
+
+@pytest.mark.parametrize("tries", TRIES, ids=str)
+def test_the_tail_is_bounded_from_above(tries):
+    numbers, chances = table_of(tries)
+    for number in (0, 1, 3, 20, 200):
+        tail = chances[numbers > number].sum()
+        assert tail - 1e-12 <= tries.beyond(number) <= 40 * tail + 1e-12
+
+
+@pytest.mark.parametrize(("mean", "known"), [(4.0, 3.57), (10.0, 7.06), (50.0, 25.5)])
+def test_whoever_watches_the_runs_learns_more_than_the_best_tells(mean, known):
+    """What is sold for epsilon one against those who see the winner alone, against those who see K and the losers."""
+    tries, delta = NegativeBinomial.of_mean(mean), 1e-6
+    mu = selection_mu(1.0, tries, delta=delta)
+    watched = watched_epsilon(mu, tries, delta=delta)
+    assert watched == pytest.approx(known, rel=2e-3)
+
+    def exact(epsilon: float) -> float:
+        return sum(tries.chance(k) * float(gauss_delta(epsilon, mu * math.sqrt(k))) for k in range(1, 8000))
+
+    assert exact(watched) <= delta < exact(watched * (1 - 1e-4))
+
+
+def test_watching_a_number_that_hardly_varies_is_composition():
+    """K is one, but for a chance that is smaller than delta pays for."""
+    tries = NegativeBinomial(1.0, 1 - 1e-9)
+    assert watched_epsilon(0.5, tries, delta=1e-6) == pytest.approx(gdp_epsilon(0.5, 1e-6), rel=1e-4)
+    assert watched_epsilon(1e-9, tries, delta=1e-6) == 0.0
+
+
+def test_numbers_of_runs_that_are_cut_are_charged_or_refused():
+    many = NegativeBinomial.of_mean(1e5)
+    assert many.beyond(MOST_TRIES) > 0.01
+    for priced in (selection_epsilon, watched_epsilon):
+        with pytest.raises(PricingError, match="lower the number of runs"):
+            priced(0.1, many, delta=1e-6)
+    with pytest.raises(PricingError, match="lower the number of runs"):
+        selection_mu(3.0, many, delta=1e-6)
+    some = NegativeBinomial.of_mean(6000.0)  # For its tail a large delta pays, and a small one does not.
+    assert 1e-9 < some.beyond(MOST_TRIES) < 1e-5
+    assert selection_epsilon(0.01, some, delta=0.1) > 0
+    with pytest.raises(PricingError, match="too much of delta"):
+        selection_epsilon(0.01, some, delta=1e-6)

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
+from tacit.studies.bound import NO_BALL
 from tacit.studies.run import prepare
 from tacit.studies.spec import load_study
 from tacit.theory import Statement
@@ -18,7 +19,8 @@ def planned(*overrides):
 def test_a_ball_makes_the_bound_known():
     found = planned("objective.regulariser=l2-ball:3").bound
     assert isinstance(found, Statement)
-    assert found.risk == "population"
+    # A study does not say that its silos are alike, so that the promise is about the records at hand.
+    assert found.risk == "empirical"
     assert found.bound > found.lower_bound > 0
     tighter = planned("objective.regulariser={kind='l2-ball', radius=3}", "privacy.epsilon=4").bound
     assert tighter.bound < found.bound
@@ -33,6 +35,37 @@ def test_a_ball_makes_the_bound_known():
 )
 def test_a_missing_constant_is_named(overrides, word):
     assert word in planned(*overrides).bound
+
+
+@pytest.mark.parametrize(
+    "flags", [("--max-rounds", "1000"), ("--max-rounds", "3", "--goal", "population"), ("--epsilon", "0.01")]
+)
+def test_choose_and_plan_say_the_same_of_the_same_theorem(tmp_path, flags):
+    out = tmp_path / "chosen.toml"
+    command = ["choose", "--study", "heart-disease", *flags, "--out", str(out)]
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    best = next(row for row in found["candidates"] if row["algorithm"] == found["winner"])
+    plan = ["plan", str(out), "--set", "run.seeds=1"]
+    told = json.loads(CliRunner().invoke(app, [*plan, "--json"]).output)
+    assert told["theory"]["sentence"] == best["sentence"]
+    shown = " ".join(CliRunner().invoke(app, [*command, "--force"]).output.split())
+    assert best["sentence"] in shown
+    assert best["sentence"] in " ".join(CliRunner().invoke(app, plan).output.split())
+    # And of what is missing, before there is such a study.
+    [assumed] = [line for line in found["assumed"] if line.startswith("diameter")]
+    assert NO_BALL in assumed
+    assert NO_BALL in planned().bound
+
+
+def test_conditions_of_the_lower_bound_do_not_empty_the_promise():
+    found = planned("objective.regulariser=l2-ball:1").bound
+    assert found.failed == ()
+    assert any(not c.holds for c in found.lower_conditions)
+    said = found.sentence()
+    assert "Its conditions hold." in said
+    assert "this lower bound alone needs more: " in said
+    void = planned("objective.regulariser=l2-ball:1", "privacy.epsilon=0.001").bound
+    assert f"The promise is empty: it needs {'; '.join(void.failed)}." in void.sentence()
 
 
 def test_no_theorem_is_no_bound():

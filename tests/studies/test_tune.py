@@ -6,9 +6,10 @@ import math
 import pytest
 
 from tacit.privacy import gdp_epsilon, price
+from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.selection import selection_epsilon
 from tacit.studies.spec import StudyError, load_study
-from tacit.studies.tune import _unit_events, plan_tuning, tune, tuned_json
+from tacit.studies.tune import AGAINST, _unit_events, plan_json, plan_tuning, tune, tuned_json
 
 GRID = {"algorithm.step_size": [1.0, 4.0, 8.0]}
 
@@ -24,11 +25,11 @@ def built_events(plan, place):
 
 def test_a_server_that_sees_every_run_is_paid_for():
     plan = plan_tuning(study(), GRID)
-    assert plan.mode == "every run is seen"
+    assert plan.against == "silos"
     for place, silo in enumerate(plan.silos):
         all_runs = [dataclasses.replace(e, count=3 * e.count) for e in built_events(plan, place)]
         assert 0.999 < price(all_runs, delta=plan.delta).epsilon <= 1.0 + 1e-9
-        assert silo.epsilon == pytest.approx(1.0)
+        assert silo.epsilon == silo.silos == silo.public == pytest.approx(1.0)
     # The scores: three releases of separation 1/z on validation records, disjoint from those trained on.
     assert gdp_epsilon(math.sqrt(3) * plan.separation, plan.delta) == pytest.approx(1.0)
 
@@ -37,49 +38,117 @@ def test_sampled_candidates_are_composed():
     plan = plan_tuning(study("algorithm.sampling=poisson", "algorithm.batch_size=20"), GRID)
     for place, silo in enumerate(plan.silos):
         all_runs = [dataclasses.replace(e, count=3 * e.count) for e in built_events(plan, place)]
-        assert price(all_runs, delta=plan.delta).epsilon <= 1.0 + 1e-6
-        assert silo.epsilon_of_one < silo.epsilon <= 1.0
+        trained = price(all_runs, delta=plan.delta).epsilon
+        validated = gdp_epsilon(math.sqrt(3) * plan.separation, plan.delta)
+        assert trained <= 1.0 + 1e-6
+        # A validation record pays for the scores, and no less because batches of training are sampled.
+        assert silo.epsilon >= validated * (1 - 1e-9)
+        assert silo.epsilon_of_one >= gdp_epsilon(plan.separation, plan.delta)
+        assert silo.epsilon_of_one < silo.epsilon <= 1.0 + 1e-9
 
 
-def test_a_trusted_server_pays_for_the_best_of_a_random_number():
-    plan = plan_tuning(study("algorithm.channel=trusted"), GRID, mean_tries=10.0)
-    assert plan.mode == "only the best is told"
+TRUSTED = "algorithm.channel=trusted"
+
+
+def test_silos_that_watch_a_trusted_server_train_are_paid_for_unless_it_is_said():
+    plan = plan_tuning(study(TRUSTED), GRID)
+    assert (plan.against, plan.tries) == ("silos", None)
+    for place, silo in enumerate(plan.silos):
+        all_runs = [dataclasses.replace(e, count=3 * e.count) for e in built_events(plan, place)]
+        assert 0.999 < price(all_runs, delta=plan.delta).epsilon <= 1.0 + 1e-9
+        assert silo.silos == pytest.approx(1.0)
+    assert plan_json(plan)["budget_covers"] == AGAINST["silos"]
+
+
+def test_the_price_of_the_best_alone_stands_beside_what_the_silos_see():
+    plan = plan_tuning(study(TRUSTED), GRID, against="public", mean_tries=10.0)
     assert plan.tries.mean == pytest.approx(10.0)
     for place, silo in enumerate(plan.silos):
         mu = price(built_events(plan, place), delta=plan.delta).mu
         assert mu <= plan.separation
-        assert silo.epsilon == pytest.approx(selection_epsilon(plan.separation, plan.tries, delta=plan.delta))
-        assert 0.999 < silo.epsilon <= 1.0
+        assert silo.public == pytest.approx(selection_epsilon(plan.separation, plan.tries, delta=plan.delta))
+        assert 0.999 < silo.public <= 1.0
+        # A silo sees K and all K runs: the exact mixture over K is what that costs.
+        chances = [(k, plan.tries.chance(k)) for k in range(1, 2500)]
+        separations = [(chance, plan.separation * math.sqrt(k)) for k, chance in chances if chance > 1e-20]
+        seen = sum(chance * float(gauss_delta(silo.silos, mu)) for chance, mu in separations)
+        assert seen == pytest.approx(plan.delta, rel=1e-3)
+        assert silo.epsilon == silo.silos > 5 * silo.public
+    told = plan_json(plan)
+    assert told["budget_covers"] == AGAINST["public"]
+    assert told["silos"][0]["epsilon"] == plan.silos[0].silos
+    assert told["silos"][0]["epsilon_against"] == {
+        AGAINST["silos"]: plan.silos[0].silos,
+        AGAINST["public"]: plan.silos[0].public,
+    }
+    assert told["tries"]["drawn"].startswith("simulated")
     # Hiding nine losers is worth a lot: each run may be louder than if all ten were seen.
     seen = plan_tuning(study(), {"algorithm.step_size": [float(i) for i in range(1, 11)]})
     assert plan.separation > 1.3 * seen.separation
 
 
-def test_the_best_score_wins_and_losers_of_a_trusted_server_are_not_told():
-    open_race = tuned_json(tune(plan_tuning(study("privacy.epsilon=20"), GRID)))
-    scores = [row["score"] for row in open_race["candidates"]]
-    assert len(scores) == 3
-    assert open_race["score"] == min(scores)
-    assert open_race["chosen"] == open_race["candidates"][scores.index(min(scores))]["point"]
-    assert 0 < open_race["metrics"]["test_error"]["mean"] < 0.5
-    secret = tuned_json(tune(plan_tuning(study("algorithm.channel=trusted", "privacy.epsilon=20"), GRID)))
-    assert len(secret["candidates"]) == 1
+ONE_SILO = ("data.name=breast-cancer", "partition.silos=1", "partition.kind=iid")
+
+
+def test_one_silo_alone_has_no_other_silos_to_pay_for():
+    one = plan_tuning(study(TRUSTED, *ONE_SILO), GRID)
+    assert one.against == "public"
+    [silo] = one.silos
+    assert silo.silos is None
+    assert silo.epsilon == silo.public == pytest.approx(1.0, rel=1e-3)
+    assert list(plan_json(one)["silos"][0]["epsilon_against"]) == [AGAINST["public"]]
+
+
+def test_the_best_error_wins_and_what_may_be_told_holds_nothing_exact():
+    plan = plan_tuning(study("privacy.epsilon=20"), GRID)
+    shown = []
+    race = tune(plan, lambda *row: shown.append(row))
+    assert shown == [("candidates", done, 3) for done in (1, 2, 3)]
+    told = tuned_json(race)
+    errors = [row["private_validation_error"] for row in told["candidates"]]
+    assert len(errors) == 3
+    assert told["private_validation_error"] == min(errors)
+    assert told["chosen"] == told["candidates"][errors.index(min(errors))]["point"]
+    assert 0 < told["metrics"]["test_error"]["mean"] < 0.5
+    # Exact errors of training and validation records are known to the simulation, and not told.
+    assert {"train_error", "validation_error"} < set(race.metrics)
+    assert all(name.startswith("test_") for name in told["metrics"])
+    exact = {value for name, value in race.metrics.items() if not name.startswith("test_")}
+    assert not exact & set(_numbers(told))
+    assert "not priced" in told["metrics_measured_on"]
+
+
+def test_neither_losers_nor_their_number_are_told_to_the_public():
+    plan, shown = plan_tuning(study(TRUSTED, "privacy.epsilon=20"), GRID, against="public"), []
+    race = tune(plan, lambda *row: shown.append(row))
+    assert len(tuned_json(race)["candidates"]) == 1
+    assert [row[1:] for row in shown] == [(0, None)]
+
+
+def _numbers(told):
+    if isinstance(told, dict | list):
+        for part in told.values() if isinstance(told, dict) else told:
+            yield from _numbers(part)
+    elif isinstance(told, float):
+        yield told
 
 
 @pytest.mark.parametrize(
-    ("overrides", "grid", "tries", "words"),
+    ("overrides", "grid", "terms", "words"),
     [
-        (("privacy.epsilon=none",), GRID, None, "one epsilon"),
-        ((), {"algorithm.num_rounds": [1.0]}, None, "expected values for keys among"),
-        ((), GRID, 5.0, "sees all 3 candidates"),
-        (("algorithm.channel=trusted", "algorithm.sampling=poisson", "algorithm.batch_size=9"), GRID, None, "full"),
-        (("partition.validation=0.0",), GRID, None, "no validation records"),
-        (("algorithm.channel=shuffled-reports",), GRID, None, "no shuffled reports"),
+        (("privacy.epsilon=none",), GRID, {}, "one epsilon"),
+        ((), {"algorithm.num_rounds": [1.0]}, {}, "expected values for keys among"),
+        ((), GRID, {"mean_tries": 5.0}, "sees all 3 candidates"),
+        ((), GRID, {"against": "public"}, "not trusted sees all 3 candidates"),
+        ((TRUSTED,), GRID, {"mean_tries": 5.0}, "4 silos see every candidate.*--against public"),
+        ((TRUSTED, "algorithm.sampling=poisson", "algorithm.batch_size=9"), GRID, {"against": "public"}, "full"),
+        (("partition.validation=0.0",), GRID, {}, "no validation records"),
+        (("algorithm.channel=shuffled-reports",), GRID, {}, "no shuffled reports"),
     ],
 )
-def test_what_has_no_price_is_refused(overrides, grid, tries, words):
+def test_what_has_no_price_is_refused(overrides, grid, terms, words):
     with pytest.raises(StudyError, match=words):
-        plan_tuning(study(*overrides), grid, mean_tries=tries)
+        plan_tuning(study(*overrides), grid, **terms)
 
 
 def test_a_grid_that_changes_what_is_released_is_refused():

@@ -33,15 +33,12 @@ from tacit.theory import (
     PsgmSetting,
     Statement,
     TheoryError,
-    accelerated_mb_sgd_from_theory,
     ce_psgm_from_theory,
     fed_sgda_from_theory,
-    mb_sgd_from_theory,
-    mu2_sgd_from_theory,
-    one_pass_accelerated_from_theory,
     pl_svrg_from_theory,
     prox_sgd_from_theory,
     prox_spider_from_theory,
+    stated,
     stationarity_bound,
     steffle_setting,
     table_1,
@@ -57,7 +54,8 @@ class Candidate:
     """One algorithm held against a situation; without ``reasons`` its theorem applies.
 
     ``bound`` has all constants (None where the theorem hides them); ``rate`` has its constant set to one; ``failed``
-    are conditions of the theorem that do not hold at these numbers, so that the promise is void.
+    are conditions of the theorem that do not hold at these numbers, so that the promise is void. ``sentence`` says all
+    this in words, where the theorem has constants.
     """
 
     algorithm: str
@@ -71,6 +69,7 @@ class Candidate:
     failed: tuple[str, ...] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     smoothing: float | None = None
+    sentence: str = ""
 
     @property
     def applies(self) -> bool:
@@ -143,37 +142,17 @@ def _from_statement(found: Statement, channel: str = "direct", measure: Measure 
         failed=found.failed,
         parameters=found.parameters,
         smoothing=found.smoothing,
+        sentence=found.sentence(measure or by_risk),
     )
 
 
-def _capped(theorem: Callable[..., Statement], s: Situation, **own: Any) -> Statement:
-    """The theorem with its own number of rounds, or with the most that are allowed."""
-    found = theorem(s.convex_setting(), **own)
-    if found.parameters["num_rounds"] <= s.max_rounds:
-        return found
-    return theorem(s.convex_setting(), num_rounds=s.max_rounds, **own)
+def _convex(name: str) -> Theorem:
+    def theorem(s: Situation) -> Candidate:
+        channel = "trusted" if name == "mu2-sgd" and s.trusted_server else "direct"
+        terms: dict[str, Any] = {"heterogeneous": s.heterogeneous, "channel": channel}
+        return _from_statement(stated(name, s.convex_setting(), most_rounds=s.max_rounds, **terms), channel)
 
-
-def _mb_sgd(s: Situation) -> Candidate:
-    return _from_statement(_capped(mb_sgd_from_theory, s, risk="empirical" if s.heterogeneous else "population"))
-
-
-def _accelerated(s: Situation) -> Candidate:
-    return _from_statement(_capped(accelerated_mb_sgd_from_theory, s))
-
-
-def _one_pass_batch(s: Situation) -> int:
-    return math.ceil(s.records / s.max_rounds)
-
-
-def _one_pass(s: Situation) -> Candidate:
-    return _from_statement(one_pass_accelerated_from_theory(s.convex_setting(), batch_size=_one_pass_batch(s)))
-
-
-def _mu2(s: Situation) -> Candidate:
-    channel: Literal["direct", "trusted"] = "trusted" if s.trusted_server else "direct"
-    found = mu2_sgd_from_theory(s.convex_setting(), channel=channel, batch_size=_one_pass_batch(s))
-    return _from_statement(found, channel)
+    return theorem
 
 
 def _prox_sgd(s: Situation) -> Candidate:
@@ -313,10 +292,10 @@ def _steffle(s: Situation) -> Candidate:
 
 
 _TABLE: tuple[tuple[str, tuple[Rule, ...], Theorem], ...] = (
-    ("mb-sgd", (UNFAIR, CONVEX), _mb_sgd),
-    ("accelerated-mb-sgd", (UNFAIR, CONVEX), _accelerated),
-    ("one-pass-accelerated", (UNFAIR, CONVEX, SMOOTH), _one_pass),
-    ("mu2-sgd", (UNFAIR, CONVEX, SMOOTH, EVERYONE), _mu2),
+    ("mb-sgd", (UNFAIR, CONVEX), _convex("mb-sgd")),
+    ("accelerated-mb-sgd", (UNFAIR, CONVEX), _convex("accelerated-mb-sgd")),
+    ("one-pass-accelerated", (UNFAIR, CONVEX, SMOOTH), _convex("one-pass-accelerated")),
+    ("mu2-sgd", (UNFAIR, CONVEX, SMOOTH, EVERYONE), _convex("mu2-sgd")),
     ("prox-sgd", (UNFAIR, SMOOTH, PL), _prox_sgd),
     ("pl-svrg", (UNFAIR, SMOOTH, PL), _pl_svrg),
     ("prox-spider", (UNFAIR, SMOOTH), _prox_spider),

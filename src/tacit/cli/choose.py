@@ -113,6 +113,8 @@ def choose_command(
     )  # fmt: skip
     own, unpriced = (None, False) if study is None else _from_study(study, answers)
     assumed = _complete(answers, asking=somebody_answers() and not as_json)
+    if study is not None:
+        assumed = [f"{line} ({_no_ball()})" if line.startswith("diameter") else line for line in assumed]
     situation = _situation(answers, gap, max_rounds)
     found = candidates(situation)
     best = winner(found, _GOALS[goal] if goal else None)  # type: ignore[arg-type]
@@ -125,6 +127,13 @@ def choose_command(
         Console().print(
             f"[bold red]Not private:[/] preprocessing of {escape(str(study))} read private records and is not priced."
         )
+
+
+def _no_ball() -> str:
+    """In the words of `tacit plan`, which has no bound then."""
+    from tacit.studies.bound import NO_BALL
+
+    return NO_BALL
 
 
 def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
@@ -291,6 +300,7 @@ def _as_data(
             "rate": c.rate,
             "rounds": c.rounds,
             "conditions_that_fail": list(c.failed),
+            "sentence": c.sentence or None,
         }
         for c in found
     ]
@@ -317,8 +327,8 @@ def _print(
         console.print(others)
     console.print(
         f"At the smallest silo, {situation.records} records. Bounds are on population or empirical excess risk, or on "
-        "the squared gradient; where a line says that a condition fails, the promise is empty. A bound has all its "
-        "constants; a rate has its constant set to one and compares, but promises nothing."
+        "the squared gradient. A bound has all its constants; a rate has its constant set to one and compares, but "
+        "promises nothing."
     )
     for line in assumed:
         console.print(f"assumed  {line}", highlight=False)
@@ -326,6 +336,8 @@ def _print(
 
 
 def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, console: Console) -> None:
+    from tacit.theory import conditions_text
+
     headings = ("algorithm", "channel", "bounds", "bound", "rate", "rounds")
     # Narrow enough for 80 columns, with the longest names.
     table = Table(
@@ -341,7 +353,7 @@ def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, consol
             name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
             measure = short.get(c.measure or "", c.measure or "")
             table.add_row(name, c.channel, measure, _number(c.bound), _number(c.rate), str(c.rounds))
-            failures += [f"fails  {c.algorithm}: {'; '.join(c.failed)}"] if c.failed else []
+            failures += [f"{c.algorithm}: {conditions_text(c.failed)}"] if c.failed else []
     if table.row_count:
         console.print(table)
     for line in failures:
@@ -352,11 +364,14 @@ def _print_winner(best: Candidate | None, written: str | None, console: Console)
     if best is None:
         console.print("[bold red]No theorem applies.[/] See the reasons above.")
         return
+    from tacit.theory import conditions_text
+
     console.print(f"Winner: [bold green]{best.algorithm}[/] ({best.source}), {best.rounds} rounds.")
+    console.print(escape(best.sentence or conditions_text(best.failed)))
     if best.failed:
         console.print(
-            "[bold red]Its promise is empty at these numbers:[/] " + escape("; ".join(best.failed)) + ". More records "
-            "or silos, a larger epsilon, or fewer parameters would help; practice is often better than theory."
+            "More records or silos, a larger epsilon, or fewer parameters would help; practice is often better than "
+            "theory."
         )
     if written is None:
         console.print("A study of it: add --out FILE.toml")

@@ -100,8 +100,11 @@ def live_view(prepared: Prepared, *, quiet: bool) -> Iterator[Callable[[Sight], 
 
 
 @contextmanager
-def progress_bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar for each label on standard error; none where a machine reads."""
+def progress_bars(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """A progress bar for each label on standard error; none where a machine reads.
+
+    Without a total, which may be a secret, it shows that something goes on, and not how far.
+    """
     if quiet:
         yield None
         return
@@ -109,7 +112,7 @@ def progress_bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None] | 
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
-        def watch(label: str, done: int, total: int) -> None:
+        def watch(label: str, done: int, total: int | None) -> None:
             if label not in tasks:
                 tasks[label] = bars.add_task(label, total=total)
             bars.update(tasks[label], completed=done)

@@ -93,9 +93,15 @@ def _check_resume(study: str | None, overrides: list[str] | None, folder: Path) 
 
 
 def _print_result(written: dict[str, Any], report: Path) -> None:
+    from tacit.studies.constant import nothing_learnt
+    from tacit.studies.report import main_metric
+
     console = Console()
     console.print(_silo_table(written))
     console.print(_score_table(written))
+    nothing = nothing_learnt(written, main_metric(written["metrics"]))
+    if nothing is not None:
+        console.print(f"[bold red]{nothing}[/]")
     if written["grid"]:
         console.print(_grid_table(written["grid"]))
     if written["preprocessing_private"]:
@@ -189,6 +195,7 @@ def _silo_table(written: dict[str, Any]) -> Table:
 
 
 def _score_table(written: dict[str, Any]) -> Table:
+    from tacit.studies.constant import constant_label
     from tacit.studies.report import open_label
 
     names = [name for name in written["metrics"] if name.startswith("test_")]
@@ -198,8 +205,12 @@ def _score_table(written: dict[str, Any]) -> Table:
     if private:
         rows[f"all silos, {open_label(written)}"] = written["baselines"]["non_private"]
     rows |= {f"{silo} alone": values for silo, values in written["baselines"]["alone"].items()}
+    constant = constant_label(written)
+    if constant is not None:
+        rows[constant] = written["baselines"]["constant"]
     for label, values in rows.items():
-        table.add_row(label, *(f"{values[name]['mean']:.3f} ± {values[name]['std']:.3f}" for name in names))
+        shown = (values.get(name) for name in names)
+        table.add_row(label, *("–" if v is None else f"{v['mean']:.3f} ± {v['std']:.3f}" for v in shown))
     return table
 
 
@@ -268,6 +279,8 @@ def _print_parties(found: dict[str, Any], console: Console) -> None:
     """Who sees what, and what is left if the shuffler talks."""
     for party in found["parties"]:
         console.print(f"  {party['who']}: {party['sees']}")
+    if found["counts_on"] is not None:
+        console.print(found["counts_on"])
     exposed = [silo for silo in found["silos"] if silo["epsilon_without_shuffler"] is not None]
     if exposed:
         worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])

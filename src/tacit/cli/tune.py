@@ -16,7 +16,7 @@ from tacit.cli.study import Json, Set, Study
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
-    from tacit.studies.tune import Tuned, TunePlan
+    from tacit.studies.tune import Against, Tuned, TunePlan
 
 
 def tune_command(
@@ -26,18 +26,27 @@ def tune_command(
         typer.Option("--grid", metavar="SECTION.KEY=[V1,V2]", help="Values to choose from; may be repeated."),
     ],
     overrides: Set = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="silos|public",
+            help="Whom the budget must cover: all who watch training, the other silos among them (the default), or, "
+            'with channel "trusted", only the public, who sees nothing but the chosen model.',
+        ),
+    ] = None,
     tries: Annotated[
         float | None,
-        typer.Option(help='Candidates on average, for channel "trusted"; by default as many as the grid has points.'),
+        typer.Option(help="Candidates on average, with --against public; by default as many as the grid has points."),
     ] = None,
     plan_only: Annotated[bool, typer.Option("--plan", help="Show the price and stop.")] = False,
     out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Choose hyperparameters by private validation scores, all of it within the study's epsilon.
+    """Choose hyperparameters by private validation errors, all of it within the study's epsilon.
 
-    Every candidate is a whole training and a private score. A server that is not trusted sees all of them, so that
-    records pay for all; with channel "trusted" only the best is told, at the price of Papernot and Steinke.
+    Every candidate is a whole training and a private error. The silos that train see all of them, so that records pay
+    for all. With channel "trusted" and --against public the budget covers only those who see nothing but the chosen
+    model, at the price of Papernot and Steinke; what it costs against the other silos is told beside it. Simulated.
 
     Example: tacit tune heart-disease --grid "algorithm.step_size=[2,8]" --grid "algorithm.clip_norm=[0.3,1]"
     """
@@ -46,7 +55,8 @@ def tune_command(
     from tacit.studies.tune import plan_json, plan_tuning, tune, tuned_json
 
     resolved = load_study(study, overrides or ())
-    plan = plan_tuning(resolved, dict(_values(text) for text in grid), mean_tries=tries)
+    values = dict(_values(text) for text in grid)
+    plan = plan_tuning(resolved, values, against=_against(against), mean_tries=tries)
     if plan_only:
         typer.echo(json.dumps(plan_json(plan))) if as_json else _print_plan(plan)
         return
@@ -60,6 +70,13 @@ def tune_command(
         return
     _print_plan(plan)
     _print_tuned(written)
+
+
+def _against(text: str | None) -> Against | None:
+    known: dict[str | None, Against | None] = {None: None, "silos": "silos", "public": "public"}
+    if text in known:
+        return known[text]
+    raise TacitError(f"Expected --against silos or --against public, got {text!r}.")
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
@@ -83,34 +100,56 @@ def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
 
 
 def _print_plan(plan: TunePlan) -> None:
+    from tacit.studies.tune import AGAINST, SIMULATED
+
     console = Console()
-    table = Table("silo", "records", "validation", "one candidate", "all of it", title="epsilon of tuning")
+    table = Table("silo", "records", "validation", "one candidate", title="epsilon of tuning, by whom it holds against")
+    table.add_column("the silos")
+    table.add_column("the public")
     for silo in plan.silos:
         sizes = str(silo.records), str(silo.validation)
-        table.add_row(silo.name, *sizes, f"{silo.epsilon_of_one:.4f}", f"{silo.epsilon:.4f}")
+        watched = "nobody" if silo.silos is None else f"{silo.silos:.4f}"
+        table.add_row(silo.name, *sizes, f"{silo.epsilon_of_one:.4f}", watched, f"{silo.public:.4f}")
     console.print(table)
+    for who, words in AGAINST.items():
+        console.print(f"the {who}: {words}", highlight=False)
+    epsilon = plan.prepared.study.privacy.epsilon
     if plan.tries is None:
         console.print(
-            f"{len(plan.points)} candidates, every one seen by the server: all are paid for together, exactly."
+            f"{len(plan.points)} candidates, every one seen by those who train: all are paid for together, exactly. "
+            f"The budget, epsilon = {epsilon}, covers everyone."
         )
     else:
-        console.print(
-            f"About {plan.tries.mean:.3g} candidates, a secret random number; the trusted server tells only the best "
-            "(Papernot and Steinke 2022, Theorem 2)."
-        )
+        _print_selection(plan, console)
+        console.print(SIMULATED[0].upper() + SIMULATED[1:] + ".")
     if plan.prepared.federations[0].touches_private_data:
         console.print("[bold red]Not private:[/] preprocessing read private records and was not priced.")
     console.print(f"delta = {plan.delta:g}. A record is in training or in validation, and pays for the dearer.")
 
 
+def _print_selection(plan: TunePlan, console: Console) -> None:
+    mean, epsilon = 0.0 if plan.tries is None else plan.tries.mean, plan.prepared.study.privacy.epsilon
+    console.print(
+        f"About {mean:.3g} candidates, a random number. The budget, epsilon = {epsilon}, covers the public alone, who "
+        "is told neither the number nor the losers (Papernot and Steinke 2022, Theorem 2)."
+    )
+    watched = [silo.silos for silo in plan.silos if silo.silos is not None]
+    if watched:
+        console.print(
+            "[bold red]It does not cover the other silos:[/] they see every candidate that is trained, and so how many "
+            f"there are. Against them epsilon is {max(watched):.4g}. Leave out --against public for a price that "
+            "covers them."
+        )
+
+
 def _print_tuned(written: dict[str, Any]) -> None:
     console = Console()
-    table = Table(*written["chosen"], "private score", title="candidates that may be told")
+    table = Table(*written["chosen"], "private validation error", title="candidates that may be told; less is better")
     for row in written["candidates"]:
-        table.add_row(*(f"{value:g}" for value in row["point"].values()), f"{row['score']:.4f}")
+        values = (f"{value:g}" for value in row["point"].values())
+        table.add_row(*values, f"{row['private_validation_error']:.4f}")
     console.print(table)
     chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
-    tests = ", ".join(
-        f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items() if name.startswith("test")
-    )
-    console.print(f"Chosen: {chosen}. {tests}. The model is in {written['run_dir']}; training it again costs again.")
+    tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
+    console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
+    console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")

@@ -2,7 +2,16 @@
 
 import math
 
-from tacit.privacy.events import PricingError
+from tacit.privacy.events import PricingError, integer
+
+
+def check_crowd(silos: int, least: int, honest: float) -> None:
+    """Raise unless ``least`` of ``silos`` can come and ``honest`` is a share of them: a crowd is never overcounted."""
+    silos = integer("silos", silos, 1)
+    if not 0 < honest <= 1:
+        raise PricingError(f"Expected 0 < honest={honest} <= 1; it is the share of all silos that do not collude.")
+    if integer("least", least, 1) > silos:
+        raise PricingError(f"Expected at most {silos} silos in a round, got least={least}: there are no more.")
 
 
 def colluding_silos(silos: int, honest: float) -> int:
@@ -11,6 +20,7 @@ def colluding_silos(silos: int, honest: float) -> int:
     >>> colluding_silos(10, 0.75), colluding_silos(10, 1.0)
     (3, 0)
     """
+    check_crowd(silos, silos, honest)
     return silos - math.floor(honest * silos + 1e-9)
 
 
@@ -23,6 +33,7 @@ def counted_silos(silos: int, least: int, honest: float) -> int:
         >>> counted_silos(10, 10, 1.0), counted_silos(10, 8, 0.75), counted_silos(100, 40, 0.75)
         (10, 5, 15)
     """
+    check_crowd(silos, least, honest)
     colluding = colluding_silos(silos, honest)
     if least <= colluding:
         raise PricingError(

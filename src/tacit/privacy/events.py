@@ -95,7 +95,7 @@ class Event:
             raise PricingError(f"Expected kind={self.kind!r} to be a non-empty name of a kind of round.")
         object.__setattr__(self, "noise_multiplier", non_negative("noise_multiplier", self.noise_multiplier))
         for name, least in (("count", 0), ("records", 1), ("batch", 1), ("passes", 1)):
-            object.__setattr__(self, name, _integer(name, getattr(self, name), least))
+            object.__setattr__(self, name, integer(name, getattr(self, name), least))
         _check_sampling(self)
         _check_mechanism(self)
         _check_reports(self)
@@ -164,7 +164,8 @@ def probability(name: str, value: float) -> float:
     return number
 
 
-def _integer(name: str, value: int, least: int) -> int:
+def integer(name: str, value: int, least: int) -> int:
+    """Return `value` as an int, or raise if it is not a whole number >= `least`."""
     if isinstance(value, bool):
         raise PricingError(f"Expected {name}={value!r} to be an integer.")
     try:
@@ -203,7 +204,7 @@ def _check_sampling(event: Event) -> None:
                 f'Expected capacity={event.capacity} only with sampling="poisson", not "{event.sampling}"; '
                 "leave capacity out: only a Poisson batch has a random size."
             )
-        object.__setattr__(event, "capacity", _integer("capacity", event.capacity, 1))
+        object.__setattr__(event, "capacity", integer("capacity", event.capacity, 1))
         if event.capacity < batch:
             raise PricingError(
                 f"Expected capacity={event.capacity} >= batch={batch}; "
@@ -261,7 +262,7 @@ def _check_mechanism(event: Event) -> None:
             f"Expected grid_sigma={event.grid_sigma} and noise_multiplier={event.noise_multiplier} to be "
             "zero together; they are the same noise in units of the grid and of the sensitivity."
         )
-    object.__setattr__(event, "dimension", _integer("dimension", event.dimension, 1))
+    object.__setattr__(event, "dimension", integer("dimension", event.dimension, 1))
 
 
 def _check_reports(event: Event) -> None:
@@ -283,5 +284,5 @@ def _check_reports(event: Event) -> None:
         )
     if event.protects != "record":
         raise PricingError(f'Expected protects="record" for mechanism "reports", not "{event.protects}".')
-    object.__setattr__(event, "reports", _integer("reports", event.reports, 1))
+    object.__setattr__(event, "reports", integer("reports", event.reports, 1))
     object.__setattr__(event, "streams", tuple(positive("streams", ratio) for ratio in event.streams))

@@ -14,7 +14,7 @@ from tacit.algorithm import Algorithm, Round
 from tacit.privacy.accountant import Accountant, Price, price
 from tacit.privacy.calibration import calibrate, calibrate_beside
 from tacit.privacy.conversions import calibrate_user_level
-from tacit.privacy.crowd import counted_silos
+from tacit.privacy.crowd import check_crowd, counted_silos
 from tacit.privacy.events import Event, PricingError, joint_multiplier
 
 
@@ -25,7 +25,8 @@ class Budget:
     With ``user_level`` the epsilon holds for all records of a silo together, and so, much smaller, for each of them:
     user-level DP and ISRL-DP from one noise.
     ``honest`` and ``fewest`` are what shuffled channels may count on: the share of all silos that does not collude, and
-    how few silos a round may have (``None``: all).
+    how few silos a round may have. Through those channels they must be said, for there the price is an assumption about
+    others; no other channel needs them.
 
     >>> Budget(epsilon=1.0, delta=1e-5).epsilon
     1.0
@@ -37,7 +38,7 @@ class Budget:
     accountant: Accountant = "tight"
     max_participations: int | None = None
     user_level: bool = False
-    honest: float = 1.0
+    honest: float | None = None
     fewest: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,8 +53,11 @@ class Company:
     """Among whom a record's reports hide: the records of all silos, the honest share, the fewest silos of a round."""
 
     records: tuple[int, ...]
-    honest: float = 1.0
-    fewest: int | None = None
+    honest: float
+    fewest: int
+
+    def __post_init__(self) -> None:
+        check_crowd(len(self.records), self.fewest, self.honest)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def plan_silos(
     (epsilon, delta)-DP for each record, as its plan says.
     """
     cap = None if budget is None else budget.max_participations
-    company = Company(tuple(records)) if budget is None else Company(tuple(records), budget.honest, budget.fewest)
+    company = _company(unit, tuple(records), budget)
     bare = [
         events_of(unit, place=i, silos=len(names), records=n, max_participations=cap, company=company)
         for i, n in enumerate(records)
@@ -118,6 +122,26 @@ def plan_silos(
         noise.append(paid[0].noise_multiplier / events[0].noise_multiplier)
     # Rounded up to float32, which is what the silo computes with.
     return tuple(plans), np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
+
+
+def _company(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> Company | None:
+    """Among whom a record hides by the budget; none where no channel shuffles."""
+    hidden = [
+        part for part in unit.rounds.values() if part.silo.release.channel in ("shuffled-sum", "shuffled-reports")
+    ]
+    if not hidden:
+        return None
+    if budget is None:  # Nothing is priced.
+        return Company(records, 1.0, len(records))
+    fewest = budget.fewest
+    if fewest is None and all(part.participants != "sampled" for part in hidden):
+        fewest = len(records)
+    if budget.honest is None or fewest is None:
+        raise PricingError(
+            f'Expected a budget for channel="{hidden[0].silo.release.channel}" to say what its price counts on: '
+            "Budget(honest=share of all silos that do not collude, fewest=how few silos a round may have)."
+        )
+    return Company(records, budget.honest, fewest)
 
 
 def _check_whole_silos(unit: Algorithm) -> None:
@@ -187,7 +211,7 @@ def events_of(
     if max_participations is not None and max_participations < 1:
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
     if company is None and silos == 1:
-        company = Company((records,))
+        company = Company((records,), 1.0, 1)
     turns = algorithm.turns
     _check_passes(algorithm)
     events = []
@@ -211,7 +235,7 @@ def _shuffled(event: Event, part: Round, place: int, company: Company | None) ->
     if company is None:
         raise PricingError(
             'Expected the records of all silos for channel="shuffled-reports", whose price depends on how many reports '
-            "are shuffled together; pass company=Company(records)."
+            "are shuffled together; pass company=Company(records, honest, fewest)."
         )
     multipliers = release.noise_multiplier
     blocks = list(multipliers.values()) if isinstance(multipliers, Mapping) else [multipliers]
@@ -241,8 +265,7 @@ def _check_passes(algorithm: Algorithm) -> None:
 def honest_reports(part: Round, company: Company) -> int:
     """Reports that are sure to be shuffled together: of as few silos as may come, the honest, the smallest of all."""
     silos = len(company.records)
-    fewest = silos if company.fewest is None else company.fewest
-    least = {"all": silos, "in turn": 1}.get(part.participants, fewest)
+    least = {"all": silos, "in turn": 1}.get(part.participants, company.fewest)
     size = part.silo.release.batch_size
     sizes = [n if size is None else _whole("batch_size", size, i) for i, n in enumerate(company.records)]
     return sum(sorted(sizes)[: counted_silos(silos, least, company.honest)])

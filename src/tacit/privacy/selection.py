@@ -9,8 +9,15 @@ differential privacy" (ICLR 2022, arXiv:2110.03620), bound the Renyi divergence 
     K Poisson of mean m, Theorem 6, if Q is (ln(1 + 1/(a-1)), d)-DP:
         e'(a) = e(a) + m d + ln(m) / (a - 1)
 
-where e(a) bounds the divergence of one run. **Everything hinges on the losers and K staying secret.** A server that is
-not trusted sees every run, and against it the price is that of all runs together (see `tacit.studies.tune`).
+where e(a) bounds the divergence of one run. **Everything hinges on the losers and K staying secret.** Whoever watches
+the runs sees both: a server that is not trusted, and, in federated training, every other silo, to which each iterate of
+each run is broadcast. Against them the price is that of all runs together: for a fixed number of runs their
+composition, and for a random one its average over K (`watched_epsilon`), because (K, all runs) has
+
+    delta(e) = sum over k of P[K = k] delta_k(e),    delta_k(e) that of k runs composed.
+
+The theorems need the whole distribution of K, and no computer draws it: K is cut at `MOST_TRIES`. What is beyond is
+charged to delta, and refused where it is not negligible.
 """
 
 from __future__ import annotations
@@ -21,10 +28,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+from scipy import special
 from scipy.optimize import brentq, minimize_scalar
 
 from tacit.privacy.events import PricingError, positive, probability
 from tacit.privacy.gaussian import gauss_delta
+
+MOST_TRIES = 10**6
+"""K is never drawn larger."""
+_TAIL_SHARE = 1e-3  # of delta, at most, for the cut at MOST_TRIES
 
 Curve = Callable[[float], float]
 """Order above one -> a bound on the Renyi divergence of one run."""
@@ -40,6 +52,10 @@ class Tries(Protocol):
 
     def chance(self, number: int) -> float:
         """P[K = number]."""
+        ...
+
+    def beyond(self, number: int) -> float:
+        """P[K > number], or a little more."""
         ...
 
     def draw(self, generator: np.random.Generator) -> int:
@@ -84,10 +100,16 @@ class NegativeBinomial:
         log_chance = log_product + number * math.log1p(-self.gamma)
         return math.exp(log_chance) / abs(self.gamma**-self.eta - 1)
 
+    def beyond(self, number: int) -> float:
+        """P[K > number], or a little more: chances fall at least as fast as a geometric series from there on."""
+        first = max(number, 0) + 1
+        slowest = (1 - self.gamma) * max(1.0, (first + self.eta) / (first + 1))
+        return min(1.0, self.chance(first) / (1 - slowest)) if slowest < 1 else 1.0
+
     def draw(self, generator: np.random.Generator) -> int:
-        """One K, by inversion."""
+        """One K, by inversion, cut at `MOST_TRIES`."""
         left, number = float(generator.uniform()), 1
-        while left > (here := self.chance(number)) and number < 10**6:
+        while left > (here := self.chance(number)) and number < MOST_TRIES:
             left -= here
             number += 1
         return number
@@ -122,9 +144,13 @@ class Poisson:
         """P[K = number]."""
         return math.exp(number * math.log(self.mean) - self.mean - math.lgamma(number + 1)) if number >= 0 else 0.0
 
+    def beyond(self, number: int) -> float:
+        """P[K > number]."""
+        return float(special.gammainc(number + 1, self.mean)) if number >= 0 else 1.0
+
     def draw(self, generator: np.random.Generator) -> int:
-        """One K."""
-        return int(generator.poisson(self.mean))
+        """One K, cut at `MOST_TRIES`."""
+        return min(int(generator.poisson(self.mean)), MOST_TRIES)
 
 
 def selected_rdp(order: float, curve: Curve, tries: Tries, deltas: Curve | None = None) -> float:
@@ -177,20 +203,78 @@ def epsilon_of_rdp(curve: Curve, delta: float) -> float:
 
 
 def selection_epsilon(mu: float, tries: Tries, *, delta: float) -> float:
-    """What the best of K runs costs, each run mu-GDP, if nobody learns K nor the other runs.
+    """What the best of K runs costs, each run mu-GDP, against those who learn neither K nor the other runs.
+
+    Formal guarantee: holds for K as it is drawn, cut at `MOST_TRIES`. With tau = P[K > MOST_TRIES] the cut changes the
+    answer with probability tau at most, which costs (1 + e^epsilon) tau of delta.
 
     >>> one, best = 0.2, NegativeBinomial.of_mean(10.0)
     >>> from tacit.privacy import gdp_epsilon
     >>> gdp_epsilon(one, 1e-6) < selection_epsilon(one, best, delta=1e-6) < gdp_epsilon(10**0.5 * one, 1e-6)
     True
     """
-    mu = positive("mu", mu)
-    rho = mu * mu / 2
+    found = _selection_epsilon(positive("mu", mu), tries, probability("delta", delta))
+    if math.isinf(found):
+        raise PricingError(_TOO_MANY.format(mean=tries.mean))
+    return found
+
+
+_TOO_MANY = (
+    "Expected fewer runs than {mean:.3g} on average: numbers are drawn up to "
+    f"{MOST_TRIES:,}, and what lies beyond would cost too much of delta; lower the number of runs."
+)
+
+
+def _selection_epsilon(mu: float, tries: Tries, delta: float) -> float:
+    """As `selection_epsilon`; infinite where the cut of K costs more than its share of delta."""
+    rho, tail = mu * mu / 2, tries.beyond(MOST_TRIES)
+    kept = delta * (1 - _TAIL_SHARE) if tail else delta
 
     def deltas(epsilon: float) -> float:
         return float(gauss_delta(epsilon, mu))
 
-    return epsilon_of_rdp(lambda order: selected_rdp(order, lambda a: rho * a, tries, deltas), delta)
+    found = epsilon_of_rdp(lambda order: selected_rdp(order, lambda a: rho * a, tries, deltas), kept)
+    if tail and found + math.log1p(math.exp(-found)) + math.log(tail) > math.log(delta * _TAIL_SHARE):
+        return math.inf
+    return found
+
+
+def watched_epsilon(mu: float, tries: Tries, *, delta: float) -> float:
+    """What K runs cost, each run mu-GDP, against those who watch all of them and so learn K.
+
+    Formal guarantee: exact (but for rounding to the private side) for a K that is drawn without looking at records: the
+    delta of K and k runs together is the average over K of that of k Gaussian runs, sqrt(k) mu-GDP composed.
+
+    >>> tries = NegativeBinomial.of_mean(4.0)
+    >>> round(watched_epsilon(selection_mu(1.0, tries, delta=1e-6), tries, delta=1e-6), 2)
+    3.57
+    """
+    mu, delta = positive("mu", mu), probability("delta", delta)
+    most = 1
+    while most < MOST_TRIES and tries.beyond(most) > 1e-6 * delta:
+        most = min(2 * most, MOST_TRIES)
+    tail = tries.beyond(most)
+    if tail > _TAIL_SHARE * delta:
+        raise PricingError(_TOO_MANY.format(mean=tries.mean))
+    numbers = np.arange(1, most + 1)
+    chances = np.array([tries.chance(int(number)) for number in numbers])
+    separations = mu * np.sqrt(numbers)
+
+    def excess(epsilon: float) -> float:
+        near, far = epsilon / separations - separations / 2, epsilon / separations + separations / 2
+        exceeding, allowed = special.ndtr(-near), np.exp(epsilon + special.log_ndtr(-far))
+        # The difference is rounded up: each part is right to some 1e-13 of itself.
+        return float(chances @ np.clip(exceeding - allowed + 1e-12 * exceeding, 0, 1)) + tail - delta
+
+    low, high = 0.0, 1.0
+    if excess(low) <= 0:
+        return low
+    while excess(high) > 0:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high
 
 
 def selection_mu(epsilon: float, tries: Tries, *, delta: float) -> float:
@@ -208,11 +292,11 @@ def selection_mu(epsilon: float, tries: Tries, *, delta: float) -> float:
             f"Expected an epsilon above what choosing alone costs, got {epsilon} for {tries.mean:.3g} runs on average; "
             "lower the number of runs, or raise epsilon or delta."
         )
-    while selection_epsilon(high, tries, delta=delta) <= epsilon:
+    while _selection_epsilon(high, tries, delta) <= epsilon:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if selection_epsilon(middle, tries, delta=delta) <= epsilon else (low, middle)
+        low, high = (middle, high) if _selection_epsilon(middle, tries, delta) <= epsilon else (low, middle)
         if high / low - 1 < 1e-7:
             break
     return low

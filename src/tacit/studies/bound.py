@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -10,17 +9,18 @@ import jax
 
 from tacit.objectives import Problem
 from tacit.studies.spec import Study
-from tacit.theory import FROM_THEORY, ConvexSetting, Statement
+from tacit.theory import FROM_THEORY, ConvexSetting, Statement, stated
+
+NO_BALL = 'no ball that holds an optimum is known; set objective.regulariser = "l2-ball:RADIUS"'
 
 
 def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float | None) -> Statement | str | None:
-    """The theorem of the study's algorithm at its budget, for the smallest silo.
+    """The theorem of the study's algorithm at its budget and within its rounds, for the smallest silo.
 
     A sentence instead says which constant is missing; ``None`` means that no theorem speaks of it.
     """
     section = study.algorithm
-    theorem = FROM_THEORY.get(section.name)
-    if theorem is None or epsilon is None or not math.isfinite(epsilon):
+    if section.name not in FROM_THEORY or epsilon is None or not math.isfinite(epsilon):
         return None
     radius = problem.radius or _radius(study.objective.regulariser)
     if problem.lipschitz is None or problem.smoothness is None:
@@ -30,7 +30,7 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
             "pinball losses."
         )
     if radius is None:
-        return 'No bound: no ball that holds an optimum is known; set objective.regulariser = "l2-ball:RADIUS".'
+        return f"No bound: {NO_BALL}."
     shapes = jax.eval_shape(problem.objective.init, jax.random.key(0))
     who = study.run.participants
     setting = ConvexSetting(
@@ -45,8 +45,8 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
         delta=study.privacy.delta,
         participants=who if who is None or isinstance(who, int) else who[0],
     )
-    own = {"channel": section.channel} if "channel" in inspect.signature(theorem).parameters else {}
-    return theorem(setting, **own)
+    terms: dict[str, Any] = {"channel": section.channel, "batch_size": section.batch_size}
+    return stated(section.name, setting, most_rounds=section.num_rounds, **terms)
 
 
 def bound_json(found: Statement | str | None) -> dict[str, Any] | None:
@@ -54,6 +54,7 @@ def bound_json(found: Statement | str | None) -> dict[str, Any] | None:
     if found is None or isinstance(found, str):
         return None if found is None else {"missing": found}
     return {
+        "sentence": found.sentence(),
         "source": found.source,
         "risk": found.risk,
         "bound": found.bound,
@@ -66,15 +67,8 @@ def bound_json(found: Statement | str | None) -> dict[str, Any] | None:
 
 
 def bound_text(found: dict[str, Any]) -> str:
-    """The bound in two sentences."""
-    if "missing" in found:
-        return str(found["missing"])
-    failed = [c["text"] for c in found["conditions"] + found["lower_conditions"] if not c["holds"]]
-    return (
-        f"{found['source']}, with its own parameters ({found['rounds']} rounds) at this budget: excess {found['risk']} "
-        f"risk at most {found['bound']:.3g}; lower bound {found['lower_bound']:.3g} up to a constant. "
-        + ("All conditions hold." if not failed else "Conditions that fail: " + "; ".join(failed) + ".")
-    )
+    """The bound in a few sentences."""
+    return str(found["missing"] if "missing" in found else found["sentence"])
 
 
 def _radius(regulariser: str | dict[str, Any]) -> float | None:

@@ -58,6 +58,7 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
         "baselines": {
             "non_private": _summaries(result.non_private),
             "alone": {name: _summaries(values) for name, values in result.alone.items()},
+            "constant": _summaries(result.constant),
         },
         "preprocessing_private": result.prepared.federations[0].touches_private_data,
         "grid": result.grid,

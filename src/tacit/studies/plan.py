@@ -15,6 +15,7 @@ from tacit.algorithm import GUARANTEES, Algorithm
 from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.privacy import Event, PaperNoise, paper_noise, price, risk_of, user_level
+from tacit.privacy.crowd import colluding_silos
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
@@ -62,12 +63,12 @@ def plan_of(
     unit = builder.build(noise_multiplier=1.0)
     if study.privacy.private and study.privacy.accountant == "paper":
         return _paper_plan(study, unit, names, records, builder.problem)
-    silos, noise = plan_silos(unit, names, records, budget_of(study), before)
+    silos, noise = plan_silos(unit, names, records, budget_of(study, len(records)), before)
     return Plan(study, silos, noise, builder.problem)
 
 
-def budget_of(study: Study) -> Budget | None:
-    """The study's budget; none where it is not private."""
+def budget_of(study: Study, silos: int) -> Budget | None:
+    """The study's budget among so many silos; none where it is not private."""
     section = study.privacy
     if not section.private:
         return None
@@ -79,14 +80,25 @@ def budget_of(study: Study) -> Budget | None:
         max_participations=section.max_participations,
         user_level=section.user_level,
         honest=study.run.honest,
-        fewest=_fewest(study),
+        fewest=fewest_of(study, silos),
     )
 
 
-def _fewest(study: Study) -> int | None:
-    """How few silos a round of the study may have; none where all come."""
+def fewest_of(study: Study, silos: int) -> int:
+    """How few of so many silos a round of the study may have."""
     participants = study.run.participants
-    return participants[0] if isinstance(participants, tuple) else participants
+    return (participants[0] if isinstance(participants, tuple) else participants) or silos
+
+
+def counts_on(study: Study, silos: int) -> str | None:
+    """What the price through a shuffled channel assumes of the other silos; none through others."""
+    if not study.privacy.private or study.algorithm.channel not in ("shuffled-sum", "shuffled-reports"):
+        return None
+    colluding = colluding_silos(silos, study.run.honest)
+    return (
+        f"The price counts on other silos: at most {colluding} of {silos} collude (run.honest = {study.run.honest:g}), "
+        f"and at least {fewest_of(study, silos)} come in a round (run.participants)."
+    )
 
 
 def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[int], problem: Problem) -> Plan:
@@ -107,7 +119,7 @@ def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[i
                 f"privacy.accountant: {printed.source} does not hold at {name}: expected {failed[0]}; "
                 'change the study or use accountant = "tight".'
             )
-        company = Company(tuple(records), study.run.honest, _fewest(study))
+        company = Company(tuple(records), study.run.honest, fewest_of(study, len(records)))
         events = events_of(unit, place=place, silos=len(names), records=n, company=company)
         # Where kinds of round differ in proportion from the theorem's, the noisier reading is taken for all.
         factor = max(e.noise_multiplier for e in printed.events) / min(e.noise_multiplier for e in events)
@@ -169,6 +181,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             {"who": who, "sees": sees}
             for who, sees in parties(channel, int(plan.study.algorithm.own.get("local_steps", 1)))
         ],
+        "counts_on": counts_on(plan.study, len(plan.silos)),
         "silos": [_silo_json(plan, silo) for silo in plan.silos],
         "theory": bound_json(plan.bound),
         **fair_json(plan),

@@ -20,7 +20,9 @@ from tacit.privacy import risk
 from tacit.privacy.parties import parties
 from tacit.privacy.risk import Risk
 from tacit.studies.charts import Bar, bars, curves
+from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.drawing import trust_drawing
+from tacit.studies.plan import counts_on
 from tacit.studies.spec import Study, load_study
 
 _FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml", "metrics.csv")
@@ -73,9 +75,12 @@ def contents(folder: Path) -> dict[str, Any]:
         "protected": _protected(study),
         "guarantee": GUARANTEES[channel],
         "parties": parties(channel, int(study.algorithm.own.get("local_steps", 1))),
+        "counts_on": counts_on(study, len(silos)),
         "drawing": trust_drawing(channel, [silo["name"] for silo in silos]),
         "risks": _risk_chart(priced),
         "verdict": verdict(result, metric),
+        "nothing": nothing_learnt(result, metric),
+        "constant_label": constant_label(result),
         "open_label": open_label(result),
         "scores": _score_chart(result, metric),
         "tests": [name for name in result["metrics"] if name.startswith("test_") and not _is_fair(name)],
@@ -185,6 +190,9 @@ def _score_chart(result: dict[str, Any], metric: str) -> str:
         found.append((f"all silos, {open_label(result)}", result["baselines"]["non_private"], "open"))
     alone = list(result["baselines"]["alone"].items())
     found += [(f"{name} alone", values, "alone") for name, values in alone[:_MANY]]
+    constant = constant_label(result)
+    if constant is not None and metric in result["baselines"]["constant"]:
+        found.append((constant, result["baselines"]["constant"], "alone"))
     rows = [Bar(label, values[metric]["mean"], values[metric]["std"], look) for label, values, look in found]
     return bars(rows, name=f"{metric_title(metric)}, by who trains")
 

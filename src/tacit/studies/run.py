@@ -25,6 +25,7 @@ from tacit.runtime.program import split_keys
 from tacit.runtime.simulate import Outcome, Seed, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.assemble import Builder, builder_of, federation_of, problem_of
+from tacit.studies.constant import constant_metrics
 from tacit.studies.fair import fair_measure
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.spec import Study, StudyError
@@ -71,6 +72,7 @@ class Result:
     epsilon_spent: list[float | None]
     seconds: float
     grid: list[dict[str, Any]] = field(default_factory=list)
+    constant: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def prepare(study: Study) -> Prepared:
@@ -141,7 +143,15 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         epsilon_spent=_spent(prepared, seeds),
         seconds=time.perf_counter() - started,
         grid=grid,
+        constant=_constant(prepared),
     )
+
+
+def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
+    """One prediction for every record: what a model must beat."""
+    parts = ("train", "validation", "test")
+    seeds = [{part: pooled(federation, part) for part in parts} for federation in prepared.federations]
+    return constant_metrics(list(prepared.builder.problem.objective.cost.metrics), seeds)
 
 
 def starts_of(prepared: Prepared) -> list[Seed]:

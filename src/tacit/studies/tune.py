@@ -3,12 +3,16 @@
 A candidate is one training of a study at one point of a grid and one release of its error on validation records. A
 record is either trained on or validated on, never both, so that it pays for the dearer of the two, not for their sum.
 
-Who sees the losers decides the price.
+Who sees the losers decides the price. Candidates are trained by all silos together, so that *every silo sees all of
+them* in what the server broadcasts, and a server that is not trusted sees all messages besides. There are two prices:
 
-- *The server is not trusted* (every channel but ``trusted``): it sees every message of every candidate. Then all points
-  of the grid are tried once and every record pays for all of them together, exactly composed.
-- *The server is trusted* and tells nobody anything but the winner: then the number of tries is drawn at random and kept
-  secret, each at a point drawn at random, and the price is that of Papernot and Steinke for the best of them.
+- against the *silos*, and whoever else watches training: all candidates together. This is what the budget must cover
+  unless somebody says otherwise: all points of the grid are tried once and exactly composed.
+- against the *public*, who sees nothing but the chosen model (``against="public"``, which needs a trusted server): the
+  number of tries is drawn at random, each at a point drawn at random, and the price is that of Papernot and Steinke for
+  the best of them. The price against the silos, who see the number and all candidates, is larger and told beside it.
+
+A single silo with a trusted server has no other silos, and the second price stands alone.
 """
 
 from __future__ import annotations
@@ -29,37 +33,61 @@ from tacit.algorithms.validation_score import validation_score
 from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
 from tacit.privacy.plan import Company, events_of
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
-from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu
+from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu, watched_epsilon
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Seed, grid_program, simulate_grid
 from tacit.silo import enrol
+from tacit.studies.plan import fewest_of
 from tacit.studies.run import Prepared, prepare, starts_of, summary, watch
 from tacit.studies.spec import Study, StudyError
 
-Mode = Literal["every run is seen", "only the best is told"]
+Against = Literal["silos", "public"]
+AGAINST: Mapping[Against, str] = {
+    "silos": "the other silos, the server unless it is trusted, and anyone who watches training",
+    "public": "whoever sees only the chosen model",
+}
+"""Whom a price holds against."""
+MEASURED = "the held-out test records, without noise: they count as public and are not priced"
+SIMULATED = (
+    "simulated: the number of candidates follows from the study's seed, so that a seed gives the same result again; it "
+    "is a secret only from those who do not have the seed"
+)
 Point = Mapping[str, Any]
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
 class SiloPrice:
-    """What tuning costs each record of a silo, and one candidate by itself."""
+    """What tuning costs each record of a silo, trained on or validated on, whichever is dearer.
+
+    ``public`` holds against whoever sees only the chosen model; ``silos`` against those who watch training, and is
+    ``None`` where there are none. ``epsilon_of_one`` is the price of one candidate by itself.
+    """
 
     name: str
     records: int
     validation: int
-    epsilon: float
+    public: float
+    silos: float | None
     epsilon_of_one: float
     factor: float
+
+    @property
+    def epsilon(self) -> float:
+        """The larger of the two prices: it holds against everyone."""
+        return self.public if self.silos is None else max(self.public, self.silos)
 
 
 @dataclass(frozen=True)
 class TunePlan:
-    """The price of tuning, before anything runs; ``separation`` is the mu of the score of one candidate."""
+    """The price of tuning, before anything runs; ``separation`` is the mu of the score of one candidate.
+
+    The study's epsilon covers the price ``against`` these. ``tries`` is the distribution of a random number of them.
+    """
 
     prepared: Prepared
     points: tuple[Point, ...]
-    mode: Mode
+    against: Against
     tries: NegativeBinomial | None
     delta: float
     silos: tuple[SiloPrice, ...]
@@ -73,7 +101,10 @@ class TunePlan:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found: the score of each candidate as it was released, and the best one's model and metrics."""
+    """What tuning found: the error of each candidate as it was released, and the best one's model and metrics.
+
+    All of it, for those who simulate; `tuned_json` is what may be told.
+    """
 
     plan: TunePlan
     tried: tuple[Point, ...]
@@ -92,28 +123,50 @@ def points_of(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
     return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
-def plan_tuning(study: Study, grid: Mapping[str, Sequence[Any]], *, mean_tries: float | None = None) -> TunePlan:
-    """Price a tuning: the noise of every candidate, so that choosing among all of them fits the study's epsilon."""
+def plan_tuning(
+    study: Study,
+    grid: Mapping[str, Sequence[Any]],
+    *,
+    against: Against | None = None,
+    mean_tries: float | None = None,
+) -> TunePlan:
+    """Price a tuning: the noise of every candidate, so that choosing among all of them fits the study's epsilon.
+
+    The epsilon covers everyone who watches training, unless ``against="public"`` says that it need only cover those who
+    see nothing but the chosen model.
+    """
     epsilon = _checked(study, grid)
     once = study.run.model_copy(update={"seeds": (study.run.seed_list[0],), "grid": {}})
     one = study.model_copy(update={"run": once})
     prepared, points = prepare(one), points_of(grid)
-    trusted = study.algorithm.channel == "trusted"
-    if mean_tries is not None and not trusted:
-        raise StudyError(
-            f"--tries: a server that is not trusted sees all {len(points)} candidates; leave it out, or use a study "
-            'with algorithm.channel = "trusted".'
-        )
+    against = _against(prepared, against, mean_tries, len(points))
     _check_points(prepared, points)
-    tries = NegativeBinomial.of_mean(mean_tries or float(max(len(points), 2))) if trusted else None
+    tries = NegativeBinomial.of_mean(mean_tries or float(max(len(points), 2))) if against == "public" else None
     delta, number = study.privacy.delta, len(points)
     target = selection_mu(epsilon, tries, delta=delta) if tries else gdp_mu(epsilon, delta) / math.sqrt(number)
     silos = tuple(
         _silo_price(prepared, place, tries=tries, number=number, epsilon=epsilon, target=target)
         for place in range(len(prepared.names))
     )
-    mode: Mode = "only the best is told" if trusted else "every run is seen"
-    return TunePlan(prepared, points, mode, tries, delta, silos, target)
+    return TunePlan(prepared, points, against, tries, delta, silos, target)
+
+
+def _against(prepared: Prepared, against: Against | None, mean_tries: float | None, number: int) -> Against:
+    """Whom the budget covers: everyone who watches, unless it is said or there is nobody."""
+    trusted, silos = prepared.study.algorithm.channel == "trusted", len(prepared.names)
+    if not trusted and (against == "public" or mean_tries is not None):
+        raise StudyError(
+            f"--against public, --tries: a server that is not trusted sees all {number} candidates; leave them out, or "
+            'use a study with algorithm.channel = "trusted".'
+        )
+    found: Against = against or ("public" if trusted and silos == 1 else "silos")
+    if found == "silos" and mean_tries is not None:
+        raise StudyError(
+            f"--tries: the {silos} silos see every candidate, so that a random number of them hides nothing; leave it "
+            "out, or say --against public if the price need only hold against those who see nothing but the chosen "
+            "model."
+        )
+    return found
 
 
 def _checked(study: Study, grid: Mapping[str, Sequence[Any]]) -> float:
@@ -147,8 +200,7 @@ def _check_points(prepared: Prepared, points: Sequence[Point]) -> None:
 def _unit_events(prepared: Prepared, place: int, point: Point) -> tuple[Event, ...]:
     study, records = prepared.study, [silo.records for silo in prepared.plan.silos]
     unit = prepared.builder.build(noise_multiplier=1.0, **{k.removeprefix("algorithm."): v for k, v in point.items()})
-    fewest = study.run.participants
-    company = Company(tuple(records), study.run.honest, fewest[0] if isinstance(fewest, tuple) else fewest)
+    company = Company(tuple(records), study.run.honest, fewest_of(study, len(records)))
     cap = study.privacy.max_participations
     return events_of(
         unit, place=place, silos=len(records), records=records[place], max_participations=cap, company=company
@@ -167,16 +219,27 @@ def _silo_price(
             "algorithm.sampling: this tuning is priced for Gaussian releases of whole batches; use sampling = "
             f'"full" or "one-pass"{"" if tries else ", and no shuffled reports"}.'
         )
+    # A validation record pays for the scores, which are not sampled: all of the target.
+    scores = gdp_epsilon(target * number**0.5, delta)
     if not sampled:
         factor = gaussian_mu(events) / target * (1 + 1e-9)
-        total = selection_epsilon(target, tries, delta=delta) if tries else gdp_epsilon(target * number**0.5, delta)
-        return SiloPrice(silo.name, silo.records, held, total, gdp_epsilon(target, delta), factor)
+        public = selection_epsilon(target, tries, delta=delta) if tries else scores
+        watched = _watched(prepared, target, tries) if tries else scores
+        return SiloPrice(silo.name, silo.records, held, public, watched, gdp_epsilon(target, delta), factor)
     if any(e.mechanism != "gaussian" or e.sampling == "one-pass" for e in events):
         raise StudyError("algorithm: sampled rounds beside one-pass or running ones cannot be priced for tuning.")
     paid = calibrate(_repeated(events, number), epsilon=epsilon, delta=delta)
     factor = paid[0].noise_multiplier / events[0].noise_multiplier
-    alone = price([e.scaled(factor) for e in events], delta=delta).epsilon
-    return SiloPrice(silo.name, silo.records, held, price(paid, delta=delta).epsilon, alone, factor)
+    alone = max(price([e.scaled(factor) for e in events], delta=delta).epsilon, gdp_epsilon(target, delta))
+    total = max(price(paid, delta=delta).epsilon, scores)
+    return SiloPrice(silo.name, silo.records, held, total, total, alone, factor)
+
+
+def _watched(prepared: Prepared, target: float, tries: NegativeBinomial) -> float | None:
+    """The price against the other silos, where there are any."""
+    if len(prepared.names) == 1:
+        return None
+    return watched_epsilon(target, tries, delta=prepared.study.privacy.delta)
 
 
 def _repeated(events: Sequence[Event], number: int) -> list[Event]:
@@ -185,7 +248,7 @@ def _repeated(events: Sequence[Event], number: int) -> list[Event]:
 
 
 def tune(plan: TunePlan, progress: Progress | None = None) -> Tuned:
-    """Train the candidates, release their scores, and keep the best."""
+    """Train the candidates, release their scores, and keep the best; everything follows from the study's seed."""
     prepared = plan.prepared
     seed = prepared.study.run.seed_list[0]
     generator = np.random.default_rng([seed, 1])
@@ -218,12 +281,14 @@ def _train(plan: TunePlan, tried: Sequence[Point], seed: int, progress: Progress
     measure = watch(prepared)
     program = grid_program(build, 1, prepared.who, measure)
     found = []
+    if progress is not None and plan.tries is not None:
+        progress("candidates, a number that is not told", 0, None)
     for i, point in enumerate(tried):
         grid = {key.removeprefix("algorithm."): jnp.asarray([float(value)]) for key, value in point.items()}
         own = start._replace(key=jax.random.fold_in(jax.random.key(seed), 1 + i))
         terms: dict[str, Any] = {"who": prepared.who, "measure": measure, "measure_every": rounds}
         found.append(simulate_grid(build, grid, [own], **terms, program=program))
-        if progress is not None:
+        if progress is not None and plan.tries is None:
             progress("candidates", i + 1, len(tried))
     params = jax.tree.map(lambda *leaves: jnp.stack([leaf[0, 0] for leaf in leaves]), *(one.params for one in found))
     return params, {name: np.stack([one.trace[name][0, 0, -1] for one in found]) for name in found[0].trace}
@@ -232,7 +297,7 @@ def _train(plan: TunePlan, tried: Sequence[Point], seed: int, progress: Progress
 def _scores(plan: TunePlan, params: Any, number: int, seed: int) -> np.ndarray:
     """Each candidate's validation error, released by every silo with noise."""
     prepared = plan.prepared
-    channel: Channel = "direct" if plan.tries is None else "trusted"
+    channel: Channel = "trusted" if prepared.study.algorithm.channel == "trusted" else "direct"
     algorithm = validation_score(
         prepared.builder.problem.objective, noise_multiplier=1 / plan.separation, channel=channel
     )
@@ -248,27 +313,46 @@ def _scores(plan: TunePlan, params: Any, number: int, seed: int) -> np.ndarray:
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
-    """What may be told, as plain data: where only the best is told, the others are not."""
+    """What may be told, as plain data: losers only where they are paid for, and nothing exact but the test's metrics.
+
+    Errors and losses on training and validation records are left out: they are exact, and no price covers them.
+    """
     plan = tuned.plan
     told = range(len(tuned.tried)) if plan.tries is None else [tuned.best]
+    tests = {name: value for name, value in tuned.metrics.items() if name.startswith("test_")}
     return {
         **plan_json(plan),
-        "candidates": [{"point": dict(tuned.tried[i]), "score": tuned.scores[i]} for i in told],
+        "candidates": [{"point": dict(tuned.tried[i]), "private_validation_error": tuned.scores[i]} for i in told],
         "chosen": dict(tuned.tried[tuned.best]),
-        "score": tuned.scores[tuned.best],
-        "metrics": {name: summary(np.asarray([value])) for name, value in tuned.metrics.items()},
+        "private_validation_error": tuned.scores[tuned.best],
+        "metrics": {name: summary(np.asarray([value])) for name, value in tests.items()},
+        "metrics_measured_on": MEASURED,
     }
 
 
 def plan_json(plan: TunePlan) -> dict[str, Any]:
-    """The price as plain data."""
+    """The price as plain data: for every silo whom it holds against."""
     return {
         "study": plan.prepared.study.name,
-        "mode": plan.mode,
+        "budget": plan.prepared.study.privacy.epsilon,
+        "budget_covers": AGAINST[plan.against],
         "points": [dict(point) for point in plan.points],
-        "tries": None if plan.tries is None else {"mean": plan.tries.mean, "eta": plan.tries.eta},
+        "tries": None if plan.tries is None else {"mean": plan.tries.mean, "eta": plan.tries.eta, "drawn": SIMULATED},
         "delta": plan.delta,
         "preprocessing_private": plan.prepared.federations[0].touches_private_data,
-        "silos": [dataclasses.asdict(silo) for silo in plan.silos],
+        "silos": [_silo_json(silo) for silo in plan.silos],
         "score_noise": 1 / plan.separation,
+    }
+
+
+def _silo_json(silo: SiloPrice) -> dict[str, Any]:
+    prices: dict[Against, float | None] = {"silos": silo.silos, "public": silo.public}
+    return {
+        "name": silo.name,
+        "records": silo.records,
+        "validation": silo.validation,
+        "epsilon": silo.epsilon,
+        "epsilon_against": {AGAINST[who]: value for who, value in prices.items() if value is not None},
+        "epsilon_of_one": silo.epsilon_of_one,
+        "factor": silo.factor,
     }

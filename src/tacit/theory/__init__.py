@@ -1,7 +1,5 @@
 """The theorems with numbers put in: parameters, conditions, bounds and lower bounds, per algorithm."""
 
-from collections.abc import Callable
-
 from tacit.theory.convex import (
     accelerated_mb_sgd_from_theory,
     lower_bound,
@@ -26,17 +24,10 @@ from tacit.theory.nonconvex import (
     stationarity_lower_bound,
 )
 from tacit.theory.psgm import PsgmSetting, PsgmTheory, ce_psgm_from_theory, table_1, theorem_4_1
+from tacit.theory.reading import FROM_THEORY, stated
 from tacit.theory.shuffled import Shuffled, shuffled_mb_sgd, shuffled_rate
-from tacit.theory.statement import ConvexSetting, Statement, TheoryError
+from tacit.theory.statement import ConvexSetting, Statement, TheoryError, conditions_text
 from tacit.theory.stationarity import gradient_mapping, proximal_descent, risk
-
-FROM_THEORY: dict[str, Callable[[ConvexSetting], Statement]] = {
-    "mb-sgd": mb_sgd_from_theory,
-    "accelerated-mb-sgd": accelerated_mb_sgd_from_theory,
-    "one-pass-accelerated": one_pass_accelerated_from_theory,
-    "mu2-sgd": mu2_sgd_from_theory,
-}
-"""Algorithm by name: what its theorem asks for and promises."""
 
 __all__ = [
     "FROM_THEORY",
@@ -52,6 +43,7 @@ __all__ = [
     "accelerated_mb_sgd_from_theory",
     "at_user_level",
     "ce_psgm_from_theory",
+    "conditions_text",
     "fed_sgda_from_theory",
     "fermi_stationarity",
     "gradient_mapping",
@@ -66,6 +58,7 @@ __all__ = [
     "risk",
     "shuffled_mb_sgd",
     "shuffled_rate",
+    "stated",
     "stationarity_bound",
     "stationarity_lower_bound",
     "steffle_setting",

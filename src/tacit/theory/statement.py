@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -102,6 +102,32 @@ class Statement:
     def failed(self) -> tuple[str, ...]:
         """The conditions that do not hold, each with its numbers."""
         return tuple(c.text for c in self.conditions if not c.holds)
+
+    def sentence(self, measure: str | None = None) -> str:
+        """What it promises, in the words in which everybody is told."""
+        rounds, lower = self.parameters["num_rounds"], ""
+        if math.isfinite(self.lower_bound) and self.lower_bound > 0:
+            failed = "; ".join(c.text for c in self.lower_conditions if not c.holds)
+            lower = f" No algorithm does better than {self.lower_bound:.3g}, up to a constant"
+            lower += f"; this lower bound alone needs more: {failed}." if failed else "."
+        return (
+            f"{self.source}, with its own parameters and {rounds} rounds at this budget: {measure or self._measure} at "
+            f"most {self.bound:.3g}. {conditions_text(self.failed)}{lower}"
+        )
+
+    @property
+    def _measure(self) -> str:
+        return f"{self.risk} excess risk"
+
+
+def conditions_text(failed: Iterable[str]) -> str:
+    """Whether a promise stands, by the conditions that fail.
+
+    >>> conditions_text(["bound=3 <= L D=1"])
+    'The promise is empty: it needs bound=3 <= L D=1.'
+    """
+    needs = "; ".join(failed)
+    return f"The promise is empty: it needs {needs}." if needs else "Its conditions hold."
 
 
 def at_most(name: str, value: float, rule: str, limit: float) -> Condition:

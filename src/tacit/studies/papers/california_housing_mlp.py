@@ -214,7 +214,7 @@ class Study:
         terms: dict[str, Any] = {}
         price: dict[str, Any] = {"epsilon": None}
         if epsilon is not None:
-            budget = Budget(epsilon=epsilon, delta=DELTA)
+            budget = Budget(epsilon=epsilon, delta=DELTA, honest=1.0, fewest=len(records))
             unit = arm.build(size.rounds, clip_norm=1.0, noise_multiplier=1.0, step_size=0.1)
             plans, noise = plan_silos(unit, [str(i) for i in range(10)], records, budget)
             if noise is None:

@@ -1,0 +1,80 @@
+"""A model is held against one prediction for every record, and told so where it is not better."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import app
+from tacit.studies.constant import constant_label, constant_metrics, nothing_learnt
+from tacit.studies.report import write_report
+
+
+def result(mine, constant, metric="test_error", epsilon=1.0):
+    score = {"mean": mine, "std": 0.0}
+    return {
+        "metrics": {metric: score, "test_loss": score},
+        "baselines": {"constant": {metric: {"mean": constant, "std": 0.0}}},
+        "silos": [{"epsilon": epsilon}],
+    }
+
+
+def test_the_constant_comes_from_training_targets_and_is_measured_elsewhere():
+    seeds = [
+        {"train": {"y": np.array([1, 1, 0])}, "test": {"y": np.array([0, 1, 0, 0])}, "validation": {"y": np.array([])}},
+        {"train": {"y": np.array([0, 0, 2])}, "test": {"y": np.array([0, 2, 1, 0])}, "validation": {"y": np.array([])}},
+    ]
+    found = constant_metrics(["error"], seeds)
+    assert set(found) == {"train_error", "test_error"}
+    np.testing.assert_allclose(found["test_error"], [0.75, 0.5])
+    numbers = [{"train": {"y": np.array([1.0, 3.0])}, "test": {"y": np.array([2.0, 4.0])}}]
+    np.testing.assert_allclose(constant_metrics(["mse", "coverage"], numbers)["test_mse"], [2.0])
+    assert constant_metrics(["coverage"], numbers) == {}
+
+
+@pytest.mark.parametrize(("mine", "said"), [(0.3, False), (0.4, True), (0.45, True)])
+def test_a_model_that_is_not_better_is_told(mine, said):
+    sentence = nothing_learnt(result(mine, 0.4), "test_error")
+    assert (sentence is not None) is said
+    if sentence is not None:
+        assert "learnt nothing useful at this price" in sentence
+        assert f"error is {mine:.3f}, and predicting the majority class for every record has 0.400" in sentence
+
+
+def test_the_words_fit_the_target_and_the_price():
+    regression = result(0.5, 0.4, "test_mse", epsilon=None)
+    assert constant_label(regression) == "always the mean target, no training"
+    sentence = nothing_learnt(regression, "test_mse")
+    assert "mean squared error" in sentence
+    assert "at this price" not in sentence
+    # What a server of a deployment knows: no targets at all.
+    served = {**regression, "baselines": {"non_private": {}, "alone": {}}}
+    assert constant_label(served) is None
+    assert nothing_learnt(served, "test_mse") is None
+
+
+def test_a_run_shows_the_row_and_says_when_nothing_was_learnt(tmp_path):
+    terms = ["run.seeds=1", "algorithm.num_rounds=2", "run.alone=false", "algorithm.step_size=0.5"]
+    options = [part for term in terms for part in ("--set", term)]
+
+    def shown(epsilon, name):
+        out = tmp_path / name
+        command = ["run", "heart-disease", *options, "--set", f"privacy.epsilon={epsilon}", "--out", str(out)]
+        done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        [folder] = out.iterdir()
+        written = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return " ".join(done.output.split()), written, write_report(folder).read_text(encoding="utf-8")
+
+    said, written, page = shown(1000, "good")
+    constant = written["baselines"]["constant"]["test_error"]["mean"]
+    assert 0 < written["metrics"]["test_error"]["mean"] < constant < 0.6
+    for text in (said, page):
+        assert "always the majority class, no training" in text
+        assert f"{constant:.3f}" in text
+        assert "learnt nothing useful" not in text
+    said, written, page = shown(0.001, "useless")
+    assert written["metrics"]["test_error"]["mean"] >= written["baselines"]["constant"]["test_error"]["mean"]
+    for text in (said, page):
+        assert "The model has learnt nothing useful at this price" in text
