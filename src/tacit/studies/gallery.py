@@ -157,7 +157,7 @@ EXHIBITS: dict[str, Exhibit] = {
             f"{NONCONVEX}, CIFAR-10",
             "SPIDER ahead of MB-SGD",
             50,
-            "SPIDER is 4.0 to 7.6 points behind MB-SGD at equal epsilon, and 3.2 to 4.7 ahead of Local SGD in 50 rounds",
+            "SPIDER is 4.0 to 7.6 points behind MB-SGD at equal epsilon and 3.2 to 4.7 ahead of Local SGD in 50 rounds",
             "the paper's gain does not appear; without privacy SPIDER is 0.8 to 2.3 points ahead",
             data="cifar10",
         ),
