@@ -62,8 +62,13 @@ def init_command(
 ) -> None:
     """Write a policy to start from; with a CSV file and its columns, one that reads them.
 
+    The policy is readable by its owner alone, and so must the records be: the daemon refuses others. A folder that
+    exists and lets others in is shut.
+
     Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
+    from tacit.runtime.daemon.permissions import mending, too_open, write_private
+
     path = folder / "policy.toml"
     if folder.exists() and not folder.is_dir():
         raise TacitError(
@@ -75,10 +80,24 @@ def init_command(
     if (records is None) != (columns is None):
         raise TacitError("Expected --records and --columns together: the file, and the schema that says what it holds.")
     data = _RECORDS if records is None or columns is None else _csv_section(records, columns)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(_POLICY.format(name=folder.resolve().name) + data, encoding="utf-8")
-    place = "put the records beside it" if records is None else f"it points at {records}"
+    _private_folder(folder)
+    write_private(path, _POLICY.format(name=folder.resolve().name) + data)
+    place = "put the records beside it, mode 600" if records is None else f"it points at {records}"
     typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
+    wrong = too_open([folder / "records.npz", *(file for file in (records, columns) if file is not None)])
+    if wrong:
+        typer.echo(f"Others can read or change the records or their schema. First: {mending(wrong)}")
+
+
+def _private_folder(folder: Path) -> None:
+    """Make the silo's folder for its owner alone, or shut it, saying so; a group may be left to pass through."""
+    from tacit.runtime.daemon.permissions import FOLDER_MODE
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    before = folder.stat().st_mode & 0o777
+    if before & ~FOLDER_MODE:
+        folder.chmod(before & FOLDER_MODE)
+        typer.echo(f"{folder} was open to others (mode {before:o}); it has mode {before & FOLDER_MODE:o} now.")
 
 
 def _csv_section(records: Path, columns: Path) -> str:
@@ -111,6 +130,8 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve the silo's records on a Unix socket until stopped; only this process ever reads them.
+
+    It refuses to start where others could read or change the records, the policy, the ledger or the approvals.
 
     Example: tacit silo serve clinic
     """
@@ -146,7 +167,7 @@ def keys_command(folder: Folder) -> None:
 
 @silo_app.command("join")
 def join_command(
-    folder: Folder,
+    folder: Annotated[Path, typer.Argument(readable=False, help="The silo's folder; only its door is looked into.")],
     superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")],
     authority: Annotated[Path, typer.Option(help="PEM file of the authority of the SuperLink's certificate.")],
     key: Annotated[Path | None, typer.Option(help="The SuperNode's key; by default node.key in the folder.")] = None,
@@ -155,10 +176,17 @@ def join_command(
 ) -> None:
     """Join a consortium: start a SuperNode whose courier carries bytes to the daemon. It needs no access to records.
 
+    Run it as another user than the daemon's: it refuses to start where that user can read or change the silo's files,
+    and warns where it is the owner.
+
     Example: tacit silo join clinic --superlink 10.0.0.5:9092 --authority ca.pem
     """
+    from tacit.runtime.daemon.permissions import check_courier
     from tacit.runtime.flower.commands import environment, keep_running, supernode_command
 
+    warning = check_courier(folder)
+    if warning is not None:
+        typer.echo(f"warning: {warning}", err=True)
     key = folder / "node.key" if key is None else key
     door = folder.resolve() / "door" / "silo.sock"
     command = supernode_command(superlink=superlink, authority=authority, key=key, socket=door, port=port)
