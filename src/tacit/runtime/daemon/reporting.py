@@ -110,11 +110,12 @@ def sealed_reports(
     least: int,
     silo: str,
     signer: Signer,
+    noise: bool,
 ) -> tuple[str, bytes]:
     """Header and payload of an answer through shuffled reports: for each stream, a frame for the first shuffler."""
     assert plan.shuffle is not None
     *_, server = _route(plan)
-    bound, broadcast = bound_to(plan, terms), broadcast_digest(request.arrays, payload)
+    bound, broadcast = bound_to(plan, terms, noise=noise), broadcast_digest(request.arrays, payload)
     frames = {
         stream_name(stream): report_deposit(
             own,

@@ -165,13 +165,14 @@ def coordinates(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def bound_to(plan: Plan, terms: Mapping[str, Any]) -> bytes:
-    """Digest of a plan and of what is made of it here (grids and coins, or epsilon_0).
+def bound_to(plan: Plan, terms: Mapping[str, Any], *, noise: bool) -> bytes:
+    """Digest of a plan, of what is made of it here (grids and coins, or epsilon_0), and of whether there is noise.
 
-    Contributions are bound to it, so that those of silos that flip fewer coins, as another version of Tacit might, are
-    never added up with those that count on them.
+    Contributions are bound to it, so that those of silos that flip fewer coins, as another version of Tacit might, or
+    none, as a test build does (``noise=False``), are never added up with those that count on them.
     """
-    return hashlib.sha256(b"tacit terms 1" + plan.consortium + json.dumps(terms, sort_keys=True).encode()).digest()
+    made = json.dumps({"noise": noise, "terms": terms}, sort_keys=True)
+    return hashlib.sha256(b"tacit terms 2" + plan.consortium + made.encode()).digest()
 
 
 def sealed_answer(
@@ -180,13 +181,16 @@ def sealed_answer(
     request: Answer,
     payload: bytes,
     share: Int64[np.ndarray, " coordinates"],
+    *,
     silo: str,
     signer: Signer,
+    noise: bool,
 ) -> tuple[str, bytes]:
     """Header and payload of an answer through shufflers: the share in parts, each sealed for one of them."""
     shuffle = plan.shuffle
     assert shuffle is not None
-    binding = Binding(bound_to(plan, terms), request.round, broadcast_digest(request.arrays, payload))
+    bound = bound_to(plan, terms, noise=noise)
+    binding = Binding(bound, request.round, broadcast_digest(request.arrays, payload))
     keys = {name: public_key(text) for name, text in shuffle.shufflers.items()}
     frames = sum_deposits(
         share,
