@@ -164,8 +164,8 @@ class Ledger:
         """Set aside what a study may release.
 
         Formal guarantee: after it, everything released or reserved is (epsilon, delta)-DP within ``limit`` together;
-        a study that does not fit is refused and leaves no trace. With subsampled releases this is proved for plans
-        that were settled without reading the messages of earlier studies (see ``joint_price``).
+        a study that does not fit is refused and leaves no trace. With subsampled releases or shuffled reports
+        this is proved for plans that were settled without reading the messages of earlier studies (``joint_price``).
         """
         if study in self._accounts:
             raise LedgerError("study", f"Expected a new study, but {study} has been reserved before.")
