@@ -3,7 +3,11 @@
 import pytest
 
 from tacit.channel.sealing import new_secret, new_signing_key
-from tacit.runtime.daemon.protocol import Answer, Propose, Shuffle
+from tacit.privacy import calibrate
+from tacit.runtime.daemon.contract import consider, record_of
+from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
+from tacit.runtime.daemon.protocol import Answer, Propose, RefusalError, Shuffle
+from tacit.runtime.daemon.shuffling import MOST_SIZES
 from tacit.runtime.daemon.steward import NOISE_OFF, Steward
 from tacit.runtime.server.shuffles import cut
 from tacit.runtime.shuffler.config import write_secret
@@ -54,3 +58,64 @@ def test_a_test_build_is_never_in_a_pile_with_a_real_silo(make, monkeypatch, cha
         (raw, *_) = cut(*answer).values()
         piles.append(parse_request(raw[8 : 8 + int.from_bytes(raw[4:8], "big")]).consortium)
     assert piles[0] == piles[1] != piles[2]
+
+
+SIZES = (40, *range(45, 85))
+
+
+def sampled(records=SIZES, place=0, name="mb-sgd", **changes):
+    plan = crowd_plan(records=records, least=len(records))
+    algorithm = {**plan.algorithm, "name": name, "sampling": "wor", "batch_size": 8}
+    return plan.model_copy(update={"algorithm": algorithm, "place": place, **changes})
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    """The sizes of silos whose noise is calibrated, one after another."""
+    found = []
+
+    def watched(events, **rest):
+        found.append(events[0].records)
+        return calibrate(events, **rest)
+
+    monkeypatch.setattr("tacit.runtime.daemon.shuffling.calibrate", watched)
+    return found
+
+
+def test_a_plan_with_silos_of_many_sizes_is_priced_for_few(make, priced):
+    consent = make().ask(Propose(plan=sampled()))[0]
+    assert sorted(priced) == sorted(SIZES)[:MOST_SIZES]
+    assert 0.99 * 6.0 < consent.epsilon <= 6.0
+
+
+def test_silos_of_all_sizes_find_the_same_noise_and_none_pays_more(priced):
+    owner = ShuffleSection(shufflers=SEALS, colluding=0)
+    allow = AllowSection(algorithms=("mb-sgd",), channels=("shuffled-sum",))
+    found = []
+    for place in (0, 1, 20, len(SIZES) - 1):
+        plan = sampled(place=place)
+        found.append(consider(plan, records=SIZES[place], record=record_of(plan), allow=allow, shuffle=owner))
+    assert len({tuple(event.noise_multiplier for event in offer.events) for offer in found}) == 1
+    prices = [offer.price.epsilon for offer in found]
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] <= 6.0
+
+
+@pytest.mark.parametrize(
+    ("code", "allow", "plan"),
+    [
+        ("not-allowed", {"algorithms": ["local-sgd"]}, sampled()),
+        ("not-allowed", {"channels": ["direct"]}, sampled()),
+        ("not-allowed", {"min_silos": 100}, sampled()),
+        ("busy", {"max_open": 1}, sampled(nonce="02")),
+    ],
+)
+def test_what_the_policy_forbids_is_refused_before_anything_is_priced(make, priced, code, allow, plan):
+    client = make(allow=allow, approval={"mode": "manual"})
+    if code == "busy":
+        client.ask(Propose(plan=crowd_plan()))
+        priced.clear()
+    with pytest.raises(RefusalError) as caught:
+        client.ask(Propose(plan=plan))
+    assert caught.value.code == code
+    assert priced == []
