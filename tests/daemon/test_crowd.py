@@ -1,8 +1,11 @@
 """What a steward agrees to in a crowd, and what its contributions are bound to."""
 
+import base64
+import dataclasses
+
 import pytest
 
-from tacit.channel.sealing import new_secret, new_signing_key
+from tacit.channel.sealing import SealError, new_secret, new_signing_key, public_key
 from tacit.privacy import calibrate
 from tacit.runtime.daemon.contract import consider, record_of
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
@@ -118,4 +121,36 @@ def test_what_the_policy_forbids_is_refused_before_anything_is_priced(make, pric
     with pytest.raises(RefusalError) as caught:
         client.ask(Propose(plan=plan))
     assert caught.value.code == code
+    assert priced == []
+
+
+# Every point of low order on the curve and its twin, among them two that are not written in the shortest way.
+LOW = [
+    (0).to_bytes(32, "little"),
+    (1).to_bytes(32, "little"),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    (2**255 - 20).to_bytes(32, "little"),
+    (2**255 - 19).to_bytes(32, "little"),
+    (2**255 - 18).to_bytes(32, "little"),
+]
+
+
+@pytest.mark.parametrize("raw", LOW, ids=lambda raw: raw.hex()[:8])
+def test_a_key_that_anybody_could_open_is_none(raw):
+    text = "x25519:" + base64.b64encode(raw).decode()
+    with pytest.raises(SealError, match="low order"):
+        public_key(text)
+    hybrid = new_secret("mlkem768-x25519").public
+    with pytest.raises(SealError, match="low order"):
+        public_key(str(dataclasses.replace(hybrid, raw=hybrid.raw[:-32] + raw)))
+    assert public_key(str(hybrid)) == hybrid
+
+
+def test_a_plan_that_seals_reports_to_such_a_key_is_refused_before_it_is_priced(make, priced):
+    zero = "x25519:" + base64.b64encode(bytes(32)).decode()
+    plan = crowd_plan("shuffled-reports", server=zero)
+    with pytest.raises(RefusalError, match="low order") as caught:
+        make().ask(Propose(plan=plan))
+    assert caught.value.code == "bad-plan"
     assert priced == []

@@ -28,8 +28,6 @@ def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | Non
     """Refuse a plan whose reports could not be made, or not be told apart from others' by their number."""
     if plan.shuffle is None or plan.shuffle.server is None or policy is None:
         raise RefusalError("bad-plan", "expected shuffle.server, the key that single reports are sealed to")
-    if policy.post_quantum and public_key(plan.shuffle.server).kind == "x25519":
-        raise RefusalError("not-allowed", "expected a sealing key of the hybrid kind for the server")
     for part in reporting(algorithm).values():
         release = part.silo.release
         if part.participants == "in turn" or release.mechanism != "gaussian":

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tacit.algorithm import Algorithm
-from tacit.channel.sealing import Binding, Signer, public_key
+from tacit.channel.sealing import Binding, SealError, Signer, public_key
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, calibrate, events_of, price
 from tacit.privacy.crowd import colluding_silos
@@ -59,7 +59,11 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
     strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
     if strange or len(shuffle.shufflers) < policy.min_shufflers:
         raise RefusalError("not-allowed", f"expected {policy.min_shufflers} or more shufflers, all of the policy's")
-    if policy.post_quantum and any(public_key(key).kind == "x25519" for key in shuffle.shufflers.values()):
+    try:
+        kinds = [public_key(key).kind for key in (*shuffle.shufflers.values(), shuffle.server) if key is not None]
+    except SealError as error:
+        raise RefusalError("bad-plan", str(error)) from None
+    if policy.post_quantum and "x25519" in kinds:
         raise RefusalError("not-allowed", "expected sealing keys of the hybrid kind")
     if plan.delta < _LEAST_DELTA:
         raise RefusalError("unpriceable", f"expected delta >= {_LEAST_DELTA} for binomial noise, with its short tails")
