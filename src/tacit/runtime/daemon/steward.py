@@ -135,7 +135,8 @@ class Steward:
         self._ledger: Ledger | None = self._open()
 
     def _open(self) -> Ledger:
-        return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock)
+        checked = self.policy.checked_second
+        return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock, checked)
 
     def close(self) -> None:
         """Let go of the ledger."""
