@@ -20,6 +20,9 @@ silo_app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_SHORT = 16
+"""How much of a study's identity tables show; JSON has all of it."""
+
 Folder = Annotated[Path, typer.Argument(help="The silo's folder: policy.toml, ledger and socket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -195,7 +198,7 @@ def join_command(
 
 @silo_app.command("status")
 def status_command(folder: Folder, as_json: Json = False) -> None:
-    """Show the studies that are open, and those that wait for approval.
+    """Show the studies that are open, and those that wait for approval, with the command that approves each.
 
     Example: tacit silo status clinic
     """
@@ -213,11 +216,14 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
         return
     table = Table(Column("study", no_wrap=True), "state", "asks for", "answers", "until", title="studies")
     for study, account in open_studies.items():
-        table.add_row(study, "open", "", str(account.answers), _moment(account.expires))
+        table.add_row(study[:_SHORT], "open", "", str(account.answers), _moment(account.expires))
     for study, plan in plans.items():
         asked = f"{plan['algorithm']['name']}, epsilon {plan['epsilon']:g}, delta {plan['delta']:g}"
-        table.add_row(study, "pending", asked, "0", "")
+        table.add_row(study[:_SHORT], "pending", asked, "0", "")
     Console().print(table)
+    for study in plans:
+        # The whole identity: a part of it might be that of two plans.
+        typer.echo(f"tacit silo approve {folder} {study}")
 
 
 @silo_app.command("approve")
@@ -227,7 +233,7 @@ def approve_command(
 ) -> None:
     """Approve a proposed study: it is reserved when the server next asks, if it still fits the budget.
 
-    Example: tacit silo approve clinic 0123456789abcdef0123456789abcdef
+    Example: tacit silo approve clinic 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
     from tacit.silo.ledger import waiting
 
@@ -260,13 +266,13 @@ def ledger_command(
     table = Table(*columns, title=f"ledger of {policy.name}")
     for row in found["studies"]:
         made = ", ".join(f"{kind}: {count}" for kind, count in row["releases"].items()) or "none"
-        table.add_row(row["study"], row["state"], str(row["answers"]), made, f"{row['epsilon']:.4f}")
+        table.add_row(row["study"][:_SHORT], row["state"], str(row["answers"]), made, f"{row['epsilon']:.4f}")
     console.print(table)
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", title="entries")
         for row in found["entries"]:
             detail = (str(row.get(key, "")) for key in ("round", "kind", "releases"))
-            lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"], *detail)
+            lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
         console.print(lines)
     console.print(
         f"All studies together: spent epsilon {found['spent']:.4f}, with reservations {found['charged']:.4f}, of "

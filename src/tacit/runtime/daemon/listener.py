@@ -110,9 +110,10 @@ class Listener:
             self._seats.release()
 
     def _converse(self, connection: socket.socket) -> None:
+        inbox = _Inbox(connection)
         while True:
             try:
-                found = read_frame(_reader(connection), MOST_FRAME)
+                found = inbox.next_frame()
             except RefusalError as refusal:
                 # The stream is out of step: say so and hang up.
                 _send(connection, refuse(refusal.code, str(refusal)))
@@ -129,24 +130,31 @@ class Listener:
         self._socket.close()
 
 
-def _reader(connection: socket.socket) -> Callable[[int], bytes]:
-    """Reads exactly as many bytes as asked for, or fewer at the end; the clock of the frame starts with its first."""
-    deadline: float | None = None
+class _Inbox:
+    """Frames as they come in; the clock of a frame starts with its first byte."""
 
-    def read(count: int) -> bytes:
-        nonlocal deadline
-        parts: list[bytes] = []
-        while count:
-            connection.settimeout(SILENCE if deadline is None else _left(deadline))
-            part = connection.recv(min(count, 1 << 20))
-            deadline = time.monotonic() + WHOLE_FRAME if deadline is None else deadline
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._kept = connection, bytearray()
+        self._deadline: float | None = None
+
+    def next_frame(self) -> tuple[bytes, bytes] | None:
+        """Header and payload, or nothing where the other side has closed."""
+        self._deadline = time.monotonic() + WHOLE_FRAME if self._kept else None
+        return read_frame(self._read, MOST_FRAME)
+
+    def _read(self, count: int) -> bytes:
+        """Exactly as many bytes as asked for, or fewer at the end."""
+        while len(self._kept) < count:
+            self._connection.settimeout(SILENCE if self._deadline is None else _left(self._deadline))
+            part = self._connection.recv(1 << 16)
+            if self._deadline is None:
+                self._deadline = time.monotonic() + WHOLE_FRAME
             if not part:
                 break
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
-
-    return read
+            self._kept += part
+        found = bytes(self._kept[:count])
+        del self._kept[:count]
+        return found
 
 
 def _send(connection: socket.socket, raw: bytes) -> None:
