@@ -49,8 +49,8 @@ class ShuffleSection(_Section):
     ``colluding`` is a number of silos, not a share: the server chooses which silos are in a plan, and all that collude
     may be in a small one.
     ``key`` is the file of the silo's signing key, as ``tacit silo keys`` makes it. ``max_local_epsilon`` is what the
-    reports of a record in one round may tell by themselves, which is all that is left if every shuffler colludes; it
-    must be said where shuffled reports are allowed.
+    reports of a record in one round may tell by themselves, which is all that is left if every shuffler colludes, or if
+    the first one does and meddles; it must be said where shuffled reports are allowed.
     """
 
     shufflers: dict[str, str]
