@@ -7,14 +7,15 @@ import pytest
 
 from tacit.channel.sealing import SealError, new_secret, new_signing_key, public_key
 from tacit.privacy import calibrate
-from tacit.runtime.daemon.contract import consider, record_of
+from tacit.runtime.daemon.contract import builder_from, consider, record_of
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Answer, Propose, RefusalError, Shuffle
-from tacit.runtime.daemon.shuffling import MOST_SIZES
+from tacit.runtime.daemon.shuffling import MOST_SIZES, _places, bare_events
 from tacit.runtime.daemon.steward import NOISE_OFF, Steward
 from tacit.runtime.server.shuffles import cut
 from tacit.runtime.shuffler.config import write_secret
 from tacit.runtime.shuffler.messages import parse_request
+from tests.algorithms.table import PSGM
 from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_of, records_of
 
 RECORDS = records_of(0, 40)
@@ -154,3 +155,24 @@ def test_a_plan_that_seals_reports_to_such_a_key_is_refused_before_it_is_priced(
         make().ask(Propose(plan=plan))
     assert caught.value.code == "bad-plan"
     assert priced == []
+
+
+def test_rounds_in_turn_are_priced_for_those_whose_turn_comes_oftenest():
+    """Few sizes: each at its first place. Many: as if all came first, which none pays less than."""
+    few = report_turns((40, 30, 40, 20))
+    unit = builder_from(few, 40).build(noise_multiplier=1.0)
+    assert [(own.place, n) for own, n in _places(unit, few, 40)] == [(3, 20), (1, 30), (0, 40)]
+    many = report_turns(tuple(range(60, 40, -1)))
+    unit = builder_from(many, 60).build(noise_multiplier=1.0)
+    assert [(own.place, n) for own, n in _places(unit, many, 60)] == [(0, n) for n in range(41, 41 + MOST_SIZES)]
+    turns = [
+        sum(e.count for e in bare_events(unit, many.model_copy(update={"place": i}), 60) if e.kind == "local")
+        for i in range(many.silos)
+    ]
+    assert turns == sorted(turns, reverse=True)
+    assert turns[0] > turns[-1]
+
+
+def report_turns(records):
+    plan = crowd_plan("shuffled-reports", records=records, least=len(records))
+    return plan.model_copy(update={"algorithm": {**plan.algorithm, **PSGM, "name": "ce-psgm", "local_steps": 2}})
