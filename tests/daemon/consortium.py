@@ -22,6 +22,7 @@ import tomli_w
 from tacit.algorithms import ALGORITHMS
 from tacit.runtime.daemon.client import Client
 from tacit.runtime.daemon.contract import builder_from, record_of, shapes_of
+from tacit.runtime.daemon.permissions import write_private
 from tacit.runtime.daemon.policy import Policy, load_policy
 from tacit.runtime.daemon.protocol import Hello, Plan, read_frame, write_arrays
 from tacit.runtime.daemon.server import serve
@@ -70,7 +71,8 @@ def make_home(folder: Path, records: dict[str, np.ndarray], **changes: Any) -> t
     """A silo's folder with a policy and records."""
     folder.mkdir(parents=True, mode=0o700)
     np.savez(folder / "records.npz", allow_pickle=False, **records)
-    (folder / "policy.toml").write_text(tomli_w.dumps(policy_tree(folder.name, **changes)), encoding="utf-8")
+    (folder / "records.npz").chmod(0o600)
+    write_private(folder / "policy.toml", tomli_w.dumps(policy_tree(folder.name, **changes)))
     policy = load_policy(folder / "policy.toml")
     return home_of(folder, policy), policy
 

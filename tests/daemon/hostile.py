@@ -214,7 +214,7 @@ class Attacker:
         elif act == 4:
             arrays[-1]["shape"].reverse()
         elif act == 5:
-            bent["study"] = rng.choice(["0" * 32, "x", "", plan.study[:-1], plan.study.upper() + "A", 7])
+            bent["study"] = rng.choice(["0" * 64, "x", "", plan.study[:-1], plan.study.upper() + "A", 7])
         else:
             bent["round"] = rng.choice(ODD)
         return frame(json.dumps(bent), payload)
@@ -227,7 +227,7 @@ class Attacker:
         """Hello, status and finish, for studies that exist and studies that do not."""
         study = self.rng.choice(sorted(self.live)) if self.live else self._known().study
         talk = [{"type": "hello"}, {"type": "hello", "version": 2}, {"type": "status", "study": study}]
-        talk += [{"type": "finish", "study": study}] * 4 + [{"type": "finish", "study": "f" * 32}, {"type": "goodbye"}]
+        talk += [{"type": "finish", "study": study}] * 4 + [{"type": "finish", "study": "f" * 64}, {"type": "goodbye"}]
         return frame(json.dumps(self.rng.choice(talk)))
 
     def heard(self, response: Any) -> None:

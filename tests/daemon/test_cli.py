@@ -43,9 +43,12 @@ def test_a_study_is_proposed_approved_answered_and_shown(silo):
     assert shown["pending"][0]["plan"]["epsilon"] == 1.0
     shown = run("silo", "status", folder)
     assert "pending" in shown
-    assert PLAN.study in shown
+    assert f"tacit silo approve {folder} {PLAN.study}\n" in shown
+    assert len(PLAN.study) == 64
     with pytest.raises(TacitError, match="waits for approval"):
-        run("silo", "approve", folder, "0" * 32)
+        run("silo", "approve", folder, "0" * 64)
+    with pytest.raises(TacitError, match="waits for approval"):
+        run("silo", "approve", folder, PLAN.study[:32])
     run("silo", "approve", folder, PLAN.study)
     specs, payload = broadcast_of(PLAN)
     for number in range(2):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tacit.privacy import Event, PricingError, price
 from tacit.silo.chain import Counter, replay
-from tacit.silo.ledger import Ledger, Limit, Reply, inspect
+from tacit.silo.ledger import YEAR, Ledger, Limit, Reply, inspect
 from tacit.silo.spending import Account, LedgerError, joint_price
 
 IDENTITY = {"records": 100, "digest": "abc", "test": False}
@@ -373,3 +373,24 @@ def test_an_account_charges_its_reservation_while_it_lives():
 def test_no_ledger_is_made_by_looking(tmp_path):
     refused("ledger", inspect, tmp_path / "none.sqlite")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_clock_far_ahead_is_refused_and_leaves_no_trace(home):
+    """What is written under a false time could never be taken back; the true time goes on as if nothing had been."""
+    ledger = home.open()
+    reserve(ledger)
+    home.clock.time += YEAR + 1.0
+    for act in (ledger.now, ledger.expire, lambda: ledger.finish("s", "over"), lambda: ledger.hold("b", "{}")):
+        assert "clock_checked = 1971" in str(refused("clock", act))
+    ledger.close()
+    refused("clock", home.open)
+    home.clock.time -= YEAR
+    again = home.open()
+    assert again.accounts["s"].live
+    debit(again, 0)
+    again.close()
+    home.clock.time += YEAR + 1.0
+    vouched = Ledger(home.path, home.counter, IDENTITY, home.clock, checked=home.clock.time)
+    vouched.expire()
+    assert not vouched.accounts["s"].live
+    vouched.close()

@@ -229,6 +229,20 @@ def test_an_expired_policy_stays_expired_when_the_clock_is_set_back(make):
     silo.refused("expired", *silo.ask(MB, 1))
 
 
+def test_a_clock_that_has_jumped_by_years_is_not_believed_until_the_owner_vouches_for_it(make):
+    silo = make()
+    silo.propose(MB)
+    silo.time += 800 * DAY
+    silo.refused("clock", *silo.ask(MB, 0))
+    silo.refused("clock", Propose(plan=LOCAL))
+    silo.time -= 800 * DAY
+    silo.answer(MB, 0)
+    silo.time += 800 * DAY
+    silo.policy = policy_from({**policy_tree("silo0"), "clock_checked": "2003-11-18"})
+    silo.reopen()
+    silo.refused("finished", *silo.ask(MB, 1))
+
+
 @pytest.mark.parametrize(
     ("code", "plan"),
     [

@@ -1,6 +1,8 @@
 """The deployment guide says what is true: policies parse, commands exist with these options, codes are explained."""
 
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import pytest
 from typer.main import get_command
 
 from tacit.cli import app
-from tacit.runtime.daemon.policy import policy_from
+from tacit.errors import TacitError
+from tacit.runtime.daemon.permissions import check_silo, files_of
+from tacit.runtime.daemon.policy import load_policy, policy_from
 from tacit.runtime.server.terms import deployment_from
 
 TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -54,3 +58,31 @@ def test_flower_is_started_with_everything_off_and_authentication_on():
     assert "--insecure" not in command
     assert set(command[1:]) & set(TEXT.split()) >= {o for o in command if o.startswith("--")}
     assert flower.environment(Path("home"))["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+def test_the_commands_of_the_guide_leave_permissions_that_a_daemon_accepts(tmp_path, monkeypatch):
+    """As they are printed, but for the place and the users, under the usual umask."""
+    lines = re.findall(r"^    (install [^\n]*|tacit silo init [^\n]*)$", TEXT, flags=re.MULTILINE)
+    assert len(lines) == 9
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(0o022)
+    try:
+        (tmp_path / "srv").mkdir()
+        for name in ("records.npz", "clinic.csv", "schema.toml"):
+            (tmp_path / name).touch(mode=0o644)
+        for line in lines:
+            own = re.sub(r" -[og] \S+", "", line).replace("/srv", str(tmp_path / "srv")).split()
+            if own[0] == "install":
+                subprocess.run(own, check=True)
+            elif "--records" not in own:
+                get_command(app).main(own[1:], standalone_mode=False)
+    finally:
+        os.umask(before)
+    folder = tmp_path / "srv" / "tacit-silo" / "clinic"
+    assert folder.stat().st_mode & 0o777 == 0o710
+    counter = tmp_path / "srv" / "tacit-counter" / "clinic"
+    apart = [folder.parent / "clinic.csv", folder.parent / "schema.toml"]
+    check_silo(folder, [*files_of(folder, load_policy(folder / "policy.toml"), counter), *apart])
+    folder.joinpath("records.npz").chmod(0o644)
+    with pytest.raises(TacitError, match="chmod 600"):
+        check_silo(folder, files_of(folder, load_policy(folder / "policy.toml"), counter))

@@ -61,6 +61,7 @@ def consortium_of(root: Path, host: str = "127.0.0.1", sizes: dict[str, int] = S
     root.mkdir(parents=True, exist_ok=True)
     for name, table in tables(sizes).items():
         np.savez(root / f"{name}.npz", allow_pickle=False, **table)
+        (root / f"{name}.npz").chmod(0o600)
     allow = {"algorithms": ["mb-sgd", "prox-spider"], "channels": list(DEPLOYED), "min_silos": 2}
     policy = {"budget": {"epsilon": 50.0, "delta": 1e-5}, "pad_seconds": 0.0, "test": True, "test_seed": SEED}
     policy["allow"] = allow

@@ -323,5 +323,6 @@ def test_contributions_with_other_coins_never_meet():
     plan = plan_like({"a": str(new_secret().public)})
     terms = {"gradient": ShareTerms(200, 1000, 5)}
     fewer = {"gradient": ShareTerms(200, 999, 5)}
-    assert bound_to(plan, terms) == bound_to(plan, dict(terms))
-    assert len({bound_to(plan, terms), bound_to(plan, fewer), bound_to(plan, {"other": terms["gradient"]})}) == 3
+    cases = [(terms, True), (fewer, True), ({"other": terms["gradient"]}, True), (terms, False)]
+    assert bound_to(plan, terms, noise=True) == bound_to(plan, dict(terms), noise=True)
+    assert len({bound_to(plan, own, noise=noise) for own, noise in cases}) == 4

@@ -42,8 +42,10 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
     shuffled = None
     if plan.shuffle is not None:
         # Test builds flip no coins; the simulation without noise has none either, and the same rounding.
-        sums = plan.shuffle.server is None
-        shuffled = Sums(point.plan, NAMES, callers, coins=False) if sums else Reports(point.plan, callers, KEY)
+        if plan.shuffle.server is None:
+            shuffled = Sums(point.plan, NAMES, callers, coins=False)
+        else:
+            shuffled = Reports(point.plan, callers, KEY, noise=False)
     addresses = {name: at for name, (at, _) in found.items()}
     return Conductor(
         point, path, transport, addresses, who=who, patience=patience, shuffled=shuffled, tell=tell, seed=seed

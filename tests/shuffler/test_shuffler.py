@@ -197,10 +197,16 @@ def test_unknown_silos_false_names_and_changed_bytes_are_refused(two, silos):
     assert refused(caller, frame('{"type": "open sesame"}')) == "bad-message"
 
 
-def test_a_report_of_another_size_is_refused_whole(two, silos):
+def test_a_report_of_another_size_is_released_with_no_others_and_keeps_none_out(two, silos):
+    """Whoever comes first does not decide: a silo with reports of an odd size is named, and the others go on."""
     server, caller = new_secret(), two[0].caller()
-    caller.send(reports_of(two, silos, server, names=("s0",))["s0"])
-    assert refused(caller, reports_of(two, silos, server, names=("s1",), size=17)["s1"]) == "size"
+    caller.send(reports_of(two, silos, server, names=("s2",), size=17)["s2"])
+    made = reports_of(two, silos, server, names=("s0", "s1"))
+    for raw in made.values():
+        caller.send(raw)
+    with pytest.raises(RefusalError, match=r"^s2: reports of another size"):
+        caller.ask(_collect(BINDING, ["s0", "s1", "s2"], "reports"))
+    assert len(mixed_reports([party.caller() for party in two], made, BINDING, server)) == 6
     with pytest.raises(SealError, match="at most 2 bytes"):
         reports_of(two, silos, server, names=("s1",), size=2)
 
@@ -314,13 +320,46 @@ def test_a_report_cannot_be_handed_in_by_another_silo(two, silos):
     assert refused(two[0].caller(), stolen(made, "s1", silos["s1"])) == "sealed"
 
 
+def at_place_zero(parties, silos, name):
+    keys = {party.terms.name: party.keys.seal.public for party in parties}
+    return sum_deposits(np.arange(4), shufflers=keys, binding=BINDING, silo=name, place=0, least=2, signer=silos[name])
+
+
 def test_two_silos_cannot_have_one_place(two, silos):
     """A server that offers several silos the same place would make the crowd smaller than it was priced."""
-    keys = {party.terms.name: party.keys.seal.public for party in two}
-    frames = [
-        sum_deposits(np.arange(4), shufflers=keys, binding=BINDING, silo=name, place=0, least=2, signer=silos[name])[0]
-        for name in ("s0", "s1")
-    ]
     caller = two[0].caller()
-    caller.send(frames[0])
-    assert refused(caller, frames[1]) == "place"
+    for name in ("s0", "s1"):
+        caller.send(at_place_zero(two, silos, name)[0])
+    assert refused(caller, _collect(BINDING, ["s0", "s1"], "sum")) == "place"
+
+
+def test_a_silo_that_takes_anothers_place_first_keeps_nobody_out(two, silos):
+    """It is left out of the round, which those whose places are their own go on with."""
+    for party, raw in zip(two, at_place_zero(two, silos, "s2"), strict=True):
+        party.caller().send(raw)
+    callers = {party.terms.name: party.caller() for party in two}
+    vectors = {name: np.arange(4) for name in ("s0", "s1", "s3")}
+    made = shares(two, silos, vectors)
+    for frames in made.values():
+        callers["a"].send(frames["a"])
+    with pytest.raises(RefusalError, match="s0, s2 have all contributed for place 0"):
+        callers["a"].ask(_collect(BINDING, list(silos), "sum"))
+    assert sum_over(callers, made, BINDING).tolist() == [0, 3, 6, 9]
+
+
+def test_one_silo_cannot_fill_the_shufflers_memory(tmp_path, authority, silos):
+    """Also not with many tiny contributions to rounds that nobody else plays."""
+    party = Party(tmp_path / "a", authority, silos, max_bytes=4 * 50_000)
+    caller = party.caller()
+    codes = []
+    for number in range(20):
+        made = shares([party], silos, {"s2": np.arange(2)}, BINDING._replace(round=number))
+        try:
+            caller.send(made["s2"]["a"])
+        except RefusalError as refusal:
+            codes.append(refusal.code)
+    assert set(codes) == {"busy"}
+    assert 5 < len(codes) < 15
+    for name in ("s0", "s1"):
+        caller.send(shares([party], silos, {name: np.arange(4000)})[name]["a"])
+    party.stop()

@@ -133,8 +133,20 @@ def new_secret(kind: Kind = "x25519") -> SecretKey:
     return SecretKey(kind, mlkem.MLKEM768PrivateKey.generate().private_bytes_raw() + own)
 
 
+def _contributes(raw: bytes) -> bool:
+    """Whether what is sealed to this X25519 key is secret; what is sealed to a point of low order is not."""
+    try:
+        x25519.X25519PrivateKey.from_private_bytes(bytes(_RAW)).exchange(x25519.X25519PublicKey.from_public_bytes(raw))
+    except ValueError:
+        return False
+    return True
+
+
 def public_key(text: str) -> PublicKey:
-    """A public key from its text, or an error that says what is wrong with it."""
+    """A public key from its text, or an error that says what is wrong with it.
+
+    Keys that anybody could open (all zero, and the few other points of low order) are none.
+    """
     kind, _, body = text.partition(":")
     lengths = {"x25519": _RAW, "mlkem768-x25519": _MLKEM_PUBLIC + _RAW}
     for known in KINDS:
@@ -149,6 +161,8 @@ def public_key(text: str) -> PublicKey:
                     _ = found.key
                 except ValueError:
                     break
+                if not _contributes(raw[-_RAW:]):
+                    raise SealError(f"Expected a public key that keeps secrets, got one of low order: {text[:24]!r}.")
                 return found
     raise SealError(f"Expected a public key such as x25519:BASE64 (kinds: {', '.join(KINDS)}), got {text[:24]!r}.")
 

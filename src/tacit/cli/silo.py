@@ -20,6 +20,9 @@ silo_app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_SHORT = 16
+"""How much of a study's identity tables show; JSON has all of it."""
+
 Folder = Annotated[Path, typer.Argument(help="The silo's folder: policy.toml, ledger and socket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -62,8 +65,13 @@ def init_command(
 ) -> None:
     """Write a policy to start from; with a CSV file and its columns, one that reads them.
 
+    The policy is readable by its owner alone, and so must the records be: the daemon refuses others. A folder that
+    exists and lets others in is shut.
+
     Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
+    from tacit.runtime.daemon.permissions import mending, too_open, write_private
+
     path = folder / "policy.toml"
     if folder.exists() and not folder.is_dir():
         raise TacitError(
@@ -75,10 +83,24 @@ def init_command(
     if (records is None) != (columns is None):
         raise TacitError("Expected --records and --columns together: the file, and the schema that says what it holds.")
     data = _RECORDS if records is None or columns is None else _csv_section(records, columns)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(_POLICY.format(name=folder.resolve().name) + data, encoding="utf-8")
-    place = "put the records beside it" if records is None else f"it points at {records}"
+    _private_folder(folder)
+    write_private(path, _POLICY.format(name=folder.resolve().name) + data)
+    place = "put the records beside it, mode 600" if records is None else f"it points at {records}"
     typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
+    wrong = too_open([folder / "records.npz", *(file for file in (records, columns) if file is not None)])
+    if wrong:
+        typer.echo(f"Others can read or change the records or their schema. First: {mending(wrong)}")
+
+
+def _private_folder(folder: Path) -> None:
+    """Make the silo's folder for its owner alone, or shut it, saying so; a group may be left to pass through."""
+    from tacit.runtime.daemon.permissions import FOLDER_MODE
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    before = folder.stat().st_mode & 0o777
+    if before & ~FOLDER_MODE:
+        folder.chmod(before & FOLDER_MODE)
+        typer.echo(f"{folder} was open to others (mode {before:o}); it has mode {before & FOLDER_MODE:o} now.")
 
 
 def _csv_section(records: Path, columns: Path) -> str:
@@ -111,6 +133,8 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve the silo's records on a Unix socket until stopped; only this process ever reads them.
+
+    It refuses to start where others could read or change the records, the policy, the ledger or the approvals.
 
     Example: tacit silo serve clinic
     """
@@ -146,7 +170,7 @@ def keys_command(folder: Folder) -> None:
 
 @silo_app.command("join")
 def join_command(
-    folder: Folder,
+    folder: Annotated[Path, typer.Argument(readable=False, help="The silo's folder; only its door is looked into.")],
     superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")],
     authority: Annotated[Path, typer.Option(help="PEM file of the authority of the SuperLink's certificate.")],
     key: Annotated[Path | None, typer.Option(help="The SuperNode's key; by default node.key in the folder.")] = None,
@@ -155,10 +179,17 @@ def join_command(
 ) -> None:
     """Join a consortium: start a SuperNode whose courier carries bytes to the daemon. It needs no access to records.
 
+    Run it as another user than the daemon's: it refuses to start where that user can read or change the silo's files,
+    and warns where it is the owner.
+
     Example: tacit silo join clinic --superlink 10.0.0.5:9092 --authority ca.pem
     """
+    from tacit.runtime.daemon.permissions import check_courier
     from tacit.runtime.flower.commands import environment, keep_running, supernode_command
 
+    warning = check_courier(folder)
+    if warning is not None:
+        typer.echo(f"warning: {warning}", err=True)
     key = folder / "node.key" if key is None else key
     door = folder.resolve() / "door" / "silo.sock"
     command = supernode_command(superlink=superlink, authority=authority, key=key, socket=door, port=port)
@@ -167,7 +198,7 @@ def join_command(
 
 @silo_app.command("status")
 def status_command(folder: Folder, as_json: Json = False) -> None:
-    """Show the studies that are open, and those that wait for approval.
+    """Show the studies that are open, and those that wait for approval, with the command that approves each.
 
     Example: tacit silo status clinic
     """
@@ -185,11 +216,14 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
         return
     table = Table(Column("study", no_wrap=True), "state", "asks for", "answers", "until", title="studies")
     for study, account in open_studies.items():
-        table.add_row(study, "open", "", str(account.answers), _moment(account.expires))
+        table.add_row(study[:_SHORT], "open", "", str(account.answers), _moment(account.expires))
     for study, plan in plans.items():
         asked = f"{plan['algorithm']['name']}, epsilon {plan['epsilon']:g}, delta {plan['delta']:g}"
-        table.add_row(study, "pending", asked, "0", "")
+        table.add_row(study[:_SHORT], "pending", asked, "0", "")
     Console().print(table)
+    for study in plans:
+        # The whole identity: a part of it might be that of two plans.
+        typer.echo(f"tacit silo approve {folder} {study}")
 
 
 @silo_app.command("approve")
@@ -199,7 +233,7 @@ def approve_command(
 ) -> None:
     """Approve a proposed study: it is reserved when the server next asks, if it still fits the budget.
 
-    Example: tacit silo approve clinic 0123456789abcdef0123456789abcdef
+    Example: tacit silo approve clinic 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
     from tacit.silo.ledger import waiting
 
@@ -232,13 +266,13 @@ def ledger_command(
     table = Table(*columns, title=f"ledger of {policy.name}")
     for row in found["studies"]:
         made = ", ".join(f"{kind}: {count}" for kind, count in row["releases"].items()) or "none"
-        table.add_row(row["study"], row["state"], str(row["answers"]), made, f"{row['epsilon']:.4f}")
+        table.add_row(row["study"][:_SHORT], row["state"], str(row["answers"]), made, f"{row['epsilon']:.4f}")
     console.print(table)
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", title="entries")
         for row in found["entries"]:
             detail = (str(row.get(key, "")) for key in ("round", "kind", "releases"))
-            lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"], *detail)
+            lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
         console.print(lines)
     console.print(
         f"All studies together: spent epsilon {found['spent']:.4f}, with reservations {found['charged']:.4f}, of "

@@ -96,7 +96,8 @@ def is_subsampled(event: Event) -> bool:
     """Whether the event has a privacy loss of its own that is not a Gaussian's.
 
     Random batches make it cheaper than releases that contain every record; not if a batch is always everything, nor
-    if the whole silo is protected: then every batch changes. Shuffled reports are never Gaussian.
+    if the whole silo is protected: then every batch changes. Shuffled reports are never Gaussian, full batches of them
+    included: they are composed by their distributions, so nothing that is claimed for Gaussians alone holds for them.
     """
     if event.mechanism == "reports":
         return True

@@ -24,6 +24,9 @@ from tacit.silo.spending import Account, LedgerError, events_to_json, joint_pric
 
 T = TypeVar("T")
 
+YEAR = 366 * 86_400.0
+"""By how much the clock may be ahead of the newest entry before somebody must have looked at it, in seconds."""
+
 _TABLES = """
 CREATE TABLE entries(
   seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, study TEXT NOT NULL,
@@ -58,13 +61,18 @@ class Ledger:
     """One ledger, held by one process.
 
     ``identity`` says what the ledger protects (digest and number of the records, whether this is a test build); a
-    ledger that was opened for something else refuses.
+    ledger that was opened for something else refuses. ``checked`` is a moment that the owner has vouched for.
     """
 
     def __init__(
-        self, path: Path, counter: Path, identity: Mapping[str, Any], clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        counter: Path,
+        identity: Mapping[str, Any],
+        clock: Callable[[], float] = time.time,
+        checked: float = 0.0,
     ) -> None:
-        self.path, self._clock = path, clock
+        self.path, self._clock, self._checked = path, clock, checked
         self._counter = Counter(counter)
         self._broken: str | None = None
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,6 +111,7 @@ class Ledger:
                 f"The ledger {self.path} was opened for other records or another build ({', '.join(different)} differ);"
                 " a ledger belongs to one fixed set of records.",
             )
+        self.now()
         self._counter.advance(self._head)
 
     @contextlib.contextmanager
@@ -110,14 +119,14 @@ class Ledger:
         """One durable transaction that appends an entry; memory follows only after disk and counter."""
         if self._broken:
             raise LedgerError("ledger", self._broken)
-        database = self._database
+        database, moment = self._database, self.now()
         try:
             database.execute("BEGIN IMMEDIATE")
             yield database
             head = database.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
             if head != (None if self._head is None else (self._head.seq, self._head.hash)):
                 raise LedgerError("ledger", "The ledger was changed by somebody else while it was open.")
-            entry = entry_after(self._head, time=self.now(), kind=kind, study=study, body=body)
+            entry = entry_after(self._head, time=moment, kind=kind, study=study, body=body)
             row = (entry.seq, entry.time, entry.kind, entry.study, entry.body, entry.previous, entry.hash)
             database.execute("INSERT INTO entries VALUES(?, ?, ?, ?, ?, ?, ?)", row)
             database.execute("COMMIT")
@@ -136,8 +145,21 @@ class Ledger:
         self._undo.close()
 
     def now(self) -> float:
-        """The time, which never runs backwards past what the ledger has seen."""
-        return max(self._clock(), 0.0 if self._head is None else self._head.time)
+        """The time, which never runs backwards past what the ledger has seen.
+
+        So a false time far ahead could never be taken back: a clock that has jumped by more than a year is refused.
+        """
+        found = self._clock()
+        if self._head is None:
+            return max(found, 0.0)
+        if found > max(self._head.time, self._checked) + YEAR:
+            raise LedgerError(
+                "clock",
+                f"The clock says {_day(found)}, more than a year after the ledger's newest entry of "
+                f"{_day(self._head.time)}; set it right. If it is right, say so in the policy: "
+                f"clock_checked = {_day(found)}",
+            )
+        return max(found, self._head.time)
 
     @property
     def head(self) -> Entry:
@@ -164,8 +186,8 @@ class Ledger:
         """Set aside what a study may release.
 
         Formal guarantee: after it, everything released or reserved is (epsilon, delta)-DP within ``limit`` together;
-        a study that does not fit is refused and leaves no trace. With subsampled releases this is proved for plans
-        that were settled without reading the messages of earlier studies (see ``joint_price``).
+        a study that does not fit is refused and leaves no trace. With subsampled releases or shuffled reports
+        this is proved for plans that were settled without reading the messages of earlier studies (``joint_price``).
         """
         if study in self._accounts:
             raise LedgerError("study", f"Expected a new study, but {study} has been reserved before.")
@@ -265,6 +287,10 @@ class Ledger:
     def _ask(self, statement: str, *values: Any) -> Any:
         rows = self._all(statement, *values)
         return rows[0] if rows else None
+
+
+def _day(moment: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

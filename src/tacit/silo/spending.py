@@ -2,8 +2,8 @@
 
 Plans of different studies are priced as one composition, never by adding epsilons. Inside a study everything that is
 not subsampled is one Gaussian of known separation, whatever its passes and running sums; across studies those
-separations add up in squares, because each study cuts its own passes and keeps its own sums. Subsampled releases keep
-their privacy loss distributions.
+separations add up in squares, because each study cuts its own passes and keeps its own sums. Subsampled releases and
+shuffled reports keep their privacy loss distributions.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ class Account:
 def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
     """The price of the releases of several studies together.
 
-    Formal guarantee: for releases that are not subsampled, all messages of all studies are (epsilon, delta)-DP for
-    each record even if later plans were chosen after reading earlier messages (separations of Gaussians form a
-    filter). With subsampled releases among them the same holds for plans that were settled without reading the
-    messages of earlier studies; queries, as always, may follow the messages.
+    Formal guarantee: for Gaussian releases that are not subsampled, all messages of all studies are (epsilon,
+    delta)-DP for each record even if later plans were chosen after reading earlier messages (separations of Gaussians
+    form a filter). With subsampled releases or shuffled reports among them, full batches of reports included, the same
+    holds for plans that were settled without reading the messages of earlier studies; queries, as always, may follow
+    the messages.
 
     >>> full = dict(kind="g", count=8, records=99, batch=99, sampling="full")
     >>> one, two = Event(noise_multiplier=30.0, **full), Event(noise_multiplier=40.0, **full)

@@ -49,8 +49,8 @@ class ShuffleSection(_Section):
     ``colluding`` is a number of silos, not a share: the server chooses which silos are in a plan, and all that collude
     may be in a small one.
     ``key`` is the file of the silo's signing key, as ``tacit silo keys`` makes it. ``max_local_epsilon`` is what the
-    reports of a record in one round may tell by themselves, which is all that is left if every shuffler colludes; it
-    must be said where shuffled reports are allowed.
+    reports of a record in one round may tell by themselves, which is all that is left if every shuffler colludes, or if
+    the first one does and meddles; it must be said where shuffled reports are allowed.
     """
 
     shufflers: dict[str, str]
@@ -90,7 +90,11 @@ class DataSection(_Section):
 
 
 class Policy(_Section):
-    """The owner's policy."""
+    """The owner's policy.
+
+    ``clock_checked`` is a day on which the owner has found the clock to be right; it is needed only where the ledger
+    has not been written to for more than a year.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     budget: BudgetSection
@@ -99,6 +103,7 @@ class Policy(_Section):
     shuffle: ShuffleSection | None = None
     data: DataSection
     expires: datetime.datetime | datetime.date | None = None
+    clock_checked: datetime.datetime | datetime.date | None = None
     counter: str | None = None
     pad_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
     test: bool = False
@@ -115,12 +120,18 @@ class Policy(_Section):
     @property
     def last_second(self) -> float:
         """When the policy ends, in seconds since the epoch."""
-        if self.expires is None:
-            return float("inf")
-        moment = self.expires
-        if not isinstance(moment, datetime.datetime):
-            moment = datetime.datetime.combine(moment, datetime.time(0))
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+        return float("inf") if self.expires is None else _seconds(self.expires)
+
+    @property
+    def checked_second(self) -> float:
+        """When the owner has last vouched for the clock, in seconds since the epoch."""
+        return 0.0 if self.clock_checked is None else _seconds(self.clock_checked)
+
+
+def _seconds(moment: datetime.datetime | datetime.date) -> float:
+    if not isinstance(moment, datetime.datetime):
+        moment = datetime.datetime.combine(moment, datetime.time(0))
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def load_policy(path: Path) -> Policy:

@@ -27,7 +27,7 @@ _DTYPES = {"<f4": np.dtype("<f4"), "<i4": np.dtype("<i4")}
 _MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 4, 64, 10**6
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-StudyId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+StudyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SealKey = Annotated[str, Field(max_length=2048)]
 Width = Annotated[int, Field(ge=1, le=1 << 24)]
 
@@ -112,9 +112,9 @@ class Plan(_Strict):
 
     @property
     def study(self) -> str:
-        """The study's identity at this silo: a digest of everything in the plan."""
+        """The study's identity at this silo: the SHA-256 of everything in the plan."""
         unsaid = {"shuffle"} if self.shuffle is None else set()
-        return hashlib.sha256(self.model_dump_json(exclude=unsaid).encode()).hexdigest()[:32]
+        return hashlib.sha256(self.model_dump_json(exclude=unsaid).encode()).hexdigest()
 
     @property
     def consortium(self) -> bytes:

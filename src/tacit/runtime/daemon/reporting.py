@@ -28,8 +28,6 @@ def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | Non
     """Refuse a plan whose reports could not be made, or not be told apart from others' by their number."""
     if plan.shuffle is None or plan.shuffle.server is None or policy is None:
         raise RefusalError("bad-plan", "expected shuffle.server, the key that single reports are sealed to")
-    if policy.post_quantum and public_key(plan.shuffle.server).kind == "x25519":
-        raise RefusalError("not-allowed", "expected a sealing key of the hybrid kind for the server")
     for part in reporting(algorithm).values():
         release = part.silo.release
         if part.participants == "in turn" or release.mechanism != "gaussian":
@@ -110,11 +108,12 @@ def sealed_reports(
     least: int,
     silo: str,
     signer: Signer,
+    noise: bool,
 ) -> tuple[str, bytes]:
     """Header and payload of an answer through shuffled reports: for each stream, a frame for the first shuffler."""
     assert plan.shuffle is not None
     *_, server = _route(plan)
-    bound, broadcast = bound_to(plan, terms), broadcast_digest(request.arrays, payload)
+    bound, broadcast = bound_to(plan, terms, noise=noise), broadcast_digest(request.arrays, payload)
     frames = {
         stream_name(stream): report_deposit(
             own,

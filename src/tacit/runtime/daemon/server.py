@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from tacit.runtime.daemon.listener import Listener, log_to_terminal, serve_until_told
+from tacit.runtime.daemon.permissions import check_silo, files_of
 from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records
 from tacit.runtime.daemon.steward import Steward, home_of
 
@@ -58,10 +59,15 @@ class Door(Listener):
 
 
 def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) -> None:
-    """Run the daemon of the silo whose policy lies in ``folder``, until it is told to stop."""
+    """Run the daemon of the silo whose policy lies in ``folder``, until it is told to stop.
+
+    It does not start where anybody but the owner could read or change what lies there.
+    """
     log_to_terminal(_log)
+    os.umask(0o077)
     policy = load_policy(folder / "policy.toml")
     home = home_of(folder, policy)
+    check_silo(folder, files_of(folder, policy, home.counter))
     steward = Steward(policy, load_records(policy, folder), home, noise_off=noise_off)
     door = Door(steward, home.socket, socket_mode)
     if noise_off:

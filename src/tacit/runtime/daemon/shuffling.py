@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tacit.algorithm import Algorithm
-from tacit.channel.sealing import Binding, Signer, public_key
+from tacit.channel.sealing import Binding, SealError, Signer, public_key
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, calibrate, events_of, price
 from tacit.privacy.crowd import colluding_silos
@@ -36,6 +36,11 @@ from tacit.studies.assemble import Builder
 TAILS = 1e-12
 """The part of delta that each study keeps for the tails of its binomial noise: 1e-23 per round and coordinate."""
 
+MOST_SIZES = 8
+"""Of how many sizes of silos a plan is priced: the smallest, which pay most. One costs seconds, and a plan may list
+thousands."""
+
+_UNSEEN = 1e-4
 _LEAST_DELTA = 1e-9
 _MOST_COORDINATES = 10**10
 
@@ -54,7 +59,11 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
     strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
     if strange or len(shuffle.shufflers) < policy.min_shufflers:
         raise RefusalError("not-allowed", f"expected {policy.min_shufflers} or more shufflers, all of the policy's")
-    if policy.post_quantum and any(public_key(key).kind == "x25519" for key in shuffle.shufflers.values()):
+    try:
+        kinds = [public_key(key).kind for key in (*shuffle.shufflers.values(), shuffle.server) if key is not None]
+    except SealError as error:
+        raise RefusalError("bad-plan", str(error)) from None
+    if policy.post_quantum and "x25519" in kinds:
         raise RefusalError("not-allowed", "expected sealing keys of the hybrid kind")
     if plan.delta < _LEAST_DELTA:
         raise RefusalError("unpriceable", f"expected delta >= {_LEAST_DELTA} for binomial noise, with its short tails")
@@ -91,10 +100,14 @@ def affordable(
 ) -> tuple[Algorithm, tuple[Event, ...], Price]:
     """The algorithm with the least noise whose releases, as built, cost no silo more than the plan asks for.
 
-    All silos of a study through shufflers must find the same noise, so the prices of all are looked at.
+    All silos of a study through shufflers must find the same noise, so the prices of the strictest are looked at: the
+    smallest silos, whose batches are amplified least. This silo's own is looked at whatever its size.
     """
     places = _places(unit, plan, records)
     factor = max(_factor(events, plan, delta) for events in {releases(unit, own, n) for own, n in places})
+    if plan.shuffle is not None and len(set(plan.shuffle.records)) > MOST_SIZES:
+        # Prices are rounded up on grids of their own; this is room for a silo that was not looked at.
+        factor *= 1 + _UNSEEN
     nudge = 1e-7
     while nudge < 0.1:
         # Rounded up to float32, which is what the silo computes with.
@@ -102,19 +115,24 @@ def affordable(
         costs = {e: price(e, delta=delta) for e in {releases(algorithm, own, n) for own, n in places}}
         if all(cost.epsilon <= plan.epsilon for cost in costs.values()):
             events = releases(algorithm, plan, records)
-            return algorithm, events, costs[events]
+            own_cost = costs[events] if events in costs else price(events, delta=delta)
+            if own_cost.epsilon <= plan.epsilon:
+                return algorithm, events, own_cost
+            raise RefusalError("unpriceable", "this silo would pay more than the smallest of the plan")
         factor, nudge = factor * (1 + nudge), 2 * nudge
     raise RefusalError("unpriceable", f"no noise was found that fits epsilon={plan.epsilon}")
 
 
 def _places(unit: Algorithm, plan: Plan, records: int) -> list[tuple[Plan, int]]:
-    """The plan as each silo sees it, with its records: only this one's, unless there is a crowd."""
+    """The plan as the strictest silos see it, with their records: only this one's, unless there is a crowd."""
     if plan.shuffle is None:
         return [(plan, records)]
+    sizes = sorted(set(plan.shuffle.records))
     if all(part.participants != "in turn" for part in unit.rounds.values()):
-        return [(plan, n) for n in sorted({*plan.shuffle.records, records})]
-    # Whose turn comes how often depends on the place.
-    return [(plan.model_copy(update={"place": i}), n) for i, n in enumerate(plan.shuffle.records)]
+        return [(plan, n) for n in sizes[:MOST_SIZES]]
+    # Whose turn comes how often depends on the place: nobody's oftener than that of the first.
+    first = dict.fromkeys(sizes, 0) if len(sizes) > MOST_SIZES else {n: plan.shuffle.records.index(n) for n in sizes}
+    return [(plan.model_copy(update={"place": first[n]}), n) for n in sizes[:MOST_SIZES]]
 
 
 def _crowd(plan: Plan) -> tuple[int, ...]:
@@ -165,13 +183,14 @@ def coordinates(tree: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def bound_to(plan: Plan, terms: Mapping[str, Any]) -> bytes:
-    """Digest of a plan and of what is made of it here (grids and coins, or epsilon_0).
+def bound_to(plan: Plan, terms: Mapping[str, Any], *, noise: bool) -> bytes:
+    """Digest of a plan, of what is made of it here (grids and coins, or epsilon_0), and of whether there is noise.
 
-    Contributions are bound to it, so that those of silos that flip fewer coins, as another version of Tacit might, are
-    never added up with those that count on them.
+    Contributions are bound to it, so that those of silos that flip fewer coins, as another version of Tacit might, or
+    none, as a test build does (``noise=False``), are never added up with those that count on them.
     """
-    return hashlib.sha256(b"tacit terms 1" + plan.consortium + json.dumps(terms, sort_keys=True).encode()).digest()
+    made = json.dumps({"noise": noise, "terms": terms}, sort_keys=True)
+    return hashlib.sha256(b"tacit terms 2" + plan.consortium + made.encode()).digest()
 
 
 def sealed_answer(
@@ -180,13 +199,16 @@ def sealed_answer(
     request: Answer,
     payload: bytes,
     share: Int64[np.ndarray, " coordinates"],
+    *,
     silo: str,
     signer: Signer,
+    noise: bool,
 ) -> tuple[str, bytes]:
     """Header and payload of an answer through shufflers: the share in parts, each sealed for one of them."""
     shuffle = plan.shuffle
     assert shuffle is not None
-    binding = Binding(bound_to(plan, terms), request.round, broadcast_digest(request.arrays, payload))
+    bound = bound_to(plan, terms, noise=noise)
+    binding = Binding(bound, request.round, broadcast_digest(request.arrays, payload))
     keys = {name: public_key(text) for name, text in shuffle.shufflers.items()}
     frames = sum_deposits(
         share,

@@ -135,7 +135,8 @@ class Steward:
         self._ledger: Ledger | None = self._open()
 
     def _open(self) -> Ledger:
-        return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock)
+        checked = self.policy.checked_second
+        return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock, checked)
 
     def close(self) -> None:
         """Let go of the ledger."""
@@ -368,14 +369,14 @@ class Steward:
         self, worker: Worker, kind: str, request: Answer, payload: bytes, broadcast: Any, kept: Remembered
     ) -> tuple[str, bytes, Remembered]:
         """Header and payload of the answer, by the channel of its round, and what to remember."""
-        offer, name = worker.offer, self.policy.name
+        offer = worker.offer
+        own: dict[str, Any] = {"silo": self.policy.name, "signer": self._signer, "noise": self._noise}
         if kind in offer.shares and self._signer is not None:
             share = worker.share(request.round, broadcast, kept)
-            return *sealed_answer(offer.plan, offer.shares, request, payload, share, name, self._signer), kept
+            return *sealed_answer(offer.plan, offer.shares, request, payload, share, **own), kept
         if kind in offer.streams and self._signer is not None:
             least, reports = fewest(offer.algorithm, offer.plan, kind), worker.reports(request.round, broadcast, kept)
-            terms = offer.plan, offer.streams, request, payload, reports
-            return *sealed_reports(*terms, least=least, silo=name, signer=self._signer), kept
+            return *sealed_reports(offer.plan, offer.streams, request, payload, reports, least=least, **own), kept
         arrays, after = worker.answer(request.round, broadcast, kept)
         specs, body = write_arrays(arrays)
         return Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after

@@ -23,6 +23,7 @@ import tomli_w
 from tacit.channel.sealing import Signer, new_signing_key
 from tacit.errors import TacitError
 from tacit.runtime.certificates import Authority, Pair, node_key
+from tacit.runtime.daemon.permissions import write_private
 from tacit.runtime.flower.commands import environment, register, superlink_command, write_connection
 from tacit.runtime.server.terms import DEPLOYED
 from tacit.runtime.shuffler.client import Address, Caller, greet
@@ -210,7 +211,7 @@ class Consortium:
             tree["allow"]["channels"] = ["direct"]
         write_secret(folder / "sign.key", self._signers[silo.name])
         node_key(folder / "node.key")
-        (folder / "policy.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+        write_private(folder / "policy.toml", tomli_w.dumps(tree))
 
     def address(self, name: str) -> Address:
         """How to call a shuffler."""

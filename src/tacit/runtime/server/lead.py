@@ -119,10 +119,12 @@ def _shuffled(
 ) -> Shuffled | None:
     if not callers:
         return None
+    tests = [name for name in point.silos if name in met and met[name][1].noise.startswith("off")]
+    if tests and any(name in met and name not in tests for name in point.silos):
+        raise TacitError(f"{', '.join(tests)}: a test build without noise, which shufflers never mix with real silos.")
     if point.plan.shuffle is not None and point.plan.shuffle.server is not None:
-        return Reports(point.plan, callers, _server_key(folder))
-    noisy = all(not met[name][1].noise.startswith("off") for name in point.silos if name in met)
-    return Sums(point.plan, point.silos, callers, coins=noisy)
+        return Reports(point.plan, callers, _server_key(folder), noise=not tests)
+    return Sums(point.plan, point.silos, callers, coins=not tests)
 
 
 def _server_key(folder: Path) -> SecretKey:

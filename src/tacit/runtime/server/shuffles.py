@@ -49,7 +49,7 @@ class Sums:
         self._shapes: Shapes = shapes_of(unit, builder, record_of(plan))
         self._algorithm, self._events, _ = affordable_sum(builder, unit, plan, plan.shuffle.records[0])
         found = terms_of(self._algorithm, plan, self._shapes.messages)
-        self._bound = bound_to(plan, found)
+        self._bound = bound_to(plan, found, noise=coins)
         self.terms = found if coins else {kind: _coinless(terms) for kind, terms in found.items()}
 
     def carries(self, kind: str) -> bool:
@@ -71,9 +71,12 @@ class Sums:
 
 
 class Reports:
-    """Shuffled reports: single ones are opened with the server's ``key``, in an order that says nothing."""
+    """Shuffled reports: single ones are opened with the server's ``key``, in an order that says nothing.
 
-    def __init__(self, plan: Plan, callers: Mapping[str, Caller], key: SecretKey) -> None:
+    ``noise=False`` reads those of test builds, which are never mixed with others.
+    """
+
+    def __init__(self, plan: Plan, callers: Mapping[str, Caller], key: SecretKey, *, noise: bool = True) -> None:
         self._plan, self._callers, self._key = plan, _in_order(plan, callers), key
         assert plan.shuffle is not None
         if plan.shuffle.server != str(key.public):
@@ -90,7 +93,7 @@ class Reports:
             every |= {event.kind: event for event in own}
         self._events = tuple(every.values())
         self.streams = streams_of(self._algorithm, self._shapes.messages)
-        self._bound = bound_to(plan, self.streams)
+        self._bound = bound_to(plan, self.streams, noise=noise)
 
     def carries(self, kind: str) -> bool:
         """Rounds in turn leave directly."""

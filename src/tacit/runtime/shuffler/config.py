@@ -37,7 +37,8 @@ class Terms(_Section):
     """What the shuffler's owner has set down.
 
     ``silos`` maps names to signing keys. ``layer`` is this shuffler's place in a cascade, from zero; ``before`` is the
-    name and signing key of the shuffler before it. ``record`` keeps everything received, for demonstrations.
+    name and signing key of the shuffler before it. ``max_bytes`` may wait in memory, an equal part from each silo.
+    ``record`` keeps everything received, for demonstrations.
     """
 
     name: Name

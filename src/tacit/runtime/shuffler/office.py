@@ -13,6 +13,7 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,21 +43,26 @@ _TABLE = (
 )
 
 
+_OVERHEAD = 4096
+"""What a contribution takes in memory besides its bytes, so that many tiny ones count too."""
+
+
 @dataclass
 class _Pile:
-    """What has come for one round of one study under one broadcast."""
+    """What has come for one round of one study under one broadcast, silo by silo.
 
-    mode: str
-    size: int
+    Contributions are held against each other when they are collected, not before: one that does not fit the others, in
+    size or place, must not keep theirs out.
+    """
+
+    begun: float
     deposits: dict[str, Deposit] = field(default_factory=dict)
     digests: dict[str, bytes] = field(default_factory=dict)
     opened: dict[str, list[bytes]] = field(default_factory=dict)
-    begun: float = 0.0
 
-    @property
-    def held(self) -> int:
-        """Bytes in memory."""
-        return sum(len(blob) for blobs in self.opened.values() for blob in blobs)
+    def held_of(self, silo: str) -> int:
+        """Bytes in memory that a silo has brought."""
+        return sum(len(blob) for blob in self.opened[silo]) + _OVERHEAD if silo in self.opened else 0
 
 
 class Office:
@@ -131,17 +137,16 @@ class Office:
             raise RefusalError("signature", str(error)) from None
         self._check_open(request.consortium, request.round)
         key = (request.consortium, request.round, request.broadcast)
-        pile = self._piles.get(key) or _Pile(request.mode, request.size, begun=self._clock())
-        if len(payload) != request.count * request.size or (pile.mode, pile.size) != (request.mode, request.size):
-            raise RefusalError("size", f"expected reports of {pile.size} bytes each, as the others of this round")
+        pile = self._piles.get(key) or _Pile(self._clock())
+        if len(payload) != request.count * request.size:
+            raise RefusalError("size", "the payload is not as long as its reports")
         digest = hashlib.sha256(request.unsigned() + payload).digest()
         if pile.digests.get(request.silo, digest) != digest:
             raise RefusalError("replayed", "the silo has contributed something else to this round")
-        if any(other.place == request.place and name != request.silo for name, other in pile.deposits.items()):
-            raise RefusalError("place", f"somebody else has contributed for place {request.place}")
         if request.silo not in pile.digests:
-            if sum(p.held for p in self._piles.values()) + len(payload) > terms.max_bytes:
-                raise RefusalError("busy", "too much is waiting already")
+            held, most = sum(p.held_of(request.silo) for p in self._piles.values()), terms.max_bytes // len(terms.silos)
+            if held + len(payload) + _OVERHEAD > most:
+                raise RefusalError("busy", f"expected at most {most} bytes of one silo, its part of max_bytes, to wait")
             opened = self._open(_cut(payload, request.size), request)
             pile.digests[request.silo], pile.deposits[request.silo] = digest, request
             pile.opened[request.silo] = opened
@@ -170,7 +175,8 @@ class Office:
             return stored
         pile = self._piles.get((request.consortium, request.round, request.broadcast))
         wanted = set(request.silos)
-        present = {} if pile is None or pile.mode != request.mode else pile.deposits
+        found = {} if pile is None else pile.deposits
+        present = {name: deposit for name, deposit in found.items() if deposit.mode == request.mode}
         missing = sorted(wanted - set(present))
         if pile is None or missing:
             raise RefusalError("missing", f"nothing has come from {', '.join(missing)[:200] or 'anybody'}")
@@ -179,6 +185,7 @@ class Office:
             raise RefusalError(
                 "too-few", f"expected at least {least} silos", {"silos": float(len(wanted)), "least": float(least)}
             )
+        _check_alike({name: present[name] for name in sorted(wanted)})
         opened = {name: pile.opened[name] for name in sorted(wanted)}
         if request.mode == "sum":
             return self._keep(request, asked, *self._summed(request, opened))
@@ -269,6 +276,21 @@ class Office:
             del self._piles[key]
         _log.info("round %d of %s released", request.round, request.consortium[:12])
         return frame(text, payload)
+
+
+def _check_alike(deposits: dict[str, Deposit]) -> None:
+    """Refuse a release in which two silos have one place, or contributions of different sizes; it names who."""
+    by_place: dict[int, list[str]] = {}
+    for name, deposit in deposits.items():
+        by_place.setdefault(deposit.place, []).append(name)
+    shared = next(((place, names) for place, names in by_place.items() if len(names) > 1), None)
+    if shared is not None:
+        raise RefusalError("place", f"{', '.join(shared[1])[:200]} have all contributed for place {shared[0]}")
+    sizes = Counter(deposit.size for deposit in deposits.values())
+    usual = max(sizes, key=lambda size: sizes[size])
+    odd = [name for name, deposit in deposits.items() if deposit.size != usual]
+    if odd:
+        raise RefusalError("size", f"{', '.join(odd)[:200]}: reports of another size than the {usual} bytes of most")
 
 
 def _opened(path: Path) -> sqlite3.Connection:

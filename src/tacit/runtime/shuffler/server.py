@@ -42,7 +42,7 @@ class Entrance(Listener):
         except OSError as error:
             raise ShufflerError(f"{terms.host}:{terms.port} cannot be listened on: {error}.") from None
         self.port = int(listening.getsockname()[1])
-        secure = partial(context.wrap_socket, server_side=True)
+        secure = partial(context.wrap_socket, server_side=True, do_handshake_on_connect=False)
         super().__init__(listening, self._reply, most=_MOST_CALLERS, secure=secure)
 
     def _reply(self, header: bytes, payload: bytes) -> bytes:

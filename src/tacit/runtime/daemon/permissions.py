@@ -1,0 +1,121 @@
+"""Who may touch a silo's files: their owner alone. The courier shares the folder's group, and no more than the door.
+
+A mode that is too open is never mended behind the owner's back, because what was readable may have been read: the
+daemon names the files and the command, and does not start.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.runtime.daemon.policy import Policy
+
+FOLDER_MODE = 0o710
+"""What a silo's folder may allow at most: the courier's group passes through to the door and can list nothing."""
+
+_STATE = ("policy.toml", "records.npz", "ledger.sqlite", "ledger.sqlite-wal", "sign.key", "approved")
+
+
+class PermissionsError(TacitError):
+    """Somebody else could read or change what only a silo's owner may."""
+
+
+def write_private(path: Path, text: str) -> None:
+    """A new file that only its owner can read, whatever the umask; an existing one raises FileExistsError."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
+    """What the daemon reads or believes: the policy, the records and their schema, keys, books and approvals."""
+    named = [policy.data.file, policy.data.columns, None if policy.shuffle is None else policy.shuffle.key]
+    books = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
+    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter]
+
+
+def check_silo(folder: Path, files: Iterable[Path]) -> None:
+    """Raise unless the silo's folder and files are their owner's alone, and nobody else can put others in their place.
+
+    The folder itself may let its group pass through (0710). Files that do not exist yet are not looked at; folders
+    above must be writable by nobody but root and the owner, or sticky.
+    """
+    found = [path for path in files if path.exists()]
+    wrong = {} if _may(folder, FOLDER_MODE) else {folder: FOLDER_MODE}
+    wrong |= {path: 0o700 if path.is_dir() else 0o600 for path in found if not _may(path, 0o700)}
+    if wrong:
+        raise PermissionsError(
+            f"Expected {_listed(wrong)} to be its owner's alone: the courier, which is not trusted, shares its "
+            f"group; run: {mending(wrong)}"
+        )
+    own = {0, os.geteuid()}
+    foreign = [path for path in [folder, *found] if path.stat().st_uid not in own]
+    if foreign:
+        me = os.geteuid()
+        raise PermissionsError(
+            f"Expected {_listed(foreign)} to belong to the daemon's user or to root, who alone may change it; run: "
+            f"chown {me} {' '.join(shlex.quote(str(path)) for path in foreign)}"
+        )
+    above = {parent for path in [folder, *found] for parent in (*path.absolute().parents, *path.resolve().parents)}
+    loose = sorted(parent for parent in above - {folder.absolute(), folder.resolve()} if _is_loose(parent))
+    if loose:
+        listed = " ".join(shlex.quote(str(path)) for path in loose)
+        raise PermissionsError(
+            f"Expected nobody else to be able to replace what lies in {_listed(loose)}; run: chmod go-w {listed}"
+        )
+
+
+def too_open(paths: Iterable[Path]) -> dict[Path, int]:
+    """Those files that somebody else than their owner can read or change, with the mode that they should have."""
+    return {path: 0o600 for path in paths if path.exists() and not _may(path, 0o600)}
+
+
+def mending(modes: dict[Path, int]) -> str:
+    """The commands that set modes right."""
+    return " && ".join(f"chmod {mode:o} {shlex.quote(str(path))}" for path, mode in modes.items())
+
+
+def check_courier(folder: Path) -> str | None:
+    """Raise if whoever runs this could read or change the silo's things without being their owner.
+
+    The owner may run the courier too, on trial: then the result says what is given up.
+    """
+    if not folder.is_dir():
+        raise PermissionsError(f"Expected a silo's folder at {folder}, which this user may pass through (mode 0710).")
+    if folder.stat().st_uid == os.geteuid():
+        return (
+            "the courier runs as the user who owns the silo's folder, so whatever arrives through Flower can read the "
+            "records. For trials only: at work give it a user of its own (docs/deployment.md)."
+        )
+    reached = [folder] if os.access(folder, os.R_OK) or os.access(folder, os.W_OK) else []
+    for path in (folder / name for name in _STATE):
+        if os.access(path, os.R_OK) or os.access(path, os.W_OK):
+            reached.append(path)
+    if reached:
+        raise PermissionsError(
+            f"Expected a courier that can reach nothing of the silo but its door, but this user can read or change "
+            f"{_listed(reached)}; as the owner run: chmod 710 {shlex.quote(str(folder))} && chmod go= FILE for each "
+            "file in it, and do not run the courier as root."
+        )
+    return None
+
+
+def _may(path: Path, most: int) -> bool:
+    """Whether a mode allows group and others no more than ``most`` does."""
+    return not stat.S_IMODE(path.stat().st_mode) & 0o077 & ~most
+
+
+def _is_loose(folder: Path) -> bool:
+    mode = folder.stat().st_mode
+    return bool(mode & 0o022) and not mode & stat.S_ISVTX
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    return ", ".join(str(path) for path in paths)
