@@ -40,9 +40,11 @@ docs: $(VENV)/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo build/site/index.html
 
-# Private against non-private rounds, tapped against materialised gradients, memory, growth; ratios in one run.
+# Private against non-private rounds, tapped against materialised gradients, memory, growth, shuffled reports against
+# drawing numbers; ratios in one run.
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.reports
 
 # Tacit beside Opacus, torch.func, jax-privacy, Flower and others, in an environment of its own; writes
 # results/benchmarks/peers.md. `make bench-peers PEERS=--quick` shows in a few minutes that everything works.

@@ -14,7 +14,9 @@ from tacit.silo.hashed import COIN_STEPS, normals, salts, uniforms
 from tacit.silo.reports import drawn_terms, randomised_sum, reports_sum, resolved, seed_and_sign
 
 TRIALS = 30_000
-CASES = [(d, name, e) for d, e in ((1, 0.5), (2, 3.0), (20, 0.7)) for name in NAMES if d > 1 or name == "duchi"]
+CASES = [
+    (d, name, e) for d, e in ((1, 0.5), (2, 3.0), (20, 0.7), (100, 1.5)) for name in NAMES if d > 1 or name == "duchi"
+]
 
 
 def reports(x, name, local_epsilon, trials=TRIALS, seed=0):

@@ -28,6 +28,7 @@ from tacit.silo.hashed import COIN_STEPS, normals, salts, uniforms
 _MICRO_BATCH_FLOATS = 2**22
 _LARGEST_LOCAL = 30.0  # beyond it exp(epsilon_0) would not fit; a smaller one is more private
 _TINY = 1e-30
+_MANY = 64  # dimensions in which a normal vector never lies along a given one
 
 
 class Drawn(NamedTuple):
@@ -201,8 +202,12 @@ def randomised_sum(
         a, b = quantile / dimension**0.5, jnp.full(norm.shape, dimension**-0.5)
     else:
         a = _on_sphere(quantile, dimension)
-        # Not squared - along^2, which cancels; where next to nothing is left of g, the report comes out a little short.
-        across = jnp.maximum(jnp.sum((g - along[:, None] * u) ** 2, axis=1), 1e-8 * squared)
+        # What is left of g across u. In many dimensions that is most of it; in few squared - along^2 would cancel, and
+        # where next to nothing is left, the report comes out a little short.
+        if dimension >= _MANY:
+            across = jnp.maximum(squared - along * along, 1e-8 * squared)
+        else:
+            across = jnp.maximum(jnp.sum((g - along[:, None] * u) ** 2, axis=1), 1e-8 * squared)
         b = jnp.sqrt(jnp.maximum(1 - a * a, 0.0) / across)
     return (weight * (a * towards - b * along)) @ u + (weight * b) @ g
 
