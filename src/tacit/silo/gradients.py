@@ -74,8 +74,9 @@ def clipped_sum(
     Formal guarantee: each record adds at most ``bound x (1 + SLACK)`` in l2 norm, per block, whatever the work and the
     records are, so that in exact addition the sum changes by at most twice that when one record is replaced. A record
     whose statistic is not finite adds zero. Addition is as precise as the records and the work: in float32, as in the
-    simulator, rounding of a long sum of crafted records can add to the change; a silo's door uses float64, where it
-    stays inside ``SLACK``.
+    simulator, rounding of a long sum of crafted records can add to the change, and so can a compiler that computes a
+    difference of nearly equal gradients once for its norm and again for its sum; a silo's door uses float64, where both
+    stay inside ``SLACK``.
     """
     if isinstance(query, SaddleQuery) and query.saddle.model.layers and isinstance(bound, Mapping):
         return _saddle_sum(query, work, records, present, bound)
