@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tacit.cli import app
 from tacit.objectives import hinge, logistic, softmax, squared
 from tacit.studies.constant import constant_label, constant_metrics, nothing_learnt
-from tacit.studies.report import write_report
+from tacit.studies.report import verdict, write_report
 
 
 def result(mine, constant, metric="test_error", epsilon=1.0, std=0.0, loss=0.5, channel="direct"):
@@ -114,3 +114,20 @@ def test_a_run_shows_the_row_and_says_when_nothing_was_learnt(tmp_path):
     assert written["metrics"]["test_error"]["mean"] >= written["baselines"]["constant"]["test_error"]["mean"]
     for text in (said, page):
         assert "The model has learnt nothing useful at this price" in text
+
+
+@pytest.mark.parametrize(
+    ("mine", "words"),
+    [
+        (0.4, "Privacy and clipping cost 0.100 of test error here (one standard deviation over splits is 0.020)."),
+        (0.29, "nothing that shows here: test error is 0.010 lower than without them"),
+        (0.25, "do not reach the optimum"),
+    ],
+)
+def test_the_verdict_names_clipping_and_calls_no_gain_a_cost(mine, words):
+    found = result(mine, 0.5, std=0.02)
+    found["baselines"] |= {"non_private": {"test_error": {"mean": 0.3, "std": 0.01}}, "alone": {}}
+    said = verdict(found, "test_error")
+    assert words in said
+    assert "cost -" not in said
+    assert ("optimum" in said) is (mine == 0.25)
