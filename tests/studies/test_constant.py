@@ -109,7 +109,9 @@ def test_a_run_shows_the_row_and_says_when_nothing_was_learnt(tmp_path):
     for text in (said, page):
         assert "always the majority class, no training" in text
         assert f"{constant:.3f}" in text
+        assert "± 0.000" not in text  # one seed has no deviation
         assert "learnt nothing useful" not in text
+        assert "epsilon = 1000 promises little" in text
     said, written, page = shown(0.001, "useless")
     assert written["metrics"]["test_error"]["mean"] >= written["baselines"]["constant"]["test_error"]["mean"]
     for text in (said, page):

@@ -88,8 +88,8 @@ def init_command(
 def _check_budget(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < math.inf:
         raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
-    if not 0 < delta < 1:
-        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and 1, such as 1e-6.")
+    if not 0 < delta < 0.1:
+        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and 0.1, such as 1e-6.")
 
 
 def _places(folder: Path, out: Path | None) -> tuple[Path, Path]:

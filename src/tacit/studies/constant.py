@@ -63,7 +63,7 @@ def _loss(loss: Callable[[Any, Any], Any], output: np.ndarray, y: np.ndarray) ->
 
 
 def _best_output(loss: Callable[[Any, Any], Any], y: np.ndarray, outputs: int) -> np.ndarray:
-    """The best of a few constants: log-frequencies of the classes, or the log-odds, the margins, the mean, quantiles."""
+    """The best of a few constants: log-frequencies of the classes; or log-odds, margins, mean and quantiles."""
     if outputs > 1:
         counts = np.bincount(y.astype(int), minlength=outputs) + 1.0
         return np.asarray(np.log(counts / counts.sum()), np.float32)

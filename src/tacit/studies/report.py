@@ -80,6 +80,7 @@ def contents(folder: Path) -> dict[str, Any]:
         "risks": _risk_chart(priced),
         "verdict": verdict(result, metric),
         "nothing": nothing_learnt(result, metric),
+        "warnings": result.get("warnings", []),
         "constant_label": constant_label(result),
         "open_label": open_label(result),
         "scores": _score_chart(result, metric),
