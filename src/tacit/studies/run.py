@@ -151,7 +151,7 @@ def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
     """One prediction for every record: what a model must beat."""
     parts = ("train", "validation", "test")
     seeds = [{part: pooled(federation, part) for part in parts} for federation in prepared.federations]
-    objective, x = prepared.builder.problem.objective, seeds[0]["train"]["x"][:1]
+    objective, x = prepared.builder.problem.objective, jnp.asarray(seeds[0]["train"]["x"][:1])
     shape = jax.eval_shape(lambda key: objective.model.apply(objective.init(key), x, untapped), jax.random.key(0))
     return constant_metrics(list(objective.cost.metrics), seeds, objective.cost.value, shape.shape[1])
 
