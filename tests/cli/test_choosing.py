@@ -5,14 +5,18 @@ import subprocess
 import sys
 import tomllib
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tacit.choosing import Situation, candidates, recipe, winner
 from tacit.cli import app
 from tacit.errors import TacitError
+from tacit.studies.assemble import federation_of
+from tacit.studies.plan import paper_of
 from tacit.studies.run import prepare, run
-from tacit.studies.spec import load_study
+from tacit.studies.spec import load_study, study_from
 
 RUNNER = CliRunner()
 CONVEX = ["--convex", "--beta", "0.5", "--records", "200,150,180,160", "-d", "6", "--epsilon", "4"]
@@ -60,7 +64,29 @@ def test_the_study_that_choose_writes_runs(tmp_path):
     result = run(study)
     assert result.prepared.plan.silos[0].price.epsilon == pytest.approx(4, rel=2e-3)
     sizes = [silo.records for silo in result.prepared.plan.silos]
-    assert all(size >= least for size, least in zip(sizes, (200, 150, 180, 160), strict=True))
+    assert sizes == [200, 150, 180, 160]
+
+
+@pytest.mark.parametrize("sizes", [(1000, 1000), (212, 205, 86, 140), (699, 700, 701), (2, 3, 7)])
+def test_made_up_silos_train_on_as_many_records_as_were_asked_for(sizes):
+    situation = Situation(convex=True, smoothness=1, sizes=sizes, dimension=3, epsilon=1)
+    study = study_from(recipe(situation, winner(candidates(situation))))
+    assert tuple(len(silo.train["y"]) for silo in federation_of(study, 0).silos) == sizes
+
+
+def test_choose_and_plan_agree_on_the_conditions_of_shuffled_reports():
+    terms = {"shuffler": True, "sizes": (212, 205, 86, 140), "dimension": 100, "epsilon": 4, "max_rounds": 2}
+    situation = Situation(convex=False, smoothness=2, **terms)
+    found = candidates(situation)
+    reports = {c.algorithm: c for c in found if "psgm" in c.algorithm}
+    assert len(reports) == 4
+    assert all(any(text.startswith("eps0 that fits") for text in c.failed) for c in reports.values())
+    plan = prepare(study_from(recipe(situation, reports["mb-psgm-fg"]) | {"run": {"alone": False}})).plan
+    smallest = min(plan.silos, key=lambda silo: silo.records)
+    printed = {c.text for c in paper_of(plan, smallest).conditions if not c.holds}
+    assert printed
+    assert printed <= set(reports["mb-psgm-fg"].failed)
+    assert "psgm" not in winner(found).algorithm
 
 
 @pytest.mark.parametrize(
@@ -324,3 +350,26 @@ def test_from_files_to_price_in_processes_of_their_own(clinics, tmp_path):
     done = process("plan", "clinics/study.toml", "--json", "--set", "run.seeds=1")
     assert done.returncode == 0, done.stderr
     assert [silo["name"] for silo in json.loads(done.stdout)["silos"]] == ["bergen", "bodo", "molde", "oslo"]
+
+
+def test_levels_of_which_none_occurs_are_refused(clinics):
+    with pytest.raises(TacitError, match="letter by letter"):
+        tacit("init", clinics, *DECLARE, "--levels", "sex=F,M")
+    assert not (clinics / "study.toml").exists()
+    shown = " ".join(tacit("init", clinics, *DECLARE, "--levels", "sex=f,x").stdout.split())
+    assert "'m' occurs but is not among its levels" in shown
+
+
+def test_a_binary_target_starts_with_a_clip_that_cuts_nothing_at_the_initial_point(clinics):
+    tacit("init", clinics, *DECLARE)
+    study = load_study(clinics / "study.toml")
+    prepared = prepare(study)
+    half = 0.5 * prepared.builder.problem.lipschitz
+    assert study.algorithm.clip_norm == pytest.approx(half, rel=0.01)
+    # At zero every record's logistic slope is a half.
+    params = prepared.builder.problem.objective.init(jax.random.key(0))
+    loss = prepared.builder.problem.objective.loss
+    records = {name: column for name, column in prepared.federations[0].silos[0].train.items() if name in ("x", "y")}
+    gradients = jax.vmap(jax.grad(loss), (None, 0))(params, records)
+    squares = sum(np.sum(np.square(leaf.reshape(len(leaf), -1)), axis=1) for leaf in jax.tree.leaves(gradients))
+    assert np.sqrt(squares.max()) <= study.algorithm.clip_norm * (1 + 1e-3)

@@ -25,6 +25,7 @@ def refused(*overrides: str, study: str = "heart-disease") -> str:
         ("privacy.epsilon=nan", ("privacy.epsilon", "finite")),
         ("privacy.epsilon=-1", ("privacy.epsilon", "-1")),
         ("privacy.delta=1", ("privacy.delta", "less than 1")),
+        ("privacy.delta=0.5", ("privacy.delta", "0.1", "nothing is promised", "0.5")),
         ("privacy.delta=0.0", ("privacy.delta", "greater than 0")),
         ("privacy.epsilom=1", ("privacy.epsilom", "did you mean 'epsilon'")),
         ("algorithm.name=mb-sdg", ("'mb-sdg'", "did you mean 'mb-sgd'")),
@@ -34,7 +35,10 @@ def refused(*overrides: str, study: str = "heart-disease") -> str:
         ("algorithm.clip_norm=none", ("clip_norm", "norm bound")),
         ("algorithm.channel=open", ("channel", "privacy.epsilon")),
         ("algorithm.channel=opn", ("algorithm.channel", "direct")),
-        ("algorithm.name=local-sgd", ("output", "local-sgd")),
+        ("algorithm.name=local-sgd", ("output", "local-sgd", "--set algorithm.output=none")),
+        ("algorithm.name=prox-spider", ("'output'", "prox-spider", "--set algorithm.output=none")),
+        ("run.grid.privacy.epsilon=4", ("run.grid", "privacy.epsilon", "[1, 4]")),
+        ("run.grid.privacy.epsilom=[1,4]", ("run.grid", "privacy.epsilom")),
         ("data.name=hart-disease", ("hart-disease", "heart-disease")),
         ("objective.loss=squared", ("objective.loss", "logistic")),
         ("objective.model=mlp", ("hidden",)),
@@ -211,3 +215,55 @@ def test_user_level_is_refused_where_it_is_no_promise():
     assert "user_level" in refused("privacy.user_level=true", "privacy.epsilon=none", "privacy.noise_multiplier=3")
     shuffled = prepare(load_study("heart-disease", ["run.seeds=1", "algorithm.channel=shuffled-sum"])).plan
     assert all(silo["user_level"] is None for silo in plan_json(shuffled)["silos"])
+
+
+def test_none_leaves_an_optional_parameter_out():
+    study = load_study("heart-disease", ["algorithm.output=none"])
+    assert "output" not in study.algorithm.own
+    other = load_study("heart-disease", ["algorithm.name=prox-spider", "algorithm.output=none"])
+    assert "output" not in refused_text(other)
+
+
+def refused_text(study) -> str:
+    try:
+        prepare(study)
+    except TacitError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["run.grid.privacy.epsilon=[1,4]", 'run.grid={"privacy.epsilon"=[1,4]}', "run.grid={privacy={epsilon=[1,4]}}"],
+)
+def test_a_grid_may_be_written_in_sections(override):
+    study = load_study("heart-disease", [override, "run.grid.algorithm.step_size=[2.0]"])
+    assert study.run.grid == {"privacy.epsilon": (1, 4), "algorithm.step_size": (2.0,)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), ()),
+        (("privacy.epsilon=10",), ()),
+        (("privacy.epsilon=12",), ("promises little",)),
+        (("privacy.delta=0.02",), ("1/86",)),
+        (("privacy.delta=0.011",), ()),
+        (("privacy.epsilon=20", "privacy.delta=0.02"), ("promises little", "1/86")),
+    ],
+)
+def test_budgets_that_promise_little_are_told(overrides, words):
+    warnings = plan_json(prepare(load_study("heart-disease", overrides)).plan)["warnings"]
+    assert len(warnings) == len(words)
+    assert all(word in line for word, line in zip(words, warnings, strict=True))
+
+
+def test_folders_and_records_in_place_of_a_study_are_told_the_way(tmp_path):
+    (tmp_path / "bergen.csv").write_text("age,ill\n", encoding="utf-8")
+    with pytest.raises(StudyError, match=r"bergen\.csv holds records.*tacit init"):
+        load_study(tmp_path / "bergen.csv")
+    with pytest.raises(StudyError, match="tacit init"):
+        load_study(tmp_path)
+    (tmp_path / "study.toml").write_text("", encoding="utf-8")
+    with pytest.raises(StudyError, match=r"is a folder; its study is .*study\.toml"):
+        load_study(tmp_path)

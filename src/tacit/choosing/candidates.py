@@ -29,8 +29,10 @@ from tacit.choosing.situation import (
 )
 from tacit.objectives import linear
 from tacit.objectives.fairness import Ermi
+from tacit.privacy import paper_noise
 from tacit.theory import (
     PsgmSetting,
+    PsgmTheory,
     Statement,
     TheoryError,
     ce_psgm_from_theory,
@@ -203,8 +205,9 @@ def _psgm_settings(s: Situation, local: bool) -> list[PsgmSetting]:
 def _psgm(local: bool, full: bool) -> Theorem:
     def theorem(s: Situation) -> Candidate:
         options = [ce_psgm_from_theory(setting, full=full) for setting in _psgm_settings(s, local)]
-        sound = [o for o in options if all(c.holds for c in o.conditions)] or options
-        best = min(sound, key=lambda o: o.rate)
+        options = [o for o in options if all(c.holds for c in o.conditions)] or options
+        judged = [(option, _psgm_failures(option, s)) for option in options]
+        best, failed = min([pair for pair in judged if not pair[1]] or judged, key=lambda pair: pair[0].rate)
         return Candidate(
             algorithm=best.algorithm,
             source=best.source,
@@ -212,11 +215,28 @@ def _psgm(local: bool, full: bool) -> Theorem:
             measure="squared gradient",
             rate=best.rate,
             rounds=int(best.parameters["num_rounds"]),
-            failed=tuple(c.text for c in best.conditions if not c.holds),
+            failed=failed,
             parameters=best.parameters,
         )
 
     return theorem
+
+
+def _psgm_failures(option: PsgmTheory, s: Situation) -> tuple[str, ...]:
+    """What fails of the theorem's conditions and of the privacy lemma's that its noise rests on, as in `tacit plan`."""
+    printed = paper_noise(
+        option.algorithm,
+        records=s.records,
+        rounds=int(option.parameters["num_rounds"]),
+        batch=int(option.parameters["batch_size"] or s.records),
+        epsilon=s.epsilon,
+        delta=s.delta,
+        sampling=option.parameters["sampling"],
+        silos=s.silos,
+        local_steps=int(option.parameters.get("local_steps", 1)),
+    )
+    conditions = (*option.conditions, *(() if printed is None else printed.conditions))
+    return tuple(dict.fromkeys(c.text for c in conditions if not c.holds))
 
 
 def _diff2(s: Situation) -> Candidate:

@@ -6,7 +6,6 @@ a rehearsal, to be replaced by a folder of CSV files (`tacit init`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,14 +87,15 @@ def _ball(s: Situation) -> str:
 
 
 def _made_up(s: Situation) -> dict[str, Any]:
-    """Records and a model of the situation's sizes; a fifth more than train, for validation and test."""
+    """Records and a model of the situation's sizes; three tenths of each silo are for validation and test."""
     features = max(1, s.dimension - 1)
     objective: dict[str, Any] = {"model": "linear", "loss": "logistic" if s.smoothness is not None else "hinge"}
     if not s.convex:
         features = max(1, round((s.dimension - 1) / _HIDDEN) - 2)
         objective |= {"model": "mlp", "hidden": [_HIDDEN]}
     options: dict[str, Any] = {
-        "sizes": [math.ceil(size / 0.7) + 2 for size in s.sizes],
+        # The most records of which seven tenths, rounded down, are as many as train.
+        "sizes": [-(-10 * (size + 1) // 7) - 1 for size in s.sizes],
         "features": features,
         "heterogeneity": 0.5 if s.heterogeneous else 0.0,
     }

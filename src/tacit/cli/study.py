@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 Study = Annotated[str, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a field; may be repeated. VALUE none leaves an optional field out; "
+        "run.grid.SECTION.KEY=[1,4] tries several values (epsilon and numbers of the algorithm).",
+    ),
 ]
 _UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -41,9 +46,10 @@ def run_command(
 ) -> None:
     """Train a study, with its baselines, and write a run folder with an HTML report.
 
-    A run that was stopped goes on with --resume and ends as it would have ended.
+    A run that was stopped goes on with --resume and ends as it would have ended. A grid trains at every combination of
+    its values, for those who evaluate: what it shows is not covered by epsilon, `tacit tune` chooses inside the budget.
 
-    Example: tacit run heart-disease --set privacy.epsilon=0.5 --set run.seeds=3
+    Example: tacit run heart-disease --set run.seeds=3 --set "run.grid.privacy.epsilon=[1,4]"
     """
     from tacit.runtime.compilation import keep_compiled
     from tacit.studies.folder import new_folder, stages_of, start, write
@@ -104,6 +110,7 @@ def _print_result(written: dict[str, Any], report: Path) -> None:
         console.print(f"[bold red]{nothing}[/]")
     if written["grid"]:
         console.print(_grid_table(written["grid"]))
+    _print_warnings(written["warnings"], console)
     if written["preprocessing_private"]:
         console.print(_UNPRICED)
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
@@ -208,10 +215,17 @@ def _score_table(written: dict[str, Any]) -> Table:
     constant = constant_label(written)
     if constant is not None:
         rows[constant] = written["baselines"]["constant"]
+    several = len(written["seeds"]) > 1
     for label, values in rows.items():
-        shown = (values.get(name) for name in names)
-        table.add_row(label, *("–" if v is None else f"{v['mean']:.3f} ± {v['std']:.3f}" for v in shown))
+        table.add_row(label, *(_score(values.get(name), several) for name in names))
     return table
+
+
+def _score(value: dict[str, float] | None, several: bool) -> str:
+    """Mean and deviation over seeds; of one seed there is no deviation."""
+    if value is None:
+        return "–"
+    return f"{value['mean']:.3f} ± {value['std']:.3f}" if several else f"{value['mean']:.3f}"
 
 
 def _grid_table(grid: list[dict[str, Any]]) -> Table:
@@ -273,6 +287,12 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
 
         console.print(bound_text(found["theory"]))
     _print_reading(plan, console)
+    _print_warnings(found["warnings"], console)
+
+
+def _print_warnings(warnings: list[str], console: Console) -> None:
+    for line in warnings:
+        console.print(f"[bold red]Warning:[/] {line}", highlight=False)
 
 
 def _print_parties(found: dict[str, Any], console: Console) -> None:

@@ -180,8 +180,8 @@ def draft(
     if open_columns and not read_records:
         raise declaration_needed(folder.path, open_columns)
     assumed = [
-        f"Public: column names, kinds, and which columns have missing values; {len(folder.sizes)} silos and their "
-        f"sizes: {_sizes(folder)}."
+        f"Public: column names, kinds, and which columns have missing values; {_silos(folder)} and "
+        f"{'their sizes' if len(folder.sizes) > 1 else 'its size'}: {_sizes(folder)}."
     ]
     columns: dict[str, AnyColumn] = {name: DroppedColumn() for name in declared.drop}
     for name, column in folder.columns.items():
@@ -192,8 +192,8 @@ def draft(
     assumed.append(f"Target: {target}, {part.task}, {part.classes or f'scaled from [{part.low:g}, {part.high:g}]'}.")
     read = tuple(column.name for column in open_columns)
     loud = [
-        f"{name}: its {'range' if folder.columns[name].kind == 'number' else 'levels'} was read from the records and "
-        "is NOT private. Every result says so until you declare it."
+        f"{name}: its {'range was' if folder.columns[name].kind == 'number' else 'levels were'} read from the records, "
+        "which is NOT private. Every result says so until you declare it."
         for name in read
     ]
     _check_features(columns)
@@ -232,6 +232,10 @@ def _check_features(columns: Mapping[str, AnyColumn]) -> None:
         )
 
 
+def _silos(folder: Folder) -> str:
+    return f"{len(folder.sizes)} silo{'s' if len(folder.sizes) > 1 else ''}"
+
+
 def _sizes(folder: Folder) -> str:
     return ", ".join(f"{name} {size}" for name, size in folder.sizes.items())
 
@@ -245,6 +249,12 @@ def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn
         said.append(f"{name}: missing at {counts}; missing counts as a feature of its own, filled with the middle.")
     if name in declared.levels:
         strange = [level for level in column.levels if level not in declared.levels[name]]
+        if strange and len(strange) == len(column.levels):
+            shown = ", ".join(map(repr, strange))
+            raise DataError(
+                f"Expected some of --levels {name}={','.join(declared.levels[name])} to occur in its column, but there "
+                f"are only {shown}; write the levels as the files do, letter by letter, or --drop {name}."
+            )
         if strange:
             shown = ", ".join(map(repr, strange))
             said.append(f"{name}: {shown} occurs but is not among its levels; it becomes zeros.")

@@ -148,16 +148,24 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
     section = study.algorithm
     entry = find(section.name)
     accepted = entry.parameters
-    for key in section.own:
-        if key not in set(accepted) - {"noise_multiplier"}:
-            raise StudyError(f"algorithm.{key}: {unknown('parameter of ' + entry.name, key, set(accepted) - _COMMON)}")
+    strange = [key for key in section.own if key not in set(accepted) - {"noise_multiplier"}]
+    if strange:
+        fix = " ".join(f"--set algorithm.{key}=none" for key in strange)
+        raise StudyError(
+            "\n".join(
+                f"algorithm.{key}: {unknown('parameter of ' + entry.name, key, set(accepted) - _COMMON)}"
+                for key in strange
+            )
+            + f"\nLeave out what it does not know: {fix}"
+        )
     missing = [
         name
         for name, parameter in accepted.items()
         if parameter.default is parameter.empty and name not in _COMMON and name not in section.own
     ]
     if missing:
-        raise StudyError(f"algorithm.{missing[0]}: missing; {entry.name} needs it.")
+        fix = " ".join(f"--set algorithm.{name}=VALUE" for name in missing)
+        raise StudyError(f"algorithm.{missing[0]}: missing; {entry.name} needs it. Set it in the study or with {fix}")
     fixed = {
         "step_size": section.step_size,
         "num_rounds": section.num_rounds,

@@ -1,7 +1,7 @@
 """The baseline that learns nothing: one prediction for every record, from the targets of all training records.
 
-The majority class where the metric is an error, the mean target where it is a squared one; no feature is looked at and
-nothing is private. A model that is not better is not worth its price.
+The majority class where the metric is an error, the mean target where it is a squared one, and the one output with the
+least loss; no feature is looked at and nothing is private. A model that is not better is not worth its price.
 """
 
 from __future__ import annotations
@@ -29,20 +29,49 @@ _MEASURED: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
 }
 
 
-def constant_metrics(names: Sequence[str], seeds: Sequence[Parts]) -> dict[str, np.ndarray]:
+def constant_metrics(
+    names: Sequence[str],
+    seeds: Sequence[Parts],
+    loss: Callable[[Any, Any], Any] | None = None,
+    outputs: int = 1,
+) -> dict[str, np.ndarray]:
     """Errors of the constant on each part of the records, for those of the metrics that have one; axis: seeds.
+
+    With a ``loss`` of so many outputs, also that of the constant output that has the least on training records.
 
     >>> parts = {"train": {"y": np.array([1, 1, 0])}, "test": {"y": np.array([0, 1, 0, 0])}}
     >>> constant_metrics(["error", "loss"], [parts])
     {'train_error': array([0.33333333]), 'test_error': array([0.75])}
     """
-    return {
+    measured = [part for part in seeds[0] if all(len(own[part]["y"]) for own in seeds)]
+    found = {
         f"{part}_{name}": np.asarray([_MEASURED[name][1](own["train"]["y"], own[part]["y"]) for own in seeds])
         for name in names
         if name in _MEASURED
-        for part in seeds[0]
-        if all(len(own[part]["y"]) for own in seeds)
+        for part in measured
     }
+    if loss is not None:
+        best = [_best_output(loss, own["train"]["y"], outputs) for own in seeds]
+        for part in measured:
+            pairs = zip(best, seeds, strict=True)
+            found[f"{part}_loss"] = np.asarray([_loss(loss, output, own[part]["y"]) for output, own in pairs])
+    return found
+
+
+def _loss(loss: Callable[[Any, Any], Any], output: np.ndarray, y: np.ndarray) -> float:
+    return float(np.mean(np.asarray(loss(np.tile(output, (len(y), 1)), y))))
+
+
+def _best_output(loss: Callable[[Any, Any], Any], y: np.ndarray, outputs: int) -> np.ndarray:
+    """The best of a few constants: log-frequencies of the classes; or log-odds, margins, mean and quantiles."""
+    if outputs > 1:
+        counts = np.bincount(y.astype(int), minlength=outputs) + 1.0
+        return np.asarray(np.log(counts / counts.sum()), np.float32)
+    mean = float(np.mean(y))
+    tried = [-1.0, 0.0, 1.0, mean, *np.quantile(y, np.linspace(0.05, 0.95, 19))]
+    if 0 < mean < 1:
+        tried.append(float(np.log(mean / (1 - mean))))
+    return min((np.asarray([output], np.float32) for output in tried), key=lambda output: _loss(loss, output, y))
 
 
 def constant_label(result: Mapping[str, Any]) -> str | None:
@@ -53,17 +82,42 @@ def constant_label(result: Mapping[str, Any]) -> str | None:
 
 
 def nothing_learnt(result: Mapping[str, Any], metric: str) -> str | None:
-    """A plain sentence where the model is not better than the constant on test records."""
-    measured = result["baselines"].get("constant", {})
-    if metric not in measured or metric not in result["metrics"]:
-        return None
-    mine, constant = result["metrics"][metric]["mean"], measured[metric]["mean"]
-    if mine < constant:
-        return None
+    """A plain sentence, with remedies, where the model is not better than the constant on test records.
+
+    Better is by more than one deviation over seeds, and with no larger loss.
+    """
+    measured, mine = result["baselines"].get("constant", {}), result["metrics"]
     private = result["silos"][0]["epsilon"] is not None
-    name = metric.removeprefix("test_")
-    said, words = name.replace("mse", "mean squared error"), _MEASURED[name][0]
-    return (
-        f"The model has learnt nothing useful{' at this price' if private else ''}: on test records its {said} is "
-        f"{mine:.3f}, and predicting {words} for every record has {constant:.3f}."
-    )
+    if metric in measured and metric in mine and not _is_better(mine[metric], measured[metric]["mean"]):
+        name = metric.removeprefix("test_")
+        said, words = name.replace("mse", "mean squared error"), _MEASURED.get(name, ("the best constant",))[0]
+        spread = f" ± {mine[metric]['std']:.3f}" if mine[metric]["std"] else ""
+        return (
+            f"The model has learnt nothing useful{' at this price' if private else ''}: on test records its {said} is "
+            f"{mine[metric]['mean']:.3f}{spread}, and predicting {words} for every record has "
+            f"{measured[metric]['mean']:.3f}. {_remedies(result)}"
+        )
+    if "test_loss" in measured and "test_loss" in mine:
+        loss, constant = mine["test_loss"]["mean"], measured["test_loss"]["mean"]
+        if not loss <= constant:
+            return (
+                f"The model's scores are of no use{' at this price' if private else ''}: on test records its loss is "
+                f"{loss:.3f}, and the best constant score has {constant:.3f}; it has diverged or is far too sure of "
+                f"itself. {_remedies(result)}"
+            )
+    return None
+
+
+def _is_better(mine: Mapping[str, float], constant: float) -> bool:
+    """Not better is also what is no number, as after divergence."""
+    return bool(mine["mean"] + mine["std"] < constant)
+
+
+def _remedies(result: Mapping[str, Any]) -> str:
+    """What may help, cheapest first."""
+    if result["silos"][0]["epsilon"] is None:
+        return "Try another algorithm.step_size, more rounds, or other columns."
+    hidden = result.get("channel") == "shuffled-sum"
+    ways = ["another algorithm.clip_norm or algorithm.step_size", "a larger privacy.epsilon", "fewer columns"]
+    ways += [] if hidden else ["the shuffled sum (algorithm.channel=shuffled-sum), whose noise all silos share"]
+    return f"Try {', '.join(ways[:-1])}, or {ways[-1]}."

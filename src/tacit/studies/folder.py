@@ -61,6 +61,7 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
             "constant": _summaries(result.constant),
         },
         "preprocessing_private": result.prepared.federations[0].touches_private_data,
+        "warnings": result.prepared.plan.warnings,
         "grid": result.grid,
         "seconds": result.seconds,
         "run_dir": None if run_dir is None else str(run_dir),

@@ -23,6 +23,7 @@ from tacit.privacy.randomisers import noise_over_clip
 from tacit.studies.assemble import Builder
 from tacit.studies.bound import bound_json, bound_of
 from tacit.studies.centralisation import crossings
+from tacit.studies.doubts import doubts
 from tacit.studies.spec import Study, StudyError
 from tacit.theory import Statement
 
@@ -41,6 +42,12 @@ class Plan:
         """What the algorithm's theorem promises at the tightest budget of all silos, and the lower bound."""
         spent = [silo.price.epsilon for silo in self.silos if silo.price is not None]
         return bound_of(self.study, self.problem, [s.records for s in self.silos], min(spent, default=None))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the budget promise little."""
+        epsilons = [None if silo.price is None else silo.price.epsilon for silo in self.silos]
+        return doubts(epsilons, self.study.privacy.delta, [silo.records for silo in self.silos])
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -184,6 +191,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "counts_on": counts_on(plan.study, len(plan.silos)),
         "silos": [_silo_json(plan, silo) for silo in plan.silos],
         "theory": bound_json(plan.bound),
+        "warnings": plan.warnings,
         **fair_json(plan),
     }
 

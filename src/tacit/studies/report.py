@@ -80,6 +80,7 @@ def contents(folder: Path) -> dict[str, Any]:
         "risks": _risk_chart(priced),
         "verdict": verdict(result, metric),
         "nothing": nothing_learnt(result, metric),
+        "warnings": result.get("warnings", []),
         "constant_label": constant_label(result),
         "open_label": open_label(result),
         "scores": _score_chart(result, metric),
@@ -130,20 +131,29 @@ def _protected(study: Study) -> str:
 
 
 def verdict(result: dict[str, Any], metric: str) -> str | None:
-    """What privacy cost and whether it paid to work together, in a sentence or two."""
+    """What privacy and clipping cost and whether it paid to work together, in a sentence or two."""
     baselines = result["baselines"]
     if not result["metrics"] or not baselines["non_private"] or result["silos"][0]["epsilon"] is None:
         return None
     mine, open_ = result["metrics"][metric], baselines["non_private"][metric]
-    said = f"Privacy costs {mine['mean'] - open_['mean']:+.3f} of {metric_title(metric, False)} here"
-    noisy = max(mine["std"], open_["std"])
-    said += f" (one standard deviation over splits is {noisy:.3f})." if noisy else "."
+    said = _cost(mine["mean"] - open_["mean"], max(mine["std"], open_["std"]), metric_title(metric, False))
     better = sum(mine["mean"] < values[metric]["mean"] for values in baselines["alone"].values())
     if baselines["alone"]:
         said += (
             f" The private model of all silos is better than {better} of {len(baselines['alone'])} silos that train "
             "alone, without noise, on their own records."
         )
+    return said
+
+
+def _cost(cost: float, deviation: float, title: str) -> str:
+    """The price in the metric; a negative one is no gain of privacy, but a baseline that could be better."""
+    spread = f" (one standard deviation over splits is {deviation:.3f})" if deviation else ""
+    if cost >= 0:
+        return f"Privacy and clipping cost {cost:.3f} of {title} here{spread}."
+    said = f"Privacy and clipping cost nothing that shows here: {title} is {-cost:.3f} lower than without them{spread}."
+    if -cost > deviation:
+        said += " Without them these steps and rounds do not reach the optimum: a better setting may lower both."
     return said
 
 

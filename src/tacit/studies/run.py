@@ -18,7 +18,7 @@ import numpy as np
 from tacit.algorithm import Algorithm, Params
 from tacit.algorithms import find
 from tacit.data import Federation
-from tacit.objectives import Objective
+from tacit.objectives import Objective, untapped
 from tacit.privacy import spent
 from tacit.runtime.participation import Participation, participation, roster
 from tacit.runtime.program import split_keys
@@ -151,7 +151,9 @@ def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
     """One prediction for every record: what a model must beat."""
     parts = ("train", "validation", "test")
     seeds = [{part: pooled(federation, part) for part in parts} for federation in prepared.federations]
-    return constant_metrics(list(prepared.builder.problem.objective.cost.metrics), seeds)
+    objective, x = prepared.builder.problem.objective, jnp.asarray(seeds[0]["train"]["x"][:1])
+    shape = jax.eval_shape(lambda key: objective.model.apply(objective.init(key), x, untapped), jax.random.key(0))
+    return constant_metrics(list(objective.cost.metrics), seeds, objective.cost.value, shape.shape[1])
 
 
 def starts_of(prepared: Prepared) -> list[Seed]:

@@ -148,6 +148,16 @@ class PrivacySection(_Section):
     max_participations: Count | None = None
     user_level: bool = False
 
+    @field_validator("delta")
+    @classmethod
+    def _delta_promises(cls, value: float) -> float:
+        if value >= 0.1:
+            raise ValueError(
+                "expected delta < 0.1, for with that probability nothing is promised; 1e-6 is usual, and less than one "
+                "over the records of the smallest silo is needed for a promise to each of them"
+            )
+        return value
+
     @model_validator(mode="after")
     def _one_of_two(self) -> PrivacySection:
         if self.user_level and (self.epsilon is None or self.accountant == "paper"):
@@ -162,6 +172,14 @@ class PrivacySection(_Section):
         return self.epsilon is not None or self.noise_multiplier is not None
 
 
+def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """A tree of sections with one dotted key for each leaf."""
+    found: dict[str, Any] = {}
+    for key, part in tree.items():
+        found |= _flat(part, f"{above}{key}.") if isinstance(part, dict) else {f"{above}{key}": part}
+    return found
+
+
 class RunSection(_Section):
     """Repetitions, participation, and a grid of settings."""
 
@@ -173,6 +191,16 @@ class RunSection(_Section):
     stationarity: bool = False
     alone: bool = True
     grid: dict[str, tuple[Any, ...]] = {}
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _flat_keys(cls, value: Any) -> Any:
+        """``{"privacy.epsilon": [...]}``; sections within it, as ``--set run.grid.privacy.epsilon`` makes, are too."""
+        flat = _flat(value) if isinstance(value, dict) else {}
+        for key, values in flat.items():
+            if not isinstance(values, list | tuple) or not values:
+                raise ValueError(f"expected a list of values such as [1, 4] for {key}")
+        return flat if isinstance(value, dict) else value
 
     @field_validator("seeds")
     @classmethod
@@ -274,8 +302,17 @@ def study_from(tree: dict[str, Any]) -> Study:
 def _read(source: str | Path) -> str:
     path = Path(source)
     if path.suffix == ".toml" or path.exists():
+        if (path / "study.toml").is_file():
+            raise StudyError(f"{path} is a folder; its study is {path / 'study.toml'}.")
         if not path.is_file():
-            raise StudyError(f"No study file at {path}; give a path to a TOML file or a name: {_listed()}.")
+            raise StudyError(
+                f"No study file at {path}; give a path to a TOML file or a name: {_listed()}. From a folder of one CSV "
+                "file per silo `tacit init FOLDER` makes one."
+            )
+        if path.suffix == ".csv":
+            raise StudyError(
+                f"{path} holds records and is not a study; `tacit init {path.parent}` makes one from its folder."
+            )
         return path.read_text(encoding="utf-8")
     if str(source) not in study_names():
         raise StudyError(unknown("study", str(source), study_names()) + " A path to a .toml file works too.")
