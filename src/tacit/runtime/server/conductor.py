@@ -138,6 +138,11 @@ class Conductor:
         return len(self.algorithm.schedule)
 
     @property
+    def dimensions(self) -> dict[str, int]:
+        """How many numbers a release of each kind of round has."""
+        return self._shapes.dimensions
+
+    @property
     def params(self) -> Params:
         """The model so far."""
         return self.algorithm.output(self.point.state)

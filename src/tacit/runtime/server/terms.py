@@ -45,7 +45,8 @@ class ShufflerEntry(_Section):
 class Deployment(_Section):
     """``silos`` is how many take part. ``round_seconds`` is how long a round waits for those who may be missed, and
     ``patience`` how long for those who may not. ``evaluate`` measures on the study's own data set, where the server
-    has it because it is public. ``record`` keeps everything that silos send.
+    has it because it is public. ``record`` keeps everything that silos send. ``command`` is what the user typed, for
+    the report.
     """
 
     silos: Annotated[int, Field(ge=1)]
@@ -55,6 +56,7 @@ class Deployment(_Section):
     seed: int = 0
     evaluate: bool = False
     record: bool = False
+    command: str = "tacit server run"
     shufflers: tuple[ShufflerEntry, ...] = ()
 
 
