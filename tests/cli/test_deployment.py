@@ -59,6 +59,7 @@ def test_a_silos_keys_stay_the_same_also_when_one_was_moved(tmp_path):
         ("algorithm.channel=shuffled-sum", "0 shufflers"),
         ("algorithm.channel=trusted", "cannot be deployed"),
         ("privacy.epsilon=none", "one epsilon"),
+        ("algorithm.name=prox-sgd", "Unknown parameter of prox-sgd 'output'; Known: .*num_rounds.*step_size"),
         ("privacy.epsilon=[1.0,1.0,1.0,1.0]", "one epsilon"),
     ],
 )

@@ -354,6 +354,10 @@ def test_policies_are_checked(tmp_path):
         ({"allow": {"channels": ["open"]}}, "allow.channels"),
         ({"data": {"name": "heart-disease"}}, "data"),
         ({"surprise": 1}, "surprise"),
+        ({"allow": {"algorithms": ["mbsgd"]}}, "allow.algorithms: Unknown algorithm 'mbsgd'; did you mean 'mb-sgd'"),
+        ({"allow": {"min_silo": 3}}, "allow.min_silo: Unknown key 'min_silo'; did you mean 'min_silos'"),
+        ({"shuffle": {"shufflers": {}, "colluding": 0, "kee": "a"}}, "shuffle.kee: .*did you mean 'key'"),
+        ({"pad_second": 0.1}, "Unknown key 'pad_second'; did you mean 'pad_seconds'"),
     ):
         with pytest.raises(PolicyError, match=field):
             policy_from(policy_tree("a", **change))

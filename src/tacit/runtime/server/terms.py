@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tacit.algorithms import find
 from tacit.channel.sealing import PublicKey
-from tacit.errors import TacitError
+from tacit.errors import TacitError, explained
 from tacit.runtime.daemon.protocol import Plan, Shuffle, Welcome
 from tacit.runtime.shuffler.client import Address
+from tacit.studies.assemble import check_parameters
 from tacit.studies.spec import Study, StudyError
 
 DEPLOYED = ("direct", "shuffled-sum", "shuffled-reports")
@@ -65,12 +66,13 @@ def deployment_from(tree: dict[str, Any]) -> Deployment:
     try:
         return Deployment.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
-        raise TacitError("The deployment cannot be used:\n  " + "\n  ".join(lines)) from None
+        lines = explained(error.errors(include_input=False), Deployment)
+        raise TacitError("The deployment cannot be used:\n  " + lines) from None
 
 
 def check_study(study: Study, shufflers: int) -> None:
     """Raise unless a study can be proposed to real silos, with this many shufflers."""
+    check_parameters(study)
     section = study.privacy
     if study.preprocessing is not None:
         raise StudyError(
