@@ -23,7 +23,7 @@ from tacit.runtime.daemon.protocol import Receipt
 from tacit.runtime.daemon.reporting import REPORTS
 from tacit.runtime.participation import Participation, participation
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.runtime.server.conductor import Conductor, Patience, Tell, fresh_state, meet
+from tacit.runtime.server.conductor import Conductor, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.runtime.server.outcome import write_outcome
 from tacit.runtime.server.reckoning import spent
 from tacit.runtime.server.shuffles import Reports, Shuffled, Sums
@@ -55,7 +55,10 @@ def lead(folder: Path, transport: Transport) -> None:
     try:
         _lead(folder, transport, journal)
     except Exception as error:
-        journal("failed", {"text": str(error) if isinstance(error, TacitError) else repr(error)})
+        text = str(error) if isinstance(error, TacitError) else repr(error)
+        # What fails before there is a checkpoint has nothing to go on from, but silos that were away may come.
+        unbegun = not (folder / "checkpoint.npz").exists() and not isinstance(error, StalledError)
+        journal("failed", {"text": text, "final": is_final(error) or unbegun})
         raise
 
 
