@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import app
+from tacit.data.csv_silos import silo_records
 from tacit.errors import TacitError
 from tacit.studies.run import prepare, run
 from tacit.studies.spec import load_study
@@ -323,4 +324,9 @@ def test_from_files_to_price_in_processes_of_their_own(clinics, tmp_path):
     assert process("init", "clinics", *DECLARE).returncode == 0
     done = process("plan", "clinics/study.toml", "--json", "--set", "run.seeds=1")
     assert done.returncode == 0, done.stderr
-    assert [silo["name"] for silo in json.loads(done.stdout)["silos"]] == ["bergen", "bodo", "molde", "oslo"]
+    found = json.loads(done.stdout)
+    assert [silo["name"] for silo in found["silos"]] == ["bergen", "bodo", "molde", "oslo"]
+    # A daemon splits nothing: what it would train on is said beside what the simulation does.
+    for silo in found["silos"]:
+        records = silo_records(clinics / f"{silo['name']}.csv", clinics / "schema.toml")["y"]
+        assert found["records_with_held_out"][silo["name"]] == len(records) > silo["records"]
