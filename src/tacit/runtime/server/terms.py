@@ -72,7 +72,6 @@ def deployment_from(tree: dict[str, Any]) -> Deployment:
 
 def check_study(study: Study, shufflers: int) -> None:
     """Raise unless a study can be proposed to real silos, with this many shufflers."""
-    check_parameters(study)
     section = study.privacy
     if study.preprocessing is not None:
         raise StudyError(
@@ -94,6 +93,7 @@ def check_study(study: Study, shufflers: int) -> None:
         raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use {", ".join(DEPLOYED)}.')
     if (channel == "direct") == bool(shufflers):
         raise StudyError(f'algorithm.channel: "{channel}" has {shufflers} shufflers; only shuffled channels have any.')
+    check_parameters(study)
 
 
 def plan_for(
