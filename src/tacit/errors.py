@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 
 class TacitError(ValueError):
@@ -19,4 +20,33 @@ def unknown(what: str, value: object, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f" did you mean {near[0]!r}?" if near else ""
-    return f"Unknown {what} {value!r};{hint} Known: {', '.join(names)}."
+    listed = f"Known: {', '.join(names)}." if names else "There are none."
+    return f"Unknown {what} {value!r};{hint} {listed}"
+
+
+def known_keys(model: Any, place: Iterable[str] = ()) -> list[str]:
+    """The keys of a pydantic model, or of the section of it at a place; none where there is no such section."""
+    for part in place:
+        field = model.model_fields.get(part)
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        model = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+        if model is None:
+            return []
+    return list(model.model_fields)
+
+
+def explained(problems: Iterable[Mapping[str, Any]], model: Any) -> str:
+    """What pydantic has found wrong with a file, line by line; an unknown key is named with the nearest that exists.
+
+    Values are left out: they might be keys or passwords.
+    """
+    lines = []
+    for problem in problems:
+        place = [str(part) for part in problem["loc"]]
+        text = str(problem["msg"]).removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            text = unknown("key", place[-1], known_keys(model, [part for part in place[:-1] if not part.isdigit()]))
+        elif problem["type"] == "missing":
+            text = "missing; set it."
+        lines.append(": ".join(part for part in (".".join(place), text) if part))
+    return "\n  ".join(lines)

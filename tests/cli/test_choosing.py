@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tacit.choosing import Situation, candidates, recipe, winner
 from tacit.cli import app
+from tacit.data.csv_silos import silo_records
 from tacit.errors import TacitError
 from tacit.studies.assemble import federation_of
 from tacit.studies.plan import paper_of
@@ -349,7 +350,12 @@ def test_from_files_to_price_in_processes_of_their_own(clinics, tmp_path):
     assert process("init", "clinics", *DECLARE).returncode == 0
     done = process("plan", "clinics/study.toml", "--json", "--set", "run.seeds=1")
     assert done.returncode == 0, done.stderr
-    assert [silo["name"] for silo in json.loads(done.stdout)["silos"]] == ["bergen", "bodo", "molde", "oslo"]
+    found = json.loads(done.stdout)
+    assert [silo["name"] for silo in found["silos"]] == ["bergen", "bodo", "molde", "oslo"]
+    # A daemon splits nothing: what it would train on is said beside what the simulation does.
+    for silo in found["silos"]:
+        records = silo_records(clinics / f"{silo['name']}.csv", clinics / "schema.toml")["y"]
+        assert found["records_with_held_out"][silo["name"]] == len(records) > silo["records"]
 
 
 def test_levels_of_which_none_occurs_are_refused(clinics):

@@ -37,6 +37,11 @@ def test_plan_prints_the_documented_shape(tmp_path):
     assert 0 < silo["paper"]["epsilon_certified"] < 0.1
 
 
+def test_plan_says_that_a_deployment_holds_nothing_out(tmp_path):
+    words = " ".join(tacit("plan", "heart-disease", "--set", "run.seeds=1", cwd=tmp_path).stdout.split())
+    assert "a daemon trains on all records of its file, and prices them (cleveland 303, hungarian 294" in words
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -1,11 +1,14 @@
 """The commands of a deployment that can be tried without one."""
 
+import tomllib
+
 import pytest
 from typer.testing import CliRunner
 
 from tacit.channel.sealing import public_key
 from tacit.cli import app
 from tacit.errors import TacitError
+from tacit.runtime.server.terms import deployment_from
 from tacit.runtime.shuffler.config import load_terms
 
 
@@ -56,6 +59,7 @@ def test_a_silos_keys_stay_the_same_also_when_one_was_moved(tmp_path):
         ("algorithm.channel=shuffled-sum", "0 shufflers"),
         ("algorithm.channel=trusted", "cannot be deployed"),
         ("privacy.epsilon=none", "one epsilon"),
+        ("algorithm.name=prox-sgd", "Unknown parameter of prox-sgd 'output'; Known: .*num_rounds.*step_size"),
         ("privacy.epsilon=[1.0,1.0,1.0,1.0]", "one epsilon"),
     ],
 )
@@ -64,6 +68,17 @@ def test_a_study_that_cannot_be_deployed_is_refused_before_anything_starts(tmp_p
     with pytest.raises(TacitError, match=message):
         invoke("server", "run", "heart-disease", *options, "--set", change)
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("tacit.runtime.flower.watch.follow", lambda folder, console: {})
+    monkeypatch.setattr("sys.argv", ["/bin/tacit", "server", "run", "heart-disease", "--set", "title=Two words"])
+    options = ("--superlink", "localhost:1", "--authority", tmp_path / "ca.pem", "--silos", 4, "--out", tmp_path / "r")
+    invoke("server", "run", "heart-disease", *options)
+    (path,) = (tmp_path / "r").glob("*/deployment.toml")
+    terms = deployment_from(tomllib.loads(path.read_text()))
+    assert terms.command == "tacit server run heart-disease --set 'title=Two words'"
 
 
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path):

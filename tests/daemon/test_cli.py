@@ -11,6 +11,7 @@ from tacit.cli.silo import ledger_command, silo_app
 from tacit.errors import TacitError
 from tacit.runtime.daemon.policy import load_policy
 from tacit.runtime.daemon.protocol import Answer, Finish, Propose
+from tacit.runtime.daemon.server import Door
 from tacit.runtime.daemon.steward import Steward
 from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_of, records_of
 
@@ -42,7 +43,6 @@ def test_a_study_is_proposed_approved_answered_and_shown(silo):
     assert [row["study"] for row in shown["pending"]] == [PLAN.study]
     assert shown["pending"][0]["plan"]["epsilon"] == 1.0
     shown = run("silo", "status", folder)
-    assert "pending" in shown
     assert f"tacit silo approve {folder} {PLAN.study}\n" in shown
     assert len(PLAN.study) == 64
     with pytest.raises(TacitError, match="waits for approval"):
@@ -64,6 +64,75 @@ def test_a_study_is_proposed_approved_answered_and_shown(silo):
     assert [row["what"] for row in found["entries"]] == ["open", "reserve", "debit", "debit", "close"]
     shown = run("ledger", folder, "--rounds")
     assert "The chain of 5 entries holds" in " ".join(shown.split())
+
+
+def test_an_owner_sees_what_a_waiting_study_asks_for_and_what_it_would_leave(silo):
+    folder, client = silo.home.folder, LocalClient(silo)
+    client.ask(Propose(plan=PLAN))
+    run("silo", "approve", folder, PLAN.study)
+    client.ask(Propose(plan=PLAN))
+    second = PLAN.model_copy(update={"name": "second", "nonce": "ab"})
+    consent, _ = client.ask(Propose(plan=second))
+    (row,) = json.loads(run("silo", "status", folder, "--json"))["pending"]
+    assert row["before"] < 1.001
+    # Two studies together cost more than one and less than the sum; the budget is what the ledger will reserve.
+    assert consent.epsilon < row["after"] < 2 * consent.epsilon
+    assert row["left"] == pytest.approx(3.0 - row["after"])
+    shown = run("silo", "status", folder)
+    for text in (
+        "second waits",
+        "mb-sgd, 4 rounds",
+        "linear, binary, 5 features",
+        "4, all of them",
+        "epsilon 1, delta",
+    ):
+        assert text in shown
+    assert f"{row['after']:.4g} after approval: {row['left']:.4g} left" in shown
+    run("silo", "approve", folder, second.study)
+    client.ask(Propose(plan=second))
+    assert json.loads(run("ledger", folder, "--json"))["charged"] == pytest.approx(row["after"], rel=1e-9)
+
+
+def test_what_would_not_fit_any_more_is_said_before_it_is_approved(silo):
+    folder, client = silo.home.folder, LocalClient(silo)
+    plans = [PLAN.model_copy(update={"nonce": nonce, "epsilon": 2.5}) for nonce in ("aa", "bb")]
+    for plan in plans:
+        client.ask(Propose(plan=plan))
+    run("silo", "approve", folder, plans[0].study)
+    client.ask(Propose(plan=plans[0]))
+    assert "would be refused: over-budget: epsilon" in run("silo", "status", folder)
+
+
+def test_owners_of_different_silos_see_the_same_number_to_compare(silo, tmp_path):
+    records = records_of(1, 40)
+    home, policy = make_home(tmp_path / "other", records, approval={"mode": "manual"})
+    other = Steward(policy, records, home)
+    try:
+        found = []
+        for place, steward in enumerate((silo, other)):
+            LocalClient(steward).ask(Propose(plan=PLAN.model_copy(update={"place": place})))
+            found += json.loads(run("silo", "status", steward.home.folder, "--json"))["pending"]
+    finally:
+        other.close()
+    assert found[0]["study"] != found[1]["study"]
+    assert found[0]["comparison"] == found[1]["comparison"]
+    assert found[0]["comparison"] in run("silo", "status", silo.home.folder)
+    changed = PLAN.model_copy(update={"epsilon": 0.5})
+    assert changed.consortium.hex() != found[0]["comparison"]
+
+
+def test_status_says_whether_the_daemon_runs_and_that_nothing_waits(silo):
+    folder = silo.home.folder
+    shown = run("silo", "status", folder)
+    assert f"The daemon is not running; start it with: tacit silo serve {folder}" in shown
+    assert "No studies wait for approval." in shown
+    door = Door(silo, silo.home.socket)
+    try:
+        assert "The daemon is running." in run("silo", "status", folder)
+        assert json.loads(run("silo", "status", folder, "--json"))["daemon"] is True
+    finally:
+        door.close()
+    assert json.loads(run("silo", "status", folder, "--json"))["daemon"] is False
 
 
 def test_a_forged_ledger_is_found(silo):

@@ -1,12 +1,14 @@
 """The contract: priced by the silo, consented by its owner, then only the next round, once, for the stored reply."""
 
 import math
+import re
 import sys
 
 import numpy as np
 import pytest
 
 from tacit.privacy import price
+from tacit.runtime.daemon.notes import MOST_IN_AN_HOUR, RefusalLog
 from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records, policy_from
 from tacit.runtime.daemon.protocol import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
 from tacit.runtime.daemon.steward import NOISE_OFF, Steward
@@ -335,6 +337,34 @@ def test_logs_hold_no_values(make, caplog, monkeypatch):
     silo.answer(MB, 0)
 
 
+def test_the_log_says_what_waits_and_what_was_refused_with_its_numbers(make, caplog):
+    caplog.set_level("INFO", logger="tacit.silo")
+    silo = make(approval={"mode": "manual"}, budget={"epsilon": 4.0, "delta": 1e-6})
+    dear = plan_of({"name": "mb-sgd"}, epsilon=8.0)
+    refusal = silo.refused("over-budget", Propose(plan=dear))
+    assert "epsilon 8 for the study alone is more than the silo's whole budget of 4" in str(refusal)
+    assert re.search(r"refused, over-budget: epsilon 8 .* budget of 4.*limit 4\)", caplog.text)
+    for _ in range(2):
+        silo.propose(MB)
+        silo.refused("over-budget", Propose(plan=dear))
+    assert caplog.text.count("refused, over-budget") == 1
+    assert caplog.text.count(f"study {MB.study} ({MB.name}) waits for approval: tacit silo status") == 1
+
+
+def test_the_log_of_refusals_is_one_line_each_and_cannot_be_flooded(caplog):
+    now = [0.0]
+    log = RefusalLog(lambda: now[0])
+    log.refuse("bad-plan", "first\nsecond line \x1b[2J")
+    assert "first\\nsecond line" in caplog.messages[0]
+    for number in range(1000):
+        log.refuse("round", f"expected round {number}")
+    assert len(caplog.messages) == MOST_IN_AN_HOUR + 1
+    assert "not logged" in caplog.messages[-1]
+    now[0] = 3601.0
+    log.refuse("round", "expected round 5")
+    assert "expected round 5" in caplog.messages[-1]
+
+
 def test_a_full_disk_is_survived(make):
     plan = plan_of({"name": "mb-sgd"}, {"model": "mlp", "hidden": [800]})
     silo = make()
@@ -354,6 +384,10 @@ def test_policies_are_checked(tmp_path):
         ({"allow": {"channels": ["open"]}}, "allow.channels"),
         ({"data": {"name": "heart-disease"}}, "data"),
         ({"surprise": 1}, "surprise"),
+        ({"allow": {"algorithms": ["mbsgd"]}}, "allow.algorithms: Unknown algorithm 'mbsgd'; did you mean 'mb-sgd'"),
+        ({"allow": {"min_silo": 3}}, "allow.min_silo: Unknown key 'min_silo'; did you mean 'min_silos'"),
+        ({"shuffle": {"shufflers": {}, "colluding": 0, "kee": "a"}}, "shuffle.kee: .*did you mean 'key'"),
+        ({"pad_second": 0.1}, "Unknown key 'pad_second'; did you mean 'pad_seconds'"),
     ):
         with pytest.raises(PolicyError, match=field):
             policy_from(policy_tree("a", **change))

@@ -1,7 +1,10 @@
 """The deployment guide says what is true: policies parse, commands exist with these options, codes are explained."""
 
+import contextlib
 import os
 import re
+import shutil
+import ssl
 import subprocess
 import tomllib
 from pathlib import Path
@@ -86,3 +89,32 @@ def test_the_commands_of_the_guide_leave_permissions_that_a_daemon_accepts(tmp_p
     folder.joinpath("records.npz").chmod(0o644)
     with pytest.raises(TacitError, match="chmod 600"):
         check_silo(folder, files_of(folder, load_policy(folder / "policy.toml"), counter))
+
+
+def test_the_certificates_of_the_guide_are_accepted(tmp_path):
+    """The commands are run as they are printed, and the result passes a strict handshake under the name they give."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    script = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
+    assert script.count("openssl ") == 3
+    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "link.key").stat().st_mode & 0o077 == 0
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(tmp_path / "link.pem", tmp_path / "link.key")
+    theirs = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    theirs.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert shake_hands(ours, theirs, "server.example.org") == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(ours, theirs, "elsewhere.example.org")
+
+
+def shake_hands(ours, theirs, name):
+    """A handshake in memory; returns the version that both agreed on."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = theirs.wrap_bio(back, there, server_hostname=name)
+    server = ours.wrap_bio(there, back, server_side=True)
+    for _ in range(4):
+        for side in (client, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return client.version()

@@ -120,6 +120,14 @@ def test_run_folder_and_ledgers_agree(world, channel):
     assert reckoned[0] < reckoned[-1] == pytest.approx(max(row["epsilon_spent"] for row in result["silos"]), rel=1e-3)
 
 
+@pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])
+def test_run_folders_hold_no_token_of_flowers(world, channel):
+    folder = Path(world[1]["folders"][channel])
+    assert json.loads((folder / "provenance.json").read_text())["command"] == "python -m tacit.runtime.flower.demo"
+    for path in folder.rglob("*"):
+        assert not path.is_file() or b"--token" not in path.read_bytes(), path
+
+
 def test_it_works_without_any_network(world):
     _, facts = world
     if not facts["alone"]:

@@ -96,7 +96,7 @@ def run_command(
     from tacit.runtime.flower.commands import write_connection
     from tacit.runtime.flower.watch import follow
     from tacit.runtime.server.terms import check_study, deployment_from
-    from tacit.studies.folder import new_folder
+    from tacit.studies.folder import new_folder, typed_command
     from tacit.studies.spec import load_study
 
     listed = [] if shufflers is None else tomllib.loads(shufflers.read_text(encoding="utf-8")).get("shufflers", [])
@@ -118,6 +118,8 @@ def run_command(
         "evaluate": evaluate,
         "record": record,
         "shufflers": listed,
+        # The process that writes the report is Flower's child, whose own arguments hold a secret.
+        "command": typed_command(),
     }
     deployment_from(terms)
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")

@@ -198,32 +198,40 @@ def join_command(
 
 @silo_app.command("status")
 def status_command(folder: Folder, as_json: Json = False) -> None:
-    """Show the studies that are open, and those that wait for approval, with the command that approves each.
+    """Show whether the daemon runs, the studies that are open, and those that wait for approval.
+
+    Of each waiting study: what it asks for, what would be left of the budget, a number to compare with the owners of
+    other silos, and the command that approves it.
 
     Example: tacit silo status clinic
     """
+    from tacit.cli.status import daemon_runs, described, proposal
     from tacit.silo.chain import replay
     from tacit.silo.ledger import inspect, waiting
 
-    _, home = _home(folder)
-    accounts = replay(inspect(home.ledger))
-    open_studies = {study: a for study, a in accounts.items() if a.live}
-    plans = {study: json.loads(plan) for study, plan in waiting(home.ledger).items()}
+    policy, home = _home(folder)
+    runs = daemon_runs(home.socket)
+    entries = inspect(home.ledger)
+    live = {study: account for study, account in replay(entries).items() if account.live}
+    pending = [proposal(plan, policy, entries) for plan in waiting(home.ledger).values()]
     if as_json:
-        live = [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in open_studies.items()]
-        pending = [{"study": study, "plan": plan} for study, plan in plans.items()]
-        typer.echo(json.dumps({"open": live, "pending": pending}))
+        shown = [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()]
+        typer.echo(json.dumps({"daemon": runs, "open": shown, "pending": pending}))
         return
-    table = Table(Column("study", no_wrap=True), "state", "asks for", "answers", "until", title="studies")
-    for study, account in open_studies.items():
-        table.add_row(study[:_SHORT], "open", "", str(account.answers), _moment(account.expires))
-    for study, plan in plans.items():
-        asked = f"{plan['algorithm']['name']}, epsilon {plan['epsilon']:g}, delta {plan['delta']:g}"
-        table.add_row(study[:_SHORT], "pending", asked, "0", "")
-    Console().print(table)
-    for study in plans:
-        # The whole identity: a part of it might be that of two plans.
-        typer.echo(f"tacit silo approve {folder} {study}")
+    typer.echo(
+        "The daemon is running." if runs else f"The daemon is not running; start it with: tacit silo serve {folder}"
+    )
+    if live:
+        table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
+        for study, account in live.items():
+            table.add_row(study[:_SHORT], str(account.answers), _moment(account.expires))
+        Console().print(table)
+    else:
+        typer.echo("No studies are open.")
+    for row in pending:
+        typer.echo(described(row, folder))
+    if not pending:
+        typer.echo("No studies wait for approval.")
 
 
 @silo_app.command("approve")

@@ -15,6 +15,7 @@ from tacit.cli.live import live_view
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
+    from tacit.data import SiloData
     from tacit.studies.plan import Plan
 
 Study = Annotated[str, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")]
@@ -127,7 +128,8 @@ def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> 
 
     prepared = prepare(load_study(study, overrides or ()))
     plan, touched = prepared.plan, prepared.federations[0].touches_private_data
-    found = plan_json(plan) | {"preprocessing_private": touched}
+    everything = {silo.name: _size(silo) for silo in prepared.federations[0].silos}
+    found = plan_json(plan) | {"preprocessing_private": touched, "records_with_held_out": everything}
     if as_json:
         typer.echo(json.dumps(_finite(found)))
         return
@@ -263,6 +265,7 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
         f"delta = {delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's training records; "
         "epsilon is that of all kinds together."
     )
+    _print_held_out(found, console)
     papers = Table("silo", "sigma/C", "really buys epsilon", "noise / ours", "its conditions")
     papers.title = "the noise that the paper prints, at the same epsilon"
     for silo in found["silos"]:
@@ -293,6 +296,24 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
 def _print_warnings(warnings: list[str], console: Console) -> None:
     for line in warnings:
         console.print(f"[bold red]Warning:[/] {line}", highlight=False)
+
+
+def _size(silo: SiloData) -> int:
+    """All records of a silo: to train on, and held out."""
+    return sum(len(part["y"]) for part in (silo.train, silo.validation, silo.test))
+
+
+def _print_held_out(found: dict[str, Any], console: Console) -> None:
+    """Say that a deployment of the same files has more records to train on, where it has."""
+    whole = found["records_with_held_out"]
+    trained = {silo["name"]: silo["records"] for silo in found["silos"]}
+    more = [f"{name} {n}" for name, n in whole.items() if n > trained.get(name, n)]
+    if more:
+        listed = ", ".join(more[:5]) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
+        console.print(
+            "n leaves out the records held out for validation and test, as `tacit run` does. `tacit server run` splits "
+            f"nothing: a daemon trains on all records of its file, and prices them ({listed})."
+        )
 
 
 def _print_parties(found: dict[str, Any], console: Console) -> None:

@@ -32,7 +32,7 @@ from tacit.objectives import (
     squared,
 )
 from tacit.studies.centralisation import regrouped
-from tacit.studies.spec import ObjectiveSection, Study, StudyError
+from tacit.studies.spec import AlgorithmSection, ObjectiveSection, Study, StudyError
 
 _COMMON = {
     "step_size",
@@ -143,19 +143,17 @@ class Builder:
         return self.entry.factory(self.problem, **{**self.fixed, **changes})
 
 
-def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
-    """The study's algorithm for silos with these numbers of records, before noise is decided."""
+def check_parameters(study: Study) -> Entry:
+    """The study's algorithm, or an error that names a parameter that it does not have or that is missing."""
     section = study.algorithm
     entry = find(section.name)
     accepted = entry.parameters
     strange = [key for key in section.own if key not in set(accepted) - {"noise_multiplier"}]
     if strange:
+        known = (set(accepted) - _COMMON) | set(AlgorithmSection.model_fields)
         fix = " ".join(f"--set algorithm.{key}=none" for key in strange)
         raise StudyError(
-            "\n".join(
-                f"algorithm.{key}: {unknown('parameter of ' + entry.name, key, set(accepted) - _COMMON)}"
-                for key in strange
-            )
+            "\n".join(f"algorithm.{key}: {unknown('parameter of ' + entry.name, key, known)}" for key in strange)
             + f"\nLeave out what it does not know: {fix}"
         )
     missing = [
@@ -166,6 +164,12 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
     if missing:
         fix = " ".join(f"--set algorithm.{name}=VALUE" for name in missing)
         raise StudyError(f"algorithm.{missing[0]}: missing; {entry.name} needs it. Set it in the study or with {fix}")
+    return entry
+
+
+def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
+    """The study's algorithm for silos with these numbers of records, before noise is decided."""
+    section, entry = study.algorithm, check_parameters(study)
     fixed = {
         "step_size": section.step_size,
         "num_rounds": section.num_rounds,

@@ -6,6 +6,7 @@ import csv
 import datetime
 import json
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -73,12 +74,17 @@ def _summaries(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
     return {name: summary(column) for name, column in values.items()}
 
 
-def provenance() -> dict[str, Any]:
+def typed_command() -> str:
+    """The command that the user has typed; never to be asked for in a process that something else has started."""
+    return shlex.join(["tacit", *sys.argv[1:]])
+
+
+def provenance(command: str) -> dict[str, Any]:
     """What made a result: versions, machine, date, command and revision."""
     packages = ("tacit", "jax", "jaxlib", "numpy", "scipy", "dp-accounting")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["tacit", *sys.argv[1:]]),
+        "command": command,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "devices": [str(device) for device in jax.devices()],
@@ -132,7 +138,7 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     start(folder, result.prepared.study)
     written = result_json(result, folder)
     (folder / "result.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
-    (folder / "provenance.json").write_text(json.dumps(provenance(), indent=1), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance(typed_command()), indent=1), encoding="utf-8")
     steps = [vars(step) for step in result.prepared.federations[0].steps]
     (folder / "preprocessing.json").write_text(json.dumps(steps, indent=1), encoding="utf-8")
     _write_metrics(result, folder / "metrics.csv")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tacit.algorithm import Channel, Sampling
-from tacit.errors import TacitError, unknown
+from tacit.errors import TacitError, known_keys, unknown
 
 FORMAT = 1
 """The version of the study format that this Tacit reads."""
@@ -352,7 +352,7 @@ def _explain(error: ValidationError) -> str:
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             section, _, key = place.rpartition(".")
-            text = unknown("key", key, _known_keys(section))
+            text = unknown("key", key, known_keys(Study, [section] if section else []))
         elif problem["type"] == "missing":
             text = f"missing; set it in the study or with --set {place}=VALUE."
         else:
@@ -360,11 +360,3 @@ def _explain(error: ValidationError) -> str:
             text = f"{message}{got}."
         lines.setdefault(place, f"{place}: {text}" if place else text)
     return "The study cannot be run:\n  " + "\n  ".join(lines.values())
-
-
-def _known_keys(section: str) -> list[str]:
-    if not section:
-        return list(Study.model_fields)
-    field = Study.model_fields.get(section)
-    kind = field.annotation if field is not None else None
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tacit.errors import TacitError
+from tacit.errors import TacitError, explained, unknown
 from tacit.silo import check_records
 
 Count = Annotated[int, Field(ge=1)]
@@ -41,6 +41,16 @@ class AllowSection(_Section):
     max_rounds: Count = 10_000
     max_parameters: Count = 1_000_000
     max_open: Count = 4
+
+    @field_validator("algorithms")
+    @classmethod
+    def _exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        from tacit.algorithms import ALGORITHMS
+
+        for name in names:
+            if name not in ALGORITHMS:
+                raise ValueError(unknown("algorithm", name, ALGORITHMS))
+        return names
 
 
 class ShuffleSection(_Section):
@@ -150,8 +160,8 @@ def policy_from(tree: dict[str, Any]) -> Policy:
     try:
         return Policy.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
-        raise PolicyError("The policy cannot be used:\n  " + "\n  ".join(lines)) from None
+        lines = explained(error.errors(include_input=False), Policy)
+        raise PolicyError("The policy cannot be used:\n  " + lines) from None
 
 
 def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:

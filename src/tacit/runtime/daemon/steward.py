@@ -25,6 +25,7 @@ from tacit.privacy import PricingError, price
 from tacit.runtime.daemon.answering import Remembered, Worker, remembered
 from tacit.runtime.daemon.contract import Offer, consider
 from tacit.runtime.daemon.entropy import Entropy, SeededEntropy
+from tacit.runtime.daemon.notes import RefusalLog
 from tacit.runtime.daemon.policy import Policy, PolicyError, digest
 from tacit.runtime.daemon.protocol import (
     VERSION,
@@ -129,7 +130,7 @@ class Steward:
         self._signer = None if policy.shuffle is None else Signer(read_secret(home.folder / policy.shuffle.key))
         self._entropy = SeededEntropy(policy.test_seed or 0) if seeded else Entropy()
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
-        self._lock = threading.Lock()
+        self._lock, self._refusals = threading.Lock(), RefusalLog()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
         self._ledger: Ledger | None = self._open()
@@ -148,14 +149,12 @@ class Steward:
         try:
             with self._lock:
                 return self._dispatch(parse_request(header), payload)
-        except RefusalError as refusal:
-            return refuse(refusal.code, str(refusal), refusal.numbers)
-        except LedgerError as error:
-            return refuse(error.code, str(error), error.numbers)
+        except (RefusalError, LedgerError) as error:
+            return self._refusals.refuse(error.code, str(error), error.numbers)
         except PricingError as error:
-            return refuse("unpriceable", str(error))
+            return self._refusals.refuse("unpriceable", str(error))
         except TacitError as error:
-            return refuse("bad-plan", str(error))
+            return self._refusals.refuse("bad-plan", str(error))
         except Exception as error:
             # The kind of error is safe to keep; its text might hold values.
             _log.error("request failed: %s", type(error).__name__)
@@ -231,6 +230,8 @@ class Steward:
         if self.policy.approval.mode == "manual" and not self._is_approved(study):
             self._would_fit(ledger, offer)
             ledger.hold(study, plan.model_dump_json())
+            if is_new:
+                _log.info("study %s (%s) waits for approval: tacit silo status %s", study, plan.name, self.home.folder)
             return self._consent(offer, "pending", 0)
         self._reserve(ledger, worker)
         return self._consent(offer, "consented", 0)
@@ -257,7 +258,8 @@ class Steward:
         alone = price(offer.events, delta=self.policy.budget.delta).epsilon
         if not alone <= self.policy.budget.epsilon:
             numbers = {"epsilon": alone, "limit": self.policy.budget.epsilon}
-            raise RefusalError("over-budget", "the study alone costs more than the silo's whole budget", numbers)
+            text = f"epsilon {alone:.4g} for the study alone is more than the silo's whole budget of"
+            raise RefusalError("over-budget", f"{text} {self.policy.budget.epsilon:g}; ask for less", numbers)
 
     def _is_approved(self, study: str) -> bool:
         return (self.home.approved / study).is_file()

@@ -93,6 +93,7 @@ def train(consortium: Consortium, study: Study, out: Path, console: Console, **c
         "evaluate": True,
         "record": True,
         "shufflers": consortium.shuffler_entries() if shuffled else [],
+        "command": "python -m tacit.runtime.flower.demo",
         **changes,
     }
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")

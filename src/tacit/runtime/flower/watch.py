@@ -17,6 +17,8 @@ from tacit.runtime.flower.commands import run_status, start_run, stop_run, write
 
 _LOOK = 0.5
 _ASK = 30.0
+_PRINTED = ("met", "waiting", "consent", "refusal", "round", "failed")
+"""What is printed line by line where there is no terminal to draw on."""
 
 
 class View:
@@ -41,9 +43,11 @@ class View:
         event, facts = row["event"], self.facts
         if event in ("started", "finished", "failed"):
             facts["state"] = event
-            facts["note"] = row.get("text", "")
+            facts |= {"note": row.get("text", ""), "final": row.get("final", False)}
         elif event == "met":
             facts["note"] = f"met {row['silo']} ({row['records']} records)"
+        elif event == "waiting":
+            facts["note"] = f"{row['silo']} waits for {row['for']}; compare {row['compare']}"
         elif event == "consent":
             self.consents[row["silo"]] = row["epsilon"]
         elif event == "refusal":
@@ -94,7 +98,7 @@ def follow(folder: Path, console: Console, still_there: Callable[[], None] = lam
         with Live(view.table(), console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
             while True:
                 for row in view.read():
-                    if not console.is_terminal and row["event"] in ("consent", "refusal", "round", "failed"):
+                    if not console.is_terminal and row["event"] in _PRINTED:
                         console.print(_line(row), highlight=False, soft_wrap=True)
                 live.update(view.table())
                 if view.facts["state"] in ("finished", "failed"):
@@ -109,8 +113,14 @@ def follow(folder: Path, console: Console, still_there: Callable[[], None] = lam
         console.print(f"Stopped. Go on with: tacit server run ... --resume {folder}")
         raise
     if view.facts["state"] == "failed":
-        raise TacitError(f"{view.facts['note']} Go on with --resume {folder}.")
+        raise TacitError(f"{view.facts['note'].rstrip('.')}. {_way_out(view.facts['final'], folder)}")
     return view.facts
+
+
+def _way_out(final: bool, folder: Path) -> str:
+    if final:
+        return "Asking again would end in the same way: change the study, and start it anew without --resume."
+    return f"Go on with --resume {folder}."
 
 
 def _check_alive(home: Path, number: str, folder: Path, view: View) -> None:

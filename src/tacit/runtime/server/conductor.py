@@ -22,6 +22,7 @@ import numpy as np
 from tacit.algorithm import Algorithm, Params
 from tacit.channel import weighted_mean
 from tacit.errors import TacitError
+from tacit.privacy import PricingError
 from tacit.runtime.daemon.contract import builder_from, record_of, shapes_of
 from tacit.runtime.daemon.protocol import (
     Answer,
@@ -47,16 +48,33 @@ from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import Checkpoint
 from tacit.runtime.server.shuffles import Answers, Shuffled
 from tacit.runtime.server.transport import Replies, Transport
+from tacit.studies.spec import StudyError
 
 Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
 _FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
 _FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity"}
+# Of these, what a silo's owner could mend while the study waits.
+_MENDABLE = {"ledger", "counter", "restored", "identity"}
+_WAITS = "waits for its owner's approval"
 _PAUSE = 0.2
 
 
 class StalledError(TacitError):
-    """Too few silos came for too long; the run can be taken up again from its checkpoint."""
+    """Too few silos came for too long; unless ``final``, the run can be taken up again from its checkpoint."""
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+def is_final(error: Exception) -> bool:
+    """Whether asking for the same once more would end in the same way."""
+    if isinstance(error, StalledError):
+        return error.final
+    if isinstance(error, RefusalError):
+        return error.code in _FINAL - _MENDABLE
+    return isinstance(error, StudyError | PricingError)
 
 
 @dataclass(frozen=True)
@@ -138,6 +156,11 @@ class Conductor:
         return len(self.algorithm.schedule)
 
     @property
+    def dimensions(self) -> dict[str, int]:
+        """How many numbers a release of each kind of round has."""
+        return self._shapes.dimensions
+
+    @property
     def params(self) -> Params:
         """The model so far."""
         return self.algorithm.output(self.point.state)
@@ -163,10 +186,14 @@ class Conductor:
             for name, replies in self._ask({n: [self._proposal(n)] for n in left}).items():
                 response = parse_response(replies[0][0])
                 if isinstance(response, Consent) and not self._agreed(name, response):
-                    reasons[name] = "waits for its owner's approval"
+                    if reasons.get(name) != _WAITS:
+                        compare = self._plans[name].consortium.hex()
+                        self._tell("waiting", {"silo": name, "for": "its owner's approval", "compare": compare})
+                    reasons[name] = _WAITS
                 elif isinstance(response, Error):
+                    if reasons.get(name) != response.text:
+                        self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
                     reasons[name] = response.text
-                    self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
                     if response.code in _FINAL:
                         final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
             if len(self._plans) - len(final) < fewest:
@@ -282,8 +309,10 @@ class Conductor:
                 wanted = list(self.point.silos)
             if time.monotonic() > deadline or len(set(wanted) - set(gone)) < least:
                 silent = sorted(set(wanted) - set(answers))
+                ended = {name for name, reason in gone.items() if reason.split(":")[0] in _FINAL - _MENDABLE}
                 raise StalledError(
-                    f"Round {number + 1} needs {least} silos, got {len(answers)}; missing {silent} {gone}."
+                    f"Round {number + 1} needs {least} silos, got {len(answers)}; missing {silent} {gone}.",
+                    final=len(set(wanted) - ended) < least,
                 )
             self._look(set(wanted) - set(answers))
             time.sleep(_PAUSE)

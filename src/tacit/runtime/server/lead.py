@@ -6,12 +6,10 @@ result, metrics, model and report after the run. Leading it again goes on where 
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,13 @@ import jax
 from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
 from tacit.errors import TacitError
-from tacit.privacy import PricingError, price
-from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Receipt
 from tacit.runtime.daemon.reporting import REPORTS
-from tacit.runtime.daemon.shuffling import bare_events
 from tacit.runtime.participation import Participation, participation
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.runtime.server.conductor import Conductor, Patience, Tell, fresh_state, meet
+from tacit.runtime.server.conductor import Conductor, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.runtime.server.outcome import write_outcome
+from tacit.runtime.server.reckoning import spent
 from tacit.runtime.server.shuffles import Reports, Shuffled, Sums
 from tacit.runtime.server.terms import Deployment, deployment_from, plan_for
 from tacit.runtime.server.transport import Recorder, Transport
@@ -59,7 +55,10 @@ def lead(folder: Path, transport: Transport) -> None:
     try:
         _lead(folder, transport, journal)
     except Exception as error:
-        journal("failed", {"text": str(error) if isinstance(error, TacitError) else repr(error)})
+        text = str(error) if isinstance(error, TacitError) else repr(error)
+        # What fails before there is a checkpoint has nothing to go on from, but silos that were away may come.
+        unbegun = not (folder / "checkpoint.npz").exists() and not isinstance(error, StalledError)
+        journal("failed", {"text": text, "final": is_final(error) or unbegun})
         raise
 
 
@@ -89,7 +88,7 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
 
     def after(number: int) -> None:
         row = point.history[-1]
-        row |= {"measured": measure(conductor.params), "epsilon_spent": _spent(conductor)}
+        row |= {"measured": measure(conductor.params), "epsilon_spent": spent(conductor)}
         point.save(path)
         journal(
             "measured",
@@ -98,7 +97,7 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
 
     receipts = conductor.run(after)
     seconds = time.monotonic() - begun
-    write_outcome(folder, study, conductor, receipts, seconds)
+    write_outcome(folder, study, conductor, receipts, seconds, command=terms.command)
     journal("finished", {"seconds": seconds, "receipts": _plain(receipts)})
     for caller in callers.values():
         caller.close()
@@ -169,27 +168,6 @@ def measure_of(study: Study, terms: Deployment) -> Measure:
     evaluation = {part: pooled(federation, part) for part in ("train", "validation", "test")}
     measure = jax.jit(measured(problem_of(study, federation).objective))
     return lambda params: {name: float(value) for name, value in measure(params, evaluation).items()}
-
-
-def _spent(conductor: Conductor) -> float | None:
-    """The largest price of the answers so far, read off the silos' noise; silos' own ledgers say it exactly."""
-    point, found = conductor.point, []
-    for place, name in enumerate(point.silos):
-        consent = conductor.consents.get(name)
-        made = Counter(row["kind"] for row in point.history if name in row["silos"])
-        if consent is None or not made:
-            continue
-        plan = point.plan.model_copy(update={"place": place})
-        algorithm = builder_from(plan, point.records[place]).build(noise_multiplier=1.0)
-        events = [e for e in bare_events(algorithm, plan, point.records[place]) if made[e.kind]]
-        scaled = [e.scaled(consent.noise_multipliers[e.kind] / e.noise_multiplier) for e in events]
-        steps = {kind: part.silo.local_steps for kind, part in algorithm.rounds.items()}
-        scaled = [dataclasses.replace(e, count=made[e.kind] * steps[e.kind]) for e in scaled]
-        try:
-            found.append(price(scaled, delta=plan.delta).epsilon)
-        except PricingError:
-            continue
-    return max(found, default=None)
 
 
 def _plain(receipts: Mapping[str, Receipt]) -> dict[str, Any]:

@@ -13,15 +13,22 @@ import numpy as np
 
 from tacit.runtime.daemon.protocol import Receipt
 from tacit.runtime.server.conductor import Conductor
+from tacit.runtime.server.reckoning import risk_at
 from tacit.studies.folder import provenance
 from tacit.studies.report import write_report
 from tacit.studies.spec import Study
 
 
 def write_outcome(
-    folder: Path, study: Study, conductor: Conductor, receipts: Mapping[str, Receipt], seconds: float
+    folder: Path,
+    study: Study,
+    conductor: Conductor,
+    receipts: Mapping[str, Receipt],
+    seconds: float,
+    *,
+    command: str,
 ) -> dict[str, Any]:
-    """Write result, metrics, model and report."""
+    """Write result, metrics, model and report; ``command`` is the user's, as this process' own holds a secret."""
     history = conductor.point.history
     measured = [row for row in history if row.get("measured")]
     last = measured[-1]["measured"] if measured else {}
@@ -40,7 +47,7 @@ def write_outcome(
         "deployment": {"rounds": [{k: v for k, v in row.items() if k != "measured"} for row in history]},
     }
     (folder / "result.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    (folder / "provenance.json").write_text(json.dumps(provenance(), indent=1), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance(command), indent=1), encoding="utf-8")
     (folder / "preprocessing.json").write_text("[]", encoding="utf-8")
     with (folder / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
@@ -65,7 +72,7 @@ def _silo(conductor: Conductor, receipts: Mapping[str, Receipt], place: int) -> 
         "epsilon_spent": None if receipt is None else receipt.epsilon,
         "delta": point.plan.delta,
         "noise_multiplier": {} if consent is None else dict(consent.noise_multipliers),
-        "risk": None,
+        "risk": risk_at(conductor, place),
         "answers": None if receipt is None else receipt.answers,
         "ledger_entry": None if receipt is None else receipt.entry,
         "ledger_hash": None if receipt is None else receipt.hash,

@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tacit.algorithms import find
 from tacit.channel.sealing import PublicKey
-from tacit.errors import TacitError
+from tacit.errors import TacitError, explained
 from tacit.runtime.daemon.protocol import Plan, Shuffle, Welcome
 from tacit.runtime.shuffler.client import Address
+from tacit.studies.assemble import check_parameters
 from tacit.studies.spec import Study, StudyError
 
 DEPLOYED = ("direct", "shuffled-sum", "shuffled-reports")
@@ -45,7 +46,8 @@ class ShufflerEntry(_Section):
 class Deployment(_Section):
     """``silos`` is how many take part. ``round_seconds`` is how long a round waits for those who may be missed, and
     ``patience`` how long for those who may not. ``evaluate`` measures on the study's own data set, where the server
-    has it because it is public. ``record`` keeps everything that silos send.
+    has it because it is public. ``record`` keeps everything that silos send. ``command`` is what the user typed, for
+    the report.
     """
 
     silos: Annotated[int, Field(ge=1)]
@@ -55,6 +57,7 @@ class Deployment(_Section):
     seed: int = 0
     evaluate: bool = False
     record: bool = False
+    command: str = "tacit server run"
     shufflers: tuple[ShufflerEntry, ...] = ()
 
 
@@ -63,8 +66,8 @@ def deployment_from(tree: dict[str, Any]) -> Deployment:
     try:
         return Deployment.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
-        raise TacitError("The deployment cannot be used:\n  " + "\n  ".join(lines)) from None
+        lines = explained(error.errors(include_input=False), Deployment)
+        raise TacitError("The deployment cannot be used:\n  " + lines) from None
 
 
 def check_study(study: Study, shufflers: int) -> None:
@@ -90,6 +93,7 @@ def check_study(study: Study, shufflers: int) -> None:
         raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use {", ".join(DEPLOYED)}.')
     if (channel == "direct") == bool(shufflers):
         raise StudyError(f'algorithm.channel: "{channel}" has {shufflers} shufflers; only shuffled channels have any.')
+    check_parameters(study)
 
 
 def plan_for(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tacit.channel.sealing import Kind, SecretKey, Signer, new_secret, new_signing_key
-from tacit.errors import TacitError
+from tacit.errors import TacitError, explained
 from tacit.runtime.daemon.protocol import Name
 
 Count = Annotated[int, Field(ge=1)]
@@ -78,8 +78,8 @@ def terms_from(tree: dict[str, Any]) -> Terms:
     try:
         return Terms.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)]
-        raise ShufflerError("The shuffler's terms cannot be used:\n  " + "\n  ".join(lines)) from None
+        lines = explained(error.errors(include_input=False), Terms)
+        raise ShufflerError("The shuffler's terms cannot be used:\n  " + lines) from None
 
 
 def write_secret(path: Path, raw: bytes) -> None:

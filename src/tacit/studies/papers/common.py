@@ -144,7 +144,7 @@ def out_folder(name: str) -> Path:
 def write(folder: Path, data: dict[str, Any], readme: str, started: float) -> None:
     """Numbers with their provenance, and the paragraph."""
     module = f"tacit.studies.papers.{folder.name.replace('-', '_')}"
-    made = {**provenance(), "command": f"python -m {module}", "seconds": round(time.perf_counter() - started, 1)}
+    made = {**provenance(f"python -m {module}"), "seconds": round(time.perf_counter() - started, 1)}
     (folder / "data.json").write_text(json.dumps({"provenance": made, **data}, indent=1) + "\n", encoding="utf-8")
     versions = ", ".join(f"{name} {number}" for name, number in made["versions"].items())
     footer = (

@@ -1,0 +1,78 @@
+"""What a server can reckon of silos' prices: the releases of the public plan, with the noise that silos consented to.
+
+A silo's own ledger decides what it has spent. Plan and noise are public, so the server can read the same schedule of
+releases, and with it more than epsilon and delta tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from tacit.privacy import Event, PricingError, price, risk_of
+from tacit.runtime.daemon.contract import builder_from
+from tacit.runtime.daemon.shuffling import bare_events
+from tacit.runtime.server.conductor import Conductor
+from tacit.silo.secure_noise import least_grid_sigma
+
+_SAME = 1e-3
+"""How far the price of a schedule may lie from what the silo named, relatively, to be taken for that schedule."""
+
+
+def releases(conductor: Conductor, place: int, made: Counter[str] | None = None) -> tuple[Event, ...] | None:
+    """The releases of the silo at a place: all that its plan has, or of each kind those of ``made`` rounds.
+
+    None where the silo's noise is not known: it has not consented, or this process has not heard it.
+    """
+    point = conductor.point
+    consent = conductor.consents.get(point.silos[place])
+    if consent is None:
+        return None
+    plan = point.plan.model_copy(update={"place": place})
+    algorithm = builder_from(plan, point.records[place]).build(noise_multiplier=1.0)
+    found = []
+    for event in bare_events(algorithm, plan, point.records[place]):
+        noised = event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier)
+        silo = algorithm.rounds[event.kind].silo
+        if silo.release.channel == "direct" and event.mechanism == "gaussian":
+            dimension = conductor.dimensions[event.kind]
+            grid = least_grid_sigma(noised.noise_multiplier, dimension)
+            noised = dataclasses.replace(noised, mechanism="discrete-gaussian", grid_sigma=grid, dimension=dimension)
+        if made is not None:
+            noised = dataclasses.replace(noised, count=made[event.kind] * silo.local_steps)
+        if noised.count:
+            found.append(noised)
+    return tuple(found)
+
+
+def spent(conductor: Conductor) -> float | None:
+    """The largest price of the answers so far; silos' own ledgers say it exactly."""
+    point, found = conductor.point, []
+    for place, name in enumerate(point.silos):
+        events = releases(conductor, place, Counter(row["kind"] for row in point.history if name in row["silos"]))
+        if not events:
+            continue
+        try:
+            found.append(price(events, delta=point.plan.delta).epsilon)
+        except PricingError:
+            continue
+    return max(found, default=None)
+
+
+def risk_at(conductor: Conductor, place: int) -> dict[str, Any] | None:
+    """How well an attacker could do against the silo at a place, from its schedule of releases, as in a simulation.
+
+    None where the schedule is not known, or does not cost what the silo named: then epsilon and delta are all there is.
+    """
+    point = conductor.point
+    events = releases(conductor, place)
+    if not events:
+        return None
+    named = conductor.consents[point.silos[place]].epsilon
+    try:
+        if abs(price(events, delta=point.plan.delta).epsilon - named) > _SAME * named:
+            return None
+        return vars(risk_of(events))
+    except PricingError:
+        return None
