@@ -194,7 +194,7 @@ def _term(
     floor: float,
     rarest: float,
 ) -> tuple[Ermi, bool]:
-    """The fairness term, and whether its frequencies are a placeholder for a private histogram."""
+    """The fairness term, and whether its frequencies are yet to be released as a private histogram."""
     if frequencies is None:
         if groups is None or groups < 2:
             raise ValueError(

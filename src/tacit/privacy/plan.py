@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.algorithm import Algorithm, Round
+from tacit.algorithm import CROWDED, Algorithm, Round
 from tacit.privacy.accountant import Accountant, Price, price
 from tacit.privacy.calibration import calibrate, calibrate_beside
 from tacit.privacy.conversions import calibrate_user_level
@@ -126,9 +126,7 @@ def plan_silos(
 
 def _company(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> Company | None:
     """Among whom a record hides by the budget; none where no channel shuffles."""
-    hidden = [
-        part for part in unit.rounds.values() if part.silo.release.channel in ("shuffled-sum", "shuffled-reports")
-    ]
+    hidden = [part for part in unit.rounds.values() if part.silo.release.channel in CROWDED]
     if not hidden:
         return None
     if budget is None:  # Nothing is priced.

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from tacit.algorithm import Algorithm, Message, Params, Record, Round
+from tacit.algorithm import CROWDED, Algorithm, Message, Params, Record, Round
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.runtime.participation import Participation, participation
 from tacit.runtime.program import (
-    CROWDED,
     Keys,
     batch_sizes,
     crowd_of,

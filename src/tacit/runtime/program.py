@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from tacit.algorithm import Algorithm, Memory, Message, Params, PerBlock, Round, State
+from tacit.algorithm import CROWDED, Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.privacy.crowd import counted_silos
 from tacit.runtime.participation import Participation, Roster, everyone, roster, width
@@ -32,7 +32,6 @@ from tacit.silo import (
 )
 
 Noise = Literal["each", "summed"]
-CROWDED = ("shuffled-sum", "shuffled-reports")
 Measure = Callable[[Params, Any], dict[str, Array]]
 
 

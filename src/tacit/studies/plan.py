@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tacit.algorithm import GUARANTEES, Algorithm
+from tacit.algorithm import CROWDED, GUARANTEES, Algorithm
 from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.privacy import Event, PaperNoise, paper_noise, price, risk_of, user_level
@@ -99,7 +99,7 @@ def fewest_of(study: Study, silos: int) -> int:
 
 def counts_on(study: Study, silos: int) -> str | None:
     """What the price through a shuffled channel assumes of the other silos; none through others."""
-    if not study.privacy.private or study.algorithm.channel not in ("shuffled-sum", "shuffled-reports"):
+    if not study.privacy.private or study.algorithm.channel not in CROWDED:
         return None
     colluding = colluding_silos(silos, study.run.honest)
     return (

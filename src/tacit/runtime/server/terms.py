@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tacit.algorithm import CROWDED
 from tacit.algorithms import find
 from tacit.channel.sealing import PublicKey
 from tacit.errors import TacitError, explained
@@ -17,7 +18,7 @@ from tacit.runtime.shuffler.client import Address
 from tacit.studies.assemble import check_parameters
 from tacit.studies.spec import Study, StudyError
 
-DEPLOYED = ("direct", "shuffled-sum", "shuffled-reports")
+DEPLOYED = ("direct", *CROWDED)
 """The channels that real silos answer through."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
