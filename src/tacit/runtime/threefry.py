@@ -29,6 +29,7 @@ def written_out(key: Array) -> Array:
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=GENERATOR)
 
 
+@jax.jit
 def _threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
     """Twenty rounds, with a part of the key added before the first and after every fourth."""
     parts = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
