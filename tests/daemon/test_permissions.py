@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from tacit.cli.silo import silo_app
 from tacit.errors import TacitError
 from tacit.runtime.daemon.permissions import check_courier, check_silo, files_of
+from tacit.runtime.daemon.policy import load_policy
 from tacit.runtime.daemon.server import serve
+from tacit.runtime.daemon.steward import home_of
 from tests.daemon.consortium import make_home, records_of
 
 app = typer.Typer()
@@ -76,6 +78,39 @@ def test_records_in_a_folder_where_others_could_swap_them_are_refused(clinic, tm
         check_silo(folder, files)
     tmp_path.chmod(0o1777)
     check_silo(folder, files)
+
+
+def test_a_folder_of_another_user_above_is_refused(clinic, tmp_path, monkeypatch):
+    folder, files = clinic
+    real = os.stat
+    monkeypatch.setattr(
+        os, "stat", lambda path, **how: _owned(real(path, **how), 12345 if str(path) == str(tmp_path) else None)
+    )
+    with pytest.raises(TacitError, match=f"chown {os.geteuid()} {tmp_path}$"):
+        check_silo(folder, files)
+
+
+def _owned(found, uid):
+    return found if uid is None else os.stat_result([*found[:4], uid, *found[5:]])
+
+
+def test_the_place_of_a_counter_that_is_not_there_yet_is_looked_at(clinic):
+    folder, files = clinic
+    counter = home_of(folder, load_policy(folder / "policy.toml")).counter
+    counter.unlink()
+    counter.parent.chmod(0o777)
+    with pytest.raises(TacitError, match=f"chmod go-w {counter.parent.resolve()}"):
+        check_silo(folder, files)
+
+
+def test_a_cache_of_prices_that_others_can_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    home, policy = make_home(tmp_path / "clinic", records_of(0, 20))
+    (tmp_path / "cache" / "prices").mkdir(parents=True)
+    check_silo(home.folder, files_of(home.folder, policy, home.counter))
+    (tmp_path / "cache" / "prices").chmod(0o777)
+    with pytest.raises(TacitError, match=r"chmod go-w .*prices"):
+        check_silo(home.folder, files_of(home.folder, policy, home.counter))
 
 
 def test_a_link_to_records_that_others_can_read_is_refused(clinic, tmp_path):

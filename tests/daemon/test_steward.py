@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from tacit.privacy import price
+from tacit.runtime.daemon.answering import remembered
 from tacit.runtime.daemon.notes import MOST_IN_AN_HOUR, RefusalLog
 from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records, policy_from
 from tacit.runtime.daemon.protocol import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
+from tacit.runtime.daemon.shuffling import is_shuffled
 from tacit.runtime.daemon.steward import NOISE_OFF, Steward
 from tacit.silo.secure_noise import SecureNoiseError
 from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of
@@ -104,6 +106,22 @@ def test_noise_is_as_large_as_priced_and_fresh(make):
     sigma = z * 2 * 0.7 / 40
     assert 0.75 < (drawn - drawn.mean(axis=0)).std() / sigma < 1.25
     assert len(np.unique(drawn, axis=0)) == len(drawn)
+
+
+def test_no_noise_is_kept_beside_what_it_hides(make):
+    """A running sum needs its noise again; whoever reads the ledger must not find that of any other release."""
+    for algorithm, kept in (({"name": "mb-sgd"}, False), ({"name": "mu2-sgd"}, True)):
+        silo, plan = make(), plan_of(algorithm)
+        silo.propose(plan)
+        silo.answer(plan, 0)
+        state = remembered(silo.steward._books().state(plan.study))
+        assert bool(state.noise) == kept
+
+
+def test_a_stored_plan_that_cannot_be_read_counts_as_shuffled():
+    assert not is_shuffled(MB)
+    assert not is_shuffled(MB.model_dump_json())
+    assert all(is_shuffled(text) for text in (None, "", "[]", "{}", "not json", '{"shuffle": {"future": 1}}'))
 
 
 def test_poisson_batches_are_priced_alike_at_every_place(make):

@@ -377,6 +377,12 @@ def _print_winner(best: Candidate | None, written: str | None, console: Console)
         console.print("A study of it: add --out FILE.toml")
     else:
         console.print(f"Wrote {written}. Next: tacit plan {written}; tacit run {written}", highlight=False)
+        console.print(
+            "Its step is the theorem's, safe for the worst records; a better one within the budget: "
+            f'tacit tune {written} --grid "algorithm.step_size=[...]"',
+            markup=False,
+            highlight=False,
+        )
 
 
 def _number(value: float | None) -> str:

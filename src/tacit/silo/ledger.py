@@ -298,6 +298,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
+        # What a finished study leaves behind is overwritten, not only forgotten.
+        database.execute("PRAGMA secure_delete=ON")
     except sqlite3.Error as error:
         database.close()
         raise LedgerError("ledger", f"{path} is not a ledger, or cannot be opened: {error}.") from None

@@ -25,7 +25,10 @@ MOST_RECORDS = 2**19
 
 
 class Answered(NamedTuple):
-    """The message, what the silo keeps for its next round, and the last noise, which must not leave."""
+    """The message, what the silo keeps for its next round, and the noise that a running sum will need again.
+
+    That noise must not leave; of other releases none is kept, because beside a stored message it would give it away.
+    """
 
     message: Message
     memory: Memory
@@ -103,10 +106,11 @@ class Responder:
             return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), mean), {}
         if deviation is None:
             raise ValueError("Expected a private release; this one has no noise.")
-        running = before if self._silo.release.mechanism == "cumulative" else None
-        return add_discrete_gaussian(
-            mean, deviation, grid_sigma=self._grid_sigma, before=running, sampler=self._sampler
+        runs = self._silo.release.mechanism == "cumulative"
+        released, noise = add_discrete_gaussian(
+            mean, deviation, grid_sigma=self._grid_sigma, before=before if runs else None, sampler=self._sampler
         )
+        return released, noise if runs else {}
 
 
 def _doubled(tree: Any) -> Any:

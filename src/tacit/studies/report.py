@@ -114,8 +114,10 @@ def _facts(study: Study, result: dict[str, Any]) -> list[tuple[str, str]]:
     batch = "all records" if section.batch_size is None else f"{section.batch_size} records ({section.scheme})"
     entry = ALGORITHMS.get(section.name)
     come = study.run.participants
+    spread = f" ({min(records):,} to {max(records):,})" if len(records) > 1 else ""
+    who = f"{len(records)} silo{'s' * (len(records) != 1)}"
     facts = [
-        ("Who", f"{len(records)} silos with {sum(records):,} training records ({min(records):,} to {max(records):,})"),
+        ("Who", f"{who} with {sum(records):,} training records{spread}"),
         ("Data", study.data.name),
         ("Model", f"{objective.model}{f' ({layers} hidden)' if layers else ''}, {objective.loss or 'default'} loss"),
         ("Algorithm", section.name if entry is None else f"{section.name}: {entry.paper}"),

@@ -23,7 +23,7 @@ from tacit.silo.secure_share import ShareResponder
 
 
 class Remembered(NamedTuple):
-    """What a study keeps at the silo between rounds: its pass, its released memory, and its last noises."""
+    """What a study keeps at the silo between rounds: its pass, its released memory, and the noises of running sums."""
 
     order_key: np.ndarray
     memory: list[np.ndarray]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tacit.errors import TacitError
+from tacit.privacy.cache import cache_folder
 
 if TYPE_CHECKING:
     from tacit.runtime.daemon.policy import Policy
@@ -35,18 +36,21 @@ def write_private(path: Path, text: str) -> None:
 
 
 def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
-    """What the daemon reads or believes: the policy, the records and their schema, keys, books and approvals."""
+    """What the daemon reads or believes: the policy, the records and their schema, keys, books, approvals, prices."""
     named = [policy.data.file, policy.data.columns, None if policy.shuffle is None else policy.shuffle.key]
     books = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
-    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter]
+    kept = cache_folder("prices")
+    prices = [] if kept is None else [kept / "any"]
+    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter, *prices]
 
 
 def check_silo(folder: Path, files: Iterable[Path]) -> None:
     """Raise unless the silo's folder and files are their owner's alone, and nobody else can put others in their place.
 
-    The folder itself may let its group pass through (0710). Files that do not exist yet are not looked at; folders
-    above must be writable by nobody but root and the owner, or sticky.
+    The folder itself may let its group pass through (0710). Folders above, also of files that do not exist yet, must
+    belong to root or the owner and be writable by nobody else, or be sticky.
     """
+    files = list(files)
     found = [path for path in files if path.exists()]
     wrong = {} if _may(folder, FOLDER_MODE) else {folder: FOLDER_MODE}
     wrong |= {path: 0o700 if path.is_dir() else 0o600 for path in found if not _may(path, 0o700)}
@@ -61,14 +65,24 @@ def check_silo(folder: Path, files: Iterable[Path]) -> None:
         me = os.geteuid()
         raise PermissionsError(
             f"Expected {_listed(foreign)} to belong to the daemon's user or to root, who alone may change it; run: "
-            f"chown {me} {' '.join(shlex.quote(str(path)) for path in foreign)}"
+            f"chown {me} {_quoted(foreign)}"
         )
-    above = {parent for path in [folder, *found] for parent in (*path.absolute().parents, *path.resolve().parents)}
-    loose = sorted(parent for parent in above - {folder.absolute(), folder.resolve()} if _is_loose(parent))
-    if loose:
-        listed = " ".join(shlex.quote(str(path)) for path in loose)
+    _check_above({parent for path in [folder, *files] for parent in _parents(path)} - {*_both(folder)})
+
+
+def _check_above(folders: set[Path]) -> None:
+    """Raise if somebody else could put another file in the place of one below."""
+    existing = sorted(path for path in folders if path.exists())
+    # Whoever owns the root of all can do anything anyway; inside a user namespace that is not always number 0.
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
+    foreign = [path for path in existing if path.stat().st_uid not in trusted]
+    loose = [path for path in existing if _is_loose(path)]
+    if foreign or loose:
+        cures = [f"chown {os.geteuid()} {_quoted(foreign)}"] * bool(foreign)
+        cures += [f"chmod go-w {_quoted(loose)}"] * bool(loose)
         raise PermissionsError(
-            f"Expected nobody else to be able to replace what lies in {_listed(loose)}; run: chmod go-w {listed}"
+            f"Expected nobody else to be able to replace what lies in {_listed(sorted({*foreign, *loose}))}; choose a "
+            f"place of your own, or run: {' && '.join(cures)}"
         )
 
 
@@ -115,6 +129,19 @@ def _may(path: Path, most: int) -> bool:
 def _is_loose(folder: Path) -> bool:
     mode = folder.stat().st_mode
     return bool(mode & 0o022) and not mode & stat.S_ISVTX
+
+
+def _both(path: Path) -> tuple[Path, Path]:
+    """A path as it is written, and where it leads."""
+    return path.absolute(), path.resolve()
+
+
+def _parents(path: Path) -> list[Path]:
+    return [parent for way in _both(path) for parent in way.parents]
+
+
+def _quoted(paths: Iterable[Path]) -> str:
+    return " ".join(shlex.quote(str(path)) for path in paths)
 
 
 def _listed(paths: Iterable[Path]) -> str:

@@ -48,7 +48,7 @@ from tacit.runtime.daemon.protocol import (
     write_arrays,
 )
 from tacit.runtime.daemon.reporting import fewest, sealed_reports
-from tacit.runtime.daemon.shuffling import TAILS, sealed_answer
+from tacit.runtime.daemon.shuffling import TAILS, is_shuffled, sealed_answer
 from tacit.runtime.shuffler.config import read_secret
 from tacit.silo.ledger import Ledger, Limit, Reply
 from tacit.silo.secure_answer import MOST_RECORDS
@@ -140,9 +140,10 @@ class Steward:
         return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock, checked)
 
     def close(self) -> None:
-        """Let go of the ledger."""
-        if self._ledger is not None:
-            self._ledger.close()
+        """Let go of the ledger, when the answer at hand is paid for."""
+        with self._lock:
+            if self._ledger is not None:
+                self._ledger.close()
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
         """The frame that answers a request; whatever is sent, this returns one."""
@@ -280,8 +281,7 @@ class Steward:
 
     def _tails(self, ledger: Ledger, offer: Offer) -> float:
         """The part of delta that this study and all earlier ones through shufflers keep for short tails."""
-        plans = [Plan.model_validate_json(ledger.plan(study) or "{}") for study in ledger.accounts]
-        kept = TAILS * sum(plan.shuffle is not None for plan in [*plans, offer.plan])
+        kept = TAILS * (is_shuffled(offer.plan) + sum(is_shuffled(ledger.plan(study)) for study in ledger.accounts))
         if kept > 1e-3 * self.policy.budget.delta:
             raise RefusalError("over-budget", "the tails of so many shuffled studies do not fit delta")
         return kept
@@ -335,12 +335,12 @@ class Steward:
         account = self._account(ledger, request.study)
         if account.live:
             ledger.finish(request.study, "finished")
-        delta = Plan.model_validate_json(ledger.plan(request.study) or "{}").delta
+        plan = Plan.model_validate_json(ledger.plan(request.study) or "{}")
         receipt = Receipt(
             study=request.study,
             answers=account.answers,
-            epsilon=price(account.debited(), delta=delta).epsilon,
-            delta=delta,
+            epsilon=price(account.debited(), delta=plan.delta - TAILS * is_shuffled(plan)).epsilon,
+            delta=plan.delta,
             entry=ledger.head.seq,
             hash=ledger.head.hash,
         )
