@@ -1,19 +1,23 @@
 """A round goes on without silos whose contributions shufflers do not take, as long as none has released it."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tacit.channel.sealing import Binding
-from tacit.runtime.daemon.protocol import RefusalError, Sealed
+from tacit.runtime.daemon.protocol import Answer, RefusalError, Sealed, broadcast_digest, write_arrays
+from tacit.runtime.daemon.reporting import sealed_reports
+from tacit.runtime.daemon.shuffling import coordinates, sealed_answer
 from tacit.runtime.participation import participation
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.runtime.server.conductor import Conductor, Patience, StalledError, fresh_state
-from tacit.runtime.server.shuffles import cut, frames_of
-from tacit.runtime.shuffler.client import _collect, sum_over
+from tacit.runtime.server.shuffles import Reports, Sums, cut, frames_of
+from tacit.runtime.shuffler.client import LeftOutError, _collect, sum_over
 from tacit.runtime.shuffler.deposits import header_of, sum_deposits
-from tests.server.world import NAMES, SIZES, plan_like
+from tests.server.world import KEY, NAMES, SIZES, plan_like
 from tests.shuffler.parties import signers, two_desks
 
 BOUND, DIGEST = b"c" * 32, b"h" * 32
@@ -172,3 +176,37 @@ def test_answers_that_are_not_what_the_plan_has_are_named_and_others_kept(desks)
         ("s1", "s2", "s3"), "bad-message"
     )
     assert "silo=s3" in reasons["s3"]
+
+
+def sealed_by(name, place, plan, shuffled, request, payload):
+    """What a silo says at a place of the plan, by the daemon's own functions."""
+    own, who = plan.model_copy(update={"place": place}), {"silo": name, "signer": SILOS[name], "noise": True}
+    if plan.shuffle.server is None:
+        share = np.arange(coordinates(shuffled._shapes.messages["gradient"]))
+        header, body = sealed_answer(own, shuffled.terms, request, payload, share, **who)
+    else:
+        reports = {"": [os.urandom(8) + b"\x01" for _ in range(SIZES[place])]}
+        header, body = sealed_reports(own, shuffled.streams, request, payload, reports, least=3, **who)
+    return Sealed.model_validate_json(header), body
+
+
+@pytest.mark.parametrize("server", [None, str(KEY.public)], ids=["sums", "reports"])
+def test_what_silos_seal_is_what_the_server_expects_and_another_place_is_named(desks, server):
+    plan = plan_like(
+        {name: str(desk.seal) for name, desk in desks.items()}, least=3, everyone=False, epsilon=6.0, server=server
+    )
+    shuffled = Sums(plan, NAMES, desks) if server is None else Reports(plan, NAMES, desks, KEY)
+    specs, payload = write_arrays([np.zeros(2)])
+    request, digest = Answer(study=plan.study, round=0, arrays=specs), broadcast_digest(specs, payload)
+    common = (plan, shuffled, request, payload)
+    # The last silo takes the first one's place.
+    places = {"s0": 0, "s1": 1, "s2": 2, "s3": 0}
+    answers = {name: sealed_by(name, place, *common) for name, place in places.items()}
+    with pytest.raises(LeftOutError) as caught:
+        shuffled.mean("gradient", 0, digest, None, answers)
+    assert caught.value.reasons == {"s3": "bad-message: expected place=3 in its deposit"}
+    assert caught.value.is_open
+    assert not any(desk.released for desk in desks.values())
+    found = shuffled.mean("gradient", 0, digest, None, {name: answers[name] for name in NAMES[:3]})
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert desks["a"].released == desks["b"].released == 1

@@ -178,7 +178,7 @@ def test_a_courier_that_changes_a_sealed_share_is_found_out(world, tmp_path):
     conductor_of(plan, world, tmp_path).run()
 
 
-@pytest.mark.parametrize("server", [None, str(KEY.public)])
+@pytest.mark.parametrize("server", [None, str(KEY.public)], ids=["sums", "reports"])
 def test_rounds_go_on_without_a_silo_whose_answers_are_spoilt(world, tmp_path, server):
     daemons, _, seals = world
     sockets = [daemon.home.socket for daemon in daemons]

@@ -204,7 +204,12 @@ def test_only_the_deposit_that_the_plan_has_is_carried_to_a_shuffler(desks):
     expected = header_of("sum", "a", BINDING, "s0", 0, 2).model_copy(update={"size": size})
     check_deposit(raw, expected)
     smuggled = frame(_collect(BINDING, ["s0", "s1"], "sum").model_dump_json())
-    for bad, reason in ((smuggled, "a deposit"), (raw + smuggled, "one frame"), (b"", "one frame"), (raw[:-1], "")):
+    for bad, reason in (
+        (smuggled, "a deposit"),
+        (raw + smuggled, "one frame"),
+        (b"", "one frame"),
+        (raw[:-1], "frame"),
+    ):
         with pytest.raises(RefusalError, match=reason):
             check_deposit(bad, expected)
     for field, value in (
