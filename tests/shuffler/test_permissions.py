@@ -5,8 +5,9 @@ import os
 import pytest
 import tomli_w
 
+from tacit.runtime.certificates import Authority
 from tacit.runtime.daemon.permissions import PermissionsError, write_private
-from tacit.runtime.shuffler.config import load_terms, make_keys
+from tacit.runtime.shuffler.config import load_terms, make_keys, terms_from
 from tacit.runtime.shuffler.server import check_folder, serve
 
 
@@ -67,3 +68,14 @@ def test_a_shuffler_with_loose_terms_does_not_serve_and_leaves_no_books(folder):
     finally:
         os.umask(before)
     assert not (folder / "shuffler.sqlite").exists()
+
+
+def test_certificates_on_trial_are_accepted_whatever_the_umask(folder):
+    before = os.umask(0o002)
+    try:
+        authority = Authority(folder.parent / "certificates")
+        pair = authority.issue("a")
+    finally:
+        os.umask(before)
+    tls = {"certificate": str(pair.certificate), "key": str(pair.key), "callers": str(authority.certificate)}
+    check_folder(folder, terms_from({"name": "a", "silos": {}, "tls": tls}))
