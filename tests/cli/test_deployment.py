@@ -30,6 +30,7 @@ def test_a_shufflers_keys_are_made_once_and_its_terms_are_valid(tmp_path, option
     assert load_terms(folder).name == "a"
     assert (folder / "seal.key").stat().st_mode & 0o777 == 0o600
     assert (folder / "sign.key").stat().st_mode & 0o777 == 0o600
+    assert (folder / "shuffler.toml").stat().st_mode & 0o777 == 0o600
     with pytest.raises(TacitError, match="exists"):
         invoke("shuffler", "init", folder)
 

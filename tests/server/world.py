@@ -45,7 +45,7 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
         if plan.shuffle.server is None:
             shuffled = Sums(point.plan, NAMES, callers, coins=False)
         else:
-            shuffled = Reports(point.plan, callers, KEY, noise=False)
+            shuffled = Reports(point.plan, NAMES, callers, KEY, noise=False)
     addresses = {name: at for name, (at, _) in found.items()}
     return Conductor(
         point, path, transport, addresses, who=who, patience=patience, shuffled=shuffled, tell=tell, seed=seed

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
 from typing import Any
 
-from tacit.channel.sealing import Signer, new_signing_key
+from tacit.channel.sealing import _SUITES, Binding, PublicKey, Signer, new_secret, new_signing_key
 from tacit.runtime.certificates import Authority
+from tacit.runtime.daemon.protocol import Error, RefusalError, frame, read_frame
 from tacit.runtime.shuffler.client import Address, Caller
 from tacit.runtime.shuffler.config import Keys, make_keys, terms_from
+from tacit.runtime.shuffler.messages import parse_response
 from tacit.runtime.shuffler.office import Office
 from tacit.runtime.shuffler.server import Entrance, server_context
 
@@ -65,3 +68,55 @@ class Party:
 
 def signers(number: int) -> dict[str, Signer]:
     return {f"s{i}": Signer(new_signing_key()) for i in range(number)}
+
+
+class Desk:
+    """A caller of an office in this process, without a socket between them."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+
+    def ask(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
+        return self.send(frame(request.model_dump_json(), payload))
+
+    def send(self, raw: bytes) -> tuple[Any, bytes]:
+        found = read_frame(io.BytesIO(raw).read)
+        assert found is not None
+        answer = read_frame(io.BytesIO(self.office.handle(*found)).read)
+        assert answer is not None
+        response = parse_response(answer[0])
+        if isinstance(response, Error):
+            raise RefusalError(response.code, response.text, response.numbers)
+        return response, answer[1]
+
+    @property
+    def released(self) -> int:
+        return int(self.office._books.execute("SELECT count(*) FROM released").fetchone()[0])
+
+    @property
+    def seal(self) -> PublicKey:
+        return self.office._keys.seal.public
+
+
+def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> Desk:
+    """An office with keys of its own; ``folder`` has its name."""
+    folder.mkdir(parents=True)
+    tree = {
+        "name": folder.name,
+        "min_silos": 2,
+        "silos": {name: signer.public for name, signer in silos.items()},
+        "tls": {"certificate": "x", "key": "x", "callers": "x"},
+    }
+    keys = Keys(new_secret(), Signer(new_signing_key()))
+    return Desk(Office(terms_from({**tree, **changes}), keys, folder / "shuffler.sqlite"))
+
+
+def two_desks(folder: Path, silos: dict[str, Signer]) -> dict[str, Desk]:
+    """A cascade of two."""
+    first = desk(folder / "a", silos)
+    return {"a": first, "b": desk(folder / "b", silos, layer=1, before={"a": first.office._keys.sign.public})}
+
+
+def wrapped(inside: bytes, key: PublicKey, binding: Binding, layer: int = 0) -> bytes:
+    """One layer around any bytes at all, which `seal` would not make."""
+    return bytes(_SUITES[key.kind].encrypt(inside, key.key, info=binding.info(layer)))

@@ -117,7 +117,7 @@ def test_a_cascade_delivers_every_report_once_in_another_order(two, silos):
     for number in range(6):
         binding = BINDING._replace(round=number)
         made = reports_of(two, silos, server, binding)
-        found = mixed_reports([party.caller() for party in two], made, binding, server)
+        [found] = mixed_reports([party.caller() for party in two], [(binding, made)], server)
         assert sorted(found) == sorted(f"s{i}-{j}".encode() for i in range(3) for j in range(3))
         orders[tuple(found)] += 1
     assert len(orders) == 6  # nine reports have 362880 orders
@@ -127,7 +127,7 @@ def test_the_hybrid_suite_works_the_same(tmp_path, authority, silos):
     party = Party(tmp_path / "pq", authority, silos, kind="mlkem768-x25519")
     server = new_secret("mlkem768-x25519")
     made = reports_of([party], silos, server)
-    assert len(mixed_reports([party.caller()], made, BINDING, server)) == 9
+    assert len(mixed_reports([party.caller()], [(BINDING, made)], server)[0]) == 9
     party.stop()
 
 
@@ -206,7 +206,7 @@ def test_a_report_of_another_size_is_released_with_no_others_and_keeps_none_out(
         caller.send(raw)
     with pytest.raises(RefusalError, match=r"^s2: reports of another size"):
         caller.ask(_collect(BINDING, ["s0", "s1", "s2"], "reports"))
-    assert len(mixed_reports([party.caller() for party in two], made, BINDING, server)) == 6
+    assert len(mixed_reports([party.caller() for party in two], [(BINDING, made)], server)[0]) == 6
     with pytest.raises(SealError, match="at most 2 bytes"):
         reports_of(two, silos, server, names=("s1",), size=2)
 

@@ -47,7 +47,7 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         self.certificate = folder / "authority.pem"
-        self.certificate.write_bytes(own.public_bytes(serialization.Encoding.PEM))
+        _write_public(self.certificate, own)
 
     def issue(self, name: str, hosts: tuple[str, ...] = ("localhost", "127.0.0.1")) -> Pair:
         """A certificate with its key, for a server at these hosts and for a caller."""
@@ -64,7 +64,7 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
-        pair.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        _write_public(pair.certificate, made)
         _write_private(pair.key, key)
         return pair
 
@@ -97,6 +97,12 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
+
+
+def _write_public(path: Path, certificate: x509.Certificate) -> None:
+    """For all to read and for nobody else to change, whatever the umask: a shuffler asks for that."""
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    path.chmod(0o644)
 
 
 def _write_private(

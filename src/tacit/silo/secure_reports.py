@@ -160,8 +160,8 @@ def mean_of_reports(
     for name, own in terms.items():
         total = np.zeros(own.dimension)
         for report in reports[name]:
-            if len(report) == REPORT_BYTES:
-                seed, sign = _REPORT.unpack(report)
+            seed, sign = _REPORT.unpack(report) if len(report) == REPORT_BYTES else (0, -1)
+            if sign in (0, 1):
                 total += (1 if sign else -1) * direction(seed, own.dimension)
         bound = float(usable(jnp.asarray(bounds[name] if name else bounds)))
         mean = bound * duchi_scale(own.dimension, own.local_epsilon) * total / max(1, len(reports[name]))

@@ -44,21 +44,26 @@ def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
     return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter, *prices]
 
 
-def check_silo(folder: Path, files: Iterable[Path]) -> None:
+_COURIER = "the courier, which is not trusted, shares its group"
+
+
+def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = (), because: str = _COURIER) -> None:
     """Raise unless the silo's folder and files are their owner's alone, and nobody else can put others in their place.
+
+    ``public`` files may be read by anybody, and changed by nobody else. A shuffler's folder is checked alike;
+    ``because`` says what there is to fear.
 
     The folder itself may let its group pass through (0710). Folders above, also of files that do not exist yet, must
     belong to root or the owner and be writable by nobody else, or be sticky.
     """
-    files = list(files)
-    found = [path for path in files if path.exists()]
+    files, public = list(files), list(public)
+    found, shown = ([path for path in some if path.exists()] for some in (files, public))
     wrong = {} if _may(folder, FOLDER_MODE) else {folder: FOLDER_MODE}
     wrong |= {path: 0o700 if path.is_dir() else 0o600 for path in found if not _may(path, 0o700)}
+    wrong |= {path: 0o644 for path in shown if not _may(path, 0o755)}
+    found += shown
     if wrong:
-        raise PermissionsError(
-            f"Expected {_listed(wrong)} to be its owner's alone: the courier, which is not trusted, shares its "
-            f"group; run: {mending(wrong)}"
-        )
+        raise PermissionsError(f"Expected {_listed(wrong)} to be its owner's alone: {because}; run: {mending(wrong)}")
     own = {0, os.geteuid()}
     foreign = [path for path in [folder, *found] if path.stat().st_uid not in own]
     if foreign:
@@ -67,7 +72,7 @@ def check_silo(folder: Path, files: Iterable[Path]) -> None:
             f"Expected {_listed(foreign)} to belong to the daemon's user or to root, who alone may change it; run: "
             f"chown {me} {_quoted(foreign)}"
         )
-    _check_above({parent for path in [folder, *files] for parent in _parents(path)} - {*_both(folder)})
+    _check_above({parent for path in [folder, *files, *public] for parent in _parents(path)} - {*_both(folder)})
 
 
 def _check_above(folders: set[Path]) -> None:

@@ -188,7 +188,7 @@ class Consortium:
                 "callers": str(self.authority.certificate),
             },
         }
-        (folder / "shuffler.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+        write_private(folder / "shuffler.toml", tomli_w.dumps(tree))
         return port, keys
 
     def _make_silo(self, silo: Silo) -> None:

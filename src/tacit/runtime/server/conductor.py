@@ -48,6 +48,7 @@ from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import Checkpoint
 from tacit.runtime.server.shuffles import Answers, Shuffled
 from tacit.runtime.server.transport import Replies, Transport
+from tacit.runtime.shuffler.client import LeftOutError
 from tacit.studies.spec import StudyError
 
 Tell = Callable[[str, dict[str, Any]], None]
@@ -244,16 +245,17 @@ class Conductor:
         specs, payload = write_arrays(jax.tree.leaves(broadcast))
         here = self._turns.taken[number]
         chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
-        answers = self._answers(number, specs, payload, chosen, kind)
+        came = answers = self._answers(number, specs, payload, chosen, kind)
         if self._shuffled is None or not self._shuffled.carries(kind):
             mean = self._mean(kind, answers)
         else:
-            mean = self._mixed(kind, number, broadcast_digest(specs, payload), broadcast, answers)
+            mean, answers = self._mixed(kind, number, broadcast_digest(specs, payload), broadcast, answers)
         row = {
             "round": number + 1,
             "kind": kind,
             "silos": sorted(answers),
             "missed": sorted(set(chosen) - set(answers)),
+            "left_out": sorted(set(came) - set(answers)),
             "seconds": time.monotonic() - begun,
         }
         self.point.state = tell(self.point.state, mean)
@@ -269,27 +271,50 @@ class Conductor:
         settled = self.point.decided
         return self._gather(number, specs, payload, settled or chosen, kind, fixed=settled is not None)
 
-    def _mixed(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
-        """What the shufflers make of a round; whose answers they get is settled before they are asked."""
+    def _mixed(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> tuple[Any, Answers]:
+        """What the shufflers make of a round, and the answers that are in it.
+
+        Whose answers they get is settled before they are asked, and settled again only while no shuffler has released
+        the round: without silos whose contributions are not taken, if enough are left.
+        """
         assert self._shuffled is not None
-        self.point.decided = tuple(sorted(answers))
-        self.point.answers = {n: (said.model_dump_json().encode(), body) for n, (said, body) in answers.items()}
+        least = self._fewest(kind, self.point.plan.silos)
+        while True:
+            self._settle(tuple(sorted(answers)), answers)
+            try:
+                return self._shuffled.mean(kind, number, digest, broadcast, answers), answers
+            except LeftOutError as refusal:
+                for name, reason in refusal.reasons.items():
+                    self._tell("refusal", {"silo": name, "code": refusal.code, "text": reason})
+                left = {name: answer for name, answer in answers.items() if name not in refusal.reasons}
+                if refusal.is_open and len(left) >= least:
+                    answers = left
+                    continue
+                # If somebody changed an answer on its way, the silo still has it, and will be asked for it again.
+                self._settle(None if refusal.is_open else self.point.decided, None)
+                needs = f"needs {least} silos" if refusal.is_open else f"was settled with {len(answers)} silos"
+                raise StalledError(f"Round {number + 1} {needs}, but shufflers do not take {refusal}.") from None
+
+    def _settle(self, decided: tuple[str, ...] | None, answers: Answers | None) -> None:
+        """Write down who is in a round, and what they said."""
+        kept = {name: (said.model_dump_json().encode(), body) for name, (said, body) in (answers or {}).items()}
+        self.point.decided, self.point.answers = decided, kept or None
         self.point.save(self._path)
-        try:
-            return self._shuffled.mean(kind, number, digest, broadcast, answers)
-        except RefusalError:
-            # Somebody changed an answer on its way; the silo still has it, and will be asked for it again.
-            self.point.answers = None
-            self.point.save(self._path)
-            raise
+
+    def _fewest(self, kind: str, chosen: int) -> int:
+        """How many of so many silos a kind of round needs."""
+        return chosen if self._is_fixed(kind) else min(self._who.fewest, chosen)
+
+    def _is_fixed(self, kind: str) -> bool:
+        who = self.algorithm.rounds[kind].participants
+        return who == "in turn" or everyone(who, self._who, self.point.plan.silos)
 
     def _gather(
         self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str, *, fixed: bool
     ) -> dict[str, tuple[Any, bytes]]:
         """The answers of a round from at least as many silos as it needs."""
-        who = self.algorithm.rounds[kind].participants
-        fixed = fixed or who == "in turn" or everyone(who, self._who, self.point.plan.silos)
-        least = len(chosen) if fixed else min(self._who.fewest, len(chosen))
+        least = len(chosen) if fixed else self._fewest(kind, len(chosen))
+        fixed = fixed or self._is_fixed(kind)
         gone: dict[str, str] = {}
         answers: dict[str, tuple[Any, bytes]] = {}
         deadline = time.monotonic() + self._patience.total_seconds

@@ -122,7 +122,7 @@ def _shuffled(
     if tests and any(name in met and name not in tests for name in point.silos):
         raise TacitError(f"{', '.join(tests)}: a test build without noise, which shufflers never mix with real silos.")
     if point.plan.shuffle is not None and point.plan.shuffle.server is not None:
-        return Reports(point.plan, callers, _server_key(folder), noise=not tests)
+        return Reports(point.plan, point.silos, callers, _server_key(folder), noise=not tests)
     return Sums(point.plan, point.silos, callers, coins=not tests)
 
 

@@ -50,7 +50,9 @@ def spent(conductor: Conductor) -> float | None:
     """The largest price of the answers so far; silos' own ledgers say it exactly."""
     point, found = conductor.point, []
     for place, name in enumerate(point.silos):
-        events = releases(conductor, place, Counter(row["kind"] for row in point.history if name in row["silos"]))
+        # A silo that was left out of a sum has paid for its answer.
+        answered = [row for row in point.history if name in (*row["silos"], *row.get("left_out", ()))]
+        events = releases(conductor, place, Counter(row["kind"] for row in answered))
         if not events:
             continue
         try:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from tacit.channel.sealing import Binding, SecretKey
+from tacit.channel.sealing import Binding, SecretKey, public_key, sealed_size
 from tacit.errors import TacitError
 from tacit.privacy import Event
 from tacit.runtime.daemon.contract import Shapes, affordable_direct, builder_from, record_of, secure_events, shapes_of
-from tacit.runtime.daemon.protocol import Consent, Plan, Sealed
-from tacit.runtime.daemon.reporting import REPORTS, stream_binding, stream_name, streams_of
-from tacit.runtime.daemon.shuffling import affordable_sum, bound_to, terms_of
+from tacit.runtime.daemon.protocol import Consent, Plan, RefusalError, Sealed
+from tacit.runtime.daemon.reporting import REPORTS, fewest, stream_binding, stream_name, streams_of
+from tacit.runtime.daemon.shuffling import affordable_sum, bound_to, coordinates, terms_of
 from tacit.runtime.shuffler.client import Caller, mixed_reports, sum_over
-from tacit.silo.secure_reports import mean_of_reports
+from tacit.runtime.shuffler.deposits import check_deposit, header_of
+from tacit.runtime.shuffler.messages import Deposit
+from tacit.silo.secure_reports import REPORT_BYTES, mean_of_reports
 from tacit.silo.secure_share import BlockTerms, mean_of_total
 
 Answers = Mapping[str, tuple[Any, bytes]]
@@ -33,7 +35,10 @@ class Shuffled(Protocol):
         ...
 
     def mean(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
-        """The mean over the records of all silos that answered."""
+        """The mean over the records of all silos that answered.
+
+        Raises `LeftOutError` where shufflers do not take what some of them said.
+        """
         ...
 
 
@@ -41,7 +46,7 @@ class Sums:
     """Shuffled sums: only the sum over silos is ever opened. ``coins=False`` reads the shares of test builds."""
 
     def __init__(self, plan: Plan, silos: Sequence[str], callers: Mapping[str, Caller], *, coins: bool = True) -> None:
-        self._plan, self._callers = plan, _in_order(plan, callers)
+        self._plan, self._callers, self._silos = plan, _in_order(plan, callers), tuple(silos)
         assert plan.shuffle is not None
         self._records = dict(zip(silos, plan.shuffle.records, strict=True))
         builder = builder_from(plan, plan.shuffle.records[0])
@@ -63,7 +68,16 @@ class Sums:
     def mean(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
         """The mean over the records of all silos that answered; only their sum is ever opened."""
         binding = Binding(self._bound, number, digest)
-        total = sum_over(self._callers, {name: cut(*answer) for name, answer in answers.items()}, binding)
+
+        def expected(name: str, shuffler: str) -> Deposit:
+            assert self._plan.shuffle is not None
+            header = header_of("sum", shuffler, binding, name, self._silos.index(name), self._plan.shuffle.least)
+            keys = [public_key(self._plan.shuffle.shufflers[shuffler])]
+            size = sealed_size(8 * coordinates(self._shapes.messages[kind]), keys)
+            return header.model_copy(update={"size": size})
+
+        frames, reasons = frames_of(answers, list(self._callers), expected)
+        total = sum_over(self._callers, frames, binding, reasons)
         silo = self._algorithm.rounds[kind].silo
         size = silo.release.batch_size
         count = sum(self._records[name] if size is None else int(np.max(size)) for name in answers)
@@ -76,8 +90,10 @@ class Reports:
     ``noise=False`` reads those of test builds, which are never mixed with others.
     """
 
-    def __init__(self, plan: Plan, callers: Mapping[str, Caller], key: SecretKey, *, noise: bool = True) -> None:
-        self._plan, self._callers, self._key = plan, _in_order(plan, callers), key
+    def __init__(
+        self, plan: Plan, silos: Sequence[str], callers: Mapping[str, Caller], key: SecretKey, *, noise: bool = True
+    ) -> None:
+        self._plan, self._callers, self._key, self._silos = plan, _in_order(plan, callers), key, tuple(silos)
         assert plan.shuffle is not None
         if plan.shuffle.server != str(key.public):
             raise TacitError("Expected the key that the plan names as the server's.")
@@ -105,14 +121,45 @@ class Reports:
 
     def mean(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
         """The mean of all reports, stream by stream."""
-        frames = {silo: cut(*answer) for silo, answer in answers.items()}
-        found = {}
-        for stream in self.streams[kind]:
-            deposits = {silo: own[stream_name(stream)] for silo, own in frames.items()}
-            binding = stream_binding(self._bound, stream, number, digest)
-            found[stream] = mixed_reports(list(self._callers.values()), deposits, binding, self._key)
+        bindings = {stream: stream_binding(self._bound, stream, number, digest) for stream in self.streams[kind]}
+        named = {stream_name(stream): binding for stream, binding in bindings.items()}
+        frames, reasons = frames_of(answers, list(named), lambda silo, name: self._expected(kind, silo, named[name]))
+        streams = [(named[name], {silo: own[name] for silo, own in frames.items()}) for name in named]
+        mixed = mixed_reports(list(self._callers.values()), streams, self._key, reasons)
+        found = dict(zip(bindings, mixed, strict=True))
         silo = self._algorithm.rounds[kind].silo
         return mean_of_reports(found, silo, broadcast, self._shapes.messages[kind], self.streams[kind])
+
+    def _expected(self, kind: str, silo: str, binding: Binding) -> Deposit:
+        shuffle, place = self._plan.shuffle, self._silos.index(silo)
+        assert shuffle is not None
+        least = max(2, fewest(self._algorithm, self._plan, kind))
+        header = header_of("reports", next(iter(self._callers)), binding, silo, place, least)
+        batch = self._algorithm.rounds[kind].silo.release.batch_size
+        count = shuffle.records[place] if batch is None else int(np.max(batch))
+        route = [*(public_key(key) for key in shuffle.shufflers.values()), self._key.public]
+        return header.model_copy(update={"count": count, "size": sealed_size(REPORT_BYTES, route)})
+
+
+def frames_of(
+    answers: Answers, names: Sequence[str], expected: Callable[[str, str], Deposit]
+) -> tuple[dict[str, dict[str, bytes]], dict[str, str]]:
+    """Frames by silo and name where each holds the deposit that the plan has there; and what is wrong with others.
+
+    The plan settles everything about a deposit but what is sealed in it and its signature.
+    """
+    frames, reasons = {}, {}
+    for silo, answer in answers.items():
+        try:
+            own = cut(*answer)
+            if set(own) != set(names):
+                raise RefusalError("bad-message", f"expected frames for {', '.join(names)}")
+            for name, raw in own.items():
+                check_deposit(raw, expected(silo, name))
+            frames[silo] = own
+        except RefusalError as refusal:
+            reasons[silo] = f"{refusal.code}: {refusal}"
+    return frames, reasons
 
 
 def _in_order(plan: Plan, callers: Mapping[str, Caller]) -> dict[str, Caller]:
@@ -137,7 +184,7 @@ def _coinless(terms: BlockTerms) -> BlockTerms:
 def cut(response: Any, body: bytes) -> dict[str, bytes]:
     """The frames in a sealed answer: for each shuffler, or for each stream."""
     if not isinstance(response, Sealed) or sum(response.deposits.values()) != len(body):
-        raise TacitError("Expected a sealed answer with frames for shufflers.")
+        raise RefusalError("bad-message", "expected a sealed answer with frames for shufflers")
     frames, at = {}, 0
     for name, length in response.deposits.items():
         frames[name] = body[at : at + length]

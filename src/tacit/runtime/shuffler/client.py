@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from tacit.channel.sealing import Binding, SecretKey, open_layer, unpad
+from tacit.channel.sealing import Binding, SealError, SecretKey, open_layer, unpad
 from tacit.errors import TacitError
 from tacit.runtime.daemon.line import Line
 from tacit.runtime.daemon.protocol import Error, RefusalError, frame
@@ -83,27 +83,79 @@ def _collect(binding: Binding, silos: Sequence[str], mode: Mode) -> Collect:
     )
 
 
-def _released(caller: Caller, deposits: Sequence[bytes], request: Collect) -> tuple[Any, bytes]:
+class LeftOutError(RefusalError):
+    """Silos whose contributions shufflers do not take, with the reasons.
+
+    If the round ``is_open`` at every shuffler, it can be settled again without them; otherwise some shuffler may have
+    released it with them before, and nobody may be left out any more.
+    """
+
+    def __init__(self, reasons: Mapping[str, str], *, is_open: bool) -> None:
+        super().__init__("left-out", "; ".join(f"{silo}: {reason}" for silo, reason in sorted(reasons.items())))
+        self.reasons, self.is_open = dict(reasons), is_open
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One round's contributions to one shuffler: a frame of each silo."""
+
+    caller: Caller
+    frames: Mapping[str, bytes]
+
+
+def hand_in(batches: Sequence[Batch], reasons: Mapping[str, str] | None = None) -> None:
+    """Give every shuffler all contributions of a round, before any of them is asked to release it.
+
+    What a shuffler has released cannot be undone, so whoever is refused by one of them must be found first: then
+    nothing has been released, and all can be asked for the sum, or the reports, of the same smaller set of silos.
+    ``reasons`` name silos that are known already to be left out.
+    """
+    found, is_open = dict(reasons or {}), True
+    for batch in batches:
+        taken = 0
+        for silo, raw in batch.frames.items():
+            try:
+                batch.caller.send(raw)
+            except RefusalError as refusal:
+                if refusal.code == "round":
+                    break
+                found.setdefault(silo, f"{refusal.code}: {refusal}")
+            else:
+                taken += 1
+        # A shuffler that takes something has not released the round.
+        is_open = is_open and taken > 0
+    if found:
+        raise LeftOutError(found, is_open=is_open)
+
+
+def _released(batch: Batch, request: Collect) -> tuple[Any, bytes]:
     """The release of a round; contributions are handed in again if the shuffler has lost them."""
     for attempt in range(3):
         try:
-            return caller.ask(request)
+            return batch.caller.ask(request)
         except RefusalError as refusal:
             if refusal.code != "missing" or attempt == 2:
                 raise
-        for deposit in deposits:
-            caller.send(deposit)
+        for raw in batch.frames.values():
+            batch.caller.send(raw)
     raise AssertionError("unreachable")
 
 
 def sum_over(
-    callers: Mapping[str, Caller], deposits: Mapping[str, Mapping[str, bytes]], binding: Binding
+    callers: Mapping[str, Caller],
+    deposits: Mapping[str, Mapping[str, bytes]],
+    binding: Binding,
+    reasons: Mapping[str, str] | None = None,
 ) -> Int64[np.ndarray, " coordinates"]:
     """The sum of all silos' shares; ``deposits`` maps silos to the frames for each shuffler."""
+    batches = {
+        name: Batch(caller, {silo: frames[name] for silo, frames in deposits.items()})
+        for name, caller in callers.items()
+    }
+    hand_in(list(batches.values()), reasons)
     total: Any = 0
-    for name, caller in callers.items():
-        own = [frames[name] for frames in deposits.values()]
-        header, payload = _released(caller, own, _collect(binding, list(deposits), "sum"))
+    for name, batch in batches.items():
+        header, payload = _released(batch, _collect(binding, list(deposits), "sum"))
         if not isinstance(header, Total) or set(header.silos) != set(deposits):
             raise TacitError(f"Expected a sum over {len(deposits)} silos from shuffler {name}.")
         with np.errstate(over="ignore"):
@@ -112,13 +164,34 @@ def sum_over(
 
 
 def mixed_reports(
-    callers: Sequence[Caller], deposits: Mapping[str, bytes], binding: Binding, server: SecretKey
-) -> list[bytes]:
-    """All silos' reports in an order that only the shufflers together could undo."""
-    header, payload = _released(callers[0], list(deposits.values()), _collect(binding, list(deposits), "reports"))
-    for caller in callers[1:]:
-        header, payload = caller.ask(header, payload)
-    if not isinstance(header, Relay):
-        raise TacitError("Expected a shuffled batch.")
-    blobs = [payload[at : at + header.size] for at in range(0, len(payload), header.size)]
-    return [unpad(open_layer(blob, server, binding, layer=len(callers))) for blob in blobs]
+    callers: Sequence[Caller],
+    streams: Sequence[tuple[Binding, Mapping[str, bytes]]],
+    server: SecretKey,
+    reasons: Mapping[str, str] | None = None,
+) -> list[list[bytes]]:
+    """All silos' reports of each stream, in an order that only the shufflers together could undo.
+
+    A stream is what it is bound to and a frame of each silo. A report that does not open, for a later shuffler or here,
+    is empty: whoever sealed it has nothing to say, and is still one of those who spoke.
+    """
+    batches = [Batch(callers[0], deposits) for _, deposits in streams]
+    hand_in(batches, reasons)
+    found = []
+    for batch, (binding, deposits) in zip(batches, streams, strict=True):
+        header, payload = _released(batch, _collect(binding, list(deposits), "reports"))
+        count = header.count if isinstance(header, Relay) else 0
+        for caller in callers[1:]:
+            header, payload = caller.ask(header, payload)
+        if not isinstance(header, Relay):
+            raise TacitError("Expected a shuffled batch.")
+        blobs = [payload[at : at + header.size] for at in range(0, len(payload), header.size)]
+        own = [_opened(blob, server, binding, layer=len(callers)) for blob in blobs]
+        found.append(own + [b""] * (count - len(own)))
+    return found
+
+
+def _opened(blob: bytes, server: SecretKey, binding: Binding, layer: int) -> bytes:
+    try:
+        return unpad(open_layer(blob, server, binding, layer=layer))
+    except SealError:
+        return b""

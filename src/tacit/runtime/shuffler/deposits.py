@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +11,8 @@ from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, PublicKey, Signer, seal
 from tacit.errors import TacitError
-from tacit.runtime.daemon.protocol import frame
-from tacit.runtime.shuffler.messages import Deposit, Mode, signed
+from tacit.runtime.daemon.protocol import RefusalError, frame, read_frame
+from tacit.runtime.shuffler.messages import Deposit, Mode, parse_request, signed
 
 
 def report_deposit(
@@ -35,7 +36,7 @@ def report_deposit(
         raise TacitError("Expected at least one report; a silo that has none to give does not take part.")
     route = [*shufflers.values(), server]
     first = next(iter(shufflers))
-    header = _header("reports", first, binding, silo, place, least)
+    header = header_of("reports", first, binding, silo, place, least)
     return _frame(header, [seal(report, route, header.binding, size=size) for report in reports], signer)
 
 
@@ -63,13 +64,13 @@ def sum_deposits(
     frames = []
     for (name, key), part in zip(shufflers.items(), [*masks, rest], strict=True):
         raw = np.ascontiguousarray(part, "<u8").tobytes()
-        header = _header("sum", name, binding, silo, place, least)
+        header = header_of("sum", name, binding, silo, place, least)
         frames.append(_frame(header, [seal(raw, [key], header.binding, size=len(raw))], signer))
     return frames
 
 
-def _header(mode: Mode, shuffler: str, binding: Binding, silo: str, place: int, least: int) -> Deposit:
-    """The header of a deposit whose blobs are not counted yet."""
+def header_of(mode: Mode, shuffler: str, binding: Binding, silo: str, place: int, least: int) -> Deposit:
+    """The header of a deposit whose blobs are not counted yet and that is not signed."""
     return Deposit(
         mode=mode,
         consortium=binding.consortium.hex(),
@@ -82,6 +83,26 @@ def _header(mode: Mode, shuffler: str, binding: Binding, silo: str, place: int, 
         count=1,
         size=1,
     )
+
+
+def check_deposit(raw: bytes, expected: Deposit) -> None:
+    """Refuse bytes of a silo that are not one frame with exactly this deposit, whatever its signature.
+
+    The server sends them on under its own certificate: without this a silo could have it ask a shuffler for something
+    else, or contribute what fits a round at one shuffler and stops it at another.
+    """
+    found = read_frame(io.BytesIO(raw).read)
+    if found is None or frame(*found) != raw:
+        raise RefusalError("bad-frame", "expected one frame and nothing else")
+    header, payload = parse_request(found[0]), found[1]
+    if not isinstance(header, Deposit):
+        raise RefusalError("bad-message", "expected a deposit")
+    wrong = [name for name in Deposit.model_fields if getattr(header, name) != getattr(expected, name)]
+    wrong = [name for name in wrong if name != "signature"]
+    if wrong:
+        raise RefusalError("bad-message", f"expected {wrong[0]}={getattr(expected, wrong[0])} in its deposit")
+    if len(payload) != header.count * header.size:
+        raise RefusalError("size", "the payload is not as long as its reports")
 
 
 def _frame(header: Deposit, blobs: list[bytes], signer: Signer) -> bytes:

@@ -7,6 +7,7 @@ silos apart. Contributions themselves are only ever in memory.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -70,7 +71,8 @@ class Office:
 
     Formal guarantee: for each round of a study at most one batch is ever released; it holds everything or nothing of
     each silo in it, all of them under the same study, round and broadcast, at least as many distinct registered silos
-    as each of them asked for; in uniformly random order, or as a sum.
+    as each of them asked for; in uniformly random order, or as a sum. A later shuffler of a cascade leaves out of it
+    what does not open, which no honest silo's reports can be.
     """
 
     def __init__(self, terms: Terms, keys: Keys, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -153,15 +155,18 @@ class Office:
             self._piles[key] = pile
         return frame(Taken(silos=len(pile.digests)).model_dump_json())
 
-    def _open(self, blobs: list[bytes], request: Any) -> list[bytes]:
-        binding, layer = request.binding, self.terms.layer if isinstance(request, Relay) else 0
-        # All of them open, or none is taken.
-        opened = [open_layer(blob, self._keys.seal, binding, layer=layer) for blob in blobs]
-        if isinstance(request, Deposit) and request.mode == "sum":
-            opened = [unpad(blob) for blob in opened]
-            if len(opened) != 1 or not opened[0] or len(opened[0]) % 8:
-                raise RefusalError("size", "expected one share of 64-bit integers")
-        return opened
+    def _open(self, blobs: list[bytes], request: Deposit) -> list[bytes]:
+        """What a silo has brought. All of it opens and is what it should be, or nothing is taken."""
+        opened = [open_layer(blob, self._keys.seal, request.binding, layer=0) for blob in blobs]
+        if request.mode == "reports":
+            if len(set(opened)) != len(opened):
+                raise RefusalError("replayed", "a report is there twice")
+            return opened
+        shares = [unpad(blob) for blob in opened]
+        # A share fills its padding: what has one size outside must have one size inside, or no sum could be made.
+        if len(shares) != 1 or not shares[0] or len(shares[0]) % 8 or len(shares[0]) != len(opened[0]) - 4:
+            raise RefusalError("size", "expected one share of 64-bit integers that is as long as its padding")
+        return shares
 
     def _check_open(self, consortium: str, number: int) -> None:
         last = self._books.execute("SELECT round FROM released WHERE consortium = ?", (consortium,)).fetchone()
@@ -211,14 +216,37 @@ class Office:
         if stored is not None:
             return stored
         self._check_open(request.consortium, request.round)
-        blobs = self._open(_cut(payload, request.size), request)
+        blobs = self._reopened(_cut(payload, request.size), request, least)
         return self._keep(request, asked, *self._mixed(request, blobs, request.silos, least, terms.layer))
+
+    def _reopened(self, blobs: list[bytes], request: Relay, least: int) -> list[bytes]:
+        """A batch of the shuffler before with one more layer off; what does not open is left out.
+
+        An honest silo seals for the keys that its owner pinned, so its reports open here: only those of silos that
+        collude can be missing, and the price counts on no report of theirs (`privacy.crowd`). Nor does a dishonest
+        shuffler before this one gain by it: what it may spoil it could as well have replaced by reports of its own.
+        """
+        if len(set(blobs)) != len(blobs):
+            # No honest shuffler sends one twice; whoever does wants to find it again behind this one.
+            raise RefusalError("replayed", "a report is there twice")
+        opened = []
+        for blob in blobs:
+            with contextlib.suppress(SealError):
+                opened.append(open_layer(blob, self._keys.seal, request.binding, layer=self.terms.layer))
+        found = len(set(opened))
+        if found < least:
+            numbers = {"reports": float(found), "least": float(least)}
+            raise RefusalError("too-few", f"expected at least {least} reports that open, one of each silo", numbers)
+        if found < len(blobs):
+            _log.warning("round %d: %d of %d reports left out", request.round, len(blobs) - found, len(blobs))
+        return opened
 
     def _mixed(
         self, request: Collect | Relay, blobs: list[bytes], silos: int, least: int, layer: int
     ) -> tuple[Any, bytes]:
-        if len(set(blobs)) != len(blobs):
-            raise RefusalError("replayed", "a report is there twice")
+        # Two silos that collude can bring one and the same report, sealed twice; what is inside an honest silo's nobody
+        # else has. So one copy is kept: that stops nobody's round, links nothing, and takes no honest report away.
+        blobs = list(dict.fromkeys(blobs))
         if len({len(blob) for blob in blobs}) != 1:
             raise RefusalError("size", "the reports inside are of different sizes")
         secrets.SystemRandom().shuffle(blobs)

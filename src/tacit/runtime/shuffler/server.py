@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import ssl
 from functools import partial
 from pathlib import Path
 
 from tacit.runtime.daemon.listener import Listener, log_to_terminal, serve_until_told
+from tacit.runtime.daemon.permissions import check_silo
 from tacit.runtime.daemon.protocol import frame
 from tacit.runtime.shuffler.config import ShufflerError, Terms, load_keys, load_terms
 from tacit.runtime.shuffler.office import Office
@@ -57,10 +59,24 @@ class Entrance(Listener):
             self._record.close()
 
 
+def check_folder(folder: Path, terms: Terms) -> None:
+    """Raise where anybody but the owner could read the keys, or change who is a silo and whose calls are answered."""
+    books = ("shuffler.sqlite", "shuffler.sqlite-wal", "shuffler.sqlite-shm")
+    named = [name for name in (terms.tls.key, terms.record) if name is not None]
+    private = [folder / name for name in ("shuffler.toml", "seal.key", "sign.key", *books, *named)]
+    public = [folder / terms.tls.certificate, folder / terms.tls.callers]
+    check_silo(folder, private, public=public, because="whoever changes it decides who is a silo and who may call")
+
+
 def serve(folder: Path) -> None:
-    """Run the shuffler whose terms lie in ``folder``, until it is told to stop."""
+    """Run the shuffler whose terms lie in ``folder``, until it is told to stop.
+
+    It does not start where anybody but the owner could read or change what lies there.
+    """
     log_to_terminal(_log)
+    os.umask(0o077)
     terms = load_terms(folder)
+    check_folder(folder, terms)
     office = Office(terms, load_keys(folder), folder / "shuffler.sqlite")
     entrance = Entrance(office, server_context(terms, folder), folder)
     line = f"shuffler {terms.name} serves on {terms.host}:{entrance.port} for {len(terms.silos)} silos"
