@@ -6,6 +6,7 @@ from tacit.runtime.daemon.protocol import RefusalError
 from tacit.runtime.participation import participation
 from tacit.runtime.server.conductor import Patience, StalledError
 from tacit.runtime.server.terms import check_study
+from tacit.runtime.server.transport import SocketTransport
 from tacit.studies.spec import StudyError, study_from
 from tests.algorithms.table import PSGM, largest_difference
 from tests.server.world import NAMES, Flaky, conductor_of, plan_like, simulated
@@ -36,6 +37,44 @@ def test_rounds_go_on_without_silos_that_may_be_missed_and_they_may_come_back(wo
     assert receipts["s3"].answers == answered
     for name in NAMES:
         assert receipts[name].answers == sum(name in row["silos"] for row in history)
+
+
+class Babbling(SocketTransport):
+    """What one silo says in rounds is spoilt on its way."""
+
+    def __init__(self, sockets, at, spoil):
+        super().__init__(sockets)
+        self.at, self.spoil = str(at), spoil
+
+    def ask(self, requests, seconds, enough=None):
+        found = super().ask(requests, seconds, enough)
+        if len(found.get(self.at, [])) == 2:
+            found[self.at] = [found[self.at][0], self.spoil(*found[self.at][1])]
+        return found
+
+
+SPOILT = {
+    "no message at all": lambda header, body: (b"\xff{", body),
+    "too few bytes": lambda header, body: (header, body[:-4]),
+    "another shape": lambda header, body: (header.replace(b'"shape":[5,', b'"shape":[1,5,'), body),
+    "not finite": lambda header, body: (header, b"\x00\x00\xc0\x7f" * (len(body) // 4)),
+    "another channel": lambda header, body: (
+        b'{"type":"sealed","study":%b,"round":0,"silo":"s2","deposits":{}}' % header.split(b'"study":')[1].split(b",")[0],
+        b"",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", SPOILT)
+def test_a_silo_that_answers_nonsense_is_named_and_rounds_go_on_without_it(world, tmp_path, way):
+    sockets = [daemon.home.socket for daemon in world[0]]
+    transport, events = Babbling(sockets, sockets[2], SPOILT[way]), []
+    plan = plan_like(everyone=False, name=f"babble{sorted(SPOILT).index(way)}")
+    conductor = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)), transport=transport, events=events)
+    conductor.run()
+    assert len(conductor.point.history) == 4
+    assert all("s2" not in row["silos"] for row in conductor.point.history)
+    assert {(facts["silo"], facts["code"]) for event, facts in events if event == "refusal"} == {("s2", "nonsense")}
 
 
 def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Params
-from tacit.channel import weighted_mean
 from tacit.errors import TacitError
 from tacit.privacy import PricingError
 from tacit.runtime.daemon.contract import builder_from, record_of, shapes_of
@@ -40,12 +38,12 @@ from tacit.runtime.daemon.protocol import (
     broadcast_digest,
     frame,
     parse_response,
-    read_arrays,
     write_arrays,
 )
 from tacit.runtime.participation import Participation, Roster, everyone, participation, roster
 from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import Checkpoint
+from tacit.runtime.server.hearing import NONSENSE, fitting, heard, mean_of
 from tacit.runtime.server.shuffles import Answers, Shuffled
 from tacit.runtime.server.transport import Replies, Transport
 from tacit.runtime.shuffler.client import LeftOutError
@@ -107,7 +105,7 @@ def newcomers(transport: Transport, known: set[str], seconds: float) -> dict[str
     fresh = {at: [hello] for at in transport.present() if at not in known}
     found = {}
     for at, replies in transport.ask(fresh, seconds).items() if fresh else ():
-        response = parse_response(replies[0][0]) if replies else None
+        response = heard(replies[0]) if replies else None
         if isinstance(response, Welcome):
             found[response.silo] = (at, response)
     return found
@@ -185,7 +183,7 @@ class Conductor:
         while len(self.consents) < len(self._plans):
             left = [name for name in self._plans if name not in self.consents and name not in final]
             for name, replies in self._ask({n: [self._proposal(n)] for n in left}).items():
-                response = parse_response(replies[0][0])
+                response = heard(replies[0])
                 if isinstance(response, Consent) and not self._agreed(name, response):
                     if reasons.get(name) != _WAITS:
                         compare = self._plans[name].consortium.hex()
@@ -246,8 +244,9 @@ class Conductor:
         here = self._turns.taken[number]
         chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
         came = answers = self._answers(number, specs, payload, chosen, kind)
-        if self._shuffled is None or not self._shuffled.carries(kind):
-            mean = self._mean(kind, answers)
+        if not self._is_sealed(kind):
+            weights = dict(zip(self.point.silos, self._weights, strict=True))
+            mean = mean_of(answers, self._shapes.messages[kind], weights)
         else:
             mean, answers = self._mixed(kind, number, broadcast_digest(specs, payload), broadcast, answers)
         row = {
@@ -305,6 +304,9 @@ class Conductor:
         """How many of so many silos a kind of round needs."""
         return chosen if self._is_fixed(kind) else min(self._who.fewest, chosen)
 
+    def _is_sealed(self, kind: str) -> bool:
+        return self._shuffled is not None and self._shuffled.carries(kind)
+
     def _is_fixed(self, kind: str) -> bool:
         who = self.algorithm.rounds[kind].participants
         return who == "in turn" or everyone(who, self._who, self.point.plan.silos)
@@ -349,8 +351,11 @@ class Conductor:
     def _read(
         self, name: str, number: int, replies: Replies, answers: dict[str, tuple[Any, bytes]], gone: dict[str, str]
     ) -> None:
-        first, response = parse_response(replies[0][0]), parse_response(replies[-1][0])
+        first, response = heard(replies[0]), heard(replies[-1])
         right = (self._plans[name].study, number)
+        if isinstance(response, Message | Sealed):
+            kind = self.algorithm.schedule[number]
+            response = fitting(response, replies[-1][1], None if self._is_sealed(kind) else self._shapes.messages[kind])
         if isinstance(first, Consent):
             self._agreed(name, first)
         if isinstance(response, Message | Sealed) and (response.study, response.round) == right:
@@ -359,28 +364,15 @@ class Conductor:
             # What the silo has against the study says more than that it knows of none.
             reason = first if isinstance(first, Error) else response
             self._tell("refusal", {"silo": name, "code": reason.code, "text": reason.text})
-            if reason.code in _FINAL or reason.code == "round":
+            if reason.code in _FINAL or reason.code in ("round", NONSENSE):
                 gone[name] = f"{reason.code}: {reason.text}"
-
-    def _mean(self, kind: str, answers: Answers) -> Any:
-        shape = self._shapes.messages[kind]
-        wanted = [(leaf.shape, leaf.dtype.kind == "i") for leaf in jax.tree.leaves(shape)]
-        columns = {name: read_arrays(response.arrays, body) for name, (response, body) in answers.items()}
-        odd = [n for n, arrays in columns.items() if [(a.shape, a.dtype.kind == "i") for a in arrays] != wanted]
-        if odd:
-            raise TacitError(f"Expected messages of the plan's shapes, got others from {', '.join(odd)}.")
-        names = sorted(answers)
-        places = [self.point.silos.index(name) for name in names]
-        weights = jnp.asarray(self._weights[places] / len(names), jnp.float32)
-        stacked = [jnp.stack([jnp.asarray(leaf) for leaf in c]) for c in zip(*(columns[n] for n in names), strict=True)]
-        return weighted_mean(jax.tree.unflatten(jax.tree.structure(shape), stacked), weights)
 
     def finish(self) -> dict[str, Receipt]:
         """Close the study; a silo that cannot be reached gives back what it reserved when its time is up."""
         requests = {n: [frame(Finish(study=plan.study).model_dump_json())] for n, plan in self._plans.items()}
         receipts = {}
         for name, replies in self._ask(requests).items():
-            response = parse_response(replies[0][0])
+            response = heard(replies[0])
             if isinstance(response, Receipt):
                 receipts[name] = response
                 facts = {"silo": name, "epsilon": response.epsilon, "delta": response.delta}
