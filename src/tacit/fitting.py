@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from tacit.algorithms import find
 from tacit.data import Federation
 from tacit.errors import TacitError, unknown
 from tacit.objectives import Problem
+from tacit.privacy.doubts import doubts
 from tacit.privacy.plan import Budget, SiloPlan, plan_silos
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Progress, simulate
@@ -43,8 +45,9 @@ def fit(
     """Train ``problem`` on silos in this process, each silo's messages within ``budget`` for each of its records.
 
     ``silos`` is a federation (its training records are used) or one table ``{"x": features, "y": targets}`` per silo.
-    ``budget=None`` trains without privacy, and says so by plans without a price. ``parameters`` are the algorithm's:
-    ``step_size``, ``num_rounds``, ``clip_norm``, and for mini-batches ``batch_size`` and ``sampling``.
+    ``budget=None`` trains without privacy, and says so by plans without a price; a budget that promises little warns.
+    ``parameters`` are the algorithm's: ``step_size``, ``num_rounds``, ``clip_norm``, and for mini-batches
+    ``batch_size`` and ``sampling``.
 
     >>> from tacit.data import load
     >>> from tacit.objectives import Objective, Problem, linear, logistic
@@ -75,6 +78,9 @@ def fit(
     who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
     # Shuffled channels are priced for the crowd that is sure to come.
     plans, noise = plan_silos(unit, names, records, budget and dataclasses.replace(budget, fewest=who.fewest))
+    if budget is not None:
+        for doubt in doubts([plan.price and plan.price.epsilon for plan in plans], budget.delta, records):
+            warnings.warn(doubt, stacklevel=2)
     key_run, key_init = jax.random.split(jax.random.key(seed))
     outcome = simulate(
         entry.factory(problem, noise_multiplier=noise, **chosen),

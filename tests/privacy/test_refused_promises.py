@@ -142,3 +142,10 @@ def test_a_fit_pays_for_the_crowd_that_comes():
 
     assert reports() == 200
     assert reports(participants=2) == 80
+
+
+def test_a_fit_whose_budget_promises_little_warns():
+    silos = [{"x": np.ones((40, 2)), "y": np.arange(40) % 2}]
+    problem, terms = Problem(Objective(linear(2, 1), logistic())), {"step_size": 0.1, "num_rounds": 1, "clip_norm": 1.0}
+    with pytest.warns(UserWarning, match=r"delta = 0.05 is above 1/40.*such as 6e-04"):
+        tacit.fit(problem, silos, algorithm="mb-sgd", budget=tacit.Budget(epsilon=1.0, delta=0.05), **terms)

@@ -16,6 +16,7 @@ from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.privacy import Event, PaperNoise, paper_noise, price, risk_of, user_level
 from tacit.privacy.crowd import colluding_silos
+from tacit.privacy.doubts import doubts
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
@@ -23,7 +24,6 @@ from tacit.privacy.randomisers import noise_over_clip
 from tacit.studies.assemble import Builder
 from tacit.studies.bound import bound_json, bound_of
 from tacit.studies.centralisation import crossings
-from tacit.studies.doubts import doubts
 from tacit.studies.spec import Study, StudyError
 from tacit.theory import Statement
 

@@ -9,6 +9,7 @@ import socket
 import time
 from pathlib import Path
 
+from tacit.privacy.doubts import doubts
 from tacit.runtime.daemon.listener import Listener, log_to_terminal, serve_until_told
 from tacit.runtime.daemon.permissions import check_silo, files_of
 from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records
@@ -68,7 +69,10 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     policy = load_policy(folder / "policy.toml")
     home = home_of(folder, policy)
     check_silo(folder, files_of(folder, policy, home.counter))
-    steward = Steward(policy, load_records(policy, folder), home, noise_off=noise_off)
+    records = load_records(policy, folder)
+    for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):
+        _log.warning("policy.toml: %s", doubt)
+    steward = Steward(policy, records, home, noise_off=noise_off)
     door = Door(steward, home.socket, socket_mode)
     if noise_off:
         _log.warning("NOISE IS OFF: a test build, not private")

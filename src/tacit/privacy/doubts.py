@@ -30,6 +30,6 @@ def doubts(epsilons: Sequence[float | None], delta: float, records: Sequence[int
     if delta * smallest > 1:
         said.append(
             f"delta = {delta:g} is above 1/{smallest}, one over the records of the smallest silo: publishing one "
-            f"of its records at random would satisfy it. Set privacy.delta well below, such as {1 / smallest**2:.0e}."
+            f"of its records at random would satisfy it. Choose delta well below, such as {1 / smallest**2:.0e}."
         )
     return said
