@@ -84,7 +84,9 @@ class Arm:
         return find(self.algorithm).factory(Problem(OBJECTIVE), **given)
 
     def stand_in(self, noise: float, records: int, silos: int) -> tuple[Arm, dict[str, float]]:
-        """The same method with Gaussian noise at a trusted server, as large as that of its reports: quick to search."""
+        """The same method with Gaussian noise at a trusted server, as large as its own: quick to search."""
+        if self.channel == "shuffled-sum":
+            return replace(self, channel="trusted"), {"noise_multiplier": noise}
         if self.channel != "shuffled-reports":
             return self, {"noise_multiplier": noise}
         own = {name: value for name, value in self.own.items() if name != "randomiser"}
