@@ -45,6 +45,7 @@ DIMENSION = 8 * HIDDEN + HIDDEN + HIDDEN + 1
 DELTA = 1e-5
 MOMENTUM, SLOPE = 0.1, 1.0
 LOOK = 20
+TOGETHER = 2
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,22 @@ class Study:
         start = float(measure(seeds[0].params, seeds[0].evaluation)["train_loss"])
         for clip in clips:
             own = {**terms} if clip is None else {**terms, "clip_norm": clip}
-            points = [{**own, "step_size": step} for step in self.steps]
-            losses = traces(build, points, seeds[:1], self.look)["train_loss"][0]
-            chosen = by_the_rule(losses, start)
-            last = float(np.nan_to_num(losses[chosen, -1], nan=math.inf))
+            step, last = self.halved(partial(build, **own), seeds[:1], start)
             if not best or last < best["loss"]:
-                best = {**own, "step_size": self.steps[chosen], "loss": last}
+                best = {**own, "step_size": step, "loss": last}
         return best
+
+    def halved(self, build: Callable[..., Algorithm], seeds: Sequence[Seed], start: float) -> tuple[float, float]:
+        """The step of the rule and the loss that it ends with; a few are run together, until one holds."""
+        step, last = self.steps[-1], math.inf
+        for first in range(0, len(self.steps), TOGETHER):
+            steps = self.steps[first : first + TOGETHER]
+            losses = traces(build, [{"step_size": own} for own in steps], seeds, self.look)["train_loss"][0]
+            chosen = by_the_rule(losses, start)
+            step, last = steps[chosen], float(np.nan_to_num(losses[chosen, -1], nan=math.inf))
+            if not rises(losses[chosen], start):
+                break
+        return step, last
 
     def curve(self, arm: Arm, epsilon: float | None, clips: Sequence[float]) -> dict[str, Any]:
         """One method at one budget: searched, then run on every seed."""
