@@ -79,7 +79,7 @@ def fit(
     # Shuffled channels are priced for the crowd that is sure to come.
     plans, noise = plan_silos(unit, names, records, budget and dataclasses.replace(budget, fewest=who.fewest))
     if budget is not None:
-        for doubt in doubts([plan.price and plan.price.epsilon for plan in plans], budget.delta, records):
+        for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):
             warnings.warn(doubt, stacklevel=2)
     key_run, key_init = jax.random.split(jax.random.key(seed))
     outcome = simulate(

@@ -20,6 +20,7 @@ from tacit.silo import (
     Before,
     Crowd,
     Desk,
+    Sampled,
     Silos,
     StoredSilos,
     add_cumulative,
@@ -27,7 +28,10 @@ from tacit.silo import (
     answer,
     desk_of,
     exact_statistic,
+    is_poolable,
     pass_order,
+    pooled_mean,
+    sampled,
     step_keys,
 )
 
@@ -178,12 +182,9 @@ def _player(
         present = Present(None if in_order else places, weights, taken, before)
         broadcast = kind.server.ask(carry.state)
         if at_once:
-
-            def plain(desk: Desk, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
-                return exact_answer(kind, broadcast, memory, desk, keys, turn.number, turn.position)
-
-            means, deviations = _at_each_desk(plain, silos, orders, present, ())
-            mean = noised_mean(kind, means, deviations, weights, keys, turn.number, before[0])
+            at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, memory=())
+            mean, deviations = _exact_mean(kind, broadcast, keys, turn, present, who.weights is None, at_desks)
+            mean = noised(kind, mean, deviations, weights, keys, turn.number, before[0])
             return carry._replace(state=kind.server.tell(carry.state, mean))
 
         sizes = batch_sizes(kind, silos.counts)
@@ -202,6 +203,42 @@ def _player(
         return Carry(kind.server.tell(carry.state, mean), _remembered(carry.memory, memory, present))
 
     return play
+
+
+def _exact_mean(
+    kind: Round,
+    broadcast: Any,
+    keys: Keys,
+    turn: Turn,
+    present: Present,
+    weigh_alike: bool,
+    at_desks: Callable[[Callable[[Desk, Memory, Array], Any]], Any],
+) -> tuple[Message, PerBlock | None]:
+    """The mean of all messages before noise, and silos' deviations; in one sum over all batches if that is the same.
+
+    One product of large matrices takes a fraction of the time of as many small ones as there are silos, whose results
+    must be kept and added up.
+    """
+    work = kind.silo.start(broadcast, ())
+    if not (weigh_alike and is_poolable(kind.silo.release, work)):
+
+        def plain(desk: Desk, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
+            return exact_answer(kind, broadcast, memory, desk, keys, turn.number, turn.position)
+
+        means, deviations = at_desks(plain)
+        return weighted_mean(means, present.weights), deviations
+
+    def batch(desk: Desk, memory: Memory, last: Array) -> Sampled:
+        return sampled(kind.silo, work, desk, key=_batch_key(keys, desk, turn.number), position=turn.position)
+
+    batches = at_desks(batch)
+    mean = pooled_mean(kind.silo, work, batches, present.taken)
+    return jax.tree.map(lambda leaf: jnp.max(present.weights).astype(leaf.dtype) * leaf, mean), batches.deviation
+
+
+def _batch_key(keys: Keys, desk: Desk, number: Array) -> Array:
+    """The key of a silo's batch where a round is one step."""
+    return step_keys(silo_key(keys, desk.place, number), 1)[0, 0]
 
 
 def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
@@ -239,20 +276,25 @@ def exact_answer(
 
     The same batches as `answer` draws, so that all ways of drawing noise share everything else.
     """
-    key_batch = step_keys(silo_key(keys, desk.place, number), 1)[0, 0]
     work = kind.silo.start(broadcast, memory)
-    return exact_statistic(kind.silo, work, desk, key=key_batch, position=position)
+    return exact_statistic(kind.silo, work, desk, key=_batch_key(keys, desk, number), position=position)
 
 
 def noised_mean(
     kind: Round, means: Message, deviations: PerBlock | None, weights: Any, keys: Keys, number: Any, last: Any
 ) -> Message:
-    """The mean of all messages, its noise drawn at once.
+    """The mean of all messages, its noise drawn at once."""
+    return noised(kind, weighted_mean(means, weights), deviations, weights, keys, number, last)
+
+
+def noised(
+    kind: Round, mean: Message, deviations: PerBlock | None, weights: Any, keys: Keys, number: Any, last: Any
+) -> Message:
+    """A mean with its noise, drawn at once.
 
     Silos' own noises are independent Gaussians and add up to one. A trusted server adds the noise that hides a record
     of any silo: the mean moves by at most the largest weight x sensitivity.
     """
-    mean = weighted_mean(means, weights)
     if deviations is None:
         return mean
     if kind.silo.release.channel == "trusted":

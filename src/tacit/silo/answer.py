@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
 from tacit.silo.attribute import attribute_sum
@@ -163,9 +163,7 @@ def parted_statistic(
     records = _handed(silo, desk.fetch(batch.rows))
     if release.channel == "open":
         return None, _over(plain_sum(silo.query, work, records, batch.present), size), None
-    if release.noise_multiplier is None:
-        raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
-    bound = _own_terms(release, work, desk.place)
+    bound, deviation = _terms(release, work, desk.place, size)
     known = None
     if release.protects == "sensitive-attribute":
         groups = release.groups or 1
@@ -173,8 +171,50 @@ def parted_statistic(
         known = _over(known, size)
     else:
         total = clipped_sum(silo.query, work, records, batch.present, bound)
-    multiplier = jax.tree.map(lambda z: _own(z, desk.place), release.noise_multiplier)
-    return known, _over(total, size), standard_deviation(bound, multiplier, size)
+    return known, _over(total, size), deviation
+
+
+class Sampled(NamedTuple):
+    """One silo's batch before anything is computed: records, which are there, the divisor, the noise it must have."""
+
+    records: Record
+    present: Bool[Array, " slots"]
+    size: Any
+    deviation: PerBlock | None
+
+
+def is_poolable(release: Release, work: Work) -> bool:
+    """Whether batches of different silos can be summed as one: the same clip and the same batch size at all of them.
+
+    Decided by shapes alone; where the sensitive attribute alone is protected, silos keep to themselves.
+    """
+    if release.batch_size is None or jnp.ndim(release.batch_size) or release.protects == "sensitive-attribute":
+        return False
+    return release.channel == "open" or all(jnp.ndim(bound) == 0 for bound in jax.tree.leaves(_bound(release, work)))
+
+
+def sampled(silo: Silo, work: Work, desk: Desk, *, key: Array, position: Array | int) -> Sampled:
+    """The batch that `exact_statistic` would take, for `pooled_mean`."""
+    release = silo.release
+    size, batch = batch_of(release, desk, key, position)
+    records = _handed(silo, desk.fetch(batch.rows))
+    deviation = None if release.channel == "open" else _terms(release, work, desk.place, size)[1]
+    return Sampled(records, batch.present, size, deviation)
+
+
+def pooled_mean(silo: Silo, work: Work, batches: Sampled, taken: Bool[Array, " silos"]) -> Statistic:
+    """The sum over the silos that are taken of their clipped means, as `exact_statistic` has them, in one sum.
+
+    Each record is clipped as at its own silo. It says what only those know who may see all silos' records: the
+    simulator, which adds the noise of all of them to it. ``batches`` has a leading axis of silos, see `is_poolable`.
+    """
+    records = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batches.records)
+    present = (batches.present & taken[:, None]).reshape(-1)
+    if silo.release.channel == "open":
+        total = plain_sum(silo.query, work, records, present)
+    else:
+        total = clipped_sum(silo.query, work, records, present, _bound(silo.release, work))
+    return _over(total, batches.size[0])
 
 
 def _handed(silo: Silo, records: Record) -> Record:
@@ -262,10 +302,22 @@ def _own(value: Any, place: Array | int) -> Array:
     return value[place] if value.ndim else value
 
 
+def _terms(release: Release, work: Work, place: Array | int, size: Any) -> tuple[PerBlock, PerBlock]:
+    """A silo's own clip, and the deviation that its noise must have."""
+    if release.noise_multiplier is None:
+        raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
+    bound = _own_terms(release, work, place)
+    multiplier = jax.tree.map(lambda z: _own(z, place), release.noise_multiplier)
+    return bound, standard_deviation(bound, multiplier, size)
+
+
 def _own_terms(release: Release, work: Work, place: Array | int) -> PerBlock:
+    return jax.tree.map(lambda limit: _own(limit, place), _bound(release, work))
+
+
+def _bound(release: Release, work: Work) -> PerBlock:
     # A running sum mixes all rounds: a clip that followed the broadcasts would let noise and sensitivity part.
-    shown = None if release.mechanism == "cumulative" else work
-    return jax.tree.map(lambda limit: _own(limit, place), release.clip(shown))
+    return release.clip(None if release.mechanism == "cumulative" else work)
 
 
 def _over(total: Statistic, size: Any) -> Statistic:

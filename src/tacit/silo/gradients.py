@@ -301,7 +301,8 @@ def _sum_of_terms(terms: list[_Term], has_bias: bool, factor: Array, counts: Arr
     right = [jnp.where(rows(counts, t.right), t.right * rows(factor, t.right), 0.0) for t in terms]
     left = [t.left if t.left_is_data else jnp.where(rows(counts, t.left), t.left, 0.0) for t in terms]
     left, right = ([array.reshape(-1, array.shape[-1]) for array in side] for side in (left, right))
-    products = [jnp.matmul(u.T, v, precision="highest") for u, v in zip(left, right, strict=True)]
+    # Not u.T @ v: of few columns that is twenty times slower on CPUs.
+    products = [jnp.tensordot(u, v, (0, 0), precision="highest") for u, v in zip(left, right, strict=True)]
     summed = {"w": sum(products[1:], products[0])}
     if has_bias:
         biased = [v.sum(axis=0) for t, v in zip(terms, right, strict=True) if t.bias]
