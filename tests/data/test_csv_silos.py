@@ -57,6 +57,14 @@ def test_what_records_say_must_be_declared_or_is_marked(folder):
     assert data.load("csv", folder=str(folder)).touches_private_data
 
 
+def test_a_declared_level_is_a_value_whatever_its_name(folder):
+    (folder / "south.csv").write_text(f"{HEADER}\n50,none,a,2024-01-02,no\n40,,NA,2024-02-02,yes\n", encoding="utf-8")
+    found = look(folder, levels={"sex": ("none", "f", "m"), "city": ("a", "b", "c", "NA")})
+    assert found.columns["sex"].missing == {"north": 0, "south": 1}
+    assert found.columns["city"].missing == {"north": 0, "south": 0}
+    assert look(folder).columns["sex"].missing == {"north": 0, "south": 2}
+
+
 def test_private_statistics_need_no_range_but_levels(folder):
     drafted = write_schema(folder, Declared(levels=DECLARED.levels), private=True)
     assert drafted.schema.norm == "box"
@@ -71,6 +79,7 @@ def test_private_statistics_need_no_range_but_levels(folder):
     [
         ("age,sex,city,ill\n1,f,a,no\n", r"south.csv has no column 'when', which .*north.csv has"),
         (HEADER + ",extra\n1,f,a,2024-01-01,no,3\n", r"north.csv has no column 'extra', which .*south.csv has"),
+        ("Age,sex,city,when,ill\n1,f,a,2024-01-01,no\n", r"south.csv has no column 'age'.*rename 'Age', which it has"),
         (HEADER + "\n1,f,a\n", r"south.csv, line 2: expected 5 cells"),
         (HEADER + "\n", "no records"),
         ("", "is empty"),

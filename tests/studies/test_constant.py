@@ -40,6 +40,9 @@ def test_a_model_that_is_not_better_is_told(mine, said):
     assert (sentence is not None) is said
     if sentence is not None:
         assert "learnt nothing useful at this price" in sentence
+        assert nothing_learnt(result(0.39, 0.4, std=0.02), "test_error").startswith(
+            "The model is not clearly better than"
+        )
         assert f"error is {mine:.3f}, and predicting the majority class for every record has 0.400" in sentence
 
 

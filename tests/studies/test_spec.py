@@ -106,6 +106,11 @@ def test_broken_toml_and_missing_fields():
         parse_study('name = "x"\n[data]\nname = "heart-disease"')
 
 
+def test_a_key_without_its_section_is_told_where_it_lives():
+    with pytest.raises(StudyError, match=r"Unknown key 'epsilon'; did you mean privacy.epsilon\?"):
+        load_study("heart-disease", ["epsilon=1"])
+
+
 def test_unknown_and_missing_studies(tmp_path):
     with pytest.raises(StudyError, match="did you mean 'heart-disease'"):
         load_study("heart-diseas")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import NoReturn
 
 import typer
 import typer.core
@@ -22,6 +24,8 @@ from tacit.cli.silo import ledger_command, silo_app
 from tacit.cli.study import algorithms_command, plan_command, report_command, run_command, studies_command
 from tacit.cli.tune import tune_command
 from tacit.errors import TacitError
+
+_STOPPED = 130  # what shells expect of a command that was interrupted
 
 # With rich, typer would escape the brackets in plain help.
 typer.core.HAS_RICH = False
@@ -75,4 +79,15 @@ def main() -> None:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _stop()
+    except SystemExit as ending:
+        if ending.code == _STOPPED:
+            _stop()
+        raise
+
+
+def _stop() -> NoReturn:
+    """End at once: compiled work that is under way would be pulled from under its own threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_STOPPED)

@@ -377,9 +377,17 @@ def _print_winner(best: Candidate | None, written: str | None, console: Console)
         console.print("A study of it: add --out FILE.toml")
     else:
         console.print(f"Wrote {written}. Next: tacit plan {written}; tacit run {written}", highlight=False)
+        _print_tuning(best, written, console)
+
+
+def _print_tuning(best: Candidate, written: str, console: Console) -> None:
+    """How to look for a longer step than the theorem's, where it has one."""
+    step = best.parameters.get("step_size")
+    if isinstance(step, int | float):
+        longer = [float(f"{step * factor:.3g}") for factor in (1, 10, 100)]
         console.print(
             "Its step is the theorem's, safe for the worst records; a better one within the budget: "
-            f'tacit tune {written} --grid "algorithm.step_size=[...]"',
+            f'tacit tune {written} --grid "algorithm.step_size={longer}"',
             markup=False,
             highlight=False,
         )

@@ -70,7 +70,7 @@ def init_command(
         if path.exists() and not force:
             raise TacitError(f"{path} exists; use --force to write over it, or --out for another study.")
     declared = _declared(ranges or [], levels or [], drop or [], bounds)
-    found = look(folder, declared.drop)
+    found = look(folder, declared.drop, declared.levels)
     asking = choose.somebody_answers() and not as_json
     if target is None:
         target = _ask_target(found, asking)

@@ -213,7 +213,7 @@ def _score_table(written: dict[str, Any]) -> Table:
     rows = {"all silos, private" if private else "all silos, not private": written["metrics"]}
     if private:
         rows[f"all silos, {open_label(written)}"] = written["baselines"]["non_private"]
-    rows |= {f"{silo} alone": values for silo, values in written["baselines"]["alone"].items()}
+    rows |= {f"{silo} alone{', no noise' * private}": values for silo, values in written["baselines"]["alone"].items()}
     constant = constant_label(written)
     if constant is not None:
         rows[constant] = written["baselines"]["constant"]

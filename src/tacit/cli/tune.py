@@ -60,8 +60,12 @@ def tune_command(
     if plan_only:
         typer.echo(json.dumps(plan_json(plan))) if as_json else _print_plan(plan)
         return
-    with progress_bars(quiet=as_json) as watch:
-        tuned = tune(plan, watch)
+    try:
+        with progress_bars(quiet=as_json) as watch:
+            tuned = tune(plan, watch)
+    except KeyboardInterrupt:
+        typer.echo("Stopped. Nothing is kept of a search that is not finished.", err=True)
+        raise
     folder = new_folder(out, resolved)
     written = tuned_json(tuned) | {"run_dir": str(folder)}
     _write(tuned, written, folder)

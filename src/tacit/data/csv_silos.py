@@ -74,7 +74,9 @@ def read_csv(path: Path) -> RawFile:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise DataError(f"No file at {path}; give the path of a CSV file.") from None
+        raise DataError(
+            f"No file at {path}; give the path of a CSV file (at a silo: data.file in policy.toml)."
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error.reason}); save it as CSV in UTF-8.") from None
     lines = text.splitlines()

@@ -71,15 +71,15 @@ class Declared:
     drop: Sequence[str] = ()
 
 
-def look(folder: Path, drop: Sequence[str] = ()) -> Folder:
-    """Read every file of a folder and describe its columns."""
+def look(folder: Path, drop: Sequence[str] = (), levels: Mapping[str, Sequence[str]] | None = None) -> Folder:
+    """Read every file of a folder and describe its columns; a declared level is a value, also if it is "none"."""
     files = [read_csv(path) for path in csv_files(folder)]
     _agree(files, drop)
     names = [name for name in files[0].header if name not in drop]
     return Folder(
         folder,
         {file.silo: len(file.rows) for file in files},
-        {name: _describe(name, files) for name in names},
+        {name: _describe(name, files, (levels or {}).get(name, ())) for name in names},
     )
 
 
@@ -93,15 +93,22 @@ def _agree(files: Sequence[RawFile], drop: Sequence[str]) -> None:
         extra = [name for name in file.header if name not in first.header and name not in drop]
         for who, other, column in ((file, first, lacks), (first, file, extra)):
             if column:
-                raise DataError(
-                    f"{who.path} has no column {column[0]!r}, which {other.path} has; add it to the file (empty cells "
-                    f"count as missing), rename it, or leave it out everywhere with --drop {column[0]!r}."
+                near = [own for own in who.header if own.strip().lower() == column[0].strip().lower()]
+                cure = (
+                    f"rename {near[0]!r}, which it has."
+                    if near
+                    else "add it to the file (empty cells count as missing), rename it, or leave it out everywhere "
+                    f"with --drop {column[0]!r}."
                 )
+                raise DataError(f"{who.path} has no column {column[0]!r}, which {other.path} has; {cure}")
 
 
-def _describe(name: str, files: Sequence[RawFile]) -> Found:
-    missing = {file.silo: sum(is_missing(cell) for cell in file.column(name)) for file in files}
-    values = [cell for file in files for cell in file.column(name) if not is_missing(cell)]
+def _describe(name: str, files: Sequence[RawFile], levels: Sequence[str]) -> Found:
+    def is_there(cell: str) -> bool:
+        return cell in levels or not is_missing(cell)
+
+    missing = {file.silo: sum(not is_there(cell) for cell in file.column(name)) for file in files}
+    values = [cell for file in files for cell in file.column(name) if is_there(cell)]
     distinct = sorted(set(values))
     if len(distinct) < 2:
         return Found(name, "constant", missing, len(distinct), levels=tuple(distinct))

@@ -92,8 +92,10 @@ def nothing_learnt(result: Mapping[str, Any], metric: str) -> str | None:
         name = metric.removeprefix("test_")
         said, words = name.replace("mse", "mean squared error"), _MEASURED.get(name, ("the best constant",))[0]
         spread = f" ± {mine[metric]['std']:.3f}" if mine[metric]["std"] else ""
+        better = mine[metric]["mean"] < measured[metric]["mean"]
+        verdict = "is not clearly better than a constant" if better else "has learnt nothing useful"
         return (
-            f"The model has learnt nothing useful{' at this price' if private else ''}: on test records its {said} is "
+            f"The model {verdict}{' at this price' if private else ''}: on test records its {said} is "
             f"{mine[metric]['mean']:.3f}{spread}, and predicting {words} for every record has "
             f"{measured[metric]['mean']:.3f}. {_remedies(result)}"
         )

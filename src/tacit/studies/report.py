@@ -22,6 +22,7 @@ from tacit.privacy.risk import Risk
 from tacit.studies.charts import Bar, bars, curves
 from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.drawing import trust_drawing
+from tacit.studies.folder import stages_of
 from tacit.studies.plan import counts_on
 from tacit.studies.spec import Study, load_study
 
@@ -40,7 +41,8 @@ def write_report(folder: Path) -> Path:
     """Write ``report.html`` into a run folder and return its path."""
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if missing:
-        raise TacitError(f"{folder} is not a complete run folder (no {missing[0]}); make one with `tacit run STUDY`.")
+        cure = f"tacit run --resume {folder}" if stages_of(folder).is_dir() else "tacit run STUDY"
+        raise TacitError(f"{folder} is not a complete run folder (no {missing[0]}); make one with `{cure}`.")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -353,6 +353,9 @@ def _explain(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             section, _, key = place.rpartition(".")
             text = unknown("key", key, known_keys(Study, [section] if section else []))
+            homes = [f"{name}.{key}" for name in Study.model_fields if key in known_keys(Study, [name])]
+            if homes and not section:
+                text = f"Unknown key {key!r}; did you mean {' or '.join(homes)}?"
         elif problem["type"] == "missing":
             text = f"missing; set it in the study or with --set {place}=VALUE."
         else:

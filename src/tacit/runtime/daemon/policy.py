@@ -29,7 +29,7 @@ class BudgetSection(_Section):
     """What all studies together may ever cost each record."""
 
     epsilon: Annotated[float, Field(gt=0)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Field(gt=0, lt=0.1)]
 
 
 class AllowSection(_Section):
