@@ -16,8 +16,15 @@ def test_a_step_is_halved_when_the_loss_rises_three_looks_in_a_row():
     lost = np.array([1.0, 0.9, np.nan, 0.8, 0.8, 0.8, 0.8])
     assert [study.rises(row, 1.0) for row in (falling, rising, lost)] == [False, True, True]
     assert study.rises(falling, 0.5)  # it never fell below the start
-    assert study.by_the_rule(np.stack([rising, falling, falling]), 1.0) == 1
-    assert study.by_the_rule(np.stack([rising, lost, rising]), 1.0) == 2
+
+
+def test_steps_are_halved_until_one_holds_and_on_while_that_helps():
+    rows = np.array([[1.0, 0.9, 1.0, 1.2, 1.4, 0.5], *([1.0, 0.9, 0.9, 0.8, 0.8, end] for end in (0.7, 0.6, 0.65))])
+    best, said = None, []
+    for number in range(1, 5):
+        best, more = study.after_another(rows[:number], best, 1.0)
+        said.append((best, more))
+    assert said == [(None, True), (1, True), (2, True), (2, False)]
 
 
 def test_finished_parts_are_not_computed_again(tmp_path):

@@ -6,8 +6,9 @@ and started again: every finished part is kept in ``parts.json``. ``--tiny`` tri
 The step size follows the rule of the CE-PSGM paper's appendix A.2: begin at a large one (8 here, 0.5 there: targets
 in [0, 1] make gradients small, and full batches from 0.5 are never halved), look at the training loss every 20 rounds,
 and halve and restart when it has grown by more than 5% three times in a row; here also when it ends above where it
-began, which noise alone can do within the first look. Clip and step are chosen by training loss on one seed. This
-search is outside the guarantee, as the paper's is; the prices are those of the runs.
+began, which noise alone can do within the first look, and as long as halving lowers the loss at the end. Clip and step
+are chosen by training loss on one seed. This search is outside the guarantee, as the paper's is; the prices are those
+of the runs.
 """
 
 from __future__ import annotations
@@ -172,9 +173,17 @@ def rises(losses: np.ndarray, start: float) -> bool:
     return in_a_row or not np.all(np.isfinite(losses)) or bool(losses[-1] > start)
 
 
-def by_the_rule(losses: np.ndarray, start: float) -> int:
-    """The first of the halved steps whose loss does not rise (losses: steps x looks); the last if all do."""
-    return next((i for i, row in enumerate(losses) if not rises(row, start)), len(losses) - 1)
+def after_another(losses: np.ndarray, best: int | None, start: float) -> tuple[int | None, bool]:
+    """The best of the halved steps so far (losses: steps x looks, the newest last), and whether to halve again.
+
+    The first whose loss does not rise, and shorter ones as long as they end lower.
+    """
+    newest = len(losses) - 1
+    held = not rises(losses[-1], start)
+    if best is None:
+        return (newest if held else None), True
+    better = held and bool(losses[-1, -1] < losses[best, -1])
+    return (newest if better else best), better
 
 
 class Study:
@@ -209,16 +218,17 @@ class Study:
         return best
 
     def halved(self, build: Callable[..., Algorithm], seeds: Sequence[Seed], start: float) -> tuple[float, float]:
-        """The step of the rule and the loss that it ends with; a few are run together, until one holds."""
-        step, last = self.steps[-1], math.inf
+        """The step of the rule and the loss that it ends with; a few are run together, until halving helps no more."""
+        losses, best = np.zeros((0, 0)), None
         for first in range(0, len(self.steps), TOGETHER):
             steps = self.steps[first : first + TOGETHER]
-            losses = traces(build, [{"step_size": own} for own in steps], seeds, self.look)["train_loss"][0]
-            chosen = by_the_rule(losses, start)
-            step, last = steps[chosen], float(np.nan_to_num(losses[chosen, -1], nan=math.inf))
-            if not rises(losses[chosen], start):
-                break
-        return step, last
+            found = traces(build, [{"step_size": own} for own in steps], seeds, self.look)["train_loss"][0]
+            for row in found:
+                losses = np.vstack([losses.reshape(-1, len(row)), row])
+                best, more = after_another(losses, best, start)
+                if not more and best is not None:
+                    return self.steps[best], float(losses[best, -1])
+        return (self.steps[-1], math.inf) if best is None else (self.steps[best], float(losses[best, -1]))
 
     def curve(self, arm: Arm, epsilon: float | None, clips: Sequence[float]) -> dict[str, Any]:
         """One method at one budget: searched, then run on every seed."""

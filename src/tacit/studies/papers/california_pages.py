@@ -81,9 +81,10 @@ and deviation over {size.seeds} runs. Features and target are scaled by public b
 paper's figure, which prints no number. The paper's own accounting does not cover its experiment: Lemma 2.7 needs
 batches of at most a tenth of the records and a local epsilon of at least one. The local epsilons below are certified by
 the tight accountant. Clip and step were searched by the paper's rule (from a step of {size.first_step:g} instead of
-0.5) on the training loss of one seed, **which is not private**; methods through shufflers were searched with Gaussian
-noise of the same variance in place of reports and binomial sums, and then run with those. The target is 0.6 times the
-training loss of the best constant. A report through Duchi's hemisphere is a seed and a sign (9 bytes).
+0.5, and halved on while that helps) on the training loss of one seed, **which is not private**; methods through
+shufflers were searched with Gaussian noise of the same variance in place of reports and binomial sums, and then run
+with those. The target is 0.6 times the training loss of the best constant. A report through Duchi's hemisphere is a
+seed and a sign (9 bytes).
 
 {compared}
 ## Local steps and heterogeneity
