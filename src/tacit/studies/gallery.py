@@ -210,7 +210,7 @@ EXHIBITS: dict[str, Exhibit] = {
             "none: our own speed",
             "none",
             5,
-            "a private round takes 1.06 to 1.10 times a non-private one",
+            "a private round takes 1.05 to 1.11 times a non-private one",
             arguments=("benchmarks.rounds",),
         ),
     )
