@@ -11,6 +11,15 @@ class TacitError(ValueError):
     """Something that a user can put right; the command line shows its message without a traceback."""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "silo"), counted(3, "silo")
+    ('1 silo', '3 silos')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def unknown(what: str, value: object, known: Iterable[str]) -> str:
     """The text for a name that does not exist, with the nearest that does.
 

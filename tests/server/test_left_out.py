@@ -27,10 +27,8 @@ BINDING = Binding(BOUND, 0, DIGEST)
 
 @pytest.fixture
 def desks(tmp_path):
-    found = two_desks(tmp_path, SILOS)
-    yield found
-    for desk in found.values():
-        desk.office.close()
+    with two_desks(tmp_path, SILOS) as found:
+        yield found
 
 
 class Adding:

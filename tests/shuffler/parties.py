@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +113,14 @@ def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> Desk:
     return Desk(Office(terms_from({**tree, **changes}), keys, folder / "shuffler.sqlite"))
 
 
-def two_desks(folder: Path, silos: dict[str, Signer]) -> dict[str, Desk]:
+@contextlib.contextmanager
+def two_desks(folder: Path, silos: dict[str, Signer]) -> Iterator[dict[str, Desk]]:
     """A cascade of two."""
     first = desk(folder / "a", silos)
-    return {"a": first, "b": desk(folder / "b", silos, layer=1, before={"a": first.office._keys.sign.public})}
+    found = {"a": first, "b": desk(folder / "b", silos, layer=1, before={"a": first.office._keys.sign.public})}
+    yield found
+    for own in found.values():
+        own.office.close()
 
 
 def wrapped(inside: bytes, key: PublicKey, binding: Binding, layer: int = 0) -> bytes:

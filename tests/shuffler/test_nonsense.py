@@ -23,10 +23,8 @@ HONEST = ("s0", "s1")
 
 @pytest.fixture
 def desks(tmp_path):
-    found = two_desks(tmp_path, SILOS)
-    yield found
-    for desk in found.values():
-        desk.office.close()
+    with two_desks(tmp_path, SILOS) as found:
+        yield found
 
 
 def shares(desks, names=HONEST, length=4):

@@ -20,7 +20,8 @@ from tacit.cli import choose
 from tacit.data.discover import Declared, Draft, Folder, check_levels, draft, look, undeclared
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
-from tacit.errors import TacitError
+from tacit.errors import TacitError, counted
+from tacit.privacy.doubts import MOST_DELTA
 
 T = TypeVar("T")
 
@@ -88,8 +89,8 @@ def init_command(
 def _check_budget(epsilon: float, delta: float) -> None:
     if not 0 < epsilon < math.inf:
         raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
-    if not 0 < delta < 0.1:
-        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and 0.1, such as 1e-6.")
+    if not 0 < delta < MOST_DELTA:
+        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
 
 
 def _places(folder: Path, out: Path | None) -> tuple[Path, Path]:
@@ -264,7 +265,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
         return
     console = Console()
     columns = Column("column", overflow="fold"), "seems", "is read as", "missing"
-    table = Table(*columns, title=f"{len(found.sizes)} silo{'s' if len(found.sizes) > 1 else ''} in {found.path}")
+    table = Table(*columns, title=f"{counted(len(found.sizes), 'silo')} in {found.path}")
     for name, column in found.columns.items():
         read = drafted.schema.columns.get(name)
         words = "the target" if read is None else read.kind

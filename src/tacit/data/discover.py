@@ -17,6 +17,7 @@ from typing import Literal
 from tacit.data.csv_silos import RawFile, csv_files, encode_file, is_missing, read_csv
 from tacit.data.federation import DataError
 from tacit.data.schema import AnyColumn, CategoryColumn, DroppedColumn, NumberColumn, Schema, TargetPart
+from tacit.errors import counted
 
 Kind = Literal["number", "category", "date", "text", "constant"]
 
@@ -187,7 +188,7 @@ def draft(
     if open_columns and not read_records:
         raise declaration_needed(folder.path, open_columns)
     assumed = [
-        f"Public: column names, kinds, and which columns have missing values; {_silos(folder)} and "
+        f"Public: column names, kinds, and which columns have missing values; {counted(len(folder.sizes), 'silo')} and "
         f"{'their sizes' if len(folder.sizes) > 1 else 'its size'}: {_sizes(folder)}."
     ]
     columns: dict[str, AnyColumn] = {name: DroppedColumn() for name in declared.drop}
@@ -237,10 +238,6 @@ def _check_features(columns: Mapping[str, AnyColumn]) -> None:
             "Expected at least one column besides the target that is not dropped; a column of numbers or of at most "
             f"{MOST_LEVELS} levels can be used, and any column whose range or levels are declared."
         )
-
-
-def _silos(folder: Folder) -> str:
-    return f"{len(folder.sizes)} silo{'s' if len(folder.sizes) > 1 else ''}"
 
 
 def _sizes(folder: Folder) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 MOST_EPSILON = 10.0
 """Above this a budget is said to promise little."""
+MOST_DELTA = 0.1
+"""A delta as large as this is refused: with that probability nothing is promised."""
 
 
 def doubts(epsilons: Sequence[float | None], delta: float, records: Sequence[int]) -> list[str]:

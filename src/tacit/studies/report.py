@@ -15,7 +15,7 @@ import numpy as np
 
 from tacit.algorithm import GUARANTEES, Channel
 from tacit.algorithms import ALGORITHMS
-from tacit.errors import TacitError
+from tacit.errors import TacitError, counted
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
 from tacit.privacy.risk import Risk
@@ -117,9 +117,8 @@ def _facts(study: Study, result: dict[str, Any]) -> list[tuple[str, str]]:
     entry = ALGORITHMS.get(section.name)
     come = study.run.participants
     spread = f" ({min(records):,} to {max(records):,})" if len(records) > 1 else ""
-    who = f"{len(records)} silo{'s' * (len(records) != 1)}"
     facts = [
-        ("Who", f"{who} with {sum(records):,} training records{spread}"),
+        ("Who", f"{counted(len(records), 'silo')} with {sum(records):,} training records{spread}"),
         ("Data", study.data.name),
         ("Model", f"{objective.model}{f' ({layers} hidden)' if layers else ''}, {objective.loss or 'default'} loss"),
         ("Algorithm", section.name if entry is None else f"{section.name}: {entry.paper}"),

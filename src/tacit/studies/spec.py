@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tacit.algorithm import Channel, Sampling
 from tacit.errors import TacitError, known_keys, unknown
+from tacit.privacy.doubts import MOST_DELTA
 
 FORMAT = 1
 """The version of the study format that this Tacit reads."""
@@ -151,10 +152,10 @@ class PrivacySection(_Section):
     @field_validator("delta")
     @classmethod
     def _delta_promises(cls, value: float) -> float:
-        if value >= 0.1:
+        if value >= MOST_DELTA:
             raise ValueError(
-                "expected delta < 0.1, for with that probability nothing is promised; 1e-6 is usual, and less than one "
-                "over the records of the smallest silo is needed for a promise to each of them"
+                f"expected delta < {MOST_DELTA:g}, for with that probability nothing is promised; 1e-6 is usual, and "
+                "less than one over the records of the smallest silo is needed for a promise to each of them"
             )
         return value
 

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tacit.errors import TacitError, explained, unknown
+from tacit.privacy.doubts import MOST_DELTA
 from tacit.silo import check_records
 
 Count = Annotated[int, Field(ge=1)]
@@ -29,7 +30,7 @@ class BudgetSection(_Section):
     """What all studies together may ever cost each record."""
 
     epsilon: Annotated[float, Field(gt=0)]
-    delta: Annotated[float, Field(gt=0, lt=0.1)]
+    delta: Annotated[float, Field(gt=0, lt=MOST_DELTA)]
 
 
 class AllowSection(_Section):
