@@ -113,6 +113,15 @@ def test_a_cache_of_prices_that_others_can_write_is_refused(tmp_path, monkeypatc
         check_silo(home.folder, files_of(home.folder, policy, home.counter))
 
 
+def test_the_daemon_makes_its_cache_of_prices_before_it_is_checked(clinic, tmp_path, monkeypatch):
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    folder, _ = clinic
+    folder.chmod(0o755)
+    with pytest.raises(TacitError, match=f"chmod 710 {folder}"):
+        serve(folder)
+    assert stat.S_IMODE((tmp_path / "cache" / "prices").stat().st_mode) == 0o700
+
+
 def test_a_link_to_records_that_others_can_read_is_refused(clinic, tmp_path):
     folder, files = clinic
     (tmp_path / "elsewhere.csv").chmod(0o644)

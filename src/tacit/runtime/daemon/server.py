@@ -9,6 +9,7 @@ import socket
 import time
 from pathlib import Path
 
+from tacit.privacy.cache import cache_folder
 from tacit.privacy.doubts import doubts
 from tacit.runtime.daemon.listener import Listener, log_to_terminal, serve_until_told
 from tacit.runtime.daemon.permissions import check_silo, files_of
@@ -68,6 +69,11 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     os.umask(0o077)
     policy = load_policy(folder / "policy.toml")
     home = home_of(folder, policy)
+    prices = cache_folder("prices")
+    if prices is not None:
+        # Made before it is checked, lest somebody else makes it later, where everybody may.
+        with contextlib.suppress(OSError):
+            prices.mkdir(parents=True, exist_ok=True)
     check_silo(folder, files_of(folder, policy, home.counter))
     records = load_records(policy, folder)
     for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):
