@@ -37,6 +37,18 @@ def test_plan_prints_the_documented_shape(tmp_path):
     assert 0 < silo["paper"]["epsilon_certified"] < 0.1
 
 
+def test_plan_says_the_noise_of_the_mean_and_of_every_point_of_a_grid(tmp_path):
+    grid = ("--set", "run.seeds=1", "--set", "run.grid.privacy.epsilon=[1,4]")
+    direct = json.loads(tacit("plan", "heart-disease", *grid, "--json", cwd=tmp_path).stdout)
+    assert [row["point"] for row in direct["grid"]] == [{"privacy.epsilon": 1}, {"privacy.epsilon": 4}]
+    assert direct["grid"][0]["noise_multiplier"][0] > 3 * direct["grid"][1]["noise_multiplier"][0] > 3
+    shown = tacit("plan", "heart-disease", *grid, "--set", "algorithm.channel=shuffled-sum", cwd=tmp_path).stdout
+    words = " ".join(shown.split())
+    assert direct["sigma_of_mean_over_clip"]["gradient"] == pytest.approx(0.127, abs=0.001)
+    assert "In the mean of all silos sigma/C is: gradient 0.0636." in words
+    assert "the grid: noise at each of its points" in words
+
+
 def test_plan_says_that_a_deployment_holds_nothing_out(tmp_path):
     words = " ".join(tacit("plan", "heart-disease", "--set", "run.seeds=1", cwd=tmp_path).stdout.split())
     assert "a daemon trains on all records of its file, and prices them (cleveland 303, hungarian 294" in words

@@ -1,6 +1,7 @@
 """The plan shows what theory promises, or which constant is missing."""
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -85,3 +86,20 @@ def test_the_command_shows_bound_lower_bound_and_guarantee():
     assert theory["bound"] > theory["lower_bound"] > 0
     trusted = CliRunner().invoke(app, [*command, "--set", "algorithm.channel=trusted", "--json"])
     assert "trusts the server" in json.loads(trusted.output)["guarantee"]
+
+
+def test_a_bound_above_the_loss_of_the_zero_model_promises_nothing():
+    """L D of the ball of radius 3 is 4.24, but the logistic loss of any record at zero is log 2."""
+    found = planned("objective.regulariser=l2-ball:3", "privacy.epsilon=0.7").bound
+    assert math.log(2) < found.bound < 3 * 2**0.5
+    assert found.failed == (f"bound={found.bound:.4g} <= excess risk at the start=0.6931",)
+
+
+def test_choose_without_a_study_assumes_the_constants_of_the_study_that_it_writes(tmp_path):
+    out = tmp_path / "chosen.toml"
+    flags = ["--convex", "--beta", "0.5", "--records", "1000", "--silos", "5", "-d", "11", "--epsilon", "1"]
+    found = json.loads(CliRunner().invoke(app, ["choose", *flags, "--out", str(out), "--json"]).output)
+    best = next(row for row in found["candidates"] if row["algorithm"] == found["winner"])
+    told = json.loads(CliRunner().invoke(app, ["plan", str(out), "--json"]).output)["theory"]
+    assert told["bound"] == pytest.approx(best["bound"], rel=1e-3)
+    assert told["rounds"] == best["rounds"]

@@ -8,7 +8,7 @@ import pytest
 from tacit.privacy import price
 from tacit.studies.folder import new_folder, write
 from tacit.studies.report import write_report
-from tacit.studies.run import _noise_at, prepare, run
+from tacit.studies.run import noise_at, prepare, run
 from tacit.studies.spec import load_study
 
 
@@ -134,6 +134,6 @@ def test_a_grid_over_what_is_released_prices_every_point():
         prepare(load_study("breast-cancer-mlp", ["run.seeds=1", f"algorithm.difference_noise={value}"]))
         for value in (1.0, 4.0)
     )
-    noise = [_noise_at(prepared, {"algorithm.difference_noise": value}) for value in (1.0, 4.0)]
+    noise = [noise_at(prepared, {"algorithm.difference_noise": value}) for value in (1.0, 4.0)]
     np.testing.assert_allclose(noise[1], alone.plan.noise, rtol=1e-6)
     assert np.all(noise[1] < 0.9 * noise[0])

@@ -49,6 +49,7 @@ def recipe(situation: Situation, best: Candidate, own: Mapping[str, Any] | None 
         **kept,
         "objective": objective,
         "algorithm": _algorithm(best),
+        **_baseline(situation, best),
         "privacy": privacy,
         "run": run,
     }
@@ -63,6 +64,17 @@ def _algorithm(best: Candidate) -> dict[str, Any]:
         if value is not None and name in accepted and name not in _SETTLED
     }
     return {"name": best.algorithm, "channel": best.channel, **given}
+
+
+def _baseline(s: Situation, best: Candidate) -> dict[str, Any]:
+    """A theorem's step is short because of noise; training without it, to compare with, takes the step of smooth loss.
+
+    Without this the baseline would stop far from the optimum, and privacy would seem to cost nothing.
+    """
+    own, free = best.parameters.get("step_size"), 0.0 if s.smoothness is None else 0.5 / s.smoothness
+    if not isinstance(own, int | float) or own >= free:
+        return {}
+    return {"baseline": {"step_size": plain(free)}}
 
 
 def plain(value: Any) -> Any:

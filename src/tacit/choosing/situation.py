@@ -116,6 +116,7 @@ class Situation:
             smoothness=self.smoothness,
             strong_convexity=self.strong_convexity,
             participants=self.participants,
+            gap=self.gap,
         )
 
     def nonconvex_setting(self) -> NonconvexSetting:

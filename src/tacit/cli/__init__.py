@@ -18,10 +18,11 @@ from tacit.cli.choose import choose_command
 from tacit.cli.data import data_command
 from tacit.cli.gallery import reproduce_command
 from tacit.cli.init import init_command
+from tacit.cli.plan import plan_command
 from tacit.cli.server import server_app
 from tacit.cli.shuffler import shuffler_app
 from tacit.cli.silo import ledger_command, silo_app
-from tacit.cli.study import algorithms_command, plan_command, report_command, run_command, studies_command
+from tacit.cli.study import algorithms_command, report_command, run_command, studies_command
 from tacit.cli.tune import tune_command
 from tacit.errors import TacitError
 

@@ -12,21 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
+from tacit.cli.choice import GOALS, print_choice
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
     from tacit.choosing import Candidate, Situation
-
-_GOALS = {
-    "population": "population excess risk",
-    "empirical": "empirical excess risk",
-    "gradient": "squared gradient",
-}
 
 
 def somebody_answers() -> bool:
@@ -55,6 +48,7 @@ class Answers:
     delta: float | None
     fairness: bool | None
     participants: int | None
+    gap: float | None
 
 
 def choose_command(
@@ -105,24 +99,24 @@ def choose_command(
 
     if out is not None and out.exists() and not force:
         raise TacitError(f"{out} exists; use --force to write over it, or another --out.")
-    if goal is not None and goal not in _GOALS:
-        raise TacitError(f"Expected --goal to be one of {', '.join(_GOALS)}, got {goal!r}.")
+    if goal is not None and goal not in GOALS:
+        raise TacitError(f"Expected --goal to be one of {', '.join(GOALS)}, got {goal!r}.")
     answers = Answers(
         convex, mu, pl, beta, smooth, heterogeneous, shuffler, trusted_server, records, silos, dimension, lipschitz,
-        diameter, epsilon, delta, fairness, participants,
+        diameter, epsilon, delta, fairness, participants, gap,
     )  # fmt: skip
     own, unpriced = (None, False) if study is None else _from_study(study, answers)
     assumed = _complete(answers, asking=somebody_answers() and not as_json)
     if study is not None:
         assumed = [f"{line} ({_no_ball()})" if line.startswith("diameter") else line for line in assumed]
-    situation = _situation(answers, gap, max_rounds)
+    situation = _situation(answers, max_rounds)
     found = candidates(situation)
-    best = winner(found, _GOALS[goal] if goal else None)  # type: ignore[arg-type]
+    best = winner(found, GOALS[goal] if goal else None)  # type: ignore[arg-type]
     written = None if out is None else _write(situation, best, own, out)
     if as_json:
         typer.echo(json.dumps(_as_data(situation, found, best, assumed, written) | {"preprocessing_private": unpriced}))
         return
-    _print(situation, found, best, assumed, written)
+    print_choice(situation, found, best, assumed, written)
     if unpriced:
         Console().print(
             f"[bold red]Not private:[/] preprocessing of {escape(str(study))} read private records and is not priced."
@@ -140,6 +134,7 @@ def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
     """Fill in what a study's records and model tell; flags win. Also whether records were read without a price."""
     import jax
 
+    from tacit.objectives import start_risk
     from tacit.studies.assemble import federation_of, problem_of
     from tacit.studies.spec import load_study
 
@@ -158,6 +153,7 @@ def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
         "diameter": _ball_diameter(study.objective.regulariser) if is_linear else None,
         "records": ",".join(str(len(silo.train["y"])) for silo in federation.silos),
         "dimension": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)),
+        "gap": start_risk(problem.objective),
         "epsilon": min(epsilon) if isinstance(epsilon, tuple) else epsilon,
         "delta": study.privacy.delta,
         "participants": participants[0] if isinstance(participants, tuple) else participants,
@@ -224,14 +220,22 @@ def _complete(answers: Answers, *, asking: bool) -> list[str]:
     if "," not in str(answers.records):
         settle("silos", "Number of silos", 4, needed=True)
     settle("dimension", "Number of parameters", 11, needed=True)
-    settle("lipschitz", "Bound L on the gradient of a record's loss", 1.0)
+    settle("lipschitz", "Bound L on the gradient of a record's loss", _usual_lipschitz(answers))
     settle("diameter", "Diameter of a ball around the initial point that holds an optimum", 2.0)
     settle("epsilon", "Privacy budget epsilon of each record", 1.0, needed=True)
     settle("delta", "delta", 1e-6)
     return assumed
 
 
-def _situation(answers: Answers, gap: float | None, max_rounds: int) -> Situation:
+def _usual_lipschitz(answers: Answers) -> float:
+    """L of the logistic loss of a linear model that is as smooth as said; of the hinge loss with an intercept."""
+    if not answers.convex:
+        return 1.0
+    exact = 2 * math.sqrt(answers.beta) if answers.smooth and answers.beta and answers.beta > 0 else math.sqrt(2)
+    return math.ceil(1e4 * exact - 1e-6) / 1e4
+
+
+def _situation(answers: Answers, max_rounds: int) -> Situation:
     from tacit.choosing import Situation
 
     return Situation(
@@ -250,7 +254,7 @@ def _situation(answers: Answers, gap: float | None, max_rounds: int) -> Situatio
         delta=float(answers.delta or 0.0),
         fairness=bool(answers.fairness),
         participants=answers.participants,
-        gap=gap,
+        gap=answers.gap,
         max_rounds=max_rounds,
     )
 
@@ -312,86 +316,3 @@ def _as_data(
         "winner": None if best is None else best.algorithm,
         "study": written,
     }
-
-
-def _print(
-    situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
-) -> None:
-    console = Console()
-    _print_theorems(found, best, console)
-    others = Table(Column("algorithm", no_wrap=True), "why not", title="theorems that do not apply")
-    for c in found:
-        if not c.applies:
-            others.add_row(c.algorithm, escape("; ".join(c.reasons)))
-    if others.row_count:
-        console.print(others)
-    console.print(
-        f"At the smallest silo, {situation.records} records. Bounds are on population or empirical excess risk, or on "
-        "the squared gradient. A bound has all its constants; a rate has its constant set to one and compares, but "
-        "promises nothing."
-    )
-    for line in assumed:
-        console.print(f"assumed  {line}", highlight=False)
-    _print_winner(best, written, console)
-
-
-def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, console: Console) -> None:
-    from tacit.theory import conditions_text
-
-    headings = ("algorithm", "channel", "bounds", "bound", "rate", "rounds")
-    # Narrow enough for 80 columns, with the longest names.
-    table = Table(
-        *(Column(name, no_wrap=True) for name in headings),
-        title="theorems that apply",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    short = {measure: goal for goal, measure in _GOALS.items()}
-    failures = []
-    for c in found:
-        if c.applies:
-            name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
-            measure = short.get(c.measure or "", c.measure or "")
-            table.add_row(name, c.channel, measure, _number(c.bound), _number(c.rate), str(c.rounds))
-            failures += [f"{c.algorithm}: {conditions_text(c.failed)}"] if c.failed else []
-    if table.row_count:
-        console.print(table)
-    for line in failures:
-        console.print(escape(line), highlight=False)
-
-
-def _print_winner(best: Candidate | None, written: str | None, console: Console) -> None:
-    if best is None:
-        console.print("[bold red]No theorem applies.[/] See the reasons above.")
-        return
-    from tacit.theory import conditions_text
-
-    console.print(f"Winner: [bold green]{best.algorithm}[/] ({best.source}), {best.rounds} rounds.")
-    console.print(escape(best.sentence or conditions_text(best.failed)))
-    if best.failed:
-        console.print(
-            "More records or silos, a larger epsilon, or fewer parameters would help; practice is often better than "
-            "theory."
-        )
-    if written is None:
-        console.print("A study of it: add --out FILE.toml")
-    else:
-        console.print(f"Wrote {written}. Next: tacit plan {written}; tacit run {written}", highlight=False)
-        _print_tuning(best, written, console)
-
-
-def _print_tuning(best: Candidate, written: str, console: Console) -> None:
-    """How to look for a longer step than the theorem's, where it has one."""
-    step = best.parameters.get("step_size")
-    if isinstance(step, int | float):
-        longer = [float(f"{step * factor:.3g}") for factor in (1, 10, 100)]
-        console.print(
-            "Its step is the theorem's, safe for the worst records; a better one within the budget: "
-            f'tacit tune {written} --grid "algorithm.step_size={longer}"',
-            markup=False,
-            highlight=False,
-        )
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"

@@ -1,11 +1,11 @@
-"""``tacit run``, ``plan``, ``report``, ``algorithms`` and ``studies``."""
+"""``tacit run``, ``report``, ``algorithms`` and ``studies``."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,10 +13,6 @@ from rich.table import Table
 
 from tacit.cli.live import live_view
 from tacit.errors import TacitError
-
-if TYPE_CHECKING:
-    from tacit.data import SiloData
-    from tacit.studies.plan import Plan
 
 Study = Annotated[str, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")]
 Set = Annotated[
@@ -28,7 +24,7 @@ Set = Annotated[
         "run.grid.SECTION.KEY=[1,4] tries several values (epsilon and numbers of the algorithm).",
     ),
 ]
-_UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
+UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -83,7 +79,7 @@ def run_command(
     if mlflow is not None:
         log_run(folder, mlflow)
     if as_json:
-        typer.echo(json.dumps(_finite(written)))
+        typer.echo(json.dumps(finite(written)))
         return
     _print_result(written, report)
 
@@ -111,31 +107,10 @@ def _print_result(written: dict[str, Any], report: Path) -> None:
         console.print(f"[bold red]{nothing}[/]")
     if written["grid"]:
         console.print(_grid_table(written["grid"]))
-    _print_warnings(written["warnings"], console)
+    print_warnings(written["warnings"], console)
     if written["preprocessing_private"]:
-        console.print(_UNPRICED)
+        console.print(UNPRICED)
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
-
-
-def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> None:
-    """Price a study before anything runs: per silo and kind of round, beside the noise that the paper prints.
-
-    Example: tacit plan heart-disease --set privacy.epsilon=2
-    """
-    from tacit.studies.plan import plan_json
-    from tacit.studies.run import prepare
-    from tacit.studies.spec import load_study
-
-    prepared = prepare(load_study(study, overrides or ()))
-    plan, touched = prepared.plan, prepared.federations[0].touches_private_data
-    everything = {silo.name: _size(silo) for silo in prepared.federations[0].silos}
-    found = plan_json(plan) | {"preprocessing_private": touched, "records_with_held_out": everything}
-    if as_json:
-        typer.echo(json.dumps(_finite(found)))
-        return
-    _print_plan(plan, found)
-    if touched:
-        Console().print(_UNPRICED)
 
 
 def report_command(
@@ -195,8 +170,8 @@ def _silo_table(written: dict[str, Any]) -> Table:
         table.add_row(
             silo["name"],
             str(silo["records"]),
-            _number(silo["epsilon"]),
-            _number(silo["epsilon_spent"]),
+            numeral(silo["epsilon"]),
+            numeral(silo["epsilon_spent"]),
             delta,
             noise or "none",
         )
@@ -241,155 +216,21 @@ def _grid_table(grid: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
-    console = Console()
-    table = Table(title=f"{found['study']}: the price before anything runs")
-    for name in ("silo", "n", "kind", "count", "batch", "z", "sigma/C", "epsilon"):
-        table.add_column(name, no_wrap=True)
-    for silo in found["silos"]:
-        for number, kind in enumerate(silo["kinds"]):
-            first = number == 0
-            table.add_row(
-                silo["name"] if first else "",
-                str(silo["records"]) if first else "",
-                kind["kind"],
-                str(kind["count"]),
-                f"{kind['batch']} {kind['sampling']}",
-                _number(kind["noise_multiplier"], 2),
-                _number(kind["sigma_over_clip"], 4),
-                _number(silo["epsilon"]) if first else "",
-            )
-    console.print(table)
-    delta = plan.study.privacy.delta
-    console.print(
-        f"delta = {delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's training records; "
-        "epsilon is that of all kinds together."
-    )
-    _print_held_out(found, console)
-    papers = Table("silo", "sigma/C", "really buys epsilon", "noise / ours", "its conditions")
-    papers.title = "the noise that the paper prints, at the same epsilon"
-    for silo in found["silos"]:
-        paper = silo["paper"]
-        if paper is not None:
-            failed = [c["text"] for c in paper["conditions"] if not c["holds"]]
-            papers.add_row(
-                silo["name"],
-                ", ".join(f"{s:.4g}" for s in paper["sigma_over_clip"]),
-                _number(paper["epsilon_certified"]),
-                f"{paper['noise_ratio']:.2f}",
-                "hold" if not failed else "fail: " + "; ".join(failed),
-            )
-    if papers.row_count:
-        console.print(papers)
-    console.print(f"Guarantee: {found['guarantee']}.")
-    console.print(f"Noise: {found['noise']}.")
-    _print_parties(found, console)
-    _print_fair(found, console)
-    if found["theory"] is not None:
-        from tacit.studies.bound import bound_text
-
-        console.print(bound_text(found["theory"]))
-    _print_reading(plan, console)
-    _print_warnings(found["warnings"], console)
-
-
-def _print_warnings(warnings: list[str], console: Console) -> None:
+def print_warnings(warnings: list[str], console: Console) -> None:
+    """What makes a budget promise little."""
     for line in warnings:
         console.print(f"[bold red]Warning:[/] {line}", highlight=False)
 
 
-def _size(silo: SiloData) -> int:
-    """All records of a silo: to train on, and held out."""
-    return sum(len(part["y"]) for part in (silo.train, silo.validation, silo.test))
-
-
-def _print_held_out(found: dict[str, Any], console: Console) -> None:
-    """Say that a deployment of the same files has more records to train on, where it has."""
-    whole = found["records_with_held_out"]
-    trained = {silo["name"]: silo["records"] for silo in found["silos"]}
-    more = [f"{name} {n}" for name, n in whole.items() if n > trained.get(name, n)]
-    if more:
-        listed = ", ".join(more[:5]) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
-        console.print(
-            "n leaves out the records held out for validation and test, as `tacit run` does. `tacit server run` splits "
-            f"nothing: a daemon trains on all records of its file, and prices them ({listed})."
-        )
-
-
-def _print_parties(found: dict[str, Any], console: Console) -> None:
-    """Who sees what, and what is left if the shuffler talks."""
-    for party in found["parties"]:
-        console.print(f"  {party['who']}: {party['sees']}")
-    if found["counts_on"] is not None:
-        console.print(found["counts_on"])
-    exposed = [silo for silo in found["silos"] if silo["epsilon_without_shuffler"] is not None]
-    if exposed:
-        worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])
-        largest = max(e for kind in worst["kinds"] for e in kind.get("local_epsilons", ()))
-        console.print(
-            f"{worst['name']}: each report is {largest:.4g}-LDP. If the shuffler colludes with the server, epsilon is "
-            f"{worst['epsilon_without_shuffler']:.4g} in place of {worst['epsilon']:.4g} (ISRL-DP: the local epsilon "
-            "composed over all reports)."
-        )
-
-
-def _print_fair(found: dict[str, Any], console: Console) -> None:
-    """What crosses between divisions, and the designs that protect the attribute."""
-    if "crossings" not in found:
-        return
-    alone = found["protects"] == "sensitive-attribute"
-    console.print(
-        "Protected: the sensitive attribute alone; features and targets count as known."
-        if alone
-        else "Protected: whole records."
-    )
-    table = Table("from", "to", "message", "numbers a round", "promise")
-    table.title = f"what crosses ({found['centralisation']})"
-    for row in found["crossings"]:
-        table.add_row(row["sender"], row["receiver"], row["message"], str(row["numbers"]), row["promise"])
-    console.print(table)
-    if "designs" not in found:
-        return
-    designs = Table("design", "sampling", "z", "sigma/clip", "clip bounds", "epsilon")
-    designs.title = "ways to protect the attribute at this budget, for the smallest silo"
-    for row in found["designs"]:
-        designs.add_row(
-            row["name"],
-            row["sampling"] + (f", {row['passes']} passes" if row["passes"] > 1 else ""),
-            f"{row['noise_multiplier']:.3g}",
-            f"{row['sigma_over_clip']:.4g}",
-            row["bounds"],
-            f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else ""),
-        )
-    console.print(designs)
-
-
-def _print_reading(plan: Plan, console: Console) -> None:
-    """What the price means to people, and what it does not promise."""
-    from tacit.privacy import SILO_SAMPLING, risk_of
-    from tacit.studies.plan import user_level_of
-
-    priced = [silo for silo in plan.silos if silo.price is not None]
-    if priced:
-        worst = max(priced, key=lambda silo: silo.price.epsilon if silo.price else 0.0)
-        console.print(f"{worst.name}: {risk_of(worst.events).sentence}")
-        whole = user_level_of(plan, worst)
-        if whole is not None:
-            console.print(
-                f"If all {worst.records} records of {worst.name} change together, epsilon is {whole['epsilon']:.4g}."
-            )
-    if plan.study.run.participants is not None:
-        console.print(SILO_SAMPLING)
-
-
-def _number(value: float | None, digits: int = 3) -> str:
+def numeral(value: float | None, digits: int = 3) -> str:
+    """A number in a table; none where there is none."""
     return "none" if value is None else f"{value:.{digits}f}"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Plain data that strict JSON can hold: what is not finite becomes null."""
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

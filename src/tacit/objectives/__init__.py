@@ -1,6 +1,6 @@
 """Public mathematics of what is learnt: models with taps, losses for each record, fairness, structured queries."""
 
-from tacit.objectives.constants import Constants, constants, ridge
+from tacit.objectives.constants import Constants, constants, ridge, start_risk
 from tacit.objectives.convolution import cnn
 from tacit.objectives.fairness import Ermi, ermi
 from tacit.objectives.losses import absolute, hinge, logistic, pinball, softmax, squared
@@ -40,5 +40,6 @@ __all__ = [
     "saddle",
     "softmax",
     "squared",
+    "start_risk",
     "untapped",
 ]

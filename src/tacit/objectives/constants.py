@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
 from tacit.errors import TacitError
 from tacit.geometry import squared_l2
 from tacit.objectives.losses import squared
@@ -60,6 +62,22 @@ def constants(
     if cost.smoothing is not None:
         smoothness = cost.smoothing.smoothness
     return Constants(None if slope is None else slope * norm, smoothness, convexity)
+
+
+def start_risk(objective: Objective) -> float | None:
+    """The largest loss of any record where a linear model starts, at zero; ``None`` where targets have no bound.
+
+    Losses are never negative, so that the excess risk of the start is no more: a promise above it promises nothing.
+
+    >>> from tacit.objectives import softmax
+    >>> round(start_risk(Objective(linear(4, 3), softmax())), 4)
+    1.0986
+    """
+    shape, cost = objective.model.linear, objective.cost
+    if shape is None or "error" not in cost.metrics:
+        return None
+    classes = max(2, shape.outputs)
+    return float(jnp.max(cost.value(jnp.zeros((classes, shape.outputs)), jnp.arange(classes))))
 
 
 def ridge(features: int, strength: float, *, feature_norm: float, target_bound: float, bias: bool = True) -> Problem:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from tacit.objectives import Problem
+from tacit.objectives import Problem, start_risk
 from tacit.studies.spec import Study
 from tacit.theory import FROM_THEORY, ConvexSetting, Statement, stated
 
@@ -44,6 +44,7 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
         epsilon=epsilon,
         delta=study.privacy.delta,
         participants=who if who is None or isinstance(who, int) else who[0],
+        gap=start_risk(problem.objective),
     )
     terms: dict[str, Any] = {"channel": section.channel, "batch_size": section.batch_size}
     return stated(section.name, setting, most_rounds=section.num_rounds, **terms)

@@ -20,10 +20,10 @@ from tacit.privacy.doubts import doubts
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
-from tacit.privacy.randomisers import noise_over_clip
 from tacit.studies.assemble import Builder
 from tacit.studies.bound import bound_json, bound_of
 from tacit.studies.centralisation import crossings
+from tacit.studies.noise import said_over_clip
 from tacit.studies.spec import Study, StudyError
 from tacit.theory import Statement
 
@@ -254,7 +254,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
                 "sampling": event.sampling,
                 "batch": event.batch,
                 "noise_multiplier": event.noise_multiplier if silo.price is not None else None,
-                "sigma_over_clip": noise_over_clip(event) if silo.price is not None else None,
+                "sigma_over_clip": _said(plan, event) if silo.price is not None else None,
                 **_reports_json(event, silo.price is not None),
             }
             for event in silo.events
@@ -274,6 +274,10 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
             "conditions": [{"text": c.text, "holds": c.holds} for c in paper.conditions],
         },
     }
+
+
+def _said(plan: Plan, event: Event) -> float:
+    return said_over_clip(plan.study, plan.silos, event, fewest_of(plan.study, len(plan.silos)))
 
 
 def _reports_json(event: Event, priced: bool) -> dict[str, Any]:

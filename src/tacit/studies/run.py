@@ -270,7 +270,7 @@ def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) 
             if key != "privacy.epsilon":
                 rows.setdefault(key.removeprefix("algorithm."), []).append(value)
         if study.privacy.private:
-            rows.setdefault("noise_multiplier", []).append(_noise_at(prepared, point))
+            rows.setdefault("noise_multiplier", []).append(noise_at(prepared, point))
     outcome = train(
         "grid",
         prepared.builder.build,
@@ -299,7 +299,8 @@ def _check_grid(study: Study) -> None:
         raise StudyError(f"run.grid: expected keys among {sorted(known)}, got {strange}.")
 
 
-def _noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
+def noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
+    """The noise multiplier of each silo at one point of the grid."""
     epsilon = point.get("privacy.epsilon", prepared.study.privacy.epsilon)
     privacy = prepared.study.privacy.model_copy(update={"epsilon": epsilon})
     study = prepared.study.model_copy(update={"privacy": privacy})

@@ -25,7 +25,7 @@ class ConvexSetting:
     ``lipschitz`` (L), ``smoothness`` (beta; ``None``: not smooth) and ``strong_convexity`` (mu) hold for each record's
     loss; ``radius`` (D) bounds the distance from the initial point to an optimum. There are ``silos`` (N) of
     ``records`` (n) each, of whom ``participants`` (M; ``None``: all) come to a round; ``dimension`` (d) counts
-    parameters.
+    parameters; ``gap`` bounds the excess risk of the initial point where more is known of it than L D.
 
     >>> s = ConvexSetting(lipschitz=1, radius=1, records=1234, silos=25, dimension=50, epsilon=1, delta=1 / 1234**2)
     >>> round(s.mu, 4), s.present
@@ -42,6 +42,7 @@ class ConvexSetting:
     smoothness: float | None = None
     strong_convexity: float = 0.0
     participants: int | None = None
+    gap: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -141,5 +142,8 @@ def at_least(name: str, value: float, rule: str, limit: float) -> Condition:
 
 
 def says_something(bound: float, s: ConvexSetting) -> Condition:
-    """Whether the bound beats the initial point, whose excess risk is at most L D whatever the data."""
-    return at_most("bound", bound, "L D", s.lipschitz * s.radius)
+    """Whether the bound beats the initial point, whose excess risk is at most L D whatever the data, or ``s.gap``."""
+    anywhere = s.lipschitz * s.radius
+    if s.gap is not None and s.gap < anywhere:
+        return at_most("bound", bound, "excess risk at the start", s.gap)
+    return at_most("bound", bound, "L D", anywhere)

@@ -48,6 +48,8 @@ DELTA = 1e-5
 MOMENTUM, SLOPE = 0.1, 1.0
 LOOK = 20
 TOGETHER = 2
+LEVEL_STEPS = slice(3, 10)
+"""Steps that are tried at every level of heterogeneity: 1, 1/2, ..., 1/64."""
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ class Study:
                 def build(arm: Arm = arm, fixed: dict[str, Any] = fixed, **point: Any) -> Algorithm:
                     return arm.build(size.local_rounds, **{**fixed, **point})
 
-                steps = self.steps[::2]
+                steps = self.steps[LEVEL_STEPS] if len(self.steps) > LEVEL_STEPS.stop else self.steps
                 points = grid_of(step_size=steps)
                 trace = traces(build, points, seeds, len(build(step_size=0.1).schedule))
                 gradients = np.where(np.isfinite(trace["squared_gradient"]), trace["squared_gradient"], np.inf)[

@@ -1,0 +1,216 @@
+"""``tacit plan``: the price of a study before anything runs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tacit.cli.study import UNPRICED, Json, Set, Study, finite, numeral, print_warnings
+
+if TYPE_CHECKING:
+    from tacit.data import SiloData
+    from tacit.studies.plan import Plan
+    from tacit.studies.run import Prepared
+
+
+def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> None:
+    """Price a study before anything runs: per silo and kind of round, beside the noise that the paper prints.
+
+    Example: tacit plan heart-disease --set privacy.epsilon=2
+    """
+    from tacit.studies.run import prepare
+    from tacit.studies.spec import load_study
+
+    prepared = prepare(load_study(study, overrides or ()))
+    plan, found = prepared.plan, _as_data(prepared)
+    if as_json:
+        typer.echo(json.dumps(finite(found)))
+        return
+    _print_plan(plan, found)
+    if found["preprocessing_private"]:
+        Console().print(UNPRICED)
+
+
+def _as_data(prepared: Prepared) -> dict[str, Any]:
+    """The plan, the noise in the mean of all silos, the price at every point of the grid, and whole silos' sizes."""
+    from tacit.studies.noise import mean_over_clip
+    from tacit.studies.plan import fewest_of, plan_json
+    from tacit.studies.run import grid_points, noise_at
+
+    study, plan, federation = prepared.study, prepared.plan, prepared.federations[0]
+    unit = prepared.builder.build(noise_multiplier=1.0)
+    points = grid_points(study) if study.run.grid and study.privacy.private else []
+    return plan_json(plan) | {
+        "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, fewest_of(study, len(plan.silos)))
+        if study.privacy.private
+        else {},
+        "grid": [{"point": point, "noise_multiplier": noise_at(prepared, point).tolist()} for point in points],
+        "preprocessing_private": federation.touches_private_data,
+        "records_with_held_out": {silo.name: _size(silo) for silo in federation.silos},
+    }
+
+
+def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(title=f"{found['study']}: the price before anything runs")
+    for name in ("silo", "n", "kind", "count", "batch", "z", "sigma/C", "epsilon"):
+        table.add_column(name, no_wrap=True)
+    for silo in found["silos"]:
+        for number, kind in enumerate(silo["kinds"]):
+            first = number == 0
+            table.add_row(
+                silo["name"] if first else "",
+                str(silo["records"]) if first else "",
+                kind["kind"],
+                str(kind["count"]),
+                f"{kind['batch']} {kind['sampling']}",
+                numeral(kind["noise_multiplier"], 2),
+                numeral(kind["sigma_over_clip"], 4),
+                numeral(silo["epsilon"]) if first else "",
+            )
+    console.print(table)
+    delta = plan.study.privacy.delta
+    console.print(
+        f"delta = {delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's training records; "
+        "epsilon is that of all kinds together."
+    )
+    _print_mean(found, plan.study.algorithm.channel, console)
+    _print_held_out(found, console)
+    _print_grid(found["grid"], console)
+    papers = Table("silo", "sigma/C", "really buys epsilon", "noise / ours", "its conditions")
+    papers.title = "the noise that the paper prints, at the same epsilon"
+    for silo in found["silos"]:
+        paper = silo["paper"]
+        if paper is not None:
+            failed = [c["text"] for c in paper["conditions"] if not c["holds"]]
+            papers.add_row(
+                silo["name"],
+                ", ".join(f"{s:.4g}" for s in paper["sigma_over_clip"]),
+                numeral(paper["epsilon_certified"]),
+                f"{paper['noise_ratio']:.2f}",
+                "hold" if not failed else "fail: " + "; ".join(failed),
+            )
+    if papers.row_count:
+        console.print(papers)
+    console.print(f"Guarantee: {found['guarantee']}.")
+    console.print(f"Noise: {found['noise']}.")
+    _print_parties(found, console)
+    _print_fair(found, console)
+    if found["theory"] is not None:
+        from tacit.studies.bound import bound_text
+
+        console.print(bound_text(found["theory"]))
+    _print_reading(plan, console)
+    print_warnings(found["warnings"], console)
+
+
+def _print_mean(found: dict[str, Any], channel: str, console: Console) -> None:
+    """How much noise is left in what the model learns from, which channels differ in."""
+    if not found["sigma_of_mean_over_clip"]:
+        return
+    listed = ", ".join(f"{kind} {sigma:.4f}" for kind, sigma in found["sigma_of_mean_over_clip"].items())
+    whose = " sigma above is of a silo's own share of the noise." if channel == "shuffled-sum" else ""
+    console.print(f"In the mean of all silos sigma/C is: {listed}.{whose}")
+
+
+def _print_grid(grid: list[dict[str, Any]], console: Console) -> None:
+    """The noise at every point of the grid; the table of silos is of the study's own setting."""
+    if not grid:
+        return
+    table = Table(*grid[0]["point"], "z, least to most", title="the grid: noise at each of its points")
+    for row in grid:
+        least, most = min(row["noise_multiplier"]), max(row["noise_multiplier"])
+        table.add_row(
+            *(f"{v:g}" if isinstance(v, int | float) else str(v) for v in row["point"].values()),
+            f"{most:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {most:.2f}",
+        )
+    console.print(table)
+    console.print("The other tables are of the study's own setting. Every point of a grid that runs has its own price.")
+
+
+def _size(silo: SiloData) -> int:
+    """All records of a silo: to train on, and held out."""
+    return sum(len(part["y"]) for part in (silo.train, silo.validation, silo.test))
+
+
+def _print_held_out(found: dict[str, Any], console: Console) -> None:
+    """Say that a deployment of the same files has more records to train on, where it has."""
+    whole = found["records_with_held_out"]
+    trained = {silo["name"]: silo["records"] for silo in found["silos"]}
+    more = [f"{name} {n}" for name, n in whole.items() if n > trained.get(name, n)]
+    if more:
+        listed = ", ".join(more[:5]) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
+        console.print(
+            "n leaves out the records held out for validation and test, as `tacit run` does. `tacit server run` splits "
+            f"nothing: a daemon trains on all records of its file, and prices them ({listed})."
+        )
+
+
+def _print_parties(found: dict[str, Any], console: Console) -> None:
+    """Who sees what, and what is left if the shuffler talks."""
+    for party in found["parties"]:
+        console.print(f"  {party['who']}: {party['sees']}")
+    if found["counts_on"] is not None:
+        console.print(found["counts_on"])
+    exposed = [silo for silo in found["silos"] if silo["epsilon_without_shuffler"] is not None]
+    if exposed:
+        worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])
+        largest = max(e for kind in worst["kinds"] for e in kind.get("local_epsilons", ()))
+        console.print(
+            f"{worst['name']}: each report is {largest:.4g}-LDP. If the shuffler colludes with the server, epsilon is "
+            f"{worst['epsilon_without_shuffler']:.4g} in place of {worst['epsilon']:.4g} (ISRL-DP: the local epsilon "
+            "composed over all reports)."
+        )
+
+
+def _print_fair(found: dict[str, Any], console: Console) -> None:
+    """What crosses between divisions, and the designs that protect the attribute."""
+    if "crossings" not in found:
+        return
+    alone = found["protects"] == "sensitive-attribute"
+    console.print(
+        "Protected: the sensitive attribute alone; features and targets count as known."
+        if alone
+        else "Protected: whole records."
+    )
+    table = Table("from", "to", "message", "numbers a round", "promise")
+    table.title = f"what crosses ({found['centralisation']})"
+    for row in found["crossings"]:
+        table.add_row(row["sender"], row["receiver"], row["message"], str(row["numbers"]), row["promise"])
+    console.print(table)
+    if "designs" not in found:
+        return
+    designs = Table("design", "sampling", "z", "sigma/clip", "clip bounds", "epsilon")
+    designs.title = "ways to protect the attribute at this budget, for the smallest silo"
+    for row in found["designs"]:
+        designs.add_row(
+            row["name"],
+            row["sampling"] + (f", {row['passes']} passes" if row["passes"] > 1 else ""),
+            f"{row['noise_multiplier']:.3g}",
+            f"{row['sigma_over_clip']:.4g}",
+            row["bounds"],
+            f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else ""),
+        )
+    console.print(designs)
+
+
+def _print_reading(plan: Plan, console: Console) -> None:
+    """What the price means to people, and what it does not promise."""
+    from tacit.privacy import SILO_SAMPLING, risk_of
+    from tacit.studies.plan import user_level_of
+
+    priced = [silo for silo in plan.silos if silo.price is not None]
+    if priced:
+        worst = max(priced, key=lambda silo: silo.price.epsilon if silo.price else 0.0)
+        console.print(f"{worst.name}: {risk_of(worst.events).sentence}")
+        whole = user_level_of(plan, worst)
+        if whole is not None:
+            console.print(
+                f"If all {worst.records} records of {worst.name} change together, epsilon is {whole['epsilon']:.4g}."
+            )
+    if plan.study.run.participants is not None:
+        console.print(SILO_SAMPLING)

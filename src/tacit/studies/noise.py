@@ -1,0 +1,43 @@
+"""How large the noise of a plan is, in units of the clip: in what a silo says, and in the mean of all silos."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tacit.algorithm import CROWDED, Algorithm
+from tacit.privacy import Event
+from tacit.privacy.crowd import counted_silos
+from tacit.privacy.plan import SiloPlan
+from tacit.privacy.randomisers import noise_over_clip
+from tacit.studies.spec import Study
+
+
+def said_over_clip(study: Study, silos: tuple[SiloPlan, ...], event: Event, fewest: int) -> float:
+    """Deviation per coordinate of the noise that a silo itself adds to its mean.
+
+    Through the shuffled sum that is its share, which protects a record only together with those of the others.
+    """
+    if study.algorithm.channel != "shuffled-sum" or event.kind == "statistics":
+        return noise_over_clip(event)
+    sizes = sorted(other.batch for silo in silos for other in silo.events if other.kind == event.kind)
+    honest = sum(sizes[: counted_silos(len(sizes), min(fewest, len(sizes)), study.run.honest)])
+    return noise_over_clip(event) * math.sqrt(event.batch / honest)
+
+
+def mean_over_clip(study: Study, silos: tuple[SiloPlan, ...], algorithm: Algorithm, fewest: int) -> dict[str, float]:
+    """Deviation per coordinate of the noise in the mean of all silos, for each kind of round to which all come."""
+    channel, found = study.algorithm.channel, {}
+    for kind, part in algorithm.rounds.items():
+        events = [event for silo in silos for event in silo.events if event.kind == kind]
+        if part.participants == "in turn" or len(events) != len(silos):
+            continue
+        weights = np.ones(len(silos))
+        if channel in CROWDED:
+            weights = np.asarray([event.batch for event in events], float)
+        elif study.run.weights == "records":
+            weights = np.asarray([silo.records for silo in silos], float)
+        own = np.asarray([said_over_clip(study, silos, event, fewest) for event in events]) * weights / weights.sum()
+        found[kind] = float(own.max() if channel == "trusted" else np.sqrt(np.sum(own**2)))
+    return found
