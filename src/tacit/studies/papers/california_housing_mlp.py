@@ -48,8 +48,8 @@ DELTA = 1e-5
 MOMENTUM, SLOPE = 0.1, 1.0
 LOOK = 20
 TOGETHER = 2
-LEVEL_STEPS = slice(3, 10)
-"""Steps that are tried at every level of heterogeneity: 1, 1/2, ..., 1/64."""
+LEVEL_STEPS = slice(1, 8)
+"""Steps that are tried at every level of heterogeneity: 4, 2, ..., 1/16."""
 
 
 @dataclass(frozen=True)
