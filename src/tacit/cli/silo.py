@@ -114,7 +114,7 @@ def _csv_section(records: Path, columns: Path) -> str:
             f'{columns} has norm = "box", as tacit init --private writes it, but private statistics are not released '
             "in deployments yet; make a schema with declared ranges, tacit init --range and without --private."
         )
-    silo_records(records, columns)
+    silo_records(records, columns, tell=lambda line: typer.echo(f"warning: {line}", err=True))
     target = schema.target
     lines = [
         f"file = {json.dumps(str(records.resolve()))}",
