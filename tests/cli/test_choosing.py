@@ -212,7 +212,7 @@ def test_a_policy_and_its_schema_agree_on_the_classes_and_stray_cells_are_logged
     policy = home / "policy.toml"
     text = policy.read_text(encoding="utf-8")
     policy.write_text(text.replace("classes = 2", "classes = 5").replace('"binary"', '"multiclass"'), encoding="utf-8")
-    with pytest.raises(PolicyError, match="classes = 5, but the target 'ill' of .*schema.toml has .*classes = 2;"):
+    with pytest.raises(PolicyError, match=r"classes = 5, but the target 'ill' of .*schema.toml has .*classes = 2;"):
         load_records(load_policy(policy), home)
     policy.write_text(text, encoding="utf-8")
     records.write_text(records.read_text(encoding="utf-8") + "111,f,2024-01-02,no\n", encoding="utf-8")

@@ -422,7 +422,7 @@ def test_records_of_a_data_set_or_a_file(tmp_path):
     with pytest.raises(PolicyError, match="atlantis"):
         load_records(policy_from(tree), tmp_path)
     tree["data"] |= {"silo": "cleveland", "classes": 3, "task": "multiclass"}
-    with pytest.raises(PolicyError, match='"multiclass" and classes = 3, but the data set heart-disease has .* = 2;'):
+    with pytest.raises(PolicyError, match=r'"multiclass" and classes = 3, but the data set heart-disease has .* = 2;'):
         load_records(policy_from(tree), tmp_path)
     np.savez(tmp_path / "records.npz", allow_pickle=False, x=RECORDS["x"], y=RECORDS["y"] + 1)
     with pytest.raises(PolicyError, match="labels 0 to 1"):

@@ -307,8 +307,8 @@ def _check_classes(folder: Folder, column: Found, classes: Sequence[str]) -> Non
         every = ",".join(column.levels) + ",..." * (len(column.levels) < 2)
         raise DataError(
             f"Expected --levels {column.name}={','.join(classes)} to name every class of the target, but the column "
-            f"{column.name!r} holds {found} ({_first(folder, column.name, strange[0])}); list all of them, as the files "
-            f"write them, such as --levels {column.name}={every}, or correct the cells."
+            f"{column.name!r} holds {found} ({_first(folder, column.name, strange[0])}); list all of them, as the "
+            f"files write them, such as --levels {column.name}={every}, or correct the cells."
         )
 
 
