@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tacit.errors import TacitError
+from tacit.stopping import stops_at_once
 
 silo_app = typer.Typer(
     name="silo",
-    help="A silo that defends itself: serve its records under a policy, approve studies, look at them.",
+    help="A silo that defends itself: serve its records under a policy, approve studies, look at them."
+    "\n\nExample: tacit silo status clinic",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -138,7 +140,8 @@ def serve_command(
 
     Example: tacit silo serve clinic
     """
-    from tacit.runtime.daemon.server import serve
+    with stops_at_once():
+        from tacit.runtime.daemon.server import serve
 
     try:
         mode = int(socket_mode, 8)
