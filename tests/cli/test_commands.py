@@ -97,19 +97,22 @@ def test_an_interruption_while_libraries_are_loaded_leaves_no_traceback(tmp_path
         encoding="utf-8",
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tacit", "studies"],
+    # A shell has Ctrl-C ignored by those whom it runs in the background, as these tests may be.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from tacit.__main__ import main; main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "studies"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
-        # A shell may have it ignored for those whom it runs in the background.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "loading\n"
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
     assert (process.returncode, told) == (130, "Stopped.\n")
 
 
