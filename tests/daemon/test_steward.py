@@ -326,7 +326,7 @@ def test_noise_cannot_be_switched_off_by_accident(make, tmp_path, monkeypatch):
     with pytest.raises(PolicyError, match="test build only"):
         Steward(policy, RECORDS, home, noise_off=True)
     Steward(test_policy, RECORDS, test_home, noise_off=True).close()
-    with pytest.raises(ValueError, match="another build"):
+    with pytest.raises(ValueError, match="a test build without noise"):
         Steward(test_policy, RECORDS, test_home)
 
 
