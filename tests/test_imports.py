@@ -43,6 +43,7 @@ ALLOWED = {
     "__init__": None,
     "__main__": None,
     "fitting": None,
+    "stopping": set(),
     "fairness": set(),
 }
 

@@ -147,6 +147,32 @@ UNREADABLE = """[...document.querySelectorAll('svg')].flatMap(svg => {
 """Texts of drawings that stick out of them."""
 
 
+EDGES = """[...document.querySelectorAll('.scroll')].map(box => {
+    const style = getComputedStyle(box);
+    const shades = style.backgroundImage.split('gradient').length - 1;
+    return [box.scrollWidth > box.clientWidth, style.backgroundAttachment, shades];
+})"""
+
+
+def test_a_phone_shows_where_a_table_goes_on_and_leaves_no_hole_above_it(browser, pages):
+    browser.look(pages["plain"], width=390, phone=True)
+    found = browser.ask(EDGES)
+    assert any(wide for wide, _, _ in found)
+    assert {tuple(rest) for _, *rest in found} == {("local, local, scroll, scroll", 4)}
+    # A heading that is squeezed to a word in each line makes a tall row, most of it out of sight.
+    heights = "[...document.querySelectorAll('.scroll tr:first-child')].map(row => row.getBoundingClientRect().height)"
+    assert max(browser.ask(heights)) < 70
+
+
+def test_a_constant_has_a_colour_of_its_own_and_is_in_the_legend(browser, pages):
+    for dark in (False, True):
+        browser.look(pages["plain"], width=1200, dark=dark)
+        fills = "[...new Set([...document.querySelectorAll('.bar')].map(bar => getComputedStyle(bar).fill))]"
+        keys = "[...new Set([...document.querySelectorAll('.key')].map(key => getComputedStyle(key).backgroundColor))]"
+        assert len(browser.ask(fills)) == 4
+        assert sorted(browser.ask(fills)) == sorted(browser.ask(keys))
+
+
 def test_it_can_be_printed(browser, pages):
     browser.look(pages["plain"], width=1200, dark=True)
     raw = base64.b64decode(browser.send("Page.printToPDF")["data"])

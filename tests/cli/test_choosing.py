@@ -203,6 +203,23 @@ def test_each_silo_reads_its_own_file_by_the_same_schema(clinics, tmp_path):
         tacit("silo", "init", tmp_path / "other", "--records", clinics / "bergen.csv")
 
 
+def test_a_policy_and_its_schema_agree_on_the_classes_and_stray_cells_are_logged_here(clinics, tmp_path, caplog):
+    from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records
+
+    tacit("init", clinics, *DECLARE)
+    home, records = tmp_path / "bergen", clinics / "bergen.csv"
+    tacit("silo", "init", home, "--records", records, "--columns", clinics / "schema.toml")
+    policy = home / "policy.toml"
+    text = policy.read_text(encoding="utf-8")
+    policy.write_text(text.replace("classes = 2", "classes = 5").replace('"binary"', '"multiclass"'), encoding="utf-8")
+    with pytest.raises(PolicyError, match=r"classes = 5, but the target 'ill' of .*schema.toml has .*classes = 2;"):
+        load_records(load_policy(policy), home)
+    policy.write_text(text, encoding="utf-8")
+    records.write_text(records.read_text(encoding="utf-8") + "111,f,2024-01-02,no\n", encoding="utf-8")
+    load_records(load_policy(policy), home)
+    assert "1 cell of 'age' outside [0, 110], moved to its ends" in caplog.text
+
+
 def test_questions_are_asked_of_people(clinics, monkeypatch):
     monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
     done = RUNNER.invoke(app, ["init", str(clinics)], input="ill\n110:0\n0:110\nf\nf,m\nno, yes\n")
@@ -287,8 +304,9 @@ def test_silos_say_what_comes_first(clinics, tmp_path):
     files = ("--records", clinics / "oslo.csv", "--columns", clinics / "schema.toml")
     assert "put the records" not in tacit("silo", "init", home, *files).stdout
     for command in (("ledger",), ("silo", "status")):
-        with pytest.raises(TacitError, match=r"tacit silo serve .*home"):
-            tacit(*command, home)
+        assert f"tacit silo serve {home}" in tacit(*command, home).stdout
+    with pytest.raises(TacitError, match=r"tacit silo serve .*home"):
+        tacit("silo", "approve", home, "0" * 64)
 
 
 def test_tuning_is_priced_before_it_runs():
@@ -354,7 +372,7 @@ def test_from_files_to_price_in_processes_of_their_own(clinics, tmp_path):
     assert [silo["name"] for silo in found["silos"]] == ["bergen", "bodo", "molde", "oslo"]
     # A daemon splits nothing: what it would train on is said beside what the simulation does.
     for silo in found["silos"]:
-        records = silo_records(clinics / f"{silo['name']}.csv", clinics / "schema.toml")["y"]
+        records = silo_records(clinics / f"{silo['name']}.csv", clinics / "schema.toml", tell=pytest.fail)["y"]
         assert found["records_with_held_out"][silo["name"]] == len(records) > silo["records"]
 
 

@@ -1,17 +1,22 @@
 """The command as people type it, in a process of its own."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 
-def tacit(*arguments: str, cwd=None) -> subprocess.CompletedProcess:
-    code = "from tacit.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, timeout=300, check=False
-    )
+def tacit(*arguments: str, cwd=None, **settings: str) -> subprocess.CompletedProcess:
+    code = "from tacit.__main__ import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    environment = {**os.environ, **settings}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300, check=False)
 
 
 def test_run_prints_one_json_object_and_leaves_a_folder(tmp_path):
@@ -77,3 +82,52 @@ def test_lists_are_machine_readable(tmp_path):
     assert any(row["name"] == "mb-sgd" for row in json.loads(tacit("algorithms", "--json").stdout))
     assert any(row["name"] == "heart-disease" for row in json.loads(tacit("studies", "--json").stdout))
     assert tacit("--version").stdout.startswith("tacit 0.")
+
+
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        (("algorithms",), ("name", "paper")),
+        (("studies",), ("name", "data", "algorithm")),
+        (("reproduce", "--list"), ("name", "paper", "data")),
+    ],
+)
+def test_names_and_numbers_of_papers_are_whole_in_80_columns(command, keys):
+    shown = tacit(*command, COLUMNS="80").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    for row in json.loads(tacit(*command, "--json").stdout):
+        assert re.search(rf"(?<!\S){re.escape(row['name'])}(?!\S)", shown), row["name"]
+        for key in keys:
+            assert all(word in shown.split() for word in row[key].split()), row[key]
+
+
+def test_an_interruption_while_libraries_are_loaded_leaves_no_traceback(tmp_path):
+    # A library that takes its time, and swallows what is raised meanwhile as some do.
+    (tmp_path / "typer.py").write_text(
+        "import time\nprint('loading', flush=True)\ntry:\n    time.sleep(60)\nexcept BaseException:\n    pass\n",
+        encoding="utf-8",
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    # A shell has Ctrl-C ignored by those whom it runs in the background, as these tests may be.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from tacit.__main__ import main; main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "studies"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (130, "Stopped.\n")
+
+
+def test_the_installed_command_is_the_one_that_is_tried_here():
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert scripts["scripts"]["tacit"] == "tacit.__main__:main"

@@ -1,4 +1,4 @@
-"""Every command's help has an example, and the example is one that the command would take."""
+"""The help of every command and group has an example, and the example is one that the command would take."""
 
 import re
 import shlex
@@ -10,19 +10,21 @@ from typer.main import get_command
 from tacit.cli import app
 
 
-def leaves(command: click.Command, path: tuple[str, ...] = ()):
+def found_in(command: click.Command, path: tuple[str, ...] = ()):
+    yield " ".join(path), command
     if isinstance(command, click.Group):
         for name, part in command.commands.items():
-            yield from leaves(part, (*path, name))
-    else:
-        yield " ".join(path), command
+            yield from found_in(part, (*path, name))
 
 
-COMMANDS = dict(leaves(get_command(app)))
+EVERYTHING = dict(found_in(get_command(app)))
+COMMANDS = {path: command for path, command in EVERYTHING.items() if not isinstance(command, click.Group)}
+GROUPS = {path: command for path, command in EVERYTHING.items() if isinstance(command, click.Group)}
 
 
 def test_the_commands_are_found():
     assert {"run", "reproduce", "silo serve", "server run", "shuffler init"} <= set(COMMANDS)
+    assert set(GROUPS) == {"", "silo", "server", "shuffler"}
 
 
 @pytest.mark.parametrize("path", COMMANDS)
@@ -30,9 +32,22 @@ def test_the_help_has_an_example_that_parses(path):
     command = COMMANDS[path]
     found = re.search(rf"Example: tacit {path}(.*)", command.help or "")
     assert found, f"tacit {path} --help has no example"
+    check_example(path, command, found[1])
+
+
+@pytest.mark.parametrize("path", GROUPS)
+def test_the_help_of_a_group_has_an_example_of_one_of_its_commands(path):
+    found = re.search(r"Example: tacit (.*)", GROUPS[path].help or "")
+    assert found, f"tacit {path} --help has no example"
+    own = [name for name in COMMANDS if name.startswith(path) and f"{found[1]} ".startswith(f"{name} ")]
+    assert own, f"the example of tacit {path} is not one of its commands"
+    check_example(own[0], COMMANDS[own[0]], found[1].removeprefix(own[0]))
+
+
+def check_example(path: str, command: click.Command, words: str) -> None:
     context = click.Context(command, info_name=path)
     parser = command.make_parser(context)
-    options, arguments, _ = parser.parse_args(shlex.split(found[1]))
+    options, arguments, _ = parser.parse_args(shlex.split(words))
     needed = [p for p in command.params if p.required and options.get(p.name) is None]
     assert not needed, f"the example of tacit {path} lacks {needed}"
     assert arguments == [], arguments

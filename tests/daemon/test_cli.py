@@ -135,6 +135,26 @@ def test_status_says_whether_the_daemon_runs_and_that_nothing_waits(silo):
     assert json.loads(run("silo", "status", folder, "--json"))["daemon"] is False
 
 
+def test_before_the_first_serve_nothing_has_been_spent(tmp_path):
+    folder = tmp_path / "clinic"
+    make_home(folder, records_of(0, 40), budget={"epsilon": 3.0})
+    assert "nothing has been spent" in run("silo", "status", folder)
+    assert json.loads(run("silo", "status", folder, "--json")) == {"daemon": False, "open": [], "pending": []}
+    assert "Nothing has been spent of epsilon 3 at delta" in run("ledger", folder)
+    found = json.loads(run("ledger", folder, "--json"))
+    assert (found["spent"], found["charged"], found["budget"], found["length"]) == (0, 0, 3, 0)
+    assert (found["studies"], found["entries"]) == ([], [])
+    assert not (folder / "ledger.sqlite").exists()
+
+
+def test_a_lost_ledger_is_not_taken_for_one_that_never_was(silo):
+    silo.close()
+    silo.home.ledger.unlink()
+    for command in (("silo", "status"), ("ledger",)):
+        with pytest.raises(TacitError, match="must be taken as spent"):
+            run(*command, silo.home.folder)
+
+
 def test_a_forged_ledger_is_found(silo):
     silo.close()
     database = sqlite3.connect(silo.home.ledger)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import sqlite3
 import stat
@@ -177,10 +178,17 @@ def test_passes_of_different_studies_are_not_one_pass():
 
 def test_a_second_daemon_is_refused(home):
     ledger = home.open()
-    refused("locked", home.open)
+    words = str(refused("locked", home.open))
+    assert (
+        f"Another `tacit silo serve` is running on the silo's folder {home.path.parent} (process {os.getpid()})"
+        in words
+    )
+    assert f"stop it first, with: kill {os.getpid()}" in words
+    assert ".lock" not in words
     copy = home.path.with_name("copy.sqlite")
     shutil.copy(home.path, copy)
-    refused("locked", Ledger, copy, home.counter, IDENTITY)
+    words = str(refused("locked", Ledger, copy, home.counter, IDENTITY))
+    assert f"with the same counter, {home.counter} (process {os.getpid()})" in words
     ledger.close()
     home.open().close()
 
@@ -260,8 +268,11 @@ def test_an_altered_entry_is_found(home, change):
 
 def test_other_records_or_another_build_are_refused(home):
     home.open().close()
-    refused("identity", home.open, {**IDENTITY, "digest": "other"})
-    refused("identity", home.open, {**IDENTITY, "test": True})
+    words = str(refused("identity", home.open, {**IDENTITY, "digest": "other"}))
+    assert "put the files back as they were" in words
+    assert "new folder (tacit silo init)" in words
+    assert "what both ledgers spend adds up" in words
+    assert "test build" in str(refused("identity", home.open, {**IDENTITY, "test": True}))
 
 
 def test_a_full_disk_releases_nothing_and_recovers(home):

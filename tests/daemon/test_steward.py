@@ -326,7 +326,7 @@ def test_noise_cannot_be_switched_off_by_accident(make, tmp_path, monkeypatch):
     with pytest.raises(PolicyError, match="test build only"):
         Steward(policy, RECORDS, home, noise_off=True)
     Steward(test_policy, RECORDS, test_home, noise_off=True).close()
-    with pytest.raises(ValueError, match="another build"):
+    with pytest.raises(ValueError, match="a test build without noise"):
         Steward(test_policy, RECORDS, test_home)
 
 
@@ -420,6 +420,9 @@ def test_records_of_a_data_set_or_a_file(tmp_path):
     assert len(found["x"]) == len(found["y"]) > 100
     tree["data"]["silo"] = "atlantis"
     with pytest.raises(PolicyError, match="atlantis"):
+        load_records(policy_from(tree), tmp_path)
+    tree["data"] |= {"silo": "cleveland", "classes": 3, "task": "multiclass"}
+    with pytest.raises(PolicyError, match=r'"multiclass" and classes = 3, but the data set heart-disease has .* = 2;'):
         load_records(policy_from(tree), tmp_path)
     np.savez(tmp_path / "records.npz", allow_pickle=False, x=RECORDS["x"], y=RECORDS["y"] + 1)
     with pytest.raises(PolicyError, match="labels 0 to 1"):

@@ -30,7 +30,7 @@ def write_schema(folder, declared=DECLARED, **how):
 
 def test_declared_columns_become_features(folder):
     drafted = write_schema(folder, norm=100.0)
-    records = silo_records(folder / "north.csv", folder / "schema.toml")
+    records = silo_records(folder / "north.csv", folder / "schema.toml", tell=lambda line: None)
     names = ["age", "age missing", "sex", "city=a", "city=b", "city=c"]
     np.testing.assert_allclose(
         records["x"][:4],
@@ -69,7 +69,7 @@ def test_private_statistics_need_no_range_but_levels(folder):
     drafted = write_schema(folder, Declared(levels=DECLARED.levels), private=True)
     assert drafted.schema.norm == "box"
     assert drafted.schema.columns["age"].log
-    x = silo_records(folder / "north.csv", folder / "schema.toml")["x"]
+    x = silo_records(folder / "north.csv", folder / "schema.toml", tell=lambda line: None)["x"]
     assert np.abs(x).max() <= 1.0
     assert drafted.schema.bound == pytest.approx(np.sqrt(6))
 
@@ -111,7 +111,7 @@ def test_cells_that_do_not_fit_are_named(folder, row, words):
     ("row", "words"),
     [
         ("old,f,a,2024-01-01,no", r"south.csv, line 3: expected a number in column 'age', got 'old'; correct the cell"),
-        ("1,f,a,2024-01-01,maybe", r"south.csv, line 3: expected the target 'ill' to be one of no, yes, got 'maybe'"),
+        ("1,f,a,2024-01-01,maybe", r"--levels ill=no,yes .*'maybe' in .*south.csv, line 3"),
         ("1,f,a,2024-01-01,", r"south.csv, line 3: the target 'ill' is missing"),
     ],
 )
@@ -154,7 +154,7 @@ def test_steps_speak_of_levels_by_name(folder):
 def test_silos_refuse_a_schema_that_was_read_from_records(folder):
     write_schema(folder, Declared(levels=DECLARED.levels), read_records=True)
     with pytest.raises(data.DataError, match=r"of age were read from records.*Declare them"):
-        silo_records(folder / "north.csv", folder / "schema.toml")
+        silo_records(folder / "north.csv", folder / "schema.toml", tell=lambda line: None)
 
 
 def test_a_silo_too_small_to_train_is_named(folder):
@@ -179,7 +179,7 @@ def test_regression_targets_are_scaled_and_semicolons_are_read(tmp_path):
     target = TargetPart(column="cost", low=0, high=1000)
     schema = Schema(target=target, columns={"dose": NumberColumn(low=0, high=4)})
     (tmp_path / "schema.toml").write_text(schema_text(schema), encoding="utf-8")
-    records = silo_records(tmp_path / "a.csv", tmp_path / "schema.toml")
+    records = silo_records(tmp_path / "a.csv", tmp_path / "schema.toml", tell=lambda line: None)
     np.testing.assert_allclose(records["y"], [0.1, 0.9, 1.0], rtol=1e-6)
     assert records["y"].dtype == np.float32
 
@@ -206,3 +206,37 @@ def test_synthetic_records_have_the_sizes_that_were_asked_for():
     assert set(np.concatenate([silo.train["s"] for silo in federation.silos])) == {0, 1}
     with pytest.raises(data.DataError, match="correct data\\.options"):
         data.load("synthetic", sizes=[1])
+
+
+def test_an_owner_hears_which_cells_do_not_fit_the_schema(folder):
+    declared = Declared(ranges={"age": (45.0, 55.0)}, levels=DECLARED.levels)
+    drafted = write_schema(folder, declared)
+    assert "age: values outside 45:55 occur; they are moved to its ends." in drafted.assumed
+    said: list[str] = []
+    silo_records(folder / "north.csv", folder / "schema.toml", tell=said.append)
+    assert len(said) == 1
+    # Of every four rows one age is 40 and one 60, one is missing, and one sex is x.
+    assert "10 cells of 'age' outside [45, 55], moved to its ends" in said[0]
+    assert "5 cells of 'sex' not among its levels, counted as zeros" in said[0]
+    assert "city" not in said[0]
+
+
+def test_a_regression_target_outside_its_range_is_told(tmp_path):
+    (tmp_path / "a.csv").write_text("x,cost\n" + "0.5,12\n0.1,3\n" * 3, encoding="utf-8")
+    known = Declared(ranges={"x": (0.0, 1.0), "cost": (0.0, 10.0)})
+    drafted = draft(look(tmp_path), "cost", known, read_records=False, private=False)
+    assert any("cost: values outside 0:10 occur" in line for line in drafted.assumed)
+    (tmp_path / "schema.toml").write_text(schema_text(drafted.schema), encoding="utf-8")
+    said: list[str] = []
+    silo_records(tmp_path / "a.csv", tmp_path / "schema.toml", tell=said.append)
+    assert ["3 cells of 'cost' outside [0, 10]" in line and "'x'" not in line for line in said] == [True]
+
+
+def test_classes_that_are_not_declared_are_named_with_the_flag(folder):
+    levels = {**DECLARED.levels, "ill": ("no", "maybe")}
+    with pytest.raises(data.DataError) as error:
+        write_schema(folder, Declared(DECLARED.ranges, levels))
+    assert "--levels ill=no,maybe" in str(error.value)
+    assert "holds 'no', 'yes'" in str(error.value)
+    assert "--levels ill=no,yes" in str(error.value)
+    assert "schema" not in str(error.value)

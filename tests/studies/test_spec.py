@@ -39,6 +39,11 @@ def refused(*overrides: str, study: str = "heart-disease") -> str:
         ("algorithm.name=prox-spider", ("'output'", "prox-spider", "--set algorithm.output=none")),
         ("run.grid.privacy.epsilon=4", ("run.grid", "privacy.epsilon", "[1, 4]")),
         ("run.grid.privacy.epsilom=[1,4]", ("run.grid", "privacy.epsilom")),
+        ("run.grid.privacy.epsilon=[1,0]", ("run.grid.privacy.epsilon", "got 0", "greater than 0")),
+        ("run.grid.algorithm.clip_norm=[1,0]", ("run.grid.algorithm.clip_norm", "got 0", "greater than 0")),
+        ('run.grid.algorithm.step_size=["fast"]', ("run.grid.algorithm.step_size", "'fast'", "[1, 4]")),
+        ("run.grid.algorithm.step_size=[1,nan]", ("run.grid.algorithm.step_size", "nan", "[1, 4]")),
+        ("run.grid.algorithm.step_size=[true]", ("run.grid.algorithm.step_size", "True", "[1, 4]")),
         ("data.name=hart-disease", ("hart-disease", "heart-disease")),
         ("objective.loss=squared", ("objective.loss", "logistic")),
         ("objective.model=mlp", ("hidden",)),
@@ -63,6 +68,26 @@ def test_a_bad_field_is_named_with_its_fix(override, parts):
     message = refused(override)
     for part in parts:
         assert part in message
+
+
+def test_a_grid_over_epsilon_needs_a_study_with_one():
+    words = refused("privacy.epsilon=none", "run.grid.privacy.epsilon=[1,4]")
+    assert "run.grid.privacy.epsilon" in words
+    assert "set privacy.epsilon" in words
+
+
+@pytest.mark.parametrize(
+    ("key", "typo"), [("clip_norm", "clip_nrom"), ("num_rounds", "num_ronuds"), ("step_size", "stepsize")]
+)
+def test_a_misspelt_key_is_named_where_what_it_means_seems_to_be_missing(key, typo):
+    text = "\n".join(
+        ['name = "a"', "[data]", 'name = "heart-disease"', "[algorithm]", 'name = "mb-sgd"']
+        + [f"{typo if name == key else name} = 1" for name in ("clip_norm", "num_rounds", "step_size")]
+        + ["[privacy]", "epsilon = 1.0"]
+    )
+    with pytest.raises(StudyError) as caught:
+        parse_study(text)
+    assert f"algorithm.{typo}: Unknown parameter of mb-sgd '{typo}'; did you mean '{key}'?" in str(caught.value)
 
 
 def test_a_batch_larger_than_a_silo_is_refused_with_the_numbers():

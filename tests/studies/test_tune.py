@@ -138,6 +138,7 @@ def _numbers(told):
     [
         (("privacy.epsilon=none",), GRID, {}, "one epsilon"),
         ((), {"algorithm.num_rounds": [1.0]}, {}, "expected values for keys among"),
+        ((), {"algorithm.step_size": [1.0, 0.0]}, {}, "--grid algorithm.step_size: .*got 0.0; .*greater than 0"),
         ((), GRID, {"mean_tries": 5.0}, "sees all 3 candidates"),
         ((), GRID, {"against": "public"}, "not trusted sees all 3 candidates"),
         ((TRUSTED,), GRID, {"mean_tries": 5.0}, "4 silos see every candidate.*--against public"),

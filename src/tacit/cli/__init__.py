@@ -25,6 +25,7 @@ from tacit.cli.silo import ledger_command, silo_app
 from tacit.cli.study import algorithms_command, report_command, run_command, studies_command
 from tacit.cli.tune import tune_command
 from tacit.errors import TacitError
+from tacit.stopping import was_told
 
 _STOPPED = 130  # what shells expect of a command that was interrupted
 
@@ -33,7 +34,7 @@ typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="tacit",
-    help="Private federated learning without a trusted server.",
+    help="Private federated learning without a trusted server.\n\nExample: tacit run heart-disease",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -79,16 +80,18 @@ def main() -> None:
     except (TacitError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        _stop()
+    except KeyboardInterrupt as error:
+        _stop(error)
     except SystemExit as ending:
         if ending.code == _STOPPED:
-            _stop()
+            _stop(ending)
         raise
 
 
-def _stop() -> NoReturn:
+def _stop(error: BaseException) -> NoReturn:
     """End at once: compiled work that is under way would be pulled from under its own threads."""
+    if not was_told(error):
+        typer.echo("Stopped.", err=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(_STOPPED)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
 from tacit.cli.study import Json
+from tacit.cli.tables import print_listing
 from tacit.errors import TacitError
 
 
@@ -58,8 +57,13 @@ def _list(as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    folded = (Column(name, overflow="fold") for name in ("paper", "its claim", "minutes", "data"))
-    table = Table(Column("name", no_wrap=True), *folded, title="tacit reproduce NAME")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    shown = [
+        {
+            "name": e.name,
+            "paper, its claim": f"{e.source}\n{e.claim}",
+            "minutes": str(e.minutes),
+            "data": e.data,
+        }
+        for e in EXHIBITS.values()
+    ]
+    print_listing("tacit reproduce NAME", shown, whole=("name", "minutes", "data"))

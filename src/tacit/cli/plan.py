@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tacit.cli.study import UNPRICED, Json, Set, Study, finite, numeral, print_warnings
+from tacit.stopping import stops_at_once
 
 if TYPE_CHECKING:
     from tacit.data import SiloData
@@ -22,8 +23,9 @@ def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> 
 
     Example: tacit plan heart-disease --set privacy.epsilon=2
     """
-    from tacit.studies.run import prepare
-    from tacit.studies.spec import load_study
+    with stops_at_once():
+        from tacit.studies.run import prepare
+        from tacit.studies.spec import load_study
 
     prepared = prepare(load_study(study, overrides or ()))
     plan, found = prepared.plan, _as_data(prepared)

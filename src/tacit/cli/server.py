@@ -14,7 +14,8 @@ from tacit.errors import TacitError
 
 server_app = typer.Typer(
     name="server",
-    help="The server of a consortium: a SuperLink, and studies that run over it.",
+    help="The server of a consortium: a SuperLink, and studies that run over it."
+    "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

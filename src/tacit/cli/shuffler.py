@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from tacit.errors import TacitError
+from tacit.stopping import stops_at_once
 
 shuffler_app = typer.Typer(
     name="shuffler",
-    help="A blind shuffler: takes sealed contributions, releases them once, in random order or as a sum.",
+    help="A blind shuffler: takes sealed contributions, releases them once, in random order or as a sum."
+    "\n\nExample: tacit shuffler init shuffler-a",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -78,6 +80,7 @@ def serve_command(folder: Folder) -> None:
 
     Example: tacit shuffler serve shuffler-a
     """
-    from tacit.runtime.shuffler.server import serve
+    with stops_at_once():
+        from tacit.runtime.shuffler.server import serve
 
     serve(folder)

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tacit.errors import TacitError
+from tacit.stopping import stops_at_once
 
 silo_app = typer.Typer(
     name="silo",
-    help="A silo that defends itself: serve its records under a policy, approve studies, look at them.",
+    help="A silo that defends itself: serve its records under a policy, approve studies, look at them."
+    "\n\nExample: tacit silo status clinic",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -114,7 +116,7 @@ def _csv_section(records: Path, columns: Path) -> str:
             f'{columns} has norm = "box", as tacit init --private writes it, but private statistics are not released '
             "in deployments yet; make a schema with declared ranges, tacit init --range and without --private."
         )
-    silo_records(records, columns)
+    silo_records(records, columns, tell=lambda line: typer.echo(f"warning: {line}", err=True))
     target = schema.target
     lines = [
         f"file = {json.dumps(str(records.resolve()))}",
@@ -138,7 +140,8 @@ def serve_command(
 
     Example: tacit silo serve clinic
     """
-    from tacit.runtime.daemon.server import serve
+    with stops_at_once():
+        from tacit.runtime.daemon.server import serve
 
     try:
         mode = int(socket_mode, 8)
@@ -207,13 +210,14 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     """
     from tacit.cli.status import daemon_runs, described, proposal
     from tacit.silo.chain import replay
-    from tacit.silo.ledger import inspect, waiting
+    from tacit.silo.ledger import waiting
 
     policy, home = _home(folder)
     runs = daemon_runs(home.socket)
-    entries = inspect(home.ledger)
+    entries = _books(home)
     live = {study: account for study, account in replay(entries).items() if account.live}
-    pending = [proposal(plan, policy, entries) for plan in waiting(home.ledger).values()]
+    plans = waiting(home.ledger) if entries else {}
+    pending = [proposal(plan, policy, entries) for plan in plans.values()]
     if as_json:
         shown = [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()]
         typer.echo(json.dumps({"daemon": runs, "open": shown, "pending": pending}))
@@ -221,6 +225,8 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     typer.echo(
         "The daemon is running." if runs else f"The daemon is not running; start it with: tacit silo serve {folder}"
     )
+    if not entries:
+        typer.echo("It has not run before: nothing has been spent.")
     if live:
         table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
         for study, account in live.items():
@@ -269,6 +275,12 @@ def ledger_command(
     if as_json:
         typer.echo(json.dumps(found))
         return
+    if not found["length"]:
+        typer.echo(
+            f"Nothing has been spent of epsilon {found['budget']:g} at delta {found['delta']:g}: the daemon has not "
+            f"run yet, and makes the ledger when it does (tacit silo serve {folder})."
+        )
+        return
     console = Console()
     columns = Column("study", no_wrap=True), "state", "answers", "releases", "epsilon alone"
     table = Table(*columns, title=f"ledger of {policy.name}")
@@ -296,20 +308,28 @@ def _home(folder: Path) -> tuple[Any, Any]:
     return policy, home_of(folder, policy)
 
 
-def account_of(folder: Path) -> dict[str, Any]:
-    """What a silo has spent, from its verified books, as plain data."""
-    from tacit.privacy import price
-    from tacit.silo.chain import Counter, replay
+def _books(home: Any) -> list[Any]:
+    """The verified entries of a silo's ledger; none before its daemon has run, but not where the ledger was lost."""
+    from tacit.silo.chain import Counter
     from tacit.silo.ledger import inspect
-    from tacit.silo.spending import joint_price
 
-    policy, home = _home(folder)
     # The counter first: a debit that lands in between makes the ledger longer, never shorter.
     counter = Counter(home.counter)
     known = counter.read()
-    entries = inspect(home.ledger)
+    entries = inspect(home.ledger) if home.ledger.exists() else []
     if known is not None:
         counter.check(entries)
+    return entries
+
+
+def account_of(folder: Path) -> dict[str, Any]:
+    """What a silo has spent, from its verified books, as plain data."""
+    from tacit.privacy import price
+    from tacit.silo.chain import replay
+    from tacit.silo.spending import joint_price
+
+    policy, home = _home(folder)
+    entries = _books(home)
     accounts, delta = replay(entries), policy.budget.delta
     return {
         "silo": policy.name,
@@ -318,7 +338,7 @@ def account_of(folder: Path) -> dict[str, Any]:
         "spent": joint_price([a.debited() for a in accounts.values()], delta=delta).epsilon,
         "charged": joint_price([a.charged() for a in accounts.values()], delta=delta).epsilon,
         "length": len(entries),
-        "test": bool(entries[0].data.get("test")),
+        "test": bool(entries and entries[0].data.get("test")),
         "studies": [
             {
                 "study": study,

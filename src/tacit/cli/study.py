@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from tacit.cli.live import live_view
+from tacit.cli.tables import print_listing
 from tacit.errors import TacitError
+from tacit.stopping import ToldInterrupt, stops_at_once
 
 Study = Annotated[str, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")]
 Set = Annotated[
@@ -48,12 +50,13 @@ def run_command(
 
     Example: tacit run heart-disease --set run.seeds=3 --set "run.grid.privacy.epsilon=[1,4]"
     """
-    from tacit.runtime.compilation import keep_compiled
-    from tacit.studies.folder import new_folder, stages_of, start, write
-    from tacit.studies.report import write_report
-    from tacit.studies.run import prepare, run_prepared
-    from tacit.studies.spec import load_study
-    from tacit.studies.tracking import find_mlflow, log_run
+    with stops_at_once():
+        from tacit.runtime.compilation import keep_compiled
+        from tacit.studies.folder import new_folder, stages_of, start, write
+        from tacit.studies.report import write_report
+        from tacit.studies.run import prepare, run_prepared
+        from tacit.studies.spec import load_study
+        from tacit.studies.tracking import find_mlflow, log_run
 
     keep_compiled()
     if mlflow is not None:
@@ -73,7 +76,7 @@ def run_command(
             result = run_prepared(prepared, watch, stages_of(folder))
     except KeyboardInterrupt:
         typer.echo(f"Stopped. Go on with: tacit run --resume {folder}", err=True)
-        raise
+        raise ToldInterrupt from None
     written = write(result, folder)
     report = write_report(folder)
     if mlflow is not None:
@@ -154,10 +157,7 @@ def _listing(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*row.values())
-    Console().print(table)
+    print_listing(title, rows, whole=("name", "paper", "data", "algorithm"))
 
 
 def _silo_table(written: dict[str, Any]) -> Table:
@@ -207,7 +207,8 @@ def _score(value: dict[str, float] | None, several: bool) -> str:
 
 def _grid_table(grid: list[dict[str, Any]]) -> Table:
     names = [name for name in grid[0]["metrics"] if not name.startswith("train")]
-    table = Table(*grid[0]["point"], *(name.replace("_", " ") for name in names), title="grid")
+    keys = (Column(key, overflow="fold") for key in grid[0]["point"])
+    table = Table(*keys, *(name.replace("_", " ") for name in names), title="grid")
     for row in grid:
         table.add_row(
             *(f"{v:g}" if isinstance(v, int | float) else str(v) for v in row["point"].values()),

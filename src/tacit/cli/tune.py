@@ -14,6 +14,7 @@ from rich.table import Table
 from tacit.cli.live import progress_bars
 from tacit.cli.study import Json, Set, Study
 from tacit.errors import TacitError
+from tacit.stopping import ToldInterrupt, stops_at_once
 
 if TYPE_CHECKING:
     from tacit.studies.tune import Against, Tuned, TunePlan
@@ -50,9 +51,10 @@ def tune_command(
 
     Example: tacit tune heart-disease --grid "algorithm.step_size=[2,8]" --grid "algorithm.clip_norm=[0.3,1]"
     """
-    from tacit.studies.folder import new_folder
-    from tacit.studies.spec import load_study
-    from tacit.studies.tune import plan_json, plan_tuning, tune, tuned_json
+    with stops_at_once():
+        from tacit.studies.folder import new_folder
+        from tacit.studies.spec import load_study
+        from tacit.studies.tune import plan_json, plan_tuning, tune, tuned_json
 
     resolved = load_study(study, overrides or ())
     values = dict(_values(text) for text in grid)
@@ -65,7 +67,7 @@ def tune_command(
             tuned = tune(plan, watch)
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing is kept of a search that is not finished.", err=True)
-        raise
+        raise ToldInterrupt from None
     folder = new_folder(out, resolved)
     written = tuned_json(tuned) | {"run_dir": str(folder)}
     _write(tuned, written, folder)

@@ -10,6 +10,7 @@ Options:
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, target_step
 from tacit.data.federation import DataError, Records, Step
-from tacit.data.schema import CategoryColumn, Schema, TargetPart, read_schema
+from tacit.data.schema import CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
 from tacit.data.table import Encoding, Table
+from tacit.errors import counted
 
 CITATION = "Records of your own, one CSV file per silo."
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", "."})
@@ -162,7 +164,8 @@ def _target(file: RawFile, target: TargetPart) -> np.ndarray:
         if cell not in places and not is_missing(cell):
             raise DataError(
                 f"{file.path}, line {line}: expected the target {target.column!r} to be one of "
-                f"{', '.join(target.classes)}, got {cell!r}; correct the cell or the schema's classes."
+                f"{', '.join(target.classes)}, got {cell!r}; correct the cell, or name it among the classes: "
+                f"tacit init --levels {target.column}=A,B,C, or target.classes of a schema that is made already."
             )
     codes = np.array([places.get(cell, -1) for cell in cells], np.int32)
     _no_missing(file, target, codes < 0)
@@ -228,8 +231,31 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
     )
 
 
-def silo_records(path: Path, schema_path: Path) -> Records:
-    """The records of one silo, for its own daemon: every record of its file."""
+def strays(file: RawFile, schema: Schema) -> list[str]:
+    """What a file holds outside the declared ranges and levels, column by column; counts of records, hence private."""
+    ranges = {name: (c.low, c.high) for name, c in schema.columns.items() if isinstance(c, NumberColumn)}
+    target = schema.target
+    if target.low is not None and target.high is not None:
+        ranges[target.column] = (target.low, target.high)
+    said = []
+    for name, (low, high) in ranges.items():
+        cells = (_number(file, name, line, cell) for line, cell in enumerate(file.column(name), start=2))
+        out = sum(value < low or value > high for value in cells)
+        if out:
+            said.append(f"{counted(out, 'cell')} of {name!r} outside [{low:g}, {high:g}], moved to its ends")
+    for name, column in schema.columns.items():
+        if isinstance(column, CategoryColumn):
+            out = sum(cell not in column.levels and not is_missing(cell) for cell in file.column(name))
+            if out:
+                said.append(f"{counted(out, 'cell')} of {name!r} not among its levels, counted as zeros")
+    return said
+
+
+def silo_records(path: Path, schema_path: Path, *, tell: Callable[[str], None]) -> Records:
+    """The records of one silo, for its own daemon: every record of its file.
+
+    ``tell`` is given a line for the silo's owner alone where cells do not fit the schema's ranges and levels.
+    """
     rules = read_schema(schema_path)
     if rules.read_from_records:
         listed = ", ".join(rules.read_from_records)
@@ -238,5 +264,12 @@ def silo_records(path: Path, schema_path: Path) -> Records:
             "not private. Declare them: put what is known from a form or a manual there and take the names out of "
             "read_from_records, or make the schema again with tacit init --range and --levels."
         )
-    raw, target = encode_file(read_csv(path), rules)
+    file = read_csv(path)
+    raw, target = encode_file(file, rules)
+    found = strays(file, rules)
+    if found:
+        tell(
+            f"{path}: {'; '.join(found)}. Correct the cells, or agree with all silos on a schema that covers them; the "
+            "count is for the owner's eyes and is not sent."
+        )
     return {"x": encoding_of(rules).apply(raw), "y": target}

@@ -196,7 +196,8 @@ def draft(
         if name != target:
             columns[name], said = _column(column, declared, private)
             assumed += said
-    part = _target_part(folder.columns[target], declared)
+    part = _target_part(folder, folder.columns[target], declared)
+    assumed += _outside(folder.columns[target], part.low, part.high)
     assumed.append(f"Target: {target}, {part.task}, {part.classes or f'scaled from [{part.low:g}, {part.high:g}]'}.")
     read = tuple(column.name for column in open_columns)
     loud = [
@@ -265,6 +266,7 @@ def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn
         return CategoryColumn(levels=declared.levels[name], missing=column.has_missing), said
     if name in declared.ranges:
         low, high = declared.ranges[name]
+        said += _outside(column, low, high)
         return NumberColumn(low=low, high=high, missing=column.has_missing), said
     if column.kind == "number" and private:
         wide = (
@@ -289,8 +291,39 @@ def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn
     return DroppedColumn(), [f"{name}: DROPPED, {why[column.kind]}."]
 
 
-def _target_part(column: Found, declared: Declared) -> TargetPart:
+def _outside(column: Found, low: float | None, high: float | None) -> list[str]:
+    if column.low is None or column.high is None or low is None or high is None:
+        return []
+    if low <= column.low <= column.high <= high:
+        return []
+    return [f"{column.name}: values outside {low:g}:{high:g} occur; they are moved to its ends."]
+
+
+def _check_classes(folder: Folder, column: Found, classes: Sequence[str]) -> None:
+    """Raise where records hold classes of the target that are not declared: they cannot be left out."""
+    strange = [value for value in column.levels if value not in classes]
+    if strange:
+        found = ", ".join(map(repr, column.levels))
+        every = ",".join(column.levels) + ",..." * (len(column.levels) < 2)
+        raise DataError(
+            f"Expected --levels {column.name}={','.join(classes)} to name every class of the target, but the column "
+            f"{column.name!r} holds {found} ({_first(folder, column.name, strange[0])}); list all of them, as the "
+            f"files write them, such as --levels {column.name}={every}, or correct the cells."
+        )
+
+
+def _first(folder: Folder, name: str, value: str) -> str:
+    """Where a value occurs first."""
+    for path in csv_files(folder.path):
+        cells = read_csv(path).column(name)
+        if value in cells:
+            return f"{value!r} in {path}, line {cells.index(value) + 2}"
+    raise AssertionError(f"{value!r} was found in {name!r} before")
+
+
+def _target_part(folder: Folder, column: Found, declared: Declared) -> TargetPart:
     if column.name in declared.levels:
+        _check_classes(folder, column, declared.levels[column.name])
         return TargetPart(column=column.name, classes=declared.levels[column.name])
     if column.name in declared.ranges:
         low, high = declared.ranges[column.name]

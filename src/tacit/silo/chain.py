@@ -140,13 +140,25 @@ class Counter:
             )
 
 
-def lock(path: Path) -> int:
-    """Hold a file for this process alone, until its handle is closed; a second holder raises."""
+def lock(path: Path, held: str) -> int:
+    """Hold a file for this process alone, until its handle is closed.
+
+    A second holder raises with ``held``, what it means that somebody has it, and the first one's process.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        holder = ""
         with contextlib.suppress(OSError):
-            os.close(handle)
-        raise LedgerError("locked", f"{path} is held by another daemon; one ledger has one daemon.") from None
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+        os.close(handle)
+        who, how = (f" (process {holder})", f", with: kill {holder}") if holder.isdigit() else ("", "")
+        raise LedgerError(
+            "locked", f"{held}{who}; one ledger has one daemon. Let that one go on, or stop it first{how}"
+        ) from None
+    # Only a courtesy to a second holder: a full disk must not keep the first one out.
+    with contextlib.suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
     return handle

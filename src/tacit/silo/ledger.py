@@ -79,8 +79,12 @@ class Ledger:
         counter.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.ExitStack() as undo:
             # A copy of the ledger under another name shares the counter, so the counter is locked too.
-            for place in {path.with_name(path.name + ".lock"), counter.with_name(counter.name + ".lock")}:
-                undo.callback(os.close, lock(place))
+            running = "Another `tacit silo serve` is running"
+            for place, held in (
+                (path, f"{running} on the silo's folder {path.parent}"),
+                (counter, f"{running} on a ledger with the same counter, {counter}"),
+            ):
+                undo.callback(os.close, lock(place.with_name(place.name + ".lock"), held))
             # Made before SQLite opens it, so that nobody else can read it even for a moment.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = _connect(path)
@@ -106,11 +110,7 @@ class Ledger:
         opened = entries[0].data
         different = sorted(key for key, value in identity.items() if opened.get(key) != value)
         if different:
-            raise LedgerError(
-                "identity",
-                f"The ledger {self.path} was opened for other records or another build ({', '.join(different)} differ);"
-                " a ledger belongs to one fixed set of records.",
-            )
+            raise LedgerError("identity", _mismatch(self.path, different))
         self.now()
         self._counter.advance(self._head)
 
@@ -287,6 +287,22 @@ class Ledger:
     def _ask(self, statement: str, *values: Any) -> Any:
         rows = self._all(statement, *values)
         return rows[0] if rows else None
+
+
+def _mismatch(path: Path, different: list[str]) -> str:
+    """What to do about a ledger that was opened for something else."""
+    if different == ["test"]:
+        return (
+            f"The ledger {path} belongs to a test build without noise and this one has noise, or the other way round; "
+            "serve another folder, with a ledger of its own (tacit silo init)."
+        )
+    return (
+        f"The records, or the schema that they are read by, are not those that the ledger {path} was opened for "
+        f"({', '.join(different)} differ); a ledger belongs to one fixed set of records. Either put the files back as "
+        "they were, or serve the changed records from a new folder (tacit silo init), whose ledger begins at zero: for "
+        "every record that is in both sets, what both ledgers spend adds up, so give the new policy what the old one "
+        "has left (tacit ledger). See New patients in docs/deployment.md."
+    )
 
 
 def _day(moment: float) -> str:

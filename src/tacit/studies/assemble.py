@@ -14,7 +14,6 @@ import numpy as np
 from tacit import data, geometry
 from tacit.algorithm import Algorithm
 from tacit.algorithms import Entry, find
-from tacit.errors import unknown
 from tacit.objectives import (
     Loss,
     Model,
@@ -32,7 +31,7 @@ from tacit.objectives import (
     squared,
 )
 from tacit.studies.centralisation import regrouped
-from tacit.studies.spec import AlgorithmSection, ObjectiveSection, Study, StudyError
+from tacit.studies.spec import ObjectiveSection, Study, StudyError, unknown_parameters
 
 _COMMON = {
     "step_size",
@@ -148,12 +147,11 @@ def check_parameters(study: Study) -> Entry:
     section = study.algorithm
     entry = find(section.name)
     accepted = entry.parameters
-    strange = [key for key in section.own if key not in set(accepted) - {"noise_multiplier"}]
+    strange = unknown_parameters({"name": entry.name, **section.own})
     if strange:
-        known = (set(accepted) - _COMMON) | set(AlgorithmSection.model_fields)
         fix = " ".join(f"--set algorithm.{key}=none" for key in strange)
         raise StudyError(
-            "\n".join(f"algorithm.{key}: {unknown('parameter of ' + entry.name, key, known)}" for key in strange)
+            "\n".join(f"algorithm.{key}: {text}" for key, text in strange.items())
             + f"\nLeave out what it does not know: {fix}"
         )
     missing = [

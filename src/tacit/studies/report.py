@@ -205,7 +205,7 @@ def _score_chart(result: dict[str, Any], metric: str) -> str:
     found += [(f"{name} alone", values, "alone") for name, values in alone[:_MANY]]
     constant = constant_label(result)
     if constant is not None and metric in result["baselines"]["constant"]:
-        found.append((constant, result["baselines"]["constant"], "alone"))
+        found.append((constant, result["baselines"]["constant"], "constant"))
     rows = [Bar(label, values[metric]["mean"], values[metric]["std"], look) for label, values, look in found]
     return bars(rows, name=f"{metric_title(metric)}, by who trains")
 

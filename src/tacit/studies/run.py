@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tacit.studies.assemble import Builder, builder_of, federation_of, problem_o
 from tacit.studies.constant import constant_metrics
 from tacit.studies.fair import fair_measure
 from tacit.studies.plan import Plan, plan_of
-from tacit.studies.spec import Study, StudyError
+from tacit.studies.spec import Study, StudyError, study_from
 from tacit.studies.stages import PRIVATE, Progress, Stages
 from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk
@@ -297,6 +298,29 @@ def _check_grid(study: Study) -> None:
     strange = sorted(set(study.run.grid) - known)
     if strange:
         raise StudyError(f"run.grid: expected keys among {sorted(known)}, got {strange}.")
+    if "privacy.epsilon" in study.run.grid and study.privacy.epsilon is None:
+        raise StudyError("run.grid.privacy.epsilon: the study itself has no epsilon; set privacy.epsilon too.")
+    check_values(study, study.run.grid, "run.grid.")
+
+
+def check_values(study: Study, grid: Mapping[str, Sequence[Any]], label: str) -> None:
+    """Raise, with the key after a label, unless the study could have each of the values there by itself."""
+    for key, values in grid.items():
+        for value in values:
+            _check_value(study, key, value, f"{label}{key}: expected values that {key} may have")
+
+
+def _check_value(study: Study, key: str, value: Any, where: str) -> None:
+    parts = value if isinstance(value, list | tuple) else (value,)
+    if not parts or not all(isinstance(p, int | float) and not isinstance(p, bool) and math.isfinite(p) for p in parts):
+        raise StudyError(f"{where}, numbers such as [1, 4], got {value!r}.")
+    tree = study.model_dump(exclude_none=True)
+    section, name = key.split(".", 1)
+    tree[section] |= {name: value}
+    try:
+        study_from(tree | {"run": {}})
+    except StudyError as error:
+        raise StudyError(f"{where}, got {value!r}; {str(error).partition(chr(10))[2].strip()}") from None
 
 
 def noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:

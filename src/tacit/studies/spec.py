@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -297,7 +297,20 @@ def study_from(tree: dict[str, Any]) -> Study:
     try:
         return Study.model_validate(tree)
     except ValidationError as error:
-        raise StudyError(_explain(error)) from None
+        raise StudyError(_explain(error, tree)) from None
+
+
+def unknown_parameters(section: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a study's [algorithm] that its algorithm does not have, each with what may have been meant."""
+    from tacit.algorithms import ALGORITHMS
+
+    entry = ALGORITHMS.get(str(section.get("name")))
+    if entry is None:
+        return {}
+    # What a study decides elsewhere is no key of this section.
+    known = (set(entry.parameters) - {"noise_multiplier", "capacity", "protects"}) | set(AlgorithmSection.model_fields)
+    accepted = known | set(entry.parameters) - {"noise_multiplier"}
+    return {key: unknown(f"parameter of {entry.name}", key, known) for key in section if key not in accepted}
 
 
 def _read(source: str | Path) -> str:
@@ -344,8 +357,11 @@ def _override(tree: dict[str, Any], override: str) -> None:
         node[parts[-1]] = value
 
 
-def _explain(error: ValidationError) -> str:
-    lines: dict[str, str] = {}
+def _explain(error: ValidationError, tree: Mapping[str, Any]) -> str:
+    section = tree.get("algorithm")
+    # A name that is misspelt there is no error by itself, and the reason for others: for what seems to be missing.
+    strange = unknown_parameters(section) if isinstance(section, dict) else {}
+    lines: dict[str, str] = {f"algorithm.{key}": f"algorithm.{key}: {text}" for key, text in strange.items()}
     for problem in error.errors():
         place = ".".join(
             str(part) for part in problem["loc"] if not str(part).startswith(("constrained", "tuple", "function"))

@@ -38,7 +38,7 @@ from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Seed, grid_program, simulate_grid
 from tacit.silo import enrol
 from tacit.studies.plan import fewest_of
-from tacit.studies.run import Prepared, prepare, starts_of, summary, watch
+from tacit.studies.run import Prepared, check_values, prepare, starts_of, summary, watch
 from tacit.studies.spec import Study, StudyError
 
 Against = Literal["silos", "public"]
@@ -183,6 +183,7 @@ def _checked(study: Study, grid: Mapping[str, Sequence[Any]]) -> float:
     strange = sorted(set(grid) - known)
     if strange or not grid or not all(grid.values()):
         raise StudyError(f"--grid: expected values for keys among {', '.join(sorted(known))}, got {strange or 'none'}.")
+    check_values(study, grid, "--grid ")
     return float(epsilon)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import logging
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from tacit.errors import TacitError, explained, unknown
 from tacit.privacy.doubts import MOST_DELTA
 from tacit.silo import check_records
 
+_log = logging.getLogger("tacit.silo")
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -170,8 +172,14 @@ def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     section = policy.data
     if section.file is not None and section.columns is not None:
         from tacit.data.csv_silos import silo_records
+        from tacit.data.schema import read_schema
 
-        table = silo_records(home / section.file, home / section.columns)
+        place = home / section.columns
+        target = read_schema(place).target
+        told = f"the target {target.column!r} of {place}"
+        _check_target(section, target.task, None if target.classes is None else len(target.classes), told)
+        # The silo's own log: nothing of it is ever sent.
+        table = silo_records(home / section.file, place, tell=lambda line: _log.warning("%s", line))
     elif section.file is not None:
         path = home / section.file
         try:
@@ -186,6 +194,7 @@ def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
         found = {silo.name: silo.train for silo in federation.silos}
         if section.silo not in found:
             raise PolicyError(f"data.silo: expected one of {sorted(found)}, got {section.silo!r}.")
+        _check_target(section, federation.task, federation.num_classes, f"the data set {section.name}")
         table = found[section.silo]
     records = check_records({k: v for k, v in table.items() if k in ("x", "y")}, policy.name)
     labels = records["y"]
@@ -194,6 +203,19 @@ def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     ):
         raise PolicyError(f"data.classes: expected labels 0 to {section.classes - 1}; encode y that way.")
     return records
+
+
+def _check_target(section: DataSection, task: str, classes: int | None, whose: str) -> None:
+    """Raise where the policy says another task or number of classes than its records have."""
+    if (section.task, section.classes) != (task, classes):
+        raise PolicyError(
+            f"[data] of the policy says {_target_words(section.task, section.classes)}, but {whose} has "
+            f"{_target_words(task, classes)}; set that in the policy, or name the records that were meant."
+        )
+
+
+def _target_words(task: str, classes: int | None) -> str:
+    return f'task = "{task}"' + ("" if classes is None else f" and classes = {classes}")
 
 
 def digest(records: dict[str, np.ndarray]) -> str:

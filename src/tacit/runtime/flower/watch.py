@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tacit.errors import TacitError
 from tacit.runtime.flower.commands import run_status, start_run, stop_run, write_app
+from tacit.stopping import ToldInterrupt
 
 _LOOK = 0.5
 _ASK = 30.0
@@ -111,7 +112,7 @@ def follow(folder: Path, console: Console, still_there: Callable[[], None] = lam
     except KeyboardInterrupt:
         stop_run(home, number)
         console.print(f"Stopped. Go on with: tacit server run ... --resume {folder}")
-        raise
+        raise ToldInterrupt from None
     if view.facts["state"] == "failed":
         raise TacitError(f"{view.facts['note'].rstrip('.')}. {_way_out(view.facts['final'], folder)}")
     return view.facts
