@@ -66,3 +66,14 @@ def test_prices_choices_tables_and_figures_fit_together(tmp_path, monkeypatch):
     page = (tmp_path / study.NAME / "README.md").read_text(encoding="utf-8")
     assert "which is not private" in " ".join(page.split())
     assert {"figure.png", "heterogeneity.png"} <= {path.name for path in (tmp_path / study.NAME).iterdir()}
+
+
+def test_sorting_by_target_moves_gradients_further_apart_than_hessians():
+    try:
+        alike, sorted_ = (study.apart(study.TINY, level) for level in (0.0, 1.0))
+    except data.DataError:
+        pytest.skip("the data set is not on this machine")
+    assert sorted_["target"] > 3 * alike["target"]
+    grown = {name: sorted_[name] / alike[name] for name in ("gradient", "hessian")}
+    assert grown["gradient"] > 1.5 * grown["hessian"]
+    assert 0 < sorted_["hessian"] < sorted_["smoothness"]

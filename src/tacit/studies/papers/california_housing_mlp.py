@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from tacit import data
 from tacit.algorithm import Algorithm
@@ -133,14 +134,19 @@ def arms(local_batch: int) -> tuple[Arm, ...]:
     )
 
 
+def houses(size: Size, seed: int, level: float | None) -> data.Federation:
+    """Ten silos of houses, drawn alike, or by sorted target at a level of heterogeneity."""
+    kind = {"partition": "iid"} if level is None else {"partition": "sorted-target", "level": level}
+    return data.load(
+        "california-housing", silos=10, seed=seed, validation=0.0, test=0.2, records_per_silo=size.records, **kind
+    )
+
+
 def seeds_of(size: Size, number: int, level: float | None = None) -> list[Seed]:
     """Repetitions: another partition and another start each, measured on the training and test records of all silos."""
     found = []
     for seed in range(number):
-        kind = {"partition": "iid"} if level is None else {"partition": "sorted-target", "level": level}
-        loaded = data.load(
-            "california-housing", silos=10, seed=seed, validation=0.0, test=0.2, records_per_silo=size.records, **kind
-        )
+        loaded = houses(size, seed, level)
         pooled = {
             part: {k: jnp.asarray(np.concatenate([getattr(s, part)[k] for s in loaded.silos])) for k in ("x", "y")}
             for part in ("train", "test")
@@ -186,6 +192,31 @@ def after_another(losses: np.ndarray, best: int | None, start: float) -> tuple[i
         return (newest if held else None), True
     better = held and bool(losses[-1, -1] < losses[best, -1])
     return (newest if better else best), better
+
+
+def apart(size: Size, level: float) -> dict[str, float]:
+    """How far silos' gradients and Hessians are from those of all, at most, at a trained model.
+
+    The theory of local steps speaks of Hessians: the local steps correct the mean gradient by differences alone.
+    """
+    loaded = houses(size, 0, level)
+    start, shape = ravel_pytree(OBJECTIVE.init(jax.random.key(0)))
+    parts = [{name: jnp.asarray(silo.train[name]) for name in ("x", "y")} for silo in loaded.silos]
+
+    def risk(w: Any, records: Any) -> Any:
+        return OBJECTIVE.losses(shape(w), records).mean()
+
+    everybody = jax.tree.map(lambda *columns: jnp.concatenate(columns), *parts)
+    descend = jax.jit(lambda w: jax.lax.fori_loop(0, 500, lambda _, w: w - 0.25 * jax.grad(risk)(w, everybody), w))
+    trained = descend(start)
+    slope, bend = jax.jit(jax.grad(risk)), jax.jit(jax.hessian(risk))
+    whole = bend(trained, everybody)
+    return {
+        "target": float(np.std([np.mean(part["y"]) for part in parts])),
+        "gradient": max(float(jnp.linalg.norm(slope(trained, part) - slope(trained, everybody))) for part in parts),
+        "hessian": max(float(jnp.linalg.norm(bend(trained, part) - whole, 2)) for part in parts),
+        "smoothness": float(jnp.linalg.norm(whole, 2)),
+    }
 
 
 class Study:
@@ -329,7 +360,8 @@ class Study:
         open_arm = Arm("not private", "mb-psgm-fg", "open", {"momentum": MOMENTUM})
         curves["not private"] = {"none": self.part("not private", partial(self.curve, open_arm, None, []))}
         levels = {f"{v:g}": self.part(f"level {v:g}", partial(self.heterogeneity, v)) for v in self.size.levels}
-        return {"curves": curves, "heterogeneity": levels}
+        distances = {f"{v:g}": self.part(f"apart {v:g}", partial(apart, self.size, v)) for v in self.size.levels}
+        return {"curves": curves, "heterogeneity": levels, "apart": distances}
 
 
 def main() -> None:

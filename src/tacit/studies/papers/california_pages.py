@@ -48,6 +48,16 @@ def draw_levels(path: Path, levels: dict[str, Any]) -> None:
     plt.close(figure)
 
 
+def _levels(found: dict[str, Any]) -> str:
+    """Losses at every level, and how far silos are apart there."""
+    labels, rows = list(next(iter(found["heterogeneity"].values()))), []
+    for level, row in found["heterogeneity"].items():
+        far = found["apart"][level]
+        losses = [f"{row[label]['train_loss']['mean']:.4g}" for label in labels]
+        rows.append([level, *losses, f"{far['gradient']:.3f}", f"{far['hessian'] / far['smoothness']:.3f}"])
+    return table(["level", *labels, "gradients apart", "Hessians apart, of the largest eigenvalue"], rows)
+
+
 def readme(found: dict[str, Any], size: Any, network: dict[str, Any]) -> str:
     """The result page."""
     curves, columns = found["curves"], [f"{e:g}" for e in size.epsilons]
@@ -66,11 +76,7 @@ def readme(found: dict[str, Any], size: Any, network: dict[str, Any]) -> str:
             rows.append([label, budget, *scores, f"{c['bytes_per_silo_and_round']:.0f}", rounds, local, left])
     header = ["method", "epsilon", "train loss", "squared gradient", "test loss", "bytes per silo and round"]
     compared = table([*header, "rounds to target", "local epsilon", "epsilon without shuffler"], rows)
-    labels = list(next(iter(found["heterogeneity"].values())))
-    spread = table(
-        ["level", *labels],
-        [[v, *(f"{row[x]['train_loss']['mean']:.4g}" for x in labels)] for v, row in found["heterogeneity"].items()],
-    )
+    spread = _levels(found)
     return f"""# California housing, ten silos, through shuffled reports
 
 ![figure](figure.png)
@@ -95,4 +101,8 @@ The theory says that local steps win where silos are alike and lose where they d
 local steps), {size.local_rounds} rounds through a trusted server, at epsilon = {max(size.epsilons):g} and without
 privacy, over partitions by sorted target; the best of seven steps from 4 to 1/16 for each, training loss:
 
-{spread}"""
+{spread}
+Gradients and Hessians are those of the training loss at a model trained without privacy: the largest distance of a
+silo's from that of all. The theory's heterogeneity is that of the **Hessians**, because local steps follow the mean
+gradient and correct it by differences of the silo's own. Sorting by target moves gradients far apart, and Hessians
+little: they are mostly the features'."""
