@@ -320,6 +320,21 @@ def test_tuning_is_priced_before_it_runs():
         tacit("tune", "heart-disease", *grid, "--against", "nobody")
 
 
+def test_tuning_says_where_noise_may_have_chosen_and_keeps_what_made_its_model(tmp_path):
+    short = ("--set", "run.seeds=1", "--set", "algorithm.num_rounds=2", "--out", tmp_path)
+    said = " ".join(tacit("tune", "heart-disease", "--grid", "algorithm.step_size=[1,1.01]", *short).stdout.split())
+    [run] = tmp_path.iterdir()
+    told = json.loads((run / "tuned.json").read_text(encoding="utf-8"))
+    held = sum(silo["validation"] for silo in told["silos"])
+    assert told["score_deviation"] == pytest.approx(2 * told["score_noise"] / held)  # four silos, whose noises add up
+    assert f"± {told['score_deviation']:.3f} of noise" in said
+    assert "Noise may have chosen" in said
+    assert load_study(run / "study.toml").algorithm.step_size == told["chosen"]["algorithm.step_size"]
+    assert json.loads((run / "provenance.json").read_text(encoding="utf-8"))["versions"]
+    with pytest.raises(TacitError, match="tuned.json has the price"):
+        tacit("report", run)
+
+
 def test_tuning_says_whom_its_price_holds_against_and_calls_an_error_an_error(tmp_path):
     short = ("--set", "run.seeds=1", "--set", "algorithm.num_rounds=2", "--set", "algorithm.channel=trusted")
     grid = ("--grid", "algorithm.step_size=[1,8]", *short)

@@ -4,10 +4,12 @@ import json
 import math
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.studies.bound import NO_BALL
+from tacit.studies.plan import paper_of
 from tacit.studies.run import prepare
 from tacit.studies.spec import load_study
 from tacit.theory import Statement
@@ -93,6 +95,48 @@ def test_a_bound_above_the_loss_of_the_zero_model_promises_nothing():
     found = planned("objective.regulariser=l2-ball:3", "privacy.epsilon=0.7").bound
     assert math.log(2) < found.bound < 3 * 2**0.5
     assert found.failed == (f"bound={found.bound:.4g} <= excess risk at the start=0.6931",)
+
+
+def test_private_statistics_take_their_share_of_the_bound_and_of_the_papers_noise(tmp_path):
+    columns = "preprocessing={standardise='moments', columns=['age']}"
+    ball = "objective.regulariser=l2-ball:1"
+    plans = [planned(ball, columns, f"preprocessing.share={share}") for share in (0.2, 0.8)]
+    assert plans[1].bound.bound > 1.3 * plans[0].bound.bound
+    for plan in plans:
+        printed, silo = paper_of(plan, plan.silos[0]), plan.silos[0]
+        [gradient] = [event for event in silo.events if event.kind == "gradient"]
+        ours = 2 * gradient.noise_multiplier / gradient.batch
+        assert printed.ratio == pytest.approx(printed.sigma_over_clip[0] / ours, rel=5e-3)
+    study, out = tmp_path / "own.toml", tmp_path / "chosen.toml"
+    study.write_text(tomli_w.dumps(plans[1].study.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    found = json.loads(CliRunner().invoke(app, ["choose", "--study", str(study), "--out", str(out), "--json"]).output)
+    best = next(row for row in found["candidates"] if row["algorithm"] == found["winner"])
+    told = json.loads(CliRunner().invoke(app, ["plan", str(out), "--json"]).output)
+    assert told["theory"]["bound"] == pytest.approx(best["bound"], rel=1e-3)
+    assert load_study(out).privacy.epsilon == plans[1].study.privacy.epsilon
+
+
+def test_a_squared_norm_beside_the_ball_counts_as_a_part_of_the_loss(tmp_path):
+    out = tmp_path / "chosen.toml"
+    flags = ["--convex", "--beta", "0.5", "--mu", "0.1", "--records", "1000", "--silos", "5", "-d", "11"]
+    command = ["choose", *flags, "--epsilon", "1", "--max-rounds", "50", "--out", str(out), "--json"]
+    found = json.loads(CliRunner().invoke(app, command).output)
+    assert any("squared-l2:0.1" in line for line in found["assumed"])
+    best = next(row for row in found["candidates"] if row["algorithm"] == found["winner"])
+    told = json.loads(CliRunner().invoke(app, ["plan", str(out), "--json"]).output)["theory"]
+    assert told["bound"] == pytest.approx(best["bound"], rel=1e-3)
+    assert "has l1" in planned("objective.regulariser=l1:0.1+l2-ball:1").bound
+
+
+def test_a_promise_of_another_kind_than_was_asked_for_is_called_so():
+    command = ["choose", "--study", "heart-disease", "--goal", "population"]
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    best = next(row for row in found["candidates"] if row["algorithm"] == found["winner"])
+    assert best["measure"] == "empirical excess risk"
+    assert "population excess risk" in found["goal_missed"]
+    assert found["goal_missed"] in " ".join(CliRunner().invoke(app, command).output.split())
+    met = json.loads(CliRunner().invoke(app, [*command[:3], "--goal", "empirical", "--json"]).output)
+    assert met["goal_missed"] is None
 
 
 def test_choose_without_a_study_assumes_the_constants_of_the_study_that_it_writes(tmp_path):

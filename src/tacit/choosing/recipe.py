@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tacit import geometry
 from tacit.algorithms import find
 from tacit.choosing.candidates import Candidate
 from tacit.choosing.situation import Situation
@@ -89,8 +90,8 @@ def plain(value: Any) -> Any:
 
 
 def _is_free(regulariser: Any) -> bool:
-    """Whether a regulariser may be replaced by the theorem's ball: there is none, or it is a ball already."""
-    return regulariser == "zero" or (isinstance(regulariser, str) and regulariser.startswith("l2-ball"))
+    """Whether a regulariser may be replaced by the theorem's: there is none, or it is a ball or squared norm."""
+    return all(term["kind"] in ("zero", "l2-ball", "squared-l2") for term in geometry.terms(regulariser))
 
 
 def _ball(s: Situation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -11,20 +12,39 @@ from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from tacit.choosing import Candidate, Situation
+    from tacit.choosing.candidates import Measure
 
-GOALS = {
+GOALS: dict[str, Measure] = {
     "population": "population excess risk",
     "empirical": "empirical excess risk",
     "gradient": "squared gradient",
 }
 
 
-def print_choice(
-    situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
-) -> None:
+@dataclass(frozen=True)
+class Choice:
+    """A situation, every algorithm held against it, the winner, and what was wanted."""
+
+    situation: Situation
+    found: tuple[Candidate, ...]
+    best: Candidate | None
+    assumed: list[str]
+    written: str | None
+    goal: Measure | None
+    can_tune: bool
+
+    @property
+    def missed(self) -> str | None:
+        """A sentence where the winner's promise is of another kind than was asked for."""
+        if self.best is None or self.goal in (None, self.best.measure):
+            return None
+        return f"No promise on {self.goal} holds here: the winner's is on {self.best.measure}, which is another thing."
+
+
+def print_choice(told: Choice) -> None:
     """The theorems that apply, those that do not and why, what was assumed, and the winner."""
-    console = Console()
-    _print_theorems(found, best, console)
+    console, found = Console(), told.found
+    _print_theorems(found, told.best, console)
     others = Table(Column("algorithm", no_wrap=True), "why not", title="theorems that do not apply")
     for c in found:
         if not c.applies:
@@ -32,13 +52,13 @@ def print_choice(
     if others.row_count:
         console.print(others)
     console.print(
-        f"At the smallest silo, {situation.records} records. Bounds are on population or empirical excess risk, or on "
-        "the squared gradient. A bound has all its constants; a rate has its constant set to one and compares, but "
-        "promises nothing."
+        f"At the smallest silo, {told.situation.records} records. Bounds are on population or empirical excess risk, "
+        "or on the squared gradient. A bound has all its constants; a rate has its constant set to one and compares, "
+        "but promises nothing."
     )
-    for line in assumed:
+    for line in told.assumed:
         console.print(f"assumed  {line}", highlight=False)
-    _print_winner(best, written, console)
+    _print_winner(told, console)
 
 
 def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, console: Console) -> None:
@@ -57,7 +77,7 @@ def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, consol
     for c in found:
         if c.applies:
             name = f"[bold green]{c.algorithm}[/]" if c is best else c.algorithm
-            measure = short.get(c.measure or "", c.measure or "")
+            measure = "" if c.measure is None else short[c.measure]
             table.add_row(name, c.channel, measure, _number(c.bound), _number(c.rate), str(c.rounds))
             failures += [f"{c.algorithm}: {conditions_text(c.failed)}"] if c.failed else []
     if table.row_count:
@@ -66,7 +86,8 @@ def _print_theorems(found: tuple[Candidate, ...], best: Candidate | None, consol
         console.print(escape(line), highlight=False)
 
 
-def _print_winner(best: Candidate | None, written: str | None, console: Console) -> None:
+def _print_winner(told: Choice, console: Console) -> None:
+    best, written = told.best, told.written
     if best is None:
         console.print("[bold red]No theorem applies.[/] See the reasons above.")
         return
@@ -74,6 +95,8 @@ def _print_winner(best: Candidate | None, written: str | None, console: Console)
 
     console.print(f"Winner: [bold green]{best.algorithm}[/] ({best.source}), {best.rounds} rounds.")
     console.print(escape(best.sentence or conditions_text(best.failed)))
+    if told.missed is not None:
+        console.print(f"[bold red]{told.missed}[/]")
     if best.failed:
         console.print(
             "More records or silos, a larger epsilon, or fewer parameters would help; practice is often better than "
@@ -83,7 +106,8 @@ def _print_winner(best: Candidate | None, written: str | None, console: Console)
         console.print("A study of it: add --out FILE.toml")
     else:
         console.print(f"Wrote {written}. Next: tacit plan {written}; tacit run {written}", highlight=False)
-        _print_tuning(best, written, console)
+        if told.can_tune:
+            _print_tuning(best, written, console)
 
 
 def _print_tuning(best: Candidate, written: str, console: Console) -> None:
@@ -92,7 +116,7 @@ def _print_tuning(best: Candidate, written: str, console: Console) -> None:
     if isinstance(step, int | float):
         longer = [float(f"{step * factor:.3g}") for factor in (1, 10, 100)]
         console.print(
-            "Its step is the theorem's, safe for the worst records; a better one within the budget: "
+            "Its step is the theorem's, safe for the worst records. This looks for a better one within the budget: "
             f'tacit tune {written} --grid "algorithm.step_size={longer}"',
             markup=False,
             highlight=False,

@@ -6,20 +6,21 @@ import json
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tomli_w
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tacit.cli.choice import GOALS, print_choice
+from tacit.cli.choice import GOALS, Choice, print_choice
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
     from tacit.choosing import Candidate, Situation
+    from tacit.studies.spec import PreprocessingSection
 
 
 def somebody_answers() -> bool:
@@ -105,18 +106,22 @@ def choose_command(
         convex, mu, pl, beta, smooth, heterogeneous, shuffler, trusted_server, records, silos, dimension, lipschitz,
         diameter, epsilon, delta, fairness, participants, gap,
     )  # fmt: skip
-    own, unpriced = (None, False) if study is None else _from_study(study, answers)
+    own = None if study is None else _from_study(study, answers)
     assumed = _complete(answers, asking=somebody_answers() and not as_json)
     if study is not None:
         assumed = [f"{line} ({_no_ball()})" if line.startswith("diameter") else line for line in assumed]
     situation = _situation(answers, max_rounds)
-    found = candidates(situation)
-    best = winner(found, GOALS[goal] if goal else None)  # type: ignore[arg-type]
-    written = None if out is None else _write(situation, best, own, out)
+    assumed += _consequences(situation, own)
+    found = candidates(_for_theorems(situation, own))
+    wanted = GOALS[goal] if goal else None
+    best = winner(found, wanted)
+    written = None if out is None else _write(situation, best, None if own is None else own.tree, out)
+    told = Choice(situation, found, best, assumed, written, wanted, can_tune=own is None or own.preprocessing is None)
+    unpriced = own is not None and own.unpriced
     if as_json:
-        typer.echo(json.dumps(_as_data(situation, found, best, assumed, written) | {"preprocessing_private": unpriced}))
+        typer.echo(json.dumps(_as_data(told) | {"preprocessing_private": unpriced}))
         return
-    print_choice(situation, found, best, assumed, written)
+    print_choice(told)
     if unpriced:
         Console().print(
             f"[bold red]Not private:[/] preprocessing of {escape(str(study))} read private records and is not priced."
@@ -130,12 +135,21 @@ def _no_ball() -> str:
     return NO_BALL
 
 
-def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
-    """Fill in what a study's records and model tell; flags win. Also whether records were read without a price."""
+class Own(NamedTuple):
+    """A study of one's own: what is kept of it, whether records were read without a price, and its statistics."""
+
+    tree: dict[str, Any]
+    unpriced: bool
+    preprocessing: PreprocessingSection | None
+
+
+def _from_study(name: str, answers: Answers) -> Own:
+    """Fill in what a study's records and model tell; flags win."""
     import jax
 
     from tacit.objectives import start_risk
     from tacit.studies.assemble import federation_of, problem_of
+    from tacit.studies.bound import ball_and_strength
     from tacit.studies.spec import load_study
 
     study = load_study(name)
@@ -145,12 +159,14 @@ def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
     is_linear = problem.objective.model.linear is not None
     participants = study.run.participants
     epsilon = study.privacy.epsilon
+    regulariser = ball_and_strength(study.objective.regulariser)
     known: dict[str, Any] = {
         "convex": is_linear,
+        "mu": regulariser.strength if is_linear else None,
         "smooth": is_linear and problem.smoothness is not None,
         "beta": problem.smoothness,
         "lipschitz": problem.lipschitz or study.algorithm.clip_norm,
-        "diameter": _ball_diameter(study.objective.regulariser) if is_linear else None,
+        "diameter": 2 * regulariser.radius if is_linear and regulariser.radius is not None else None,
         "records": ",".join(str(len(silo.train["y"])) for silo in federation.silos),
         "dimension": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)),
         "gap": start_risk(problem.objective),
@@ -166,17 +182,7 @@ def _from_study(name: str, answers: Answers) -> tuple[dict[str, Any], bool]:
     if path.is_file() and "options" in tree["data"] and "folder" in tree["data"]["options"]:
         tree["data"]["options"]["folder"] = str(Path(tree["data"]["options"]["folder"]).resolve())
     kept = {key: value for key, value in tree.items() if key not in ("algorithm", "baseline")}
-    return kept, federation.touches_private_data
-
-
-def _ball_diameter(regulariser: Any) -> float | None:
-    """The diameter of the l2 ball that a study keeps its model in; linear models start at its centre."""
-    if isinstance(regulariser, str):
-        parts = [part.strip().partition(":") for part in regulariser.split("+")]
-        radii = [float(radius) for kind, _, radius in parts if kind == "l2-ball"]
-        return 2 * radii[0] if radii else None
-    is_ball = isinstance(regulariser, dict) and regulariser.get("kind") == "l2-ball"
-    return 2 * float(regulariser["radius"]) if is_ball else None
+    return Own(kept, federation.touches_private_data, study.preprocessing)
 
 
 def _complete(answers: Answers, *, asking: bool) -> list[str]:
@@ -236,20 +242,22 @@ def _usual_lipschitz(answers: Answers) -> float:
 
 
 def _situation(answers: Answers, max_rounds: int) -> Situation:
+    """What was answered; the squared norm that makes losses strongly convex counts as a part of each of them."""
     from tacit.choosing import Situation
 
+    mu, diameter = answers.mu or 0.0, float(answers.diameter or 0.0)
     return Situation(
         convex=bool(answers.convex),
-        strong_convexity=answers.mu or 0.0,
+        strong_convexity=mu,
         pl=answers.pl,
-        smoothness=answers.beta if answers.smooth else None,
+        smoothness=answers.beta + mu if answers.smooth and answers.beta is not None else None,
         heterogeneous=bool(answers.heterogeneous),
         shuffler=bool(answers.shuffler),
         trusted_server=bool(answers.trusted_server),
         sizes=_sizes(str(answers.records), answers.silos),
         dimension=int(answers.dimension or 0),
-        lipschitz=float(answers.lipschitz or 0.0),
-        diameter=float(answers.diameter or 0.0),
+        lipschitz=float(answers.lipschitz or 0.0) + mu * diameter / 2,
+        diameter=diameter,
         epsilon=float(answers.epsilon or 0.0),
         delta=float(answers.delta or 0.0),
         fairness=bool(answers.fairness),
@@ -257,6 +265,29 @@ def _situation(answers: Answers, max_rounds: int) -> Situation:
         gap=answers.gap,
         max_rounds=max_rounds,
     )
+
+
+def _for_theorems(situation: Situation, own: Own | None) -> Situation:
+    """The situation with the epsilon that private statistics leave for training."""
+    from tacit.studies.bound import left_for_training
+
+    preprocessing = None if own is None else own.preprocessing
+    return replace(situation, epsilon=left_for_training(preprocessing, situation.epsilon, situation.delta))
+
+
+def _consequences(situation: Situation, own: Own | None) -> list[str]:
+    """What follows from the answers without having been said."""
+    said, mu = [], situation.strong_convexity
+    if mu > 0:
+        beta = "" if situation.smoothness is None else f" and beta {situation.smoothness:g}"
+        said.append(
+            f"objective = the study adds squared-l2:{mu:g}, which makes it strongly convex; with it L is "
+            f"{situation.lipschitz:.5g}{beta}"
+        )
+    left = _for_theorems(situation, own).epsilon
+    if left < situation.epsilon:
+        said.append(f"epsilon of training = {left:.4g}, which private statistics leave of {situation.epsilon:g}")
+    return said
 
 
 def _sizes(text: str, silos: int | None) -> tuple[int, ...]:
@@ -289,9 +320,7 @@ def _write(situation: Situation, best: Candidate | None, own: dict[str, Any] | N
     return str(out)
 
 
-def _as_data(
-    situation: Situation, found: tuple[Candidate, ...], best: Candidate | None, assumed: list[str], written: str | None
-) -> dict[str, Any]:
+def _as_data(told: Choice) -> dict[str, Any]:
     rows = [
         {
             "algorithm": c.algorithm,
@@ -306,13 +335,14 @@ def _as_data(
             "conditions_that_fail": list(c.failed),
             "sentence": c.sentence or None,
         }
-        for c in found
+        for c in told.found
     ]
     return {
-        "silos": situation.silos,
-        "records": list(situation.sizes),
-        "assumed": assumed,
+        "silos": told.situation.silos,
+        "records": list(told.situation.sizes),
+        "assumed": told.assumed,
         "candidates": rows,
-        "winner": None if best is None else best.algorithm,
-        "study": written,
+        "winner": None if told.best is None else told.best.algorithm,
+        "goal_missed": told.missed,
+        "study": told.written,
     }

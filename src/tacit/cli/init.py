@@ -280,3 +280,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
     deployed = not drafted.loud and drafted.schema.norm != "box"
     silo = f". Each silo: tacit silo init HOME --records FILE.csv --columns {schema}" if deployed else ""
     console.print(f"Another algorithm: tacit choose --study {study}{silo}", highlight=False)
+    if not deployed:
+        console.print(
+            "For simulation alone: silos serve neither private statistics yet nor what was read from records."
+        )

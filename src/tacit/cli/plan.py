@@ -51,6 +51,7 @@ def _as_data(prepared: Prepared) -> dict[str, Any]:
         if study.privacy.private
         else {},
         "grid": [{"point": point, "noise_multiplier": noise_at(prepared, point).tolist()} for point in points],
+        "released_before_training": study.preprocessing is not None,
         "preprocessing_private": federation.touches_private_data,
         "records_with_held_out": {silo.name: _size(silo) for silo in federation.silos},
     }
@@ -141,6 +142,9 @@ def _size(silo: SiloData) -> int:
 
 def _print_held_out(found: dict[str, Any], console: Console) -> None:
     """Say that a deployment of the same files has more records to train on, where it has."""
+    if found["released_before_training"]:
+        console.print("Silos cannot serve a study with private statistics yet: it is for simulation (`tacit run`).")
+        return
     whole = found["records_with_held_out"]
     trained = {silo["name"]: silo["records"] for silo in found["silos"]}
     more = [f"{name} {n}" for name, n in whole.items() if n > trained.get(name, n)]

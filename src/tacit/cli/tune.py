@@ -99,8 +99,16 @@ def _values(text: str) -> tuple[str, list[Any]]:
 def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
     import jax
     import numpy as np
+    import tomli_w
+
+    from tacit.studies.folder import provenance, typed_command
 
     (folder / "tuned.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+    tree = tuned.plan.prepared.study.model_dump(exclude_none=True, mode="json")
+    for key, value in written["chosen"].items():
+        tree["algorithm"][key.removeprefix("algorithm.")] = value
+    (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance(typed_command()), indent=1), encoding="utf-8")
     leaves = jax.tree_util.tree_leaves_with_path(tuned.params)
     np.savez(folder / "model.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
 
@@ -150,12 +158,25 @@ def _print_selection(plan: TunePlan, console: Console) -> None:
 
 def _print_tuned(written: dict[str, Any]) -> None:
     console = Console()
-    table = Table(*written["chosen"], "private validation error", title="candidates that may be told; less is better")
+    heading = f"private validation error, ± {written['score_deviation']:.3f} of noise"
+    table = Table(*written["chosen"], heading, title="candidates that may be told; less is better")
     for row in written["candidates"]:
         values = (f"{value:g}" for value in row["point"].values())
         table.add_row(*values, f"{row['private_validation_error']:.4f}")
     console.print(table)
+    _print_doubt(written, console)
     chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
     tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
     console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
     console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")
+
+
+def _print_doubt(written: dict[str, Any], console: Console) -> None:
+    """Say so where noise decides: candidates that differ by no more than the best of as many equal ones would."""
+    scores = [row["private_validation_error"] for row in written["candidates"]]
+    spread, usual = max(scores) - min(scores), 4 * written["score_deviation"]
+    if len(scores) > 1 and spread <= usual:
+        console.print(
+            f"[bold red]Noise may have chosen:[/] the errors differ by {spread:.3f}, and equal candidates would differ "
+            f"by up to {usual:.3f}. Fewer candidates, more validation records or a larger epsilon tell them apart."
+        )

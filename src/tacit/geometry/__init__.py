@@ -13,7 +13,7 @@ from tacit.geometry.penalties import elastic_net, group_lasso, l1, squared_l2, w
 from tacit.geometry.proximal import Params, Regulariser
 from tacit.geometry.sets import box, frobenius_ball, l1_ball, l2_ball, simplex
 from tacit.geometry.sums import add
-from tacit.geometry.table import from_name, regulariser
+from tacit.geometry.table import from_name, regulariser, terms
 
 __all__ = [
     "Params",
@@ -30,6 +30,7 @@ __all__ = [
     "regulariser",
     "simplex",
     "squared_l2",
+    "terms",
     "with_squared_l2",
     "zero",
 ]

@@ -53,8 +53,19 @@ def from_name(name: str) -> Regulariser:
     >>> float(from_name("elastic-net:1:2").value(jnp.array([1.0, -1.0])))
     4.0
     """
-    terms = [_term(part.strip()) for part in name.split("+")]
-    return regulariser(terms[0] if len(terms) == 1 else {"kind": "sum", "terms": terms})
+    parts = terms(name)
+    return regulariser(parts[0] if len(parts) == 1 else {"kind": "sum", "terms": parts})
+
+
+def terms(spec: Mapping[str, Any] | str) -> list[Mapping[str, Any]]:
+    """The tables of which a regulariser is the sum.
+
+    >>> terms("l1:0.5+l2-ball:10")
+    [{'kind': 'l1', 'strength': 0.5}, {'kind': 'l2-ball', 'radius': 10.0}]
+    """
+    if isinstance(spec, str):
+        return [_term(part.strip()) for part in spec.split("+")]
+    return list(spec.get("terms", ())) if spec.get("kind") == "sum" else [spec]
 
 
 def _term(text: str) -> dict[str, Any]:

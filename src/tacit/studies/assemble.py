@@ -107,7 +107,8 @@ def problem_of(study: Study, federation: data.Federation) -> Problem:
         raise StudyError(f"objective.regulariser: {error}") from None
     objective = Objective(_model(section, federation, outputs), _LOSSES[name](section))
     # Strong convexity that a regulariser brings is not the losses', of which the theorems speak.
-    known = constants(objective, feature_norm=federation.feature_norm)
+    norm = federation.feature_norm if study.preprocessing is None else study.preprocessing.norm
+    known = constants(objective, feature_norm=norm)
     return Problem(objective, regulariser, lipschitz=known.lipschitz, smoothness=known.smoothness)
 
 

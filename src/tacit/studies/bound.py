@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 
+from tacit import geometry
 from tacit.objectives import Problem, start_risk
-from tacit.studies.spec import Study
+from tacit.privacy import gdp_epsilon, gdp_mu
+from tacit.studies.spec import PreprocessingSection, Study
 from tacit.theory import FROM_THEORY, ConvexSetting, Statement, stated
 
 NO_BALL = 'no ball that holds an optimum is known; set objective.regulariser = "l2-ball:RADIUS"'
@@ -22,21 +25,25 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
     section = study.algorithm
     if section.name not in FROM_THEORY or epsilon is None or not math.isfinite(epsilon):
         return None
-    radius = problem.radius or _radius(study.objective.regulariser)
+    known = ball_and_strength(study.objective.regulariser)
+    radius = problem.radius or known.radius
     if problem.lipschitz is None or problem.smoothness is None:
         return (
             "No bound: no Lipschitz constant and smoothness are known for this loss; the logistic and softmax losses "
             "of a linear model on bounded features have them, and with objective.smoothness the hinge, absolute and "
             "pinball losses."
         )
+    if known.others:
+        return f"No bound: theorems speak of l2-ball and squared-l2, and objective.regulariser has {known.others[0]}."
     if radius is None:
         return f"No bound: {NO_BALL}."
     shapes = jax.eval_shape(problem.objective.init, jax.random.key(0))
     who = study.run.participants
     setting = ConvexSetting(
-        lipschitz=problem.lipschitz,
-        smoothness=problem.smoothness,
-        strong_convexity=problem.strong_convexity or 0.0,
+        # A squared norm counts as a part of each record's loss.
+        lipschitz=problem.lipschitz + known.strength * radius,
+        smoothness=problem.smoothness + known.strength,
+        strong_convexity=known.strength,
         radius=radius,
         records=min(records),
         silos=len(records),
@@ -72,9 +79,30 @@ def bound_text(found: dict[str, Any]) -> str:
     return str(found["missing"] if "missing" in found else found["sentence"])
 
 
-def _radius(regulariser: str | dict[str, Any]) -> float | None:
-    """The radius of a ball around zero, where the linear models start."""
-    if isinstance(regulariser, str):
-        kind, _, number = regulariser.partition(":")
-        return float(number) if kind == "l2-ball" else None
-    return float(regulariser["radius"]) if regulariser.get("kind") == "l2-ball" else None
+class Known(NamedTuple):
+    """What a regulariser tells the theorems: a ball around zero, where linear models start, and a strength."""
+
+    radius: float | None
+    strength: float
+    others: tuple[str, ...]
+
+
+def ball_and_strength(regulariser: str | Mapping[str, Any]) -> Known:
+    """The l2 ball, the strength of a squared l2 norm, and what else a regulariser is made of.
+
+    >>> ball_and_strength("squared-l2:0.5+l2-ball:3")
+    Known(radius=3.0, strength=0.5, others=())
+    """
+    terms = geometry.terms(regulariser)
+    balls = [float(term["radius"]) for term in terms if term["kind"] == "l2-ball"]
+    strength = sum(float(term["strength"]) for term in terms if term["kind"] == "squared-l2")
+    others = tuple(str(term["kind"]) for term in terms if term["kind"] not in ("l2-ball", "squared-l2", "zero"))
+    return Known(min(balls, default=None), strength, others)
+
+
+def left_for_training(preprocessing: PreprocessingSection | None, epsilon: float, delta: float) -> float:
+    """What statistics that are released before training leave of an epsilon; all of it where there are none."""
+    if preprocessing is None:
+        return epsilon
+    whole, first = gdp_mu(epsilon, delta), gdp_mu(preprocessing.share * epsilon, delta)
+    return gdp_epsilon(math.sqrt(whole**2 - first**2), delta)

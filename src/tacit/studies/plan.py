@@ -21,7 +21,7 @@ from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
 from tacit.studies.assemble import Builder
-from tacit.studies.bound import bound_json, bound_of
+from tacit.studies.bound import bound_json, bound_of, left_for_training
 from tacit.studies.centralisation import crossings
 from tacit.studies.noise import said_over_clip
 from tacit.studies.spec import Study, StudyError
@@ -40,7 +40,9 @@ class Plan:
     @property
     def bound(self) -> Statement | str | None:
         """What the algorithm's theorem promises at the tightest budget of all silos, and the lower bound."""
-        spent = [silo.price.epsilon for silo in self.silos if silo.price is not None]
+        first = self.study.preprocessing
+        prices = [silo.price for silo in self.silos if silo.price is not None]
+        spent = [left_for_training(first, price.epsilon, price.delta) for price in prices]
         return bound_of(self.study, self.problem, [s.records for s in self.silos], min(spent, default=None))
 
     @property
@@ -142,7 +144,8 @@ def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:
         return None
     asked = plan.study.privacy.epsilon
     epsilon = asked if isinstance(asked, float | int) else silo.price.epsilon
-    return _paper(plan.study, silo.records, len(plan.silos), float(epsilon), silo.price.delta)
+    left = left_for_training(plan.study.preprocessing, float(epsilon), silo.price.delta)
+    return _paper(plan.study, silo.records, len(plan.silos), left, silo.price.delta)
 
 
 def _paper(study: Study, records: int, silos: int, epsilon: float, delta: float) -> PaperNoise | None:

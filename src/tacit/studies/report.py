@@ -40,6 +40,11 @@ _MANY = 12  # silos that fit on a page
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` into a run folder and return its path."""
     missing = [name for name in _FILES if not (folder / name).is_file()]
+    if missing and (folder / "tuned.json").is_file():
+        raise TacitError(
+            f"{folder} is of `tacit tune`, which trains once for each candidate and has no report; tuned.json has the "
+            "price, the candidates and the choice. `tacit run` on its study.toml would train, and spend, again."
+        )
     if missing:
         cure = f"tacit run --resume {folder}" if stages_of(folder).is_dir() else "tacit run STUDY"
         raise TacitError(f"{folder} is not a complete run folder (no {missing[0]}); make one with `{cure}`.")

@@ -91,8 +91,7 @@ def prepare(study: Study) -> Prepared:
         cap=study.privacy.max_participations,
         honest=study.run.honest,
     )
-    bound = first.feature_norm if study.preprocessing is None else study.preprocessing.norm
-    builder = builder_of(study, problem_of(study, dataclasses.replace(first, feature_norm=bound)), records)
+    builder = builder_of(study, problem_of(study, first), records)
     before = statistics_events(study, first)
     plan = plan_of(study, builder, [silo.name for silo in first.silos], records, before)
     _check_grid(study)

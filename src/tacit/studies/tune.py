@@ -98,6 +98,13 @@ class TunePlan:
         """The noise multiplier of each silo's training, rounded up to float32."""
         return np.nextafter(np.asarray([silo.factor for silo in self.silos], np.float32), np.float32(np.inf))
 
+    @property
+    def score_deviation(self) -> float:
+        """The standard deviation of the noise in a candidate's released error, which is one of all silos together."""
+        held = sum(silo.validation for silo in self.silos)
+        parts = 1 if self.prepared.study.algorithm.channel == "trusted" else len(self.silos)
+        return math.sqrt(parts) / self.separation / held
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -343,6 +350,7 @@ def plan_json(plan: TunePlan) -> dict[str, Any]:
         "preprocessing_private": plan.prepared.federations[0].touches_private_data,
         "silos": [_silo_json(silo) for silo in plan.silos],
         "score_noise": 1 / plan.separation,
+        "score_deviation": plan.score_deviation,
     }
 
 
