@@ -331,7 +331,7 @@ def test_tuning_says_where_noise_may_have_chosen_and_keeps_what_made_its_model(t
     assert "Noise may have chosen" in said
     assert load_study(run / "study.toml").algorithm.step_size == told["chosen"]["algorithm.step_size"]
     assert json.loads((run / "provenance.json").read_text(encoding="utf-8"))["versions"]
-    with pytest.raises(TacitError, match="tuned.json has the price"):
+    with pytest.raises(TacitError, match=r"tuned\.json has the price"):
         tacit("report", run)
 
 
