@@ -227,11 +227,11 @@ class Study:
         self.steps = [size.first_step * 0.5**i for i in range(size.halvings)]
         self.look = max(1, min(LOOK, size.rounds // 10))
         folder.mkdir(parents=True, exist_ok=True)
-        self._parts = Parts(folder / "parts.json", asdict(size))
+        self.parts = Parts(folder / "parts.json", asdict(size))
 
     def part(self, label: str, compute: Callable[[], Any]) -> Any:
         """A finished part from the file, or computed and kept."""
-        return self._parts.get(label, compute)
+        return self.parts.get(label, compute)
 
     def searched(
         self,
@@ -375,7 +375,7 @@ def main() -> None:
     found = study.run()
     draw_curves(arguments.out / "figure.png", found["curves"], size.epsilons)
     draw_levels(arguments.out / "heterogeneity.png", found["heterogeneity"])
-    network = {"delta": DELTA, "hidden": HIDDEN, "dimension": DIMENSION}
+    network = {"delta": DELTA, "hidden": HIDDEN, "dimension": DIMENSION, "cpu_minutes": study.parts.cpu_minutes}
     extra = {**network, "rounds": size.rounds, "seeds": size.seeds}
     write(arguments.out, {**extra, **found}, readme(found, size, network), started)
 
