@@ -239,6 +239,18 @@ def test_questions_are_asked_of_people(clinics, monkeypatch):
     assert "assumed" not in done.output
 
 
+def test_a_misspelt_target_is_told_before_anything_else_is_asked(clinics, monkeypatch):
+    monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
+    done = RUNNER.invoke(app, ["init", str(clinics)], input="Il\nsick\nill\n0:110\nf,m\nno,yes\n")
+    assert done.exit_code == 0, done.output
+    assert "Unknown column 'Il'; did you mean 'ill'?" in done.output
+    assert done.output.count("Which column is to be predicted?") == 3
+    assert tomllib.loads((clinics / "schema.toml").read_text(encoding="utf-8"))["target"]["column"] == "ill"
+    done = tacit("init", clinics, "--target", "il", "--force", code=2)
+    assert "did you mean 'ill'?" in str(done.exception)
+    assert "known to all" not in done.output
+
+
 def test_a_question_left_open_is_read_from_the_records_and_marked(clinics, monkeypatch):
     monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
     done = RUNNER.invoke(app, ["init", str(clinics), "--target", "ill"], input="0:110\n\nno,yes\n")

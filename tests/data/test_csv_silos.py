@@ -127,8 +127,8 @@ def test_cells_that_do_not_fit_are_named_before_a_schema_is_written(folder, row,
         ({"levels": {"sex": ("f",)}}, "give at least two levels, each once, or --drop sex"),
         ({"levels": {"ill": ("no",)}}, "give at least two levels, each once, or choose another --target"),
         ({"levels": {"sex": ("f", "f")}}, "each once"),
-        ({"levels": {"sexx": ("f", "m")}}, "Expected --levels to name a column, got 'sexx'"),
-        ({"ranges": {"agee": (0.0, 3.0)}}, "Expected --range to name a column, got 'agee'; the columns are age, sex"),
+        ({"levels": {"sexx": ("f", "m")}}, "Expected --levels to name a column. .*'sexx'; did you mean 'sex'"),
+        ({"ranges": {"agee": (0.0, 3.0)}}, "Unknown column 'agee'; did you mean 'age'. Known: age, .*, sex"),
     ],
 )
 def test_declarations_that_make_no_sense_are_refused(folder, change, words):
