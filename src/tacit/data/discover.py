@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tacit.data.csv_silos import RawFile, csv_files, encode_file, is_missing, read_csv
+from tacit.data.csv_silos import RawFile, csv_files, encode_file, has_decimal_comma, is_missing, number_in, read_csv
 from tacit.data.federation import DataError
 from tacit.data.schema import AnyColumn, CategoryColumn, DroppedColumn, NumberColumn, Schema, TargetPart
 from tacit.errors import counted, unknown
@@ -117,12 +117,21 @@ def _describe(name: str, files: Sequence[RawFile], levels: Sequence[str]) -> Fou
         numbers = [float(cell) for cell in distinct]
         levels = tuple(sorted(distinct, key=float)) if len(distinct) <= MOST_CLASSES else ()
         return Found(name, "number", missing, len(distinct), min(numbers), max(numbers), levels)
+    if not levels and all(_is_number(cell) or has_decimal_comma(cell) for cell in distinct):
+        _check_numbers(name, files)
     if all(any(pattern.fullmatch(cell) for pattern in _DATES) for cell in distinct):
         return Found(name, "date", missing, len(distinct))
     if len(distinct) > MOST_LEVELS:
         mostly = 2 * sum(map(_is_number, values)) > len(values)
         return Found(name, "text", missing, len(distinct), mostly_numbers=mostly)
     return Found(name, "category", missing, len(distinct), levels=tuple(distinct))
+
+
+def _check_numbers(name: str, files: Sequence[RawFile]) -> None:
+    """Raise at the first cell that is no number."""
+    for file in files:
+        for line, cell in enumerate(file.column(name), start=2):
+            number_in(file, name, line, cell)
 
 
 def _is_number(cell: str) -> bool:
