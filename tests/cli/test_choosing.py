@@ -1,6 +1,7 @@
 """`tacit choose`, `init` and `tune`, and what they write."""
 
 import json
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -330,6 +331,16 @@ def test_tuning_is_priced_before_it_runs():
         tacit("tune", "heart-disease", "--grid", "algorithm.step_size=fast")
     with pytest.raises(TacitError, match="--against silos or --against public"):
         tacit("tune", "heart-disease", *grid, "--against", "nobody")
+
+
+def test_a_grid_is_shown_where_there_is_none_and_rounds_are_refused_with_the_reason():
+    with pytest.raises(TacitError, match=r"Expected --grid.*: tacit tune heart-disease --grid") as told:
+        tacit("tune", "heart-disease")
+    example = shlex.split(str(told.value).partition(": ")[2])[1:]
+    tacit(*example, "--plan")
+    words = "among algorithm.clip_norm, algorithm.step_size, got algorithm.num_rounds. .*no price is known"
+    with pytest.raises(TacitError, match=words):
+        tacit("tune", "heart-disease", "--grid", "algorithm.num_rounds=[10,30]")
 
 
 def test_tuning_says_whom_its_price_holds_against_and_calls_an_error_an_error(tmp_path):
