@@ -1,7 +1,6 @@
 """`tacit choose`, `init` and `tune`, and what they write."""
 
 import json
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -240,18 +239,6 @@ def test_questions_are_asked_of_people(clinics, monkeypatch):
     assert "assumed" not in done.output
 
 
-def test_a_misspelt_target_is_told_before_anything_else_is_asked(clinics, monkeypatch):
-    monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
-    done = RUNNER.invoke(app, ["init", str(clinics)], input="Il\nsick\nill\n0:110\nf,m\nno,yes\n")
-    assert done.exit_code == 0, done.output
-    assert "Unknown column 'Il'; did you mean 'ill'?" in done.output
-    assert done.output.count("Which column is to be predicted?") == 3
-    assert tomllib.loads((clinics / "schema.toml").read_text(encoding="utf-8"))["target"]["column"] == "ill"
-    done = tacit("init", clinics, "--target", "il", "--force", code=2)
-    assert "did you mean 'ill'?" in str(done.exception)
-    assert "known to all" not in done.output
-
-
 def test_a_question_left_open_is_read_from_the_records_and_marked(clinics, monkeypatch):
     monkeypatch.setattr("tacit.cli.choose.somebody_answers", lambda: True)
     done = RUNNER.invoke(app, ["init", str(clinics), "--target", "ill"], input="0:110\n\nno,yes\n")
@@ -331,16 +318,6 @@ def test_tuning_is_priced_before_it_runs():
         tacit("tune", "heart-disease", "--grid", "algorithm.step_size=fast")
     with pytest.raises(TacitError, match="--against silos or --against public"):
         tacit("tune", "heart-disease", *grid, "--against", "nobody")
-
-
-def test_a_grid_is_shown_where_there_is_none_and_rounds_are_refused_with_the_reason():
-    with pytest.raises(TacitError, match=r"Expected --grid.*: tacit tune heart-disease --grid") as told:
-        tacit("tune", "heart-disease")
-    example = shlex.split(str(told.value).partition(": ")[2])[1:]
-    tacit(*example, "--plan")
-    words = "among algorithm.clip_norm, algorithm.step_size, got algorithm.num_rounds. .*no price is known"
-    with pytest.raises(TacitError, match=words):
-        tacit("tune", "heart-disease", "--grid", "algorithm.num_rounds=[10,30]")
 
 
 def test_tuning_says_whom_its_price_holds_against_and_calls_an_error_an_error(tmp_path):
