@@ -27,10 +27,21 @@ def unknown(what: str, value: object, known: Iterable[str]) -> str:
     "Unknown algorithm 'mb-sdg'; did you mean 'mb-sgd'? Known: local-sgd, mb-sgd."
     """
     names = sorted(known)
-    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
-    hint = f" did you mean {near[0]!r}?" if near else ""
+    near = nearest(value, names)
+    hint = "" if near is None else f" did you mean {near!r}?"
     listed = f"Known: {', '.join(names)}." if names else "There are none."
     return f"Unknown {what} {value!r};{hint} {listed}"
+
+
+def nearest(value: object, known: Iterable[str]) -> str | None:
+    """The name that was probably meant, whatever its case; ``None`` where none is near.
+
+    >>> nearest("SMOKR", ["age", "smoker"]), nearest("height", ["age", "smoker"])
+    ('smoker', None)
+    """
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(value).lower(), names, n=1, cutoff=0.5)
+    return names[near[0]] if near else None
 
 
 def known_keys(model: Any, place: Iterable[str] = ()) -> list[str]:

@@ -1,12 +1,14 @@
 """The commands of a deployment that can be tried without one."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tacit.channel.sealing import public_key
 from tacit.cli import app
+from tacit.cli.files import AUTHORITY, need_file
 from tacit.errors import TacitError
 from tacit.runtime.server.terms import deployment_from
 from tacit.runtime.shuffler.config import load_terms
@@ -18,6 +20,13 @@ def invoke(*arguments):
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
+
+
+@pytest.fixture
+def authority(tmp_path):
+    path = tmp_path / "ca.pem"
+    path.touch()
+    return path
 
 
 @pytest.mark.parametrize(("options", "kind"), [((), "x25519"), (("--post-quantum",), "mlkem768-x25519")])
@@ -64,25 +73,96 @@ def test_a_silos_keys_stay_the_same_also_when_one_was_moved(tmp_path):
         ("privacy.epsilon=[1.0,1.0,1.0,1.0]", "one epsilon"),
     ],
 )
-def test_a_study_that_cannot_be_deployed_is_refused_before_anything_starts(tmp_path, change, message):
-    options = ("--superlink", "localhost:1", "--authority", "ca.pem", "--silos", 4, "--out", tmp_path / "runs")
+def test_a_study_that_cannot_be_deployed_is_refused_before_anything_starts(tmp_path, authority, change, message):
+    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--out", tmp_path / "runs")
     with pytest.raises(TacitError, match=message):
         invoke("server", "run", "heart-disease", *options, "--set", change)
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, monkeypatch):
+def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, authority, monkeypatch):
     pytest.importorskip("flwr")
     monkeypatch.setattr("tacit.runtime.flower.watch.follow", lambda folder, console: {})
     monkeypatch.setattr("sys.argv", ["/bin/tacit", "server", "run", "heart-disease", "--set", "title=Two words"])
-    options = ("--superlink", "localhost:1", "--authority", tmp_path / "ca.pem", "--silos", 4, "--out", tmp_path / "r")
+    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--out", tmp_path / "r")
     invoke("server", "run", "heart-disease", *options)
     (path,) = (tmp_path / "r").glob("*/deployment.toml")
     terms = deployment_from(tomllib.loads(path.read_text()))
     assert terms.command == "tacit server run heart-disease --set 'title=Two words'"
 
 
-def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path):
-    options = ("--superlink", "localhost:1", "--authority", "ca.pem", "--silos", 4)
+def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, authority):
+    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4)
     with pytest.raises(TacitError, match="not a run folder"):
         invoke("server", "run", "heart-disease", *options, "--resume", tmp_path)
+
+
+LINK = ("--superlink", "localhost:1")
+CALLED = {
+    "silo join": ("silo", "join", "clinic", *LINK),
+    "server link": ("server", "link", "state", "--certificate", "there", "--key", "there"),
+    "server register": ("server", "register", "clinic", "there", *LINK),
+    "server run": ("server", "run", "heart-disease", *LINK, "--silos", 4),
+}
+
+
+@pytest.fixture
+def nothing_starts(tmp_path, monkeypatch):
+    """A folder with a silo and a file "there"; whatever would start something fails."""
+    monkeypatch.chdir(tmp_path)
+    invoke("silo", "init", "clinic")
+    invoke("silo", "keys", "clinic")
+    (tmp_path / "there").touch()
+    for name in ("commands.keep_running", "commands.register", "watch.follow"):
+        monkeypatch.setattr(f"tacit.runtime.flower.{name}", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("it was started"))
+    return tmp_path
+
+
+def refuses(folder, words, *arguments):
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(TacitError, match=words):
+        invoke(*arguments)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", CALLED)
+def test_files_that_are_not_there_are_named_with_their_option_before_anything_starts(nothing_starts, command):
+    absent = r"No file at ca\.pem; give --authority .*see Certificates in docs/deployment\.md"
+    refuses(nothing_starts, absent, *CALLED[command], "--authority", "ca.pem")
+    refuses(nothing_starts, "got the folder clinic; give --auth", *CALLED[command], "--authority", "clinic")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("silo", "join", "clinic", *LINK, "--key", "gone"), "No file at gone; make it with: tacit silo keys clinic"),
+        (("server", "link", "state", "--certificate", "gone", "--key", "there"), "No file at gone; give --certificate"),
+        (("server", "link", "state", "--certificate", "there", "--key", "gone"), "No file at gone; give --key"),
+        (("server", "register", "clinic", "gone", *LINK), "No file at gone; give the public key.*tacit silo keys"),
+        ((*CALLED["server run"], "--shufflers", "gone"), "No file at gone; give --shufflers"),
+        ((*CALLED["server run"], "--shufflers", "clinic/policy.toml", "--silos", 0), "silos: .*greater than or equal"),
+    ],
+)
+def test_every_other_file_is_looked_for_too(nothing_starts, command, words):
+    refuses(nothing_starts, words, *command, "--authority", "there")
+
+
+def test_shufflers_are_listed_in_toml(nothing_starts):
+    (nothing_starts / "list.toml").write_text("[shufflers]\nname = 'a'")
+    for name, words in (("list.toml", "two brackets"), ("clinic/sign.key", "not valid TOML")):
+        refuses(nothing_starts, words, *CALLED["server run"], "--authority", "there", "--shufflers", name)
+
+
+def test_a_file_that_this_user_may_not_read_is_told(monkeypatch, authority):
+    def shut(*_):
+        raise PermissionError
+
+    monkeypatch.setattr("pathlib.Path.open", shut)
+    with pytest.raises(TacitError, match=r"may not read .*ca\.pem; allow it .*, or give --authority"):
+        need_file(authority, AUTHORITY)
+
+
+def test_the_section_that_errors_name_is_in_the_docs():
+    docs = Path(__file__).parents[2] / "docs" / "deployment.md"
+    assert "\n## Certificates\n" in docs.read_text(encoding="utf-8")

@@ -44,6 +44,16 @@ def test_the_help_of_a_group_has_an_example_of_one_of_its_commands(path):
     check_example(own[0], COMMANDS[own[0]], found[1].removeprefix(own[0]))
 
 
+@pytest.mark.parametrize("path", EVERYTHING)
+@pytest.mark.parametrize("width", [40, 80])
+def test_an_example_can_be_pasted_from_the_help_as_it_is_shown(path, width):
+    command = EVERYTHING[path]
+    (example,) = re.findall(r"Example: tacit .*", command.help or "")
+    shown = command.get_help(click.Context(command, info_name=path, terminal_width=width))
+    assert [line.strip() for line in shown.splitlines() if "Example:" in line] == [example]
+    assert "\b" not in shown
+
+
 def check_example(path: str, command: click.Command, words: str) -> None:
     context = click.Context(command, info_name=path)
     parser = command.make_parser(context)

@@ -127,8 +127,8 @@ def test_cells_that_do_not_fit_are_named_before_a_schema_is_written(folder, row,
         ({"levels": {"sex": ("f",)}}, "give at least two levels, each once, or --drop sex"),
         ({"levels": {"ill": ("no",)}}, "give at least two levels, each once, or choose another --target"),
         ({"levels": {"sex": ("f", "f")}}, "each once"),
-        ({"levels": {"sexx": ("f", "m")}}, "Expected --levels to name a column, got 'sexx'"),
-        ({"ranges": {"agee": (0.0, 3.0)}}, "Expected --range to name a column, got 'agee'; the columns are age, sex"),
+        ({"levels": {"sexx": ("f", "m")}}, "Expected --levels to name a column. .*'sexx'; did you mean 'sex'"),
+        ({"ranges": {"agee": (0.0, 3.0)}}, "Unknown column 'agee'; did you mean 'age'. Known: age, .*, sex"),
     ],
 )
 def test_declarations_that_make_no_sense_are_refused(folder, change, words):
@@ -172,6 +172,60 @@ def test_columns_beyond_the_schema_are_refused(folder):
     (folder / "south.csv").write_text("sex,city,when,ill\nf,a,x,no\n", encoding="utf-8")
     with pytest.raises(data.DataError, match="has no column 'age', which the schema asks for"):
         data.load("csv", folder=str(folder))
+
+
+def misspell(folder, right, wrong):
+    """Write a schema and misspell a word of it, once."""
+    write_schema(folder)
+    path = folder / "schema.toml"
+    text = path.read_text(encoding="utf-8")
+    assert right in text
+    path.write_text(text.replace(right, wrong, 1), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        (
+            "[columns.sex]",
+            "[columns.sx]",
+            r"north.csv has no column 'sx', which the schema names; did you mean 'sex'\?",
+        ),
+        ("[columns.when]", "[columns.wen]", r"has no column 'wen', which the schema names; did you mean 'when'\?"),
+        ('column = "ill"', 'column = "il"', r"has no column 'il', which the schema names; did you mean 'ill'\?"),
+        ("levels = ", "levls = ", r"columns.\w+.levls: Unknown key 'levls'; did you mean 'levels'\? Known: .*missing"),
+        (
+            "low = ",
+            "lo = ",
+            r"columns.age.low: missing; set it\.\n  columns.age.lo: Unknown key 'lo'; did you mean 'low'",
+        ),
+        ("classes = ", "clases = ", r"target.clases: Unknown key 'clases'; did you mean 'classes'\?"),
+        ("norm = ", "nrm = ", r"nrm: Unknown key 'nrm'; did you mean 'norm'\?"),
+        ('"category"', '"categry"', r"columns.\w+.kind: Unknown kind 'categry'; did you mean 'category'\?"),
+        ('kind = "number"\n', "", r"columns.age.kind: missing; set it to one of number, category, drop\."),
+    ],
+)
+def test_a_misspelt_schema_is_answered_with_what_was_meant(folder, right, wrong, words):
+    misspell(folder, right, wrong)
+    with pytest.raises(data.DataError, match=words) as caught:
+        data.load("csv", folder=str(folder))
+    assert "Field required" not in str(caught.value)
+    assert "not permitted" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("cell", "point"), [("178,5", r"178\.5"), ("-0,25", r"-0\.25"), ("1.178,5", r"1178\.5")])
+def test_decimal_commas_are_to_be_points(tmp_path, cell, point):
+    (tmp_path / "a.csv").write_text(f"height;ill\n160;no\n{cell};yes\n", encoding="utf-8")
+    words = rf"a.csv, line 3: expected a number in column 'height', got '{cell}'; write decimals with a point, {point},"
+    with pytest.raises(data.DataError, match=words):
+        look(tmp_path)
+    assert look(tmp_path, levels={"height": ("160", cell)}).columns["height"].kind == "category"
+    schema = Schema(
+        target=TargetPart(column="ill", classes=("no", "yes")), columns={"height": NumberColumn(low=0, high=250)}
+    )
+    (tmp_path / "schema.toml").write_text(schema_text(schema), encoding="utf-8")
+    with pytest.raises(data.DataError, match=words):
+        data.load("csv", folder=str(tmp_path))
 
 
 def test_regression_targets_are_scaled_and_semicolons_are_read(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import NoReturn
@@ -58,6 +59,24 @@ app.command("reproduce")(reproduce_command)
 app.add_typer(silo_app)
 app.add_typer(shuffler_app)
 app.add_typer(server_app)
+
+
+def _whole(text: str) -> str:
+    """A help whose example stays on one line, however narrow the terminal: click wraps no paragraph with this mark."""
+    return text.replace("\n\nExample: ", "\n\n\b\nExample: ")
+
+
+def _keep_examples_whole(typed: typer.Typer) -> None:
+    """Mark the examples of a group and of all its commands, so that they can be pasted."""
+    typed.info.help = _whole(typed.info.help or "")
+    for command in typed.registered_commands:
+        command.help = _whole(command.help or inspect.getdoc(command.callback) or "")
+    for group in typed.registered_groups:
+        if group.typer_instance is not None:
+            _keep_examples_whole(group.typer_instance)
+
+
+_keep_examples_whole(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -17,7 +17,17 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tacit.cli import choose
-from tacit.data.discover import Declared, Draft, Folder, check_levels, draft, look, undeclared
+from tacit.data.discover import (
+    Declared,
+    Draft,
+    Folder,
+    check_declared,
+    check_levels,
+    check_target,
+    draft,
+    look,
+    undeclared,
+)
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
 from tacit.errors import TacitError, counted
@@ -75,6 +85,7 @@ def init_command(
     asking = choose.somebody_answers() and not as_json
     if target is None:
         target = _ask_target(found, asking)
+    check_declared(found, target, declared)
     if asking and not read_records:
         declared = _ask(found, target, declared, private)
     # Whoever was asked and left a question open chose to have it read from the records.
@@ -153,7 +164,14 @@ def _read_bounds(path: Path) -> tuple[dict[str, tuple[float, float]], dict[str, 
 def _ask_target(found: Folder, asking: bool) -> str:
     if not asking:
         raise TacitError(f"Expected --target COLUMN, the column to predict; there are {', '.join(found.columns)}.")
-    return str(typer.prompt(f"Which column is to be predicted? ({', '.join(found.columns)})"))
+    while True:
+        target = str(typer.prompt(f"Which column is to be predicted? ({', '.join(found.columns)})")).strip()
+        try:
+            check_target(found, target)
+        except TacitError as error:
+            typer.echo(str(error))
+        else:
+            return target
 
 
 def _ask(found: Folder, target: str, declared: Declared, private: str | None) -> Declared:

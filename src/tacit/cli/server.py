@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tomli_w
 import typer
 from rich.console import Console
 
+from tacit.cli.files import AUTHORITY, need_file
 from tacit.errors import TacitError
 
 server_app = typer.Typer(
@@ -41,6 +43,9 @@ def link_command(
     """
     from tacit.runtime.flower.commands import environment, superlink_command
 
+    need_file(authority, AUTHORITY)
+    need_file(certificate, "give --certificate the SuperLink's link.pem, see Certificates in docs/deployment.md")
+    need_file(key, "give --key the SuperLink's link.key, see Certificates in docs/deployment.md")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     database = folder.resolve() / "superlink.sqlite"
     paths = {"authority": authority, "certificate": certificate, "key": key, "database": database}
@@ -63,6 +68,8 @@ def register_command(
 
     from tacit.runtime.flower.commands import register, write_connection
 
+    need_file(public_key, f"give the public key that {name}'s owner made with: tacit silo keys (node.key.pub)")
+    need_file(authority, AUTHORITY)
     with tempfile.TemporaryDirectory() as home:
         write_connection(Path(home), superlink=superlink, authority=authority)
         register(Path(home), public_key, name)
@@ -92,28 +99,17 @@ def run_command(
 
     Example: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4
     """
-    import tomllib
+    need_file(authority, AUTHORITY)
+    listed = [] if shufflers is None else _read_shufflers(shufflers)
 
     from tacit.runtime.flower.commands import write_connection
     from tacit.runtime.flower.watch import follow
-    from tacit.runtime.server.terms import check_study, deployment_from
-    from tacit.studies.folder import new_folder, typed_command
-    from tacit.studies.spec import load_study
+    from tacit.runtime.server.terms import deployment_from
+    from tacit.studies.folder import typed_command
 
-    listed = [] if shufflers is None else tomllib.loads(shufflers.read_text(encoding="utf-8")).get("shufflers", [])
-    if resume is None:
-        resolved = load_study(study, overrides or ())
-        check_study(resolved, len(listed))
-        folder = new_folder(out, resolved).resolve()
-        tree = resolved.model_dump(exclude_none=True, mode="json")
-        (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
-    else:
-        folder = resume.resolve()
-        if not (folder / "study.toml").is_file():
-            raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     terms = {
         "silos": silos,
-        "folder": str(folder),
+        "folder": "",
         "round_seconds": round_seconds,
         "patience": patience,
         "evaluate": evaluate,
@@ -123,7 +119,42 @@ def run_command(
         "command": typed_command(),
     }
     deployment_from(terms)
+    folder = _run_folder(study, overrides or [], len(listed), out) if resume is None else _known_folder(resume)
+    terms["folder"] = str(folder)
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
     write_connection(folder / "flower", superlink=superlink, authority=authority)
     follow(folder, Console())
     typer.echo(f"Report: {folder / 'report.html'}")
+
+
+def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:
+    """A new run folder with the study in it, once it is known to be one that can be deployed."""
+    from tacit.runtime.server.terms import check_study
+    from tacit.studies.folder import new_folder
+    from tacit.studies.spec import load_study
+
+    resolved = load_study(study, overrides)
+    check_study(resolved, shufflers)
+    folder = new_folder(out, resolved).resolve()
+    tree = resolved.model_dump(exclude_none=True, mode="json")
+    (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    return folder
+
+
+def _known_folder(resume: Path) -> Path:
+    folder = resume.resolve()
+    if not (folder / "study.toml").is_file():
+        raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
+    return folder
+
+
+def _read_shufflers(path: Path) -> list[Any]:
+    """The shufflers that a file lists; what each entry must hold is checked with the deployment."""
+    need_file(path, "give --shufflers a TOML file with [[shufflers]], see docs/deployment.md")
+    try:
+        listed = tomllib.loads(path.read_text(encoding="utf-8")).get("shufflers", [])
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TacitError(f"--shufflers: {path} is not valid TOML: {error}.") from None
+    if not isinstance(listed, list):
+        raise TacitError(f"--shufflers: expected [[shufflers]] in {path}, with two brackets, once for each shuffler.")
+    return listed

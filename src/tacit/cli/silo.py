@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from tacit.cli.files import AUTHORITY, need_file
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
@@ -191,9 +192,11 @@ def join_command(
     from tacit.runtime.flower.commands import environment, keep_running, supernode_command
 
     warning = check_courier(folder)
+    key = folder / "node.key" if key is None else key
+    need_file(authority, AUTHORITY)
+    need_file(key, f"make it with: tacit silo keys {folder}, or give --key the place where node.key was moved")
     if warning is not None:
         typer.echo(f"warning: {warning}", err=True)
-    key = folder / "node.key" if key is None else key
     door = folder.resolve() / "door" / "silo.sock"
     command = supernode_command(superlink=superlink, authority=authority, key=key, socket=door, port=port)
     keep_running(command, environment((folder / "flower" if home is None else home).resolve()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 def tune_command(
     study: Study,
     grid: Annotated[
-        list[str],
-        typer.Option("--grid", metavar="SECTION.KEY=[V1,V2]", help="Values to choose from; may be repeated."),
-    ],
+        list[str] | None,
+        typer.Option("--grid", metavar="SECTION.KEY=[V1,V2]", help="Values to choose from, needed; may be repeated."),
+    ] = None,
     overrides: Set = None,
     against: Annotated[
         str | None,
@@ -51,6 +52,11 @@ def tune_command(
 
     Example: tacit tune heart-disease --grid "algorithm.step_size=[2,8]" --grid "algorithm.clip_norm=[0.3,1]"
     """
+    if not grid:
+        raise TacitError(
+            "Expected --grid, the values to choose from, such as: tacit tune "
+            f'{shlex.quote(study)} --grid "algorithm.step_size=[2,8]"'
+        )
     with stops_at_once():
         from tacit.studies.folder import new_folder
         from tacit.studies.spec import load_study

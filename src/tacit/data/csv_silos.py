@@ -10,6 +10,7 @@ Options:
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_ste
 from tacit.data.federation import DataError, Records, Step
 from tacit.data.schema import CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
 from tacit.data.table import Encoding, Table
-from tacit.errors import counted
+from tacit.errors import counted, nearest
 
 CITATION = "Records of your own, one CSV file per silo."
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", "."})
@@ -105,17 +106,30 @@ def check_columns(file: RawFile, schema: Schema) -> None:
     """Raise unless the file has the columns of the schema and no others."""
     wanted = {schema.target.column, *schema.columns}
     lacking = [name for name in (schema.target.column, *schema.used) if name not in file.header]
+    strange = [name for name in file.header if name not in wanted]
+    _check_spelling(file, lacking or [name for name in schema.columns if name not in file.header], strange)
     if lacking:
         raise DataError(
             f"{file.path} has no column {lacking[0]!r}, which the schema asks for; add it to the file (empty cells "
             'count as missing), or set its kind to "drop" in the schema of every silo.'
         )
-    strange = [name for name in file.header if name not in wanted]
     if strange:
         raise DataError(
             f"{file.path} has a column {strange[0]!r} that the schema does not know; remove it from the file, or add "
             f'[columns."{strange[0]}"] with kind = "drop" to the schema.'
         )
+
+
+def _check_spelling(file: RawFile, lacking: list[str], strange: list[str]) -> None:
+    """Raise where a column that only the schema knows seems to be one that only the file has."""
+    for name in lacking:
+        near = nearest(name, strange)
+        if near is not None:
+            raise DataError(
+                f"{file.path} has no column {name!r}, which the schema names; did you mean {near!r}? Then write it so "
+                f"in the schema of every silo, or rename the file's column; else add {name!r} to the file (empty cells "
+                "count as missing)."
+            )
 
 
 def encode_file(file: RawFile, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
@@ -131,10 +145,20 @@ def _numbers(file: RawFile, name: str, schema: Schema) -> np.ndarray:
     if isinstance(column, CategoryColumn):
         places = {level: float(place) for place, level in enumerate(column.levels)}
         return np.array([places.get(cell, np.nan) for cell in file.column(name)])
-    return np.array([_number(file, name, number, cell) for number, cell in enumerate(file.column(name), start=2)])
+    return np.array([number_in(file, name, number, cell) for number, cell in enumerate(file.column(name), start=2)])
 
 
-def _number(file: RawFile, name: str, line: int, cell: str) -> float:
+def has_decimal_comma(cell: str) -> bool:
+    """Whether a cell would be a number if its comma were a point.
+
+    >>> has_decimal_comma("178,5"), has_decimal_comma("178.5"), has_decimal_comma("a,5")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[+-]?[\d.]*\d,\d+", cell) is not None
+
+
+def number_in(file: RawFile, name: str, line: int, cell: str) -> float:
+    """A cell of a column of numbers, nan where it is missing; the error names the place."""
     if is_missing(cell):
         return float("nan")
     try:
@@ -142,10 +166,11 @@ def _number(file: RawFile, name: str, line: int, cell: str) -> float:
     except ValueError:
         value = float("inf")
     if not np.isfinite(value):
-        raise DataError(
-            f"{file.path}, line {line}: expected a number in column {name!r}, got {cell!r}; correct the cell, leave it "
-            "empty, or make the column a category with levels."
-        )
+        cure = "correct the cell, leave it empty, or make the column a category with levels"
+        if has_decimal_comma(cell):
+            point = cell.replace(".", "").replace(",", ".")
+            cure = f"write decimals with a point, {point}, in the whole file, or make the column a category with levels"
+        raise DataError(f"{file.path}, line {line}: expected a number in column {name!r}, got {cell!r}; {cure}.")
     return value
 
 
@@ -154,7 +179,7 @@ def _target(file: RawFile, target: TargetPart) -> np.ndarray:
     if target.classes is None:
         assert target.low is not None
         assert target.high is not None
-        numbers = np.array([_number(file, target.column, i, cell) for i, cell in enumerate(cells, start=2)])
+        numbers = np.array([number_in(file, target.column, i, cell) for i, cell in enumerate(cells, start=2)])
         _no_missing(file, target, np.isnan(numbers))
         return ((np.clip(numbers, target.low, target.high) - target.low) / (target.high - target.low)).astype(
             np.float32
@@ -239,7 +264,7 @@ def strays(file: RawFile, schema: Schema) -> list[str]:
         ranges[target.column] = (target.low, target.high)
     said = []
     for name, (low, high) in ranges.items():
-        cells = (_number(file, name, line, cell) for line, cell in enumerate(file.column(name), start=2))
+        cells = (number_in(file, name, line, cell) for line, cell in enumerate(file.column(name), start=2))
         out = sum(value < low or value > high for value in cells)
         if out:
             said.append(f"{counted(out, 'cell')} of {name!r} outside [{low:g}, {high:g}], moved to its ends")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tacit.data.csv_silos import RawFile, csv_files, encode_file, is_missing, read_csv
+from tacit.data.csv_silos import RawFile, csv_files, encode_file, has_decimal_comma, is_missing, number_in, read_csv
 from tacit.data.federation import DataError
 from tacit.data.schema import AnyColumn, CategoryColumn, DroppedColumn, NumberColumn, Schema, TargetPart
-from tacit.errors import counted
+from tacit.errors import counted, unknown
 
 Kind = Literal["number", "category", "date", "text", "constant"]
 
@@ -117,12 +117,21 @@ def _describe(name: str, files: Sequence[RawFile], levels: Sequence[str]) -> Fou
         numbers = [float(cell) for cell in distinct]
         levels = tuple(sorted(distinct, key=float)) if len(distinct) <= MOST_CLASSES else ()
         return Found(name, "number", missing, len(distinct), min(numbers), max(numbers), levels)
+    if not levels and all(_is_number(cell) or has_decimal_comma(cell) for cell in distinct):
+        _check_numbers(name, files)
     if all(any(pattern.fullmatch(cell) for pattern in _DATES) for cell in distinct):
         return Found(name, "date", missing, len(distinct))
     if len(distinct) > MOST_LEVELS:
         mostly = 2 * sum(map(_is_number, values)) > len(values)
         return Found(name, "text", missing, len(distinct), mostly_numbers=mostly)
     return Found(name, "category", missing, len(distinct), levels=tuple(distinct))
+
+
+def _check_numbers(name: str, files: Sequence[RawFile]) -> None:
+    """Raise at the first cell that is no number."""
+    for file in files:
+        for line, cell in enumerate(file.column(name), start=2):
+            number_in(file, name, line, cell)
 
 
 def _is_number(cell: str) -> bool:
@@ -177,9 +186,7 @@ def draft(
     ``read_records`` takes what is not declared from the records and says so in the schema; ``private`` leaves ranges of
     numbers to private statistics.
     """
-    if target not in folder.columns:
-        raise DataError(f"Expected --target to name a column, got {target!r}; there are {', '.join(folder.columns)}.")
-    _check_declared(folder, target, declared)
+    check_declared(folder, target, declared)
     open_columns = [
         column
         for column in undeclared(folder, target, declared)
@@ -212,14 +219,19 @@ def draft(
     return Draft(schema, tuple(assumed), tuple(loud))
 
 
-def _check_declared(folder: Folder, target: str, declared: Declared) -> None:
-    """Raise on a declaration of no column, or of too few levels."""
+def check_target(folder: Folder, target: str) -> None:
+    """Raise unless the target is one of the columns."""
+    if target not in folder.columns:
+        raise DataError(f"Expected a column as the target. {unknown('column', target, folder.columns)}")
+
+
+def check_declared(folder: Folder, target: str, declared: Declared) -> None:
+    """Raise on a target or a declaration of no column, or of too few levels."""
+    check_target(folder, target)
     for flag, names in (("--range", declared.ranges), ("--levels", declared.levels)):
         for name in names:
             if name not in folder.columns and name not in declared.drop:
-                raise DataError(
-                    f"Expected {flag} to name a column, got {name!r}; the columns are {', '.join(folder.columns)}."
-                )
+                raise DataError(f"Expected {flag} to name a column. {unknown('column', name, folder.columns)}")
     for name, levels in declared.levels.items():
         check_levels(name, levels, "choose another --target" if name == target else f"--drop {name}")
 

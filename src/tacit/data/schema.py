@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tacit.data.encode import Bounded, Column, Missing, OneHot, Signed
 from tacit.data.federation import DataError, Task
+from tacit.errors import explained, unknown
 
 FORMAT = 1
 """The version of the schema format."""
@@ -65,6 +67,7 @@ class DroppedColumn(_Part):
     kind: Literal["drop"] = "drop"
 
 
+_KINDS = {"number": NumberColumn, "category": CategoryColumn, "drop": DroppedColumn}
 AnyColumn = Annotated[NumberColumn | CategoryColumn | DroppedColumn, Field(discriminator="kind")]
 
 
@@ -154,11 +157,21 @@ def schema_from(tree: dict[str, Any], where: str) -> Schema:
     try:
         return Schema.model_validate(tree)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_input=False)
-        ]
+        lines = [_line(problem) for problem in error.errors(include_input=False)]
         raise DataError(f"The schema {where} cannot be used:\n  " + "\n  ".join(lines)) from None
+
+
+def _line(problem: Mapping[str, Any]) -> str:
+    """What is wrong with one key; what pydantic knows of a column's kind is not a part of the file's key."""
+    place = problem["loc"]
+    if problem["type"] == "union_tag_invalid":
+        return f"columns.{place[1]}.kind: {unknown('kind', problem['ctx']['tag'], _KINDS)}"
+    if problem["type"] == "union_tag_not_found":
+        return f"columns.{place[1]}.kind: missing; set it to one of {', '.join(_KINDS)}."
+    if place[:1] != ("columns",) or place[2:3] == () or place[2] not in _KINDS:
+        return explained([problem], Schema)
+    inside = explained([{**problem, "loc": place[3:]}], _KINDS[place[2]])
+    return f"columns.{place[1]}{'.' if place[3:] else ': '}{inside}"
 
 
 def read_schema(path: Path) -> Schema:

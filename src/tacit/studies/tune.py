@@ -189,7 +189,11 @@ def _checked(study: Study, grid: Mapping[str, Sequence[Any]]) -> float:
     known |= {f"algorithm.{name}" for name, value in study.algorithm.own.items() if isinstance(value, float)}
     strange = sorted(set(grid) - known)
     if strange or not grid or not all(grid.values()):
-        raise StudyError(f"--grid: expected values for keys among {', '.join(sorted(known))}, got {strange or 'none'}.")
+        raise StudyError(
+            f"--grid: expected values for keys among {', '.join(sorted(known))}, got {', '.join(strange) or 'none'}. "
+            "All candidates must make the same releases: rounds, batches and shares of noise change them, and no price "
+            "is known for a choice among such candidates (docs/private-preprocessing.md); set those in the study."
+        )
     check_values(study, grid, "--grid ")
     return float(epsilon)
 
