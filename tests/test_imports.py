@@ -19,7 +19,7 @@ ALLOWED = {
     "channel": {"algorithm", "privacy"},
     "privacy": {"algorithm"},
     "theory": {"algorithm", "algorithms", "objectives", "geometry", "privacy"},
-    "choosing": {"algorithm", "algorithms", "objectives", "privacy", "theory"},
+    "choosing": {"algorithm", "algorithms", "objectives", "geometry", "privacy", "theory"},
     "data": set(),
     "runtime": {"algorithm", "objectives", "geometry", "algorithms", "silo", "channel", "privacy"},
     "runtime/daemon": None,
