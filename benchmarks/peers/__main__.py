@@ -63,7 +63,8 @@ def main() -> None:
     results["scale"] = scale.measure(chosen.quick)
     results["generators"] = told_by("scale", json.dumps({"quick": chosen.quick}))
     out = chosen.out or Path("runs/peers" if chosen.quick else "results/benchmarks")
-    write(results, out, f"make bench-peers{' PEERS=--quick' if chosen.quick else ''}")
+    typed = " ".join(sys.argv[1:])
+    write(results, out, f'make bench-peers PEERS="{typed}"' if typed else "make bench-peers")
     for bar in BARS:
         print(f"{bar.verdict(results):>12}  {bar.title}")
     print(f"Wrote {out / 'peers.md'}")
