@@ -111,8 +111,9 @@ def choose_command(
     if study is not None:
         assumed = [f"{line} ({_no_ball()})" if line.startswith("diameter") else line for line in assumed]
     situation = _situation(answers, max_rounds)
-    assumed += _consequences(situation, own)
-    found = candidates(_for_theorems(situation, own))
+    for_theorems = _for_theorems(situation, own)
+    assumed += _consequences(situation, for_theorems.epsilon)
+    found = candidates(for_theorems)
     wanted = GOALS[goal] if goal else None
     best = winner(found, wanted)
     written = None if out is None else _write(situation, best, None if own is None else own.tree, out)
@@ -275,8 +276,8 @@ def _for_theorems(situation: Situation, own: Own | None) -> Situation:
     return replace(situation, epsilon=left_for_training(preprocessing, situation.epsilon, situation.delta))
 
 
-def _consequences(situation: Situation, own: Own | None) -> list[str]:
-    """What follows from the answers without having been said."""
+def _consequences(situation: Situation, left: float) -> list[str]:
+    """What follows from the answers without having been said; ``left`` is the epsilon of training."""
     said, mu = [], situation.strong_convexity
     if mu > 0:
         beta = "" if situation.smoothness is None else f" and beta {situation.smoothness:g}"
@@ -284,7 +285,6 @@ def _consequences(situation: Situation, own: Own | None) -> list[str]:
             f"objective = the study adds squared-l2:{mu:g}, which makes it strongly convex; with it L is "
             f"{situation.lipschitz:.5g}{beta}"
         )
-    left = _for_theorems(situation, own).epsilon
     if left < situation.epsilon:
         said.append(f"epsilon of training = {left:.4g}, which private statistics leave of {situation.epsilon:g}")
     return said

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.study import UNPRICED, Json, Set, Study, finite, numeral, print_warnings
+from tacit.cli.study import UNPRICED, Json, Set, Study, finite, numeral, point_cells, print_warnings
 from tacit.stopping import stops_at_once
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _print_grid(grid: list[dict[str, Any]], console: Console) -> None:
     for row in grid:
         least, most = min(row["noise_multiplier"]), max(row["noise_multiplier"])
         table.add_row(
-            *(f"{v:g}" if isinstance(v, int | float) else str(v) for v in row["point"].values()),
+            *point_cells(row["point"]),
             f"{most:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {most:.2f}",
         )
     console.print(table)

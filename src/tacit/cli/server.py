@@ -130,14 +130,13 @@ def run_command(
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:
     """A new run folder with the study in it, once it is known to be one that can be deployed."""
     from tacit.runtime.server.terms import check_study
-    from tacit.studies.folder import new_folder
+    from tacit.studies.folder import new_folder, write_study
     from tacit.studies.spec import load_study
 
     resolved = load_study(study, overrides)
     check_study(resolved, shufflers)
     folder = new_folder(out, resolved).resolve()
-    tree = resolved.model_dump(exclude_none=True, mode="json")
-    (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    write_study(folder, resolved)
     return folder
 
 

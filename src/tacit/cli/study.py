@@ -211,10 +211,15 @@ def _grid_table(grid: list[dict[str, Any]]) -> Table:
     table = Table(*keys, *(name.replace("_", " ") for name in names), title="grid")
     for row in grid:
         table.add_row(
-            *(f"{v:g}" if isinstance(v, int | float) else str(v) for v in row["point"].values()),
+            *point_cells(row["point"]),
             *(f"{row['metrics'][name]['mean']:.4f}" for name in names),
         )
     return table
+
+
+def point_cells(point: dict[str, Any]) -> list[str]:
+    """The values of one point of a grid, for a table."""
+    return [f"{v:g}" if isinstance(v, int | float) else str(v) for v in point.values()]
 
 
 def print_warnings(warnings: list[str], console: Console) -> None:

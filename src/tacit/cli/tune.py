@@ -105,16 +105,14 @@ def _values(text: str) -> tuple[str, list[Any]]:
 def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
     import jax
     import numpy as np
-    import tomli_w
 
-    from tacit.studies.folder import provenance, typed_command
+    from tacit.studies.folder import write_provenance, write_study
 
     (folder / "tuned.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
-    tree = tuned.plan.prepared.study.model_dump(exclude_none=True, mode="json")
-    for key, value in written["chosen"].items():
-        tree["algorithm"][key.removeprefix("algorithm.")] = value
-    (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
-    (folder / "provenance.json").write_text(json.dumps(provenance(typed_command()), indent=1), encoding="utf-8")
+    study = tuned.plan.prepared.study
+    chosen = {key.removeprefix("algorithm."): value for key, value in written["chosen"].items()}
+    write_study(folder, study.model_copy(update={"algorithm": study.algorithm.model_copy(update=chosen)}))
+    write_provenance(folder)
     leaves = jax.tree_util.tree_leaves_with_path(tuned.params)
     np.savez(folder / "model.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
 

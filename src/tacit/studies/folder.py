@@ -129,8 +129,18 @@ def stages_of(folder: Path) -> Path:
 def start(folder: Path, study: Study) -> None:
     """What a run folder holds before the first round: the resolved study, and room for stages."""
     stages_of(folder).mkdir(exist_ok=True)
+    write_study(folder, study)
+
+
+def write_study(folder: Path, study: Study) -> None:
+    """The resolved study, as it can be run again."""
     resolved = study.model_dump(exclude_none=True, mode="json")
     (folder / "study.toml").write_text(tomli_w.dumps(resolved), encoding="utf-8")
+
+
+def write_provenance(folder: Path) -> None:
+    """What made a result, by the command that the user has typed."""
+    (folder / "provenance.json").write_text(json.dumps(provenance(typed_command()), indent=1), encoding="utf-8")
 
 
 def write(result: Result, folder: Path) -> dict[str, Any]:
@@ -138,7 +148,7 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     start(folder, result.prepared.study)
     written = result_json(result, folder)
     (folder / "result.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
-    (folder / "provenance.json").write_text(json.dumps(provenance(typed_command()), indent=1), encoding="utf-8")
+    write_provenance(folder)
     steps = [vars(step) for step in result.prepared.federations[0].steps]
     (folder / "preprocessing.json").write_text(json.dumps(steps, indent=1), encoding="utf-8")
     _write_metrics(result, folder / "metrics.csv")

@@ -22,7 +22,7 @@ from tacit.runtime.daemon.protocol import read_frame
 from tacit.runtime.flower.commands import write_connection
 from tacit.runtime.flower.consortium import Consortium, Silo
 from tacit.runtime.flower.watch import follow
-from tacit.studies.folder import new_folder
+from tacit.studies.folder import new_folder, write_study
 from tacit.studies.spec import Study, load_study
 
 
@@ -82,8 +82,7 @@ def _start(consortium: Consortium, console: Console) -> None:
 def train(consortium: Consortium, study: Study, out: Path, console: Console, **changes: Any) -> Path:
     """Run a study over the consortium and return its run folder."""
     folder = new_folder(out, study).resolve()
-    tree = study.model_dump(exclude_none=True, mode="json")
-    (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
+    write_study(folder, study)
     shuffled = study.algorithm.channel != "direct"
     terms = {
         "silos": len(consortium.silos),
