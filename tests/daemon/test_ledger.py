@@ -193,6 +193,17 @@ def test_a_second_daemon_is_refused(home):
     home.open().close()
 
 
+def test_a_lock_that_is_a_link_is_not_written_through(home, tmp_path):
+    home.open().close()
+    lock, precious = home.path.with_name(home.path.name + ".lock"), tmp_path / "precious"
+    precious.write_text("kept", encoding="utf-8")
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic link"):
+        home.open()
+    assert precious.read_text(encoding="utf-8") == "kept"
+
+
 def test_a_restored_backup_is_refused(home, tmp_path):
     ledger = home.open()
     reserve(ledger)

@@ -1,6 +1,7 @@
 """The contract: priced by the silo, consented by its owner, then only the next round, once, for the stored reply."""
 
 import math
+import os
 import re
 import sys
 
@@ -394,6 +395,21 @@ def test_a_full_disk_is_survived(make):
     assert silo.client.ask(Status(study=plan.study))[0].answers == 0
     silo.answer(plan, 0)
     assert silo.client.ask(Status(study=plan.study))[0].answers == 1
+
+
+def test_the_server_is_not_told_whose_process_holds_the_ledger(make, caplog):
+    silo = make()
+    plan = plan_of({"name": "mb-sgd"})
+    silo.propose(plan)
+    silo.steward._ledger.close()
+    silo.steward._ledger = None
+    other = Steward(silo.policy, silo.records, silo.home, clock=lambda: silo.time)
+    told = str(silo.refused("locked", Status(study=plan.study)))
+    other.close()
+    assert "see the silo's own log" in told
+    assert str(os.getpid()) not in told
+    assert str(silo.home.folder) not in told
+    assert any(f"process {os.getpid()}" in line for line in caplog.messages)
 
 
 def test_policies_are_checked(tmp_path):

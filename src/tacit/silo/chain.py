@@ -145,7 +145,8 @@ def lock(path: Path, held: str) -> int:
 
     A second holder raises with ``held``, what it means that somebody has it, and the first one's process.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    # It is written to below, and must be no link to somebody's file.
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

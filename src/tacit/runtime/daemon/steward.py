@@ -136,8 +136,7 @@ class Steward:
         self._ledger: Ledger | None = self._open()
 
     def _open(self) -> Ledger:
-        checked = self.policy.checked_second
-        return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock, checked)
+        return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock, self.policy.checked_second)
 
     def close(self) -> None:
         """Let go of the ledger, when the answer at hand is paid for."""
@@ -188,7 +187,11 @@ class Steward:
 
     def _books(self) -> Ledger:
         if self._ledger is None:
-            self._ledger = self._open()
+            try:
+                self._ledger = self._open()
+            except LedgerError as error:  # its words are for the owner: they name files and processes
+                _log.error("the ledger cannot be opened again: %s", error)
+                raise LedgerError(error.code, "the ledger cannot be opened again; see the silo's own log") from None
         return self._ledger
 
     def _tidy(self, ledger: Ledger) -> None:
@@ -216,16 +219,14 @@ class Steward:
         return frame(welcome.model_dump_json())
 
     def _propose(self, ledger: Ledger, plan: Plan) -> bytes:
-        study = plan.study
-        account = ledger.accounts.get(study)
+        study, account = plan.study, ledger.accounts.get(plan.study)
         if account is not None and not account.live:
             raise RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
         is_new = account is None and study not in ledger.pending()
         if is_new and self._open_studies(ledger) >= self.policy.allow.max_open:
             raise RefusalError("busy", f"expected at most {self.policy.allow.max_open} open studies")
         if account is not None:
-            offer = self._worker(ledger, study).offer
-            return self._consent(offer, "consented", account.last + 1)
+            return self._consent(self._worker(ledger, study).offer, "consented", account.last + 1)
         worker = self._considered(plan)
         offer = worker.offer
         if self.policy.approval.mode == "manual" and not self._is_approved(study):
