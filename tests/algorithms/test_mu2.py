@@ -17,7 +17,7 @@ from tacit.runtime.debug import debug
 from tacit.runtime.participation import participation
 from tacit.runtime.program import silo_before, silo_key, split_keys
 from tacit.runtime.simulate import Seed, simulate, simulate_grid
-from tacit.silo import SLACK, Before, answer, desk_of, enrol, exact_statistic, pass_order, rows_of
+from tacit.silo import SLACK, Previous, answer, view_of, enrol, exact_statistic, pass_order, rows_of
 from tests.algorithms.table import CASES, LOGISTIC, largest_difference, start, tables
 
 PROBLEM = Problem(Objective(linear(5, 1, bias=False), logistic()), l2_ball(1.5))
@@ -54,11 +54,11 @@ def increments(sums, size=400):
     """A silo of zeros with a cumulative release of noise one, asked in the rounds of ``sums``."""
     release = Release(lambda work: 1.0, 0.5, None, "full", mechanism="cumulative")
     silo = Silo(lambda work, record: record["x"], release)
-    desk = desk_of({"x": jnp.zeros((1, size)), "y": jnp.zeros(1)}, 1, None, 0)
+    desk = view_of({"x": jnp.zeros((1, size)), "y": jnp.zeros(1)}, 1, None, 0)
     keys = split_keys(jax.random.key(0))
     last, said = -1, []
     for number in sums:
-        terms = {"key": silo_key(keys, 0, number), "before": silo_before(keys, 0, last), "position": 0}
+        terms = {"key": silo_key(keys, 0, number), "previous": silo_before(keys, 0, last), "position": 0}
         said.append(np.asarray(answer(silo, (), (), desk, **terms)[0]))
         last = number
     return np.asarray(said)
@@ -136,7 +136,7 @@ def sensitivity(clip_norm):
     attack = Mu2Points(far, near, jnp.asarray(600.0))
     pair = [{"x": 3.0 * jnp.eye(5)[i : i + 1], "y": jnp.zeros(1)} for i in (0, 1)]
     means = [
-        exact_statistic(silo, attack, desk_of(r, 1, jnp.arange(1), 0), key=jax.random.key(0), position=0)[0]
+        exact_statistic(silo, attack, view_of(r, 1, jnp.arange(1), 0), key=jax.random.key(0), position=0)[0]
         for r in pair
     ]
     return float(jnp.linalg.norm(means[0]["linear"]["w"] - means[1]["linear"]["w"]))
@@ -159,7 +159,7 @@ def test_the_price_is_that_of_running_sums():
 
 def test_what_cannot_be_private_is_refused():
     release = Release(lambda work: work["norm"], 1.0, None, "full", mechanism="cumulative")
-    desk = desk_of({"x": jnp.ones((2, 3)), "y": jnp.zeros(2)}, 2, None, 0)
+    desk = view_of({"x": jnp.ones((2, 3)), "y": jnp.zeros(2)}, 2, None, 0)
     key = jax.random.key(0)
     with pytest.raises(TypeError, match="NoneType"):  # a clip that follows the broadcast
         exact_statistic(Silo(lambda w, r: r["x"], release), {"norm": 1.0}, desk, key=key, position=0)
@@ -170,7 +170,7 @@ def test_what_cannot_be_private_is_refused():
         answer(Silo(lambda w, r: r["x"], fixed), (), (), desk, key=key, position=0)
     trusted = Release(lambda work: 1.0, 1.0, None, "full", channel="trusted")
     with pytest.raises(ValueError, match="server to add the noise"):
-        answer(Silo(lambda w, r: r["x"], trusted), (), (), desk, key=key, position=0, before=Before(key, False))
+        answer(Silo(lambda w, r: r["x"], trusted), (), (), desk, key=key, position=0, previous=Previous(key, False))
     with pytest.raises(ValueError, match="every silo in every round"):
         simulate(
             mu2(channel="trusted"), start(PROBLEM), enrol(tables()), key=key, who=participation(3, 2), noise="each"

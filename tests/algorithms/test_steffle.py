@@ -11,7 +11,7 @@ from tacit.objectives import Objective, Problem, ermi, linear, logistic, mlp, so
 from tacit.privacy import events_of, price
 from tacit.privacy.fair_designs import fair_designs
 from tacit.runtime.simulate import simulate
-from tacit.silo import desk_of, enrol, exact_statistic
+from tacit.silo import view_of, enrol, exact_statistic
 from tacit.theory import fermi_stationarity
 
 COMMON = {"num_rounds": 300, "clip_norm": 1e4, "noise_multiplier": 0.0, "batch_size": None, "sampling": "full"}
@@ -167,7 +167,7 @@ def test_a_secret_batch_gets_its_loss_from_records_without_the_attribute():
     work = loss.server.ask(algorithm.init(problem(2).objective.init(jax.random.key(0))))
     worlds = [{**table, "s": table["s"] * k} for k in (0, 1)]
     said = [
-        exact_statistic(loss.silo, work, desk_of(w, 240, None, 0), key=jax.random.key(0), position=0)[0] for w in worlds
+        exact_statistic(loss.silo, work, view_of(w, 240, None, 0), key=jax.random.key(0), position=0)[0] for w in worlds
     ]
     for a, b in zip(*map(jax.tree.leaves, said), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -16,7 +16,7 @@ from tacit.privacy.plan import events_of
 from tacit.runtime import program
 
 # The package holds functions of the same names.
-answering = importlib.import_module("tacit.silo.answer")
+answering = importlib.import_module("tacit.silo.simulated")
 gradients = importlib.import_module("tacit.silo.gradients")
 
 FULL = Setting("full", "full", 6, 4, None, None)

@@ -12,7 +12,7 @@ from tacit.algorithms import find
 from tacit.audit.sensitivity import audit_extremes, audit_sensitivity
 from tacit.audit.table import Setting, parameters_for
 from tacit.objectives import Loss, Objective, Problem, gradient_at, linear, logistic, mlp, squared
-from tacit.silo import answer, desk_of
+from tacit.silo import answer, view_of
 from tacit.silo.clipping import SLACK
 from tacit.silo.secure_answer import Responder
 
@@ -36,7 +36,7 @@ def test_climbing_comes_close_to_the_price_and_not_beyond(name, objective):
 
 
 def test_the_search_sees_a_sensitivity_that_is_priced_too_low(monkeypatch):
-    answering = importlib.import_module("tacit.silo.answer")
+    answering = importlib.import_module("tacit.silo.simulated")
     right = answering.standard_deviation
     monkeypatch.setattr(answering, "standard_deviation", lambda *terms: 0.9 * right(*terms))
     [result] = audit_sensitivity(built("mb-sgd", SQUARES), SQUARES, 3, key=jax.random.key(0), starts=16, steps=20)
@@ -55,7 +55,7 @@ def test_a_tiny_clip_is_not_answered_without_noise():
     said = []
     for sign in (1.0, -1.0):
         records = {"x": jnp.ones((1000, 1)).at[0].set(sign)}
-        desk = desk_of(records, 1000, None, 0)
+        desk = view_of(records, 1000, None, 0)
         keys = jax.random.split(jax.random.key(0), 4)
         act = jax.jit(jax.vmap(lambda k, desk=desk: answer(silo, jnp.float32(1.2e-37), (), desk, key=k, position=0)[0]))
         said.append(np.asarray(act(keys)))

@@ -12,7 +12,7 @@ from tacit.privacy.randomisers import terms_of
 from tacit.runtime.debug import debug
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Seed, simulate, simulate_grid
-from tacit.silo import answer, desk_of, enrol, rows_of
+from tacit.silo import answer, view_of, enrol, rows_of
 from tacit.silo.reports import seed_and_sign
 from tests.algorithms.table import MLP, largest_difference, least_squares, start, tables
 
@@ -71,7 +71,7 @@ def test_the_price_counts_honest_reports_of_all_silos():
 def test_what_cannot_be_shuffled_is_refused():
     _, problem, _ = least_squares()
     part = mb_sgd(problem, num_rounds=1, channel=CHANNEL, **COMMON).rounds["gradient"].silo
-    desk = desk_of({"x": np.ones((3, 4), np.float32), "y": np.ones(3, np.float32)}, 3, None, 0)
+    desk = view_of({"x": np.ones((3, 4), np.float32), "y": np.ones(3, np.float32)}, 3, None, 0)
     with pytest.raises(ValueError, match="crowd"):
         answer(part, start(problem), (), desk, key=jax.random.key(0), position=0)
     poisson = mb_sgd(problem, num_rounds=1, channel=CHANNEL, **{**COMMON, "sampling": "poisson", "batch_size": 4})

@@ -16,7 +16,7 @@ from tacit.privacy.plan import Budget, plan_silos
 from tacit.runtime.debug import debug
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import simulate
-from tacit.silo import Crowd, answer, desk_of, enrol, rows_of
+from tacit.silo import Crowd, answer, view_of, enrol, rows_of
 from tacit.silo.shuffled import (
     centred_binomial,
     centred_rounding,
@@ -156,7 +156,7 @@ def test_a_study_says_its_channel_and_its_honest_share():
 
 def test_a_silo_says_nothing_without_a_crowd_nor_with_a_random_batch():
     _, problem, _ = least_squares()
-    desk = desk_of({k: jnp.asarray(v) for k, v in least_squares()[0][0].items()}, 40, None, 0)
+    desk = view_of({k: jnp.asarray(v) for k, v in least_squares()[0][0].items()}, 40, None, 0)
     own = {"key": jax.random.key(0), "position": 0}
     alone = mb_sgd(problem, channel="shuffled-sum", num_rounds=1, **COMMON).rounds["gradient"].silo
     with pytest.raises(ValueError, match="crowd"):

@@ -13,8 +13,8 @@ from scipy import stats
 from tacit.algorithm import Release, Silo
 from tacit.privacy import Event, gauss_delta
 from tacit.privacy.discrete import effective_multiplier
-from tacit.silo import desk_of, pass_order
-from tacit.silo.answer import exact_statistic
+from tacit.silo import view_of, pass_order
+from tacit.silo.simulated import exact_statistic
 from tacit.silo.secure_answer import Responder
 from tacit.silo.secure_noise import (
     ROUNDING,
@@ -209,7 +209,7 @@ def test_double_precision_changes_neither_the_batch_nor_the_clip(sampling):
     key, order = jax.random.key(2), pass_order(jax.random.key(3), 12, 12)
     work = jnp.full(3, 0.1)
     double, _ = Responder(silo, records, place=0, grid_sigma=None).statistic(work, order=order, key=key, position=5)
-    single, _ = exact_statistic(silo, work, desk_of(records, 12, order, 0), key=key, position=5)
+    single, _ = exact_statistic(silo, work, view_of(records, 12, order, 0), key=key, position=5)
     assert double.dtype == np.float64
     assert np.linalg.norm(double) > 0.01
     np.testing.assert_allclose(double, single, rtol=1e-4, atol=1e-6)

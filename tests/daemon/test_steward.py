@@ -15,7 +15,6 @@ from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records, 
 from tacit.runtime.daemon.protocol import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
 from tacit.runtime.daemon.shuffling import is_shuffled
 from tacit.runtime.daemon.steward import NOISE_OFF, Steward
-from tacit.silo.secure_noise import SecureNoiseError
 from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of
 
 RECORDS = records_of(0, 40)
@@ -329,14 +328,6 @@ def test_noise_cannot_be_switched_off_by_accident(make, tmp_path, monkeypatch):
     Steward(test_policy, RECORDS, test_home, noise_off=True).close()
     with pytest.raises(ValueError, match="a test build without noise"):
         Steward(test_policy, RECORDS, test_home)
-
-
-def test_without_secure_noise_the_door_stays_shut(tmp_path, monkeypatch):
-    home, policy = make_home(tmp_path / "a", RECORDS)
-    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
-    with pytest.raises(SecureNoiseError, match="pip install"):
-        Steward(policy, RECORDS, home)
-    assert not home.ledger.exists()
 
 
 def test_logs_hold_no_values(make, caplog, monkeypatch):

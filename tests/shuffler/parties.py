@@ -72,7 +72,7 @@ def signers(number: int) -> dict[str, Signer]:
     return {f"s{i}": Signer(new_signing_key()) for i in range(number)}
 
 
-class Desk:
+class SiloView:
     """A caller of an office in this process, without a socket between them."""
 
     def __init__(self, office: Office) -> None:
@@ -100,7 +100,7 @@ class Desk:
         return self.office._keys.seal.public
 
 
-def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> Desk:
+def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> SiloView:
     """An office with keys of its own; ``folder`` has its name."""
     folder.mkdir(parents=True)
     tree = {
@@ -110,11 +110,11 @@ def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> Desk:
         "tls": {"certificate": "x", "key": "x", "callers": "x"},
     }
     keys = Keys(new_secret(), Signer(new_signing_key()))
-    return Desk(Office(terms_from({**tree, **changes}), keys, folder / "shuffler.sqlite"))
+    return SiloView(Office(terms_from({**tree, **changes}), keys, folder / "shuffler.sqlite"))
 
 
 @contextlib.contextmanager
-def two_desks(folder: Path, silos: dict[str, Signer]) -> Iterator[dict[str, Desk]]:
+def two_desks(folder: Path, silos: dict[str, Signer]) -> Iterator[dict[str, SiloView]]:
     """A cascade of two."""
     first = desk(folder / "a", silos)
     found = {"a": first, "b": desk(folder / "b", silos, layer=1, before={"a": first.office._keys.sign.public})}

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tacit.algorithm import Release, Silo
-from tacit.silo import SLACK, RecordsError, answer, desk_of, enrol, privatise, rows_of, standard_deviation, step_keys
+from tacit.silo import SLACK, RecordsError, answer, view_of, enrol, privatise, rows_of, standard_deviation, step_keys
 
 
 def mean_query(work, record):
@@ -23,7 +23,7 @@ RECORDS = {"x": jnp.ones((10, 400)) * 0.01, "y": jnp.zeros(10)}
 
 
 def test_noise_has_the_priced_standard_deviation():
-    desk = desk_of(RECORDS, 10, None, 0)
+    desk = view_of(RECORDS, 10, None, 0)
     keys = jax.random.split(jax.random.key(0), 50)
     released = jax.vmap(lambda k: privatise(silo(), (), desk, keys=step_keys(k, 1)[0], position=0))(keys)
     noise = np.asarray(released).ravel() - 0.01
@@ -33,7 +33,7 @@ def test_noise_has_the_priced_standard_deviation():
 
 def test_the_mean_divides_by_the_fixed_batch_size():
     release = {"noise_multiplier": 0.0, "batch_size": 4, "sampling": "poisson", "capacity": 10}
-    desk = desk_of(RECORDS, 10, None, 0)
+    desk = view_of(RECORDS, 10, None, 0)
     keys = jax.random.split(jax.random.key(1), 300)
     means = jax.vmap(lambda k: privatise(silo(**release), (), desk, keys=step_keys(k, 1)[0], position=0)[0])(keys)
     sizes = np.asarray(means) / 0.01 * 4
@@ -44,7 +44,7 @@ def test_the_mean_divides_by_the_fixed_batch_size():
 def test_terms_may_differ_by_silo():
     release = {"noise_multiplier": np.asarray([0.0, 5.0]), "clip": lambda work: jnp.asarray([0.05, 2.0])}
     loud, quiet = (
-        answer(silo(**release), (), (), desk_of(RECORDS, 10, None, i), key=jax.random.key(0), position=0)[0]
+        answer(silo(**release), (), (), view_of(RECORDS, 10, None, i), key=jax.random.key(0), position=0)[0]
         for i in (1, 0)
     )
     assert abs(float(jnp.linalg.norm(quiet)) - 0.05) < 1e-4
@@ -60,7 +60,7 @@ def test_local_steps_absorb_releases_in_turn():
         absorb=lambda work, released: work + released,
         report=lambda work, memory: (work, memory + 1),
     )
-    desk = desk_of(RECORDS, 10, None, 0)
+    desk = view_of(RECORDS, 10, None, 0)
     message, memory = answer(counting, jnp.zeros(400), jnp.zeros(()), desk, key=jax.random.key(0), position=0)
     np.testing.assert_allclose(message, 0.03, rtol=1e-4)
     assert float(memory) == 1
@@ -79,7 +79,7 @@ def test_a_private_release_without_noise_is_refused():
         privatise(
             silo(noise_multiplier=None),
             (),
-            desk_of(RECORDS, 10, None, 0),
+            view_of(RECORDS, 10, None, 0),
             keys=step_keys(jax.random.key(0), 1)[0],
             position=0,
         )

@@ -15,7 +15,7 @@ from tacit.algorithms import mb_sgd
 from tacit.objectives import GradientQuery, Objective, Problem, SaddleQuery, ermi, linear, logistic, mlp, softmax
 from tacit.objectives.saddle import Saddle
 from tacit.privacy import events_of
-from tacit.silo import SLACK, answer, clipped_sum, desk_of, exact_statistic
+from tacit.silo import SLACK, answer, clipped_sum, view_of, exact_statistic
 from tacit.silo.attribute import attribute_sum
 
 N = 12
@@ -164,7 +164,7 @@ def test_a_query_that_is_not_handed_the_attribute_cannot_read_it_and_costs_nothi
     assert silo.is_free
     records, _ = some(GAMES["logistic, two groups"][0], 2, 2)
     with pytest.raises(KeyError, match="s"):
-        answer(silo, (), (), desk_of(records, N, None, 0), key=jax.random.key(0), position=0)
+        answer(silo, (), (), view_of(records, N, None, 0), key=jax.random.key(0), position=0)
     plain = mb_sgd(
         Problem(Objective(linear(3, 1), logistic())),
         step_size=1.0,
@@ -189,7 +189,7 @@ def test_passes_use_each_record_once_in_each_pass_and_are_priced_so():
     release = Release(lambda work: 1e6, 0.0, 3, "one-pass", passes=2)
     silo = Silo(lambda work, record: record["x"], release)
     records = {"x": jnp.eye(10), "y": jnp.zeros(10)}
-    desk = desk_of(records, 10, jnp.asarray([3, 1, 4, 0, 5, 9, 2, 6, 8, 7]), 0)
+    desk = view_of(records, 10, jnp.asarray([3, 1, 4, 0, 5, 9, 2, 6, 8, 7]), 0)
     seen = [3 * np.asarray(exact_statistic(silo, (), desk, key=jax.random.key(0), position=3 * r)[0]) for r in range(6)]
     np.testing.assert_allclose(sum(seen[:3]), sum(seen[3:]))
     used = sum(seen)

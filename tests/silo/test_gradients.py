@@ -25,7 +25,7 @@ from tacit.objectives import (
 )
 from tacit.objectives import squared as squared_loss
 from tacit.silo import SLACK, clipped_sum, is_tapped, plain_sum
-from tacit.silo.gradients import _general_sum, _is_formed, _tapped_width
+from tacit.silo.gradients import _general_sum, is_formed, _tapped_width
 
 # Rounding decides here, and a compiler that computes a difference anew for its norm and for its sum may round it twice.
 compiled_as_by_users = partial(
@@ -115,10 +115,10 @@ def test_layers_with_positions_take_the_cheaper_way():
     for name, formed in (("positions, in factors", False), ("positions, formed", True)):
         objective = MODELS[name]
         width = point(objective)["each"]["w"].shape[1]
-        assert _is_formed(objective.model, "each", jnp.zeros((1, 3, 6)), jnp.zeros((1, 3, width))) is formed
-        assert not _is_formed(objective.model, "last", jnp.zeros((1, width)), jnp.zeros((1, 3)))
+        assert is_formed(objective.model, "each", jnp.zeros((1, 3, 6)), jnp.zeros((1, 3, width))) is formed
+        assert not is_formed(objective.model, "last", jnp.zeros((1, width)), jnp.zeros((1, 3)))
     # A layer that is unfolded shares its parameters between the columns of its matrix: only formed can it be folded.
-    assert _is_formed(MODELS["cnn"].model, "conv_1", jnp.zeros((1, 1, 16)), jnp.zeros((1, 1, 8)))
+    assert is_formed(MODELS["cnn"].model, "conv_1", jnp.zeros((1, 1, 16)), jnp.zeros((1, 1, 8)))
 
 
 @pytest.mark.parametrize("name", ["cnn", "positions, in factors", "positions, formed"])

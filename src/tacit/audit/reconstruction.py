@@ -24,7 +24,7 @@ from tacit.algorithm import Channel, Params
 from tacit.algorithms import mb_sgd
 from tacit.objectives import Objective, Problem, mlp, softmax
 from tacit.privacy import gdp_mu
-from tacit.silo import answer, check_records, desk_of
+from tacit.silo import answer, check_records, view_of
 
 BINS = 512
 CLIP = 1.0
@@ -118,7 +118,7 @@ def _message(
         channel=channel,
     )
     records = {k: jnp.asarray(v) for k, v in check_records({"x": images, "y": classes}, "silo").items()}
-    desk = desk_of(records, len(classes), None, 0)
+    desk = view_of(records, len(classes), None, 0)
     return answer(algorithm.rounds["gradient"].silo, model, (), desk, key=jax.random.key(seed), position=0)[0]
 
 

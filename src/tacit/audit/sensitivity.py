@@ -22,7 +22,7 @@ from tacit.algorithm import Algorithm, Broadcast
 from tacit.audit.worst_case import hostile_broadcasts, message_shapes
 from tacit.objectives import Objective
 from tacit.privacy.plan import events_of
-from tacit.silo import desk_of, parted_statistic
+from tacit.silo import view_of, parted_statistic
 
 _ROWS = 3
 
@@ -71,7 +71,7 @@ def _ratios(algorithm: Algorithm, objective: Objective, features: int) -> Any:
     """For each kind of round, the share of its priced sensitivity as a function of what an adversary chooses."""
     params = objective.init(jax.random.key(0))
     blank = {"x": jnp.zeros((_ROWS, features)), "y": jnp.zeros(_ROWS), "s": jnp.zeros(_ROWS, jnp.int32)}
-    shapes = message_shapes(algorithm, params, desk_of(blank, _ROWS, jnp.arange(_ROWS), 0))
+    shapes = message_shapes(algorithm, params, view_of(blank, _ROWS, jnp.arange(_ROWS), 0))
     said = hostile_broadcasts(algorithm, params, shapes, turning=False)
     for event in events_of(algorithm, place=0, silos=1, records=_ROWS):
         last = max(i for i, name in enumerate(algorithm.schedule) if name == event.kind)
@@ -83,7 +83,7 @@ def _ratio(algorithm: Algorithm, kind: str, multiplier: float, params: Any) -> C
     attribute = silo.release.protects == "sensitive-attribute"
 
     def statistic(broadcast: Broadcast, records: Any) -> Any:
-        desk = desk_of(records, _ROWS, jnp.arange(_ROWS), 0)
+        desk = view_of(records, _ROWS, jnp.arange(_ROWS), 0)
         work = silo.start(broadcast, memory)
         return parted_statistic(silo, work, desk, key=jax.random.key(0), position=0)[1:]
 

@@ -23,7 +23,7 @@ from tacit.audit.one_run import one_run_epsilon, one_run_mu
 from tacit.channel import weighted_mean
 from tacit.privacy import gdp_epsilon
 from tacit.runtime import program
-from tacit.silo import answer, check_records, clipped_sum, desk_of
+from tacit.silo import answer, check_records, clipped_sum, view_of
 from tacit.studies.run import Prepared, prepare
 from tacit.studies.spec import Study
 
@@ -147,7 +147,7 @@ def _estimate(
 def _answerer(algorithm: Algorithm, part: Round, table: Record, place: int, keys: program.Keys) -> Any:
     records = {name: jnp.asarray(column) for name, column in table.items()}
     count = len(table["y"])
-    desk = desk_of(records, count, program.silo_order(algorithm, keys, place, count, count), place)
+    desk = view_of(records, count, program.silo_order(algorithm, keys, place, count, count), place)
 
     @jax.jit
     def act(broadcast: Any, number: Any, position: Any) -> Any:

@@ -1,7 +1,7 @@
 """Transcripts: everything a silo says in a schedule, many times over, through the code that ships.
 
 A trial plays every round of the schedule against one silo with a fresh key; the messages come out of
-``tacit.silo.answer`` with the runtime's own derivation of keys. The server is hostile and does not adapt: what it says
+``tacit.silo.simulated`` with the runtime's own derivation of keys. The server is hostile and does not adapt: what it says
 is settled before the trials.
 """
 
@@ -30,7 +30,7 @@ from tacit.audit.worst_case import (
 )
 from tacit.runtime import program
 from tacit.runtime.participation import participation
-from tacit.silo import Desk, answer, desk_of
+from tacit.silo import SiloView, answer, view_of
 
 _MOST_FLOATS = 1 << 20
 _LARGEST_CHUNK = 1 << 13
@@ -85,7 +85,7 @@ def scenes_of(algorithm: Algorithm, seat: Seat, *, canary: Canary, kind: str | N
     # The order of a pass is not secret, so the record that differs may be the first of it.
     target = 0 if order is None else int(order[0])
     records = neighbours(canary, seat.records, target, samplings, protects_attribute(algorithm))
-    desk = desk_of({name: jnp.asarray(column[0]) for name, column in records.items()}, seat.records, order, seat.place)
+    desk = view_of({name: jnp.asarray(column[0]) for name, column in records.items()}, seat.records, order, seat.place)
     shapes = message_shapes(algorithm, params, desk)
     heard = np.asarray([kind is None or algorithm.schedule[n] == kind for n in numbers])
     play = _compiled(algorithm, seat, params, order, numbers, shapes)
@@ -147,7 +147,7 @@ def _compiled(
     width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[kind])) for kind in kinds)
 
     def trial(key: Array, records: Any, said: tuple[Any, ...], loudness: Array) -> Array:
-        desk = desk_of(records, seat.records, order, seat.place)
+        desk = view_of(records, seat.records, order, seat.place)
         keys = program.split_keys(key)
         players = [
             _player(algorithm, kind, stack, desk, keys, loudness, width)
@@ -171,7 +171,7 @@ def _last(numbers: Sequence[int], same: np.ndarray) -> int:
 
 
 def _player(
-    algorithm: Algorithm, kind: str, said: Any, desk: Desk, keys: program.Keys, loudness: Array, width: int
+    algorithm: Algorithm, kind: str, said: Any, desk: SiloView, keys: program.Keys, loudness: Array, width: int
 ) -> Callable[..., Any]:
     """One kind of round, what the attacker sees of it flat and padded to the longest."""
     part = algorithm.rounds[kind]
@@ -185,7 +185,7 @@ def _player(
         else:
             key, before = program.silo_key(keys, desk.place, number), program.silo_before(keys, desk.place, last)
             seen, memory = answer(
-                part.silo, broadcast, memory, desk, key=key, position=position, before=before, crowd=crowd
+                part.silo, broadcast, memory, desk, key=key, position=position, previous=before, crowd=crowd
             )
         flat = ravel_pytree(seen)[0].astype(jnp.float32)
         return memory, jnp.pad(flat, (0, width - flat.size))
@@ -197,7 +197,7 @@ def _trusted(
     part: Round,
     broadcast: Broadcast,
     memory: Any,
-    desk: Desk,
+    desk: SiloView,
     keys: program.Keys,
     number: Array,
     position: Array,

@@ -20,7 +20,7 @@ from tacit.algorithm import Algorithm, Broadcast, Params, Round, Sampling
 from tacit.objectives import Loss, Objective, Problem, linear
 from tacit.runtime import program
 from tacit.runtime.participation import participation
-from tacit.silo import Before, Crowd, Desk, answer, check_records, exact_statistic
+from tacit.silo import Previous, Crowd, SiloView, answer, check_records, exact_statistic
 
 Canary = Literal["opposite", "overflow", "faint"]
 CANARIES: tuple[Canary, ...] = ("opposite", "overflow", "faint")
@@ -76,13 +76,13 @@ def neighbours(
     return {name: np.stack([world[name] for world in worlds]) for name in worlds[0]}
 
 
-def lonely_crowd(part: Round, desk: Desk) -> Crowd | None:
+def lonely_crowd(part: Round, desk: SiloView) -> Crowd | None:
     """The crowd of a shuffled sum in which no other silo hides this one, so that its share is the whole sum."""
     sizes = program.batch_sizes(part, jnp.asarray([desk.count]))
     return program.crowd_of(part, sizes, participation(1))
 
 
-def message_shapes(algorithm: Algorithm, params: Params, desk: Desk) -> dict[str, Any]:
+def message_shapes(algorithm: Algorithm, params: Params, desk: SiloView) -> dict[str, Any]:
     """The form of a message in each kind of round of the schedule."""
     shapes: dict[str, Any] = {}
     state, memory = algorithm.init(params), algorithm.memory(params)
@@ -94,9 +94,9 @@ def message_shapes(algorithm: Algorithm, params: Params, desk: Desk) -> dict[str
             if part.silo.release.channel == "trusted":
                 work = part.silo.start(broadcast, memory)
                 return exact_statistic(part.silo, work, desk, key=key, position=0)[0]
-            before = Before(key, jnp.asarray(False))
+            before = Previous(key, jnp.asarray(False))
             crowd = lonely_crowd(part, desk)
-            return answer(part.silo, broadcast, memory, desk, key=key, position=0, before=before, crowd=crowd)[0]
+            return answer(part.silo, broadcast, memory, desk, key=key, position=0, previous=before, crowd=crowd)[0]
 
         shapes[kind] = jax.eval_shape(say, state, memory)
     return shapes

@@ -1,6 +1,9 @@
-"""How many of the silos that come can be counted on."""
+"""How many of the silos that come can be counted on, and what their records count."""
 
 import math
+from typing import Any
+
+import numpy as np
 
 from tacit.privacy.events import PricingError, integer
 
@@ -41,3 +44,19 @@ def counted_silos(silos: int, least: int, honest: float) -> int:
             "may collude; let more silos come, or raise honest."
         )
     return least - colluding
+
+
+def record_weights(weights: Any, sizes: Any) -> tuple[Any, Any]:
+    """What a record of each silo counts in a sum over records, beside the one that counts most, and what that counts.
+
+    For an objective sum_i p_i F_i, F_i a mean over ``sizes[i]`` records, a record of silo i counts p_i / sizes[i].
+    ``weights`` are the p_i (``None``: equal); a sum adds each silo's records times the first, and is multiplied by the
+    second. Sizes and weights are those of all silos of the plan, whoever comes.
+
+    >>> relative, largest = record_weights((0.8, 0.1, 0.1), np.asarray([100, 100, 50]))
+    >>> relative.round(3).tolist(), round(float(largest), 4)
+    ([1.0, 0.125, 0.25], 0.008)
+    """
+    shares = np.full(sizes.shape, 1.0 / len(sizes)) if weights is None else np.asarray(weights, float)
+    each = shares / sizes
+    return each / each.max(), each.max()

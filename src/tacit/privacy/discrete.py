@@ -1,8 +1,8 @@
 """The discrete Gaussian on a grid, priced as a Gaussian that dominates it, rounding included.
 
-A silo that sends integers rounds its statistic to a grid and adds a discrete Gaussian. With `s` the noise
-in grid units, rounding adds at most sqrt(dimension) grid units to the l2 distance of two statistics.
-The noise itself is dominated by a continuous Gaussian in one of two ways:
+A silo that sends integers adds a discrete Gaussian of width `s`, in grid units. Where its statistic is made of integers
+(`tacit.silo.integers`) their sensitivity is exact; where a sum was rounded to the grid, as in version 0.1, rounding
+adds at most sqrt(dimension) grid units to the l2 distance of two statistics. The noise itself is dominated by a continuous Gaussian in one of two ways:
 
 - *Thresholds*, for one pair of data sets at a time. The discrete Gaussian is log-concave, so the best test
   between it and its shift by an integer k is a threshold; with F its distribution function the shift is
@@ -49,8 +49,7 @@ def effective_multiplier(event: Event) -> float:
     if event.mechanism != "discrete-gaussian" or event.noise_multiplier == 0.0:
         return event.noise_multiplier
     assert event.grid_sigma is not None
-    assert event.dimension is not None
-    s, rounding = event.grid_sigma, math.sqrt(event.dimension)
+    s, rounding = event.grid_sigma, math.sqrt(event.dimension or 0)
     if event.sampling in ("full", "one-pass") and s <= _LARGEST_TABLE:
         return _SHAVE / ((s / event.noise_multiplier + rounding) * mu_one(s))
     if s < 2 * _SMOOTHING:

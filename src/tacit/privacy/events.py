@@ -55,7 +55,8 @@ class Event:
             `capacity` of the sampled records is kept. None means no limit.
         passes: One-pass only: the most batches that one record may enter.
         grid_sigma: Discrete Gaussian only: noise standard deviation in units of the grid.
-        dimension: Discrete Gaussian only: number of coordinates that are rounded.
+        dimension: Discrete Gaussian only: number of coordinates that are rounded to the grid before the noise; None
+            where the statistic is made of integers, whose sensitivity has no rounding in it.
         reports: Reports only: the reports of one shuffle that are sure to arrive from contributors who do not
             collude, the victim's among them.
         streams: Reports only: the noise multiplier of each stream as a multiple of `noise_multiplier`.
@@ -251,10 +252,9 @@ def _check_mechanism(event: Event) -> None:
                 f'"{event.mechanism}"; leave them out.'
             )
         return
-    if event.grid_sigma is None or event.dimension is None:
+    if event.grid_sigma is None:
         raise PricingError(
-            'Expected grid_sigma and dimension for mechanism "discrete-gaussian"; give the noise in units of '
-            "the grid and the number of rounded coordinates."
+            'Expected grid_sigma for mechanism "discrete-gaussian"; give the noise in units of the grid.'
         )
     object.__setattr__(event, "grid_sigma", non_negative("grid_sigma", event.grid_sigma))
     if (event.grid_sigma == 0.0) != (event.noise_multiplier == 0.0):
@@ -262,7 +262,8 @@ def _check_mechanism(event: Event) -> None:
             f"Expected grid_sigma={event.grid_sigma} and noise_multiplier={event.noise_multiplier} to be "
             "zero together; they are the same noise in units of the grid and of the sensitivity."
         )
-    object.__setattr__(event, "dimension", integer("dimension", event.dimension, 1))
+    if event.dimension is not None:
+        object.__setattr__(event, "dimension", integer("dimension", event.dimension, 1))
 
 
 def _check_reports(event: Event) -> None:

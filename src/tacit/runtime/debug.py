@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from tacit.algorithm import CROWDED, Algorithm, Message, Params, Record, Round
 from tacit.channel import mean_of_shares, weighted_mean
+from tacit.privacy.crowd import record_weights
 from tacit.runtime.participation import Participation, participation
 from tacit.runtime.program import (
     Keys,
@@ -30,7 +31,7 @@ from tacit.runtime.program import (
     turns_of,
 )
 from tacit.runtime.simulate import Outcome
-from tacit.silo import Crowd, Desk, answer, desk_of
+from tacit.silo import Crowd, SiloView, answer, view_of
 
 
 class StageError(RuntimeError):
@@ -77,7 +78,8 @@ def debug(
             means, deviations = stacked
             mean = noised_mean(algorithm.rounds[kind], means, deviations, shares, keys, number, before[0])
         elif algorithm.rounds[kind].silo.release.channel in CROWDED:
-            mean = mean_of_shares(stacked, sizes[kind][places[taken]])
+            largest = record_weights(who.weights, sizes[kind])[1]
+            mean = mean_of_shares(stacked, sizes[kind][places[taken]], largest, len(tables))
         else:
             mean = weighted_mean(stacked, shares)
         state = _stage("tell", "server", number, server.tell, state, mean)
@@ -93,25 +95,25 @@ def _answerer(part: Round, keys: Keys, crowd: Crowd | None) -> Callable[..., Any
     @jax.jit
     def act(own: tuple[Any, Any, Any], broadcast: Any, memory: Any, number: Any, position: Any, last: Any) -> Any:
         records, order, place = own
-        desk = desk_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, place)
+        desk = view_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, place)
         if part.silo.release.channel == "trusted":
             return exact_answer(part, broadcast, memory, desk, keys, number, position), memory
         key, before = silo_key(keys, place, number), silo_before(keys, place, last)
-        terms = {"key": key, "position": position, "before": before, "crowd": crowd}
+        terms = {"key": key, "position": position, "previous": before, "crowd": crowd}
         return answer(part.silo, broadcast, memory, desk, **terms)
 
     return act
 
 
-def _bring(desk: Desk) -> tuple[Any, Any, Any]:
+def _bring(desk: SiloView) -> tuple[Any, Any, Any]:
     """What one silo brings, as arrays."""
     return desk.fetch(None), desk.order, desk.place
 
 
-def _desk(algorithm: Algorithm, keys: Keys, table: Record, place: int) -> Desk:
+def _desk(algorithm: Algorithm, keys: Keys, table: Record, place: int) -> SiloView:
     records = jax.tree.map(jnp.asarray, table)
     count = int(jax.tree.leaves(records)[0].shape[0])
-    return desk_of(records, count, silo_order(algorithm, keys, place, count, count), place)
+    return view_of(records, count, silo_order(algorithm, keys, place, count, count), place)
 
 
 def _stage(stage: str, name: str, number: int, act: Callable[..., Any], *args: Any) -> Any:

@@ -29,7 +29,7 @@ from jax import Array
 from tacit.algorithm import Algorithm, Params, Record, Silo
 from tacit.errors import TacitError
 from tacit.objectives import Ermi, Problem
-from tacit.silo import desk_of, privatise
+from tacit.silo import view_of, privatise
 
 
 class LossGradient(NamedTuple):
@@ -114,7 +114,7 @@ class AttributesDivision:
         records["s"] = jnp.asarray(self.s[found], jnp.int32)
         release = replace(silo.release, batch_size=size, sampling="full", passes=1)
         speaker = Silo(lambda work, record: _fair(term, work, strength, record), release)
-        desk = desk_of(records, len(mine), None, 0)
+        desk = view_of(records, len(mine), None, 0)
         said = privatise(speaker, work, desk, keys=jax.random.split(jax.random.fold_in(self.key, number)), position=0)
         return FairGradients(said["params"], said["duals"])
 

@@ -13,20 +13,20 @@ from jaxtyping import Array
 
 from tacit.algorithm import CROWDED, Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
-from tacit.privacy.crowd import counted_silos
+from tacit.privacy.crowd import counted_silos, record_weights
 from tacit.runtime.participation import Participation, Roster, everyone, roster, width
 from tacit.runtime.threefry import written_out
 from tacit.silo import (
-    Before,
+    Previous,
     Crowd,
-    Desk,
+    SiloView,
     Sampled,
     Silos,
     StoredSilos,
     add_cumulative,
     add_gaussian,
     answer,
-    desk_of,
+    view_of,
     exact_statistic,
     is_poolable,
     pass_order,
@@ -84,9 +84,9 @@ def silo_key(keys: Keys, place: Array | int, number: Array | int) -> Array:
     return jax.random.fold_in(jax.random.fold_in(keys.silos, number), place)
 
 
-def silo_before(keys: Keys, place: Array | int, last: Array | int) -> Before:
+def silo_before(keys: Keys, place: Array | int, last: Array | int) -> Previous:
     """A silo's previous answer to this kind of round; it was in round ``last`` (-1: there was none)."""
-    return Before(silo_key(keys, place, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
+    return Previous(silo_key(keys, place, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
 
 
 def silo_order(algorithm: Algorithm, keys: Keys, place: Array | int, count: Array | int, padded: int) -> Array | None:
@@ -190,16 +190,17 @@ def _player(
         sizes = batch_sizes(kind, silos.counts)
         crowd = crowd_of(kind, sizes, who)
 
-        def one(desk: Desk, memory: Memory, last: Array) -> tuple[Message, Memory]:
+        def one(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, Memory]:
             key, earlier = silo_key(keys, desk.place, turn.number), silo_before(keys, desk.place, last)
-            own = {"key": key, "position": turn.position, "before": earlier, "crowd": crowd}
+            own = {"key": key, "position": turn.position, "previous": earlier, "crowd": crowd}
             return answer(kind.silo, broadcast, memory, desk, **own)
 
         messages, memory = _at_each_desk(one, silos, orders, present, carry.memory)
         if crowd is None:
             mean = weighted_mean(messages, present.weights)
         else:
-            mean = mean_of_shares(messages, (sizes if in_order else sizes[places]) * taken)
+            present_sizes = (sizes if in_order else sizes[places]) * taken
+            mean = mean_of_shares(messages, present_sizes, record_weights(who.weights, sizes)[1], silos.number)
         return Carry(kind.server.tell(carry.state, mean), _remembered(carry.memory, memory, present))
 
     return play
@@ -212,7 +213,7 @@ def _exact_mean(
     turn: Turn,
     present: Present,
     weigh_alike: bool,
-    at_desks: Callable[[Callable[[Desk, Memory, Array], Any]], Any],
+    at_desks: Callable[[Callable[[SiloView, Memory, Array], Any]], Any],
 ) -> tuple[Message, PerBlock | None]:
     """The mean of all messages before noise, and silos' deviations; in one sum over all batches if that is the same.
 
@@ -222,13 +223,13 @@ def _exact_mean(
     work = kind.silo.start(broadcast, ())
     if not (weigh_alike and is_poolable(kind.silo.release, work)):
 
-        def plain(desk: Desk, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
+        def plain(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
             return exact_answer(kind, broadcast, memory, desk, keys, turn.number, turn.position)
 
         means, deviations = at_desks(plain)
         return weighted_mean(means, present.weights), deviations
 
-    def batch(desk: Desk, memory: Memory, last: Array) -> Sampled:
+    def batch(desk: SiloView, memory: Memory, last: Array) -> Sampled:
         return sampled(kind.silo, work, desk, key=_batch_key(keys, desk, turn.number), position=turn.position)
 
     batches = at_desks(batch)
@@ -236,7 +237,7 @@ def _exact_mean(
     return jax.tree.map(lambda leaf: jnp.max(present.weights).astype(leaf.dtype) * leaf, mean), batches.deviation
 
 
-def _batch_key(keys: Keys, desk: Desk, number: Array) -> Array:
+def _batch_key(keys: Keys, desk: SiloView, number: Array) -> Array:
     """The key of a silo's batch where a round is one step."""
     return step_keys(silo_key(keys, desk.place, number), 1)[0, 0]
 
@@ -266,11 +267,12 @@ def crowd_of(kind: Round, sizes: Array, who: Participation) -> Crowd | None:
     least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.fewest)
     # All that collude may be among those that come, and the others may be the smallest.
     honest = counted_silos(len(sizes), least, who.honest)
-    return Crowd(jnp.sum(sizes).astype(jnp.float32), jnp.sum(jnp.sort(sizes)[:honest]).astype(jnp.float32))
+    counted = jnp.sum(jnp.sort(sizes)[:honest]).astype(jnp.float32)
+    return Crowd(jnp.sum(sizes).astype(jnp.float32), counted, record_weights(who.weights, sizes)[0])
 
 
 def exact_answer(
-    kind: Round, broadcast: Any, memory: Memory, desk: Desk, keys: Keys, number: Array, position: Array
+    kind: Round, broadcast: Any, memory: Memory, desk: SiloView, keys: Keys, number: Array, position: Array
 ) -> tuple[Message, PerBlock | None]:
     """A silo's message before noise, and the deviation that its noise must have.
 
@@ -304,12 +306,12 @@ def noised(
     key = jax.random.fold_in(keys.summed, number)
     if kind.silo.release.mechanism != "cumulative":
         return add_gaussian(key, mean, joint)
-    before = Before(jax.random.fold_in(keys.summed, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
+    before = Previous(jax.random.fold_in(keys.summed, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
     return add_cumulative(key, before, mean, joint)
 
 
 def _at_each_desk(
-    act: Callable[[Desk, Memory, Array], Any],
+    act: Callable[[SiloView, Memory, Array], Any],
     silos: Silos | StoredSilos,
     orders: Array | None,
     present: Present,
@@ -317,7 +319,7 @@ def _at_each_desk(
 ) -> Any:
     """Map ``act`` over the silos present. Where everyone is, no record in memory is copied."""
     if present.places is None and isinstance(silos, Silos):
-        return jax.vmap(lambda r, n, o, i, m, b: act(desk_of(r, n, o, i), m, b))(
+        return jax.vmap(lambda r, n, o, i, m, b: act(view_of(r, n, o, i), m, b))(
             silos.records, silos.counts, orders, jnp.arange(silos.number), memory, present.before
         )
     padded = jax.tree.leaves(silos.records)[0].shape[1]
@@ -326,7 +328,7 @@ def _at_each_desk(
     def one(place: Array, last: Array) -> Any:
         order = None if orders is None else orders[place]
         own = jax.tree.map(lambda leaf: leaf[place], memory)
-        return act(Desk(partial(silos.fetch, place), padded, silos.counts[place], order, place), own, last)
+        return act(SiloView(partial(silos.fetch, place), padded, silos.counts[place], order, place), own, last)
 
     return jax.vmap(one)(places, present.before)
 

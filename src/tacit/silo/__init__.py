@@ -1,12 +1,17 @@
 """The trusted layer: the only code that touches a record. It never imports an algorithm."""
 
-from tacit.silo.answer import (
-    Before,
-    Desk,
+from tacit.silo.clipping import SLACK, sensitivity
+from tacit.silo.gradients import clipped_sum, is_tapped, plain_sum
+from tacit.silo.noise import add_gaussian, standard_deviation
+from tacit.silo.records import RecordsError, Silos, check_records, enrol, rows_of
+from tacit.silo.release import SiloView, view_of
+from tacit.silo.sampling import Batch, draw, pass_order, slots_needed
+from tacit.silo.shuffled import Crowd
+from tacit.silo.simulated import (
+    Previous,
     Sampled,
     add_cumulative,
     answer,
-    desk_of,
     exact_statistic,
     is_poolable,
     parted_statistic,
@@ -15,22 +20,16 @@ from tacit.silo.answer import (
     sampled,
     step_keys,
 )
-from tacit.silo.clipping import SLACK, sensitivity
-from tacit.silo.gradients import clipped_sum, is_tapped, plain_sum
-from tacit.silo.noise import add_gaussian, standard_deviation
-from tacit.silo.records import RecordsError, Silos, check_records, enrol, rows_of
-from tacit.silo.sampling import Batch, draw, pass_order, slots_needed
-from tacit.silo.shuffled import Crowd
 from tacit.silo.stored import StoredSilos, open_silos
 
 __all__ = [
     "SLACK",
     "Batch",
-    "Before",
     "Crowd",
-    "Desk",
+    "Previous",
     "RecordsError",
     "Sampled",
+    "SiloView",
     "Silos",
     "StoredSilos",
     "add_cumulative",
@@ -38,7 +37,6 @@ __all__ = [
     "answer",
     "check_records",
     "clipped_sum",
-    "desk_of",
     "draw",
     "enrol",
     "exact_statistic",
@@ -56,4 +54,5 @@ __all__ = [
     "slots_needed",
     "standard_deviation",
     "step_keys",
+    "view_of",
 ]

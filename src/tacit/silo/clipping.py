@@ -1,8 +1,8 @@
-"""Norm bounds, enforced: what one record can add to a sum never exceeds the bound that is priced.
+"""Norm bounds in the simulator: what one record adds to a sum stays below its clip, to rounding.
 
-Floating point is part of the claim. A computed squared norm is raised by a multiple of the rounding unit times the
+A real silo's door has a bound of its own, in integers (`tacit.silo.integers`). Here a computed squared norm is raised by a multiple of the rounding unit times the
 sum of the magnitudes that went into it, and by a floor far above where squares underflow, so that it is not
-smaller than the true norm of what is summed. What remains is covered by ``SLACK`` in the sensitivity.
+smaller than the true norm of what is summed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from tacit.algorithm import PerBlock, Statistic
 
 SLACK = 1e-4
-"""Relative slack of every priced sensitivity: measured contributions stay below clip x (1 + SLACK)."""
+"""What rounding may add to a contribution in the simulator: measured ones stay below clip x (1 + SLACK)."""
 
 _ROUNDING = 2e-6  # sixteen units of float32
 _FLOOR = 1e-30
@@ -51,10 +51,10 @@ def scales(
 def sensitivity(bound: Any, batch_size: Any) -> Any:
     """The replace-one l2 sensitivity of a sum of clipped records divided by ``batch_size``.
 
-    Formal guarantee: two batches that differ in one record have clipped means at most this far apart, because each
-    of the two contributions has norm at most ``bound`` (and rounding is inside ``SLACK``).
+    Two batches that differ in one record have clipped means at most this far apart, because each of the two
+    contributions has norm at most ``bound``; in the simulator up to ``SLACK``, at a silo's door exactly.
     """
-    return 2.0 * bound * (1.0 + SLACK) / batch_size
+    return 2.0 * bound / batch_size
 
 
 def by_block(value: PerBlock, statistic: Statistic) -> Any:

@@ -37,7 +37,6 @@ from tacit.silo.clipping import by_block, scales, squared_norms, usable
 
 _MICRO_BATCH_FLOATS = 2**20
 _MICRO_BATCH_FLOATS_TAPPED = 2**21
-_PRECISE_RECORDS = 512
 TINY = 1e-30  # far above where squares underflow, times any number of coordinates
 _MANY_SIGNS = 8.0  # sums over pairs of positions cancel: their rounding is measured by sizes, and in more units
 
@@ -71,12 +70,9 @@ def clipped_sum(
 ) -> Statistic:
     """The sum over present records of their statistics, each clipped to ``bound``.
 
-    Formal guarantee: each record adds at most ``bound x (1 + SLACK)`` in l2 norm, per block, whatever the work and the
-    records are, so that in exact addition the sum changes by at most twice that when one record is replaced. A record
-    whose statistic is not finite adds zero. Addition is as precise as the records and the work: in float32, as in the
-    simulator, rounding of a long sum of crafted records can add to the change, and so can a compiler that computes a
-    difference of nearly equal gradients once for its norm and again for its sum; a silo's door uses float64, where both
-    stay inside ``SLACK``.
+    For simulation. Each record adds at most ``bound x (1 + SLACK)`` in l2 norm, per block, to the rounding of the
+    compiled program, which may compute a difference of nearly equal gradients once for its norm and again for its sum.
+    A record whose statistic is not finite adds zero. A real silo adds stored integers instead (`tacit.silo.integers`).
     """
     if isinstance(query, SaddleQuery) and query.saddle.model.layers and isinstance(bound, Mapping):
         return _saddle_sum(query, work, records, present, bound)
@@ -160,7 +156,7 @@ def factors_of(objective: Objective, params: Params, records: Record) -> _Factor
     return _Factors({name: inputs[name] if name in same else traced[name] for name in traced}, cotangents)
 
 
-def _is_formed(model: Model, name: str, a: Any, c: Any) -> bool:
+def is_formed(model: Model, name: str, a: Any, c: Any) -> bool:
     """Whether a layer's per-record gradients are formed: decided by shapes alone."""
     if name in model.unfold or a.ndim == 2:
         return name in model.unfold
@@ -168,7 +164,7 @@ def _is_formed(model: Model, name: str, a: Any, c: Any) -> bool:
     return a.ndim != 3 or positions * (inputs + outputs) >= inputs * outputs
 
 
-def _formed_gradients(model: Model, layer: Params, name: str, a: Array, c: Array) -> Statistic:
+def formed_gradients(model: Model, layer: Params, name: str, a: Array, c: Array) -> Statistic:
     """Each record's gradient of one layer: products summed over positions, folded back onto the parameters."""
     a, c = (array.reshape(array.shape[0], -1, array.shape[-1]) for array in (a, c))
     gradients = {"w": jnp.einsum("rpi,rpo->rio", a, c, precision="highest")}
@@ -179,7 +175,7 @@ def _formed_gradients(model: Model, layer: Params, name: str, a: Array, c: Array
     return jax.vmap(lambda own: fold(own)[0])(gradients)
 
 
-def _terms(parts: list[_Factors], weights: Any, name: str, records: Record) -> list[_Term]:
+def combination_terms(parts: list[_Factors], weights: Any, name: str, records: Record) -> list[_Term]:
     """The terms of one layer of the combination, in differences of neighbouring points."""
     data = jax.tree.leaves(records)
     terms: list[_Term] = []
@@ -233,14 +229,8 @@ def _tapped_sum(
 
 
 def _tapped_limit(query: GradientQuery, work: Work, records: Record) -> int:
-    """How many records a micro-batch of the tapped path may hold.
-
-    Terms of a difference may cancel, and each is summed by itself: in float64, where rounding is part of the promise,
-    only so many are summed before their terms are added up.
-    """
-    limit = _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
-    precise = any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(records))
-    return min(limit, _PRECISE_RECORDS) if precise else limit
+    """How many records a micro-batch of the tapped path may hold."""
+    return _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
 
 
 def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
@@ -251,7 +241,7 @@ def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
     width = 0
     for name, a in inputs.items():
         c = cotangents[name]
-        formed = _is_formed(query.objective.model, name, a, c)
+        formed = is_formed(query.objective.model, name, a, c)
         if formed or a.ndim > 2:
             width += a.size + c.size + (a.shape[-1] * c.shape[-1] if formed else (a.size // a.shape[-1]) ** 2)
     return max(1, width * len(points))
@@ -272,8 +262,8 @@ def _tapped_part(
     squared = magnitude = jnp.zeros(present.shape)
     for name in layout:
         factors = [(part.inputs[name], part.cotangents[name]) for part in parts]
-        if not _is_formed(model, name, *factors[0]):
-            terms[name] = _terms(parts, weights, name, records)
+        if not is_formed(model, name, *factors[0]):
+            terms[name] = combination_terms(parts, weights, name, records)
             for i, s in enumerate(terms[name]):
                 for t in terms[name][i:]:
                     product, size = _product(s, t, "b" in layout[name])
@@ -281,7 +271,7 @@ def _tapped_part(
                     squared, magnitude = squared + times * product, magnitude + times * size
             continue
         pairs = zip(points, factors, strict=True)
-        summands = differences([_formed_gradients(model, point[name], name, a, c) for point, (a, c) in pairs], weights)
+        summands = differences([formed_gradients(model, point[name], name, a, c) for point, (a, c) in pairs], weights)
         formed[name] = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *summands)
         sizes = jax.tree.map(lambda *leaves: sum(map(jnp.abs, leaves[1:]), jnp.abs(leaves[0])), *summands)
         squared, magnitude = squared + squared_norms(formed[name]), magnitude + squared_norms(sizes)

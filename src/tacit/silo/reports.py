@@ -52,8 +52,11 @@ def reports_sum(
     key: Array,
     noise_multiplier: PerBlock,
     randomiser: Randomiser,
+    weight: Any,
 ) -> Statistic:
     """The sum over present records of their reports, each block clipped to its bound and reported by itself.
+
+    ``weight`` is what the silo's records count beside those that count most: clipped statistics are multiplied by it.
 
     Formal guarantee: every block of every record's report is epsilon_0-LDP with epsilon_0 the reciprocal of the block's
     noise multiplier, whatever the work and the records are; a record whose statistic is not finite reports as zero
@@ -70,7 +73,7 @@ def reports_sum(
 
     def part(some: Record, here: Array, rows: Array) -> Statistic:
         values = jax.vmap(lambda record: query(work, record))(some)
-        return _blocks(values, here, rows, bound, key, noise_multiplier, randomiser)
+        return _blocks(values, here, rows, bound, key, noise_multiplier, randomiser, weight)
 
     rows = jnp.arange(padded).reshape(-1, chunk)
     parts = jax.tree.map(fold, records), fold(present), rows
@@ -88,20 +91,21 @@ def _blocks(
     key: Array,
     noise_multiplier: PerBlock,
     randomiser: Randomiser,
+    weight: Any,
 ) -> Statistic:
     limits = by_block(bound, values)
     if isinstance(limits, Mapping) != isinstance(noise_multiplier, Mapping):
         raise ValueError("Expected a noise multiplier for each block exactly where there is a clip for each block.")
     if not isinstance(limits, Mapping):
-        return _alike([values], present, rows, [limits], key[None], [noise_multiplier], randomiser)[0]
+        return _alike([values], present, rows, [limits], key[None], [noise_multiplier], randomiser, weight)[0]
     names = sorted(limits)
     keys = jax.random.split(key, len(names))
     parts = [values[name] for name in names], [limits[name] for name in names], [noise_multiplier[n] for n in names]
     forms = [jax.tree.flatten(jax.tree.map(lambda leaf: leaf.shape, part)) for part in parts[0]]
     if all(form == forms[0] for form in forms):
-        return dict(zip(names, _alike(parts[0], present, rows, parts[1], keys, parts[2], randomiser), strict=True))
+        return dict(zip(names, _alike(parts[0], present, rows, parts[1], keys, parts[2], randomiser, weight), strict=True))
     return {
-        name: _alike([value], present, rows, [limit], own[None], [multiplier], randomiser)[0]
+        name: _alike([value], present, rows, [limit], own[None], [multiplier], randomiser, weight)[0]
         for name, own, value, limit, multiplier in zip(names, keys, *parts, strict=True)
     }
 
@@ -114,6 +118,7 @@ def _alike(
     keys: Array,
     noise_multipliers: Sequence[Any],
     randomiser: Randomiser,
+    weight: Any,
 ) -> list[Statistic]:
     """The sums of reports of blocks of one form, each clipped and randomised by itself, in one pass."""
     flat = jnp.stack([jax.vmap(lambda value: ravel_pytree(value)[0])(block) for block in values])
@@ -131,7 +136,8 @@ def _alike(
     def one(own: Array, flat: Array, limit: Array, most: Array, drawn: Drawn) -> Array:
         squared = squared_norms(flat)
         factor, counts = scales(squared, squared, limit, present)
-        unit = jnp.where(counts[:, None], flat * (factor / jnp.where(limit > 0, limit, 1.0))[:, None], 0.0)
+        scale = weight * factor / jnp.where(limit > 0, limit, 1.0)
+        unit = jnp.where(counts[:, None], flat * scale[:, None], 0.0)
         noisy = randomised_sum(own, unit, present, rows, drawn, resolved(randomiser, dimension))
         return limit * jnp.where(most > 0, noisy, unit.sum(axis=0))
 

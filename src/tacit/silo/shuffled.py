@@ -32,10 +32,14 @@ _MICRO_BATCH_FLOATS = 2**20
 
 
 class Crowd(NamedTuple):
-    """In how many records of a round each one hides: all of them, and those whose noise is sure to stay secret."""
+    """In how many records of a round each one hides: all of them, and those whose noise is sure to stay secret.
+
+    ``weights`` say, for each silo, what its records count beside those that count most.
+    """
 
     records: Float[Array, ""] | float
     honest: Float[Array, ""] | float
+    weights: Float[Array, " silos"]
 
 
 def grid_steps(crowd: Float[Array, ""] | float, dimension: int) -> Float[Array, ""]:
@@ -72,6 +76,7 @@ def shuffled_share(
     size: Any,
     noise_multiplier: Any,
     crowd: Crowd,
+    weight: Any,
 ) -> Statistic:
     """One silo's share: ``size`` records' worth of binomial noise, whatever the batch turned out to be.
 
@@ -83,7 +88,7 @@ def shuffled_share(
     dimension, bound = example.size, usable(bound)
     grid = grid_steps(crowd.records, dimension)
     flips = flips_each(noise_multiplier, grid, dimension, crowd.honest)
-    whole = rounded_sum(query, work, records, present, bound, keys[0], grid, dimension)
+    whole = rounded_sum(query, work, records, present, bound, keys[0], grid, dimension, weight)
     noise = centred_binomial(keys[1], flips * jnp.asarray(size, jnp.float32), dimension)
     return restore(2.0 * bound / grid * (whole + noise) / size)
 
@@ -97,6 +102,7 @@ def rounded_sum(
     key: Array,
     grid: Float[Array, ""],
     dimension: int,
+    weight: Any,
 ) -> Float[Array, " dimension"]:
     """The sum over present records of xhat - g/2, in micro-batches."""
     number = present.shape[0]
@@ -114,7 +120,7 @@ def rounded_sum(
         flat = jax.vmap(lambda value: ravel_pytree(value)[0])(values)
         unit = jnp.where(counts[:, None], flat * (factor / jnp.where(bound > 0, bound, 1.0))[:, None], 0.0)
         own_keys = jax.vmap(lambda slot: jax.random.fold_in(key, slot))(slots)
-        return total + jax.vmap(centred_rounding, (0, 0, None))(own_keys, unit, grid).sum(axis=0), None
+        return total + jax.vmap(centred_rounding, (0, 0, None))(own_keys, weight * unit, grid).sum(axis=0), None
 
     slots = jnp.arange(padded).reshape(-1, chunk)
     return jax.lax.scan(add, jnp.zeros(dimension), (jax.tree.map(fold, records), fold(present), slots))[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -13,25 +14,38 @@ import numpy as np
 from jaxtyping import Int64
 
 from tacit.runtime.daemon.contract import Offer
-from tacit.runtime.daemon.entropy import Entropy
 from tacit.runtime.daemon.protocol import Plan, RefusalError
-from tacit.silo import pass_order
-from tacit.silo.secure_answer import Responder
-from tacit.silo.secure_noise import Integers
-from tacit.silo.secure_reports import ReportResponder
-from tacit.silo.secure_share import ShareResponder
+from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
+from tacit.silo.door import Door, Sampler, no_noise
+from tacit.silo.local_reports import LocalReports
+from tacit.silo.sampler import discrete_gaussian
+from tacit.silo.shares import BinomialShare, Coins, count_heads, no_coins
+
+Integers = Int64[np.ndarray, " coordinates"]
+
+
+class Samplers(NamedTuple):
+    """Where a silo's noise comes from."""
+
+    gaussian: Sampler
+    coins: Coins
+
+
+EXACT = Samplers(discrete_gaussian, count_heads)
+TEST_BUILD = Samplers(no_noise, no_coins)
+"""Zeros in place of noise: all that a test build changes. Reports are randomised in it too."""
 
 
 class Remembered(NamedTuple):
-    """What a study keeps at the silo between rounds: its pass, its released memory, and the noises of running sums."""
+    """What a study keeps at the silo between rounds: the seed of its pass, its released memory, and the noises of running sums."""
 
-    order_key: np.ndarray
+    order_seed: np.ndarray
     memory: list[np.ndarray]
     noise: dict[str, dict[str, Integers]]
 
     def to_bytes(self) -> bytes:
         """As an npz archive."""
-        arrays = {"order": self.order_key}
+        arrays = {"order": self.order_seed}
         arrays |= {f"memory/{i}": leaf for i, leaf in enumerate(self.memory)}
         arrays |= {f"noise/{kind}/{block}": n for kind, blocks in self.noise.items() for block, n in blocks.items()}
         out = io.BytesIO()
@@ -55,31 +69,15 @@ def remembered(raw: bytes) -> Remembered:
 class Worker:
     """Answers the rounds of one study; it decides nothing about whether it may."""
 
-    def __init__(self, offer: Offer, records: Any, entropy: Entropy, *, noise: bool) -> None:
-        self.offer = offer
-        self._entropy, self._records = entropy, {name: jnp.asarray(column) for name, column in records.items()}
+    def __init__(self, offer: Offer, records: Any, samplers: Samplers) -> None:
+        self.offer, self._samplers = offer, samplers
         self._count = len(records["y"])
-        place, parts = offer.plan.place, offer.algorithm.rounds
-        kinds = [kind for kind in parts if kind in offer.algorithm.schedule]
-        self._responders = {
-            kind: Responder(
-                parts[kind].silo, self._records, place=place, grid_sigma=offer.grid_sigma[kind] if noise else None
-            )
-            for kind in kinds
-            if kind in offer.grid_sigma
+        parts = offer.algorithm.rounds
+        self._doors = {
+            kind: Door(parts[kind].silo, records, place=offer.plan.place, form=kind not in offer.grid_sigma)
+            for kind in dict.fromkeys(offer.algorithm.schedule)
         }
-        self._sharers = {
-            kind: ShareResponder(parts[kind].silo, self._records, place=place, terms=offer.shares[kind], coins=noise)
-            for kind in kinds
-            if kind in offer.shares
-        }
-        # Reports are randomised in a test build too: there is nothing else to say.
-        self._reporters = {
-            kind: ReportResponder(parts[kind].silo, self._records, place=place, terms=offer.streams[kind])
-            for kind in kinds
-            if kind in offer.streams
-        }
-        self._passes = any(part.silo.release.sampling == "one-pass" for part in offer.algorithm.rounds.values())
+        self._passes = any(part.silo.release.sampling == "one-pass" for part in parts.values())
 
     def serving(self, plan: Plan) -> Worker:
         """The same work under another name: nothing of a study is kept here, so what was compiled can be shared."""
@@ -90,7 +88,7 @@ class Worker:
     def begin(self) -> Remembered:
         """What is remembered before the first round."""
         memory = [np.asarray(leaf) for leaf in jax.tree.leaves(self.offer.memory)]
-        return Remembered(self._entropy.order_key(self.offer.plan.place), memory, {})
+        return Remembered(np.frombuffer(os.urandom(SEED_BYTES), np.uint8), memory, {})
 
     def arrays_fit(self, number: int, arrays: list[np.ndarray]) -> Any:
         """The broadcast of a round from its arrays, or a refusal where they are not the plan's."""
@@ -103,44 +101,44 @@ class Worker:
     def answer(self, number: int, broadcast: Any, kept: Remembered) -> tuple[list[np.ndarray], Remembered]:
         """The arrays of the message, and what to remember."""
         kind = self.offer.algorithm.schedule[number]
-        steps, place = self.offer.algorithm.rounds[kind].silo.local_steps, self.offer.plan.place
-        found = self._responders[kind].answer(
+        found = self._doors[kind].answer(
             broadcast,
             self._memory(kept),
-            keys=self._entropy.batch_keys(number, place, steps),
-            position=self.offer.positions[number],
-            order=self._order(kept),
-            before=kept.noise.get(kind),
+            batches=self._batches(number, kept),
+            sampler=self._samplers.gaussian,
+            previous=kept.noise.get(kind),
         )
         memory = [np.asarray(leaf) for leaf in jax.tree.leaves(found.memory)]
         noise = {**kept.noise, kind: found.noise}
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(found.message)], Remembered(kept.order_key, memory, noise)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(found.message)], Remembered(kept.order_seed, memory, noise)
 
-    def share(self, number: int, broadcast: Any, kept: Remembered) -> Int64[np.ndarray, " coordinates"]:
-        """The silo's share of a round's sum, which must not leave but in parts; it changes nothing remembered."""
-        return self._sharers[self.offer.algorithm.schedule[number]].answer(
-            broadcast,
-            self._memory(kept),
-            keys=self._entropy.share_keys(number, self.offer.plan.place),
-            position=self.offer.positions[number],
-            order=self._order(kept),
-        )
+    def share(self, number: int, broadcast: Any, kept: Remembered) -> Integers:
+        """The silo's share of a round's sum, which leaves only as sealed parts; it changes nothing remembered."""
+        kind = self.offer.algorithm.schedule[number]
+        door = self._doors[kind]
+        weight = self.offer.weights[kind]
+        mechanism = BinomialShare(door.engine, self.offer.shares[kind], self._samplers.coins, weight)
+        return self._said_about_one_batch(number, broadcast, kept, mechanism)
 
     def reports(self, number: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
-        """The reports of each stream of a round, which must not leave but sealed."""
-        (key,) = self._entropy.batch_keys(number, self.offer.plan.place, 1)
-        return self._reporters[self.offer.algorithm.schedule[number]].answer(
-            broadcast,
-            self._memory(kept),
-            key=key,
-            position=self.offer.positions[number],
-            order=self._order(kept),
-        )
+        """The reports of each stream of a round, which leave only sealed."""
+        kind = self.offer.algorithm.schedule[number]
+        mechanism = LocalReports(self._doors[kind].engine, self.offer.streams[kind], self.offer.weights[kind])
+        return self._said_about_one_batch(number, broadcast, kept, mechanism)
+
+    def _said_about_one_batch(self, number: int, broadcast: Any, kept: Remembered, mechanism: Any) -> Any:
+        door = self._doors[self.offer.algorithm.schedule[number]]
+        work = door.silo.start(broadcast, self._memory(kept))
+        (batch,) = self._batches(number, kept)
+        return door.release(work, batch, mechanism)
+
+    def _batches(self, number: int, kept: Remembered) -> list[SecretBatch]:
+        """A fresh secret batch for each local step of a round."""
+        door = self._doors[self.offer.algorithm.schedule[number]]
+        order = pass_order(kept.order_seed.tobytes(), self._count) if self._passes else None
+        first, stride = self.offer.positions[number], door.silo.stride
+        return [door.batch(first + step * stride, order) for step in range(door.silo.local_steps)]
 
     def _memory(self, kept: Remembered) -> Any:
         form = jax.tree.structure(self.offer.memory)
         return jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in kept.memory])
-
-    def _order(self, kept: Remembered) -> Any:
-        key = jax.random.wrap_key_data(jnp.asarray(kept.order_key))
-        return pass_order(key, self._count, self._count) if self._passes else None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from tacit.algorithm import Algorithm, Silo
+from tacit.algorithm import Algorithm
 from tacit.algorithms import ALGORITHMS
 from tacit.data import Federation
 from tacit.errors import TacitError
@@ -28,16 +29,18 @@ from tacit.runtime.daemon.shuffling import (
     coordinates,
     terms_of,
 )
-from tacit.silo import desk_of, exact_statistic
-from tacit.silo.secure_noise import least_grid_sigma
-from tacit.silo.secure_reports import ReportTerms, unit_statistics
-from tacit.silo.secure_share import BlockTerms, rounded_share
+from tacit.silo.door import MOST_DISTANCE, noise_scale
+from tacit.silo.engine import layouts, vectors_of
+from tacit.silo.local_reports import ReportTerms
+from tacit.silo.release import own_clip
+from tacit.silo.shares import BlockTerms
 from tacit.studies.assemble import Builder, builder_of, problem_of
 from tacit.studies.spec import study_from
 
 # Schedules grow with the product of a plan's counts; beyond this none is worth building.
 _MOST_WORK = 10**7
 _NOT_COUNTS = {"batch_size", "capacity"}
+_DISCRETE = ("cumulative", "discrete-gaussian")
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Offer:
     ``grid_sigma`` is the priced noise of each kind in grid units; ``broadcasts`` are shapes; ``memory`` is what the
     silo remembers before the first round; ``positions`` say where in a pass over the records each round begins;
     ``shares`` are the terms of the kinds of round that go through shufflers as shares of a sum, ``streams`` of those
-    that go as reports.
+    that go as reports; ``weights`` say what this silo's records count in either, beside those that count most.
+    ``samples`` is how many discrete Gaussians the study draws.
     """
 
     plan: Plan
@@ -60,6 +64,8 @@ class Offer:
     positions: tuple[int, ...]
     shares: Mapping[str, BlockTerms] = field(default_factory=dict)
     streams: Mapping[str, Mapping[str, ReportTerms]] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    samples: int = 0
 
     @property
     def rounds(self) -> int:
@@ -129,15 +135,34 @@ def _offer(plan: Plan, records: int, record: Any, allow: AllowSection, policy: S
         algorithm, events, cost = affordable_direct(builder, unit, plan, records, shapes.dimensions)
     streams = streams_of(algorithm, shapes.messages)
     check_streams(streams, algorithm, plan, records, policy)
-    grids = {
-        event.kind: least_grid_sigma(event.noise_multiplier, shapes.dimensions[event.kind])
-        for event in bare_events(algorithm, plan, records)
-        if event.kind not in shares and event.kind not in streams
-    }
+    grids = {e.kind: e.grid_sigma for e in events if e.grid_sigma is not None}
     memory = _first_memory(algorithm, shapes.params)
-    _rehearse(algorithm, plan, shapes, memory, record, records, shares)
-    places = _positions(algorithm)
-    return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, places, shares, streams)
+    _rehearse(algorithm, plan, shapes, memory, record)
+    return Offer(
+        plan,
+        algorithm,
+        events,
+        cost,
+        grids,
+        shapes.broadcasts,
+        memory,
+        _positions(algorithm),
+        shares,
+        streams,
+        _weights(plan, algorithm, (*shares, *streams)),
+        samples_of(events, shapes.dimensions),
+    )
+
+
+def _weights(plan: Plan, algorithm: Algorithm, kinds: Iterable[str]) -> dict[str, float]:
+    """What this silo's records count in the sums and reports of each kind of round."""
+    found = {}
+    for kind in kinds:
+        assert plan.shuffle is not None
+        size = algorithm.rounds[kind].silo.release.batch_size
+        relative, _ = plan.shuffle.record_weights(None if size is None else int(np.max(size)))
+        found[kind] = float(relative[plan.place])
+    return found
 
 
 def affordable_direct(
@@ -145,10 +170,11 @@ def affordable_direct(
 ) -> tuple[Algorithm, tuple[Event, ...], Price]:
     """The algorithm with the least noise whose releases cost what the plan asks for: on a grid, or through reports."""
 
-    def releases(algorithm: Algorithm, own: Plan, n: int) -> tuple[Event, ...]:
-        return secure_events(algorithm, own, n, dimensions)
-
-    return affordable(builder, unit, plan, records, releases, delta=plan.delta)
+    kept = sampler_delta(samples_of(secure_events(unit, plan, records), dimensions), plan.epsilon)
+    if kept > 1e-3 * plan.delta:
+        raise RefusalError("unpriceable", f"expected a smaller epsilon than {plan.epsilon}, which hides nothing")
+    algorithm, events, cost = affordable(builder, unit, plan, records, secure_events, delta=plan.delta - kept)
+    return algorithm, events, dataclasses.replace(cost, delta=plan.delta)
 
 
 def _channels(plan: Plan) -> tuple[str, ...]:
@@ -158,35 +184,20 @@ def _channels(plan: Plan) -> tuple[str, ...]:
     return (REPORTS, "direct") if plan.algorithm.get("channel") == REPORTS else ("shuffled-sum",)
 
 
-def _rehearse(
-    algorithm: Algorithm,
-    plan: Plan,
-    shapes: Shapes,
-    memory: Any,
-    record: Any,
-    records: int,
-    shares: Mapping[str, BlockTerms],
-) -> None:
+def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, record: Any) -> None:
     """Go through every kind of round with shapes alone: what cannot run is refused before it is consented to."""
-    table = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((records, *leaf.shape), leaf.dtype), record)
-    order = jax.ShapeDtypeStruct((records,), jnp.int32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    table = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), record)
     for kind, part in algorithm.rounds.items():
-
-        def once(
-            broadcast: Any, memory: Any, table: Any, order: Any, key: Any, silo: Silo = part.silo, kind: str = kind
-        ) -> Any:
-            work, desk = silo.start(broadcast, memory), desk_of(table, records, order, plan.place)
-            if kind in shares:
-                return rounded_share(silo, work, desk, jax.random.split(key), 0, shares[kind])
-            if silo.release.channel == REPORTS:
-                return unit_statistics(silo, work, table)
-            mean, deviation = exact_statistic(silo, work, desk, key=key, position=0)
-            if deviation is None:
-                raise RefusalError("not-allowed", "expected every release to have noise")
-            return silo.report(silo.absorb(work, mean), memory)
-
-        jax.eval_shape(once, shapes.broadcasts[kind], memory, table, order, key)
+        silo = part.silo
+        work = jax.eval_shape(silo.start, shapes.broadcasts[kind], memory)
+        blocks = layouts(silo, work, record)
+        jax.eval_shape(lambda work, table, silo=silo, blocks=blocks: vectors_of(silo, blocks, work, table), work, table)
+        clip = jax.eval_shape(lambda work, silo=silo: own_clip(silo.release, work, plan.place), work)
+        noise = silo.release.noise_multiplier
+        if isinstance(clip, Mapping) != isinstance(noise, Mapping) or len(jax.tree.leaves(clip)) != len(blocks):
+            raise RefusalError("bad-plan", "expected a clip and a noise multiplier for each block of the statistic")
+        statistic = jax.eval_shape(silo.query, work, record)
+        jax.eval_shape(lambda w, s, silo=silo: silo.report(silo.absorb(w, s), memory), work, statistic)
 
 
 def _check_allowed(plan: Plan, allow: AllowSection) -> None:
@@ -264,24 +275,42 @@ def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, chan
             raise RefusalError("not-allowed", "expected every release to protect whole records")
 
 
-def secure_events(algorithm: Algorithm, plan: Plan, records: int, dimensions: Mapping[str, int]) -> tuple[Event, ...]:
-    """The releases of an algorithm with noise on a grid, rounding included.
+def secure_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
+    """The releases of an algorithm as a silo's door makes them: integers, with discrete Gaussian noise.
 
-    A running sum on a grid is post-processing of a continuous one with a little less noise, and is priced as that.
-    Reports have coins of their own.
+    A running sum of discrete Gaussians is post-processing of a continuous one with a little less noise, and is priced
+    as that. Reports and shares have coins of their own.
     """
     found = []
     for event in bare_events(algorithm, plan, records):
-        if event.mechanism == "reports":
+        release = algorithm.rounds[event.kind].silo.release
+        if release.channel != "direct" or event.mechanism == "reports":
             found.append(event)
             continue
-        dimension = dimensions[event.kind]
-        grid = least_grid_sigma(event.noise_multiplier, dimension)
-        twin = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=grid, dimension=dimension)
+        # The narrowest noise of all blocks is the farthest from a continuous one.
+        least = min(float(np.min(z)) for z in jax.tree.leaves(release.noise_multiplier))
+        twin = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=noise_scale(least))
         if event.mechanism == "cumulative":
             twin = dataclasses.replace(event, noise_multiplier=effective_multiplier(twin))
         found.append(twin)
     return tuple(found)
+
+
+def samples_of(events: Sequence[Event], dimensions: Mapping[str, int]) -> int:
+    """How many discrete Gaussians these releases draw: one for every coordinate of each."""
+    return sum(event.count * dimensions[event.kind] for event in events if event.mechanism in _DISCRETE)
+
+
+def sampler_delta(samples: int, epsilon: float) -> float:
+    """The part of delta that is kept because noise is drawn from a table and not from the exact discrete Gaussian.
+
+    Formal guarantee: releases that are (epsilon, delta)-DP with exact noise are (epsilon, delta + this)-DP with as many
+    samples of `tacit.silo.sampler`, each within `MOST_DISTANCE` of exact ones.
+
+    >>> sampler_delta(10**6, 1.0) < 1e-26
+    True
+    """
+    return samples * MOST_DISTANCE * (1.0 + math.exp(min(epsilon, 700.0)))
 
 
 def _positions(algorithm: Algorithm) -> tuple[int, ...]:

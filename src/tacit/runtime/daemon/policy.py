@@ -120,7 +120,6 @@ class Policy(_Section):
     counter: str | None = None
     pad_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
     test: bool = False
-    test_seed: int | None = None
 
     @model_validator(mode="after")
     def _shufflers_named(self) -> Policy:

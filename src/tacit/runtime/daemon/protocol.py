@@ -18,8 +18,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from tacit.errors import TacitError
+from tacit.privacy.crowd import record_weights
 
-VERSION = 1
+VERSION = 2
 MOST_HEADER = 1 << 16
 MOST_FRAME = 1 << 26
 
@@ -62,7 +63,8 @@ class Shuffle(_Strict):
 
     ``records`` are the numbers of records of all silos, by place; ``least`` is how many of them come at least, and
     ``honest`` the share of all silos that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the
-    order of the way; ``server`` is the server's sealing key, where it opens single reports.
+    order of the way; ``server`` is the server's sealing key, where it opens single reports. ``weights`` says what the
+    objective weighs alike: silos, or records.
     """
 
     records: Annotated[tuple[Annotated[int, Field(ge=1, le=10**9)], ...], Field(min_length=2, max_length=10_000)]
@@ -70,6 +72,13 @@ class Shuffle(_Strict):
     honest: Annotated[float, Field(gt=0, le=1)]
     shufflers: Annotated[dict[Name, SealKey], Field(min_length=1, max_length=16)]
     server: SealKey | None = None
+    weights: Literal["equal", "records"] = "equal"
+
+    def record_weights(self, batch_size: int | None) -> tuple[Any, Any]:
+        """What a record of each silo counts in a sum, beside the one that counts most, and what that counts."""
+        records = np.asarray(self.records)
+        sizes = records if batch_size is None else np.full(len(records), batch_size)
+        return record_weights(None if self.weights == "equal" else records / records.sum(), sizes)
 
 
 class Plan(_Strict):

@@ -18,7 +18,7 @@ from tacit.runtime.daemon.policy import ShuffleSection
 from tacit.runtime.daemon.protocol import MOST_FRAME, MOST_HEADER, Answer, Plan, RefusalError, Sealed, broadcast_digest
 from tacit.runtime.daemon.shuffling import bound_to, coordinates
 from tacit.runtime.shuffler.deposits import report_deposit
-from tacit.silo.secure_reports import REPORT_BYTES, ReportTerms, report_terms
+from tacit.silo.local_reports import REPORT_BYTES, ReportTerms, report_terms
 
 REPORTS = "shuffled-reports"
 _WHOLE = "whole"

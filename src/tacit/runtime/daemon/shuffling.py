@@ -30,7 +30,7 @@ from tacit.privacy.plan import Company
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
 from tacit.runtime.daemon.protocol import Answer, Plan, RefusalError, Sealed, broadcast_digest
 from tacit.runtime.shuffler.deposits import sum_deposits
-from tacit.silo.secure_share import BlockTerms, share_terms
+from tacit.silo.shares import BlockTerms, share_terms
 from tacit.studies.assemble import Builder
 
 TAILS = 1e-12

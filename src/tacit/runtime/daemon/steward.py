@@ -22,9 +22,8 @@ from tacit import __version__
 from tacit.channel.sealing import Signer
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
-from tacit.runtime.daemon.answering import Remembered, Worker, remembered
-from tacit.runtime.daemon.contract import Offer, consider
-from tacit.runtime.daemon.entropy import Entropy, SeededEntropy
+from tacit.runtime.daemon.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
+from tacit.runtime.daemon.contract import Offer, consider, sampler_delta
 from tacit.runtime.daemon.notes import RefusalLog
 from tacit.runtime.daemon.policy import Policy, PolicyError, digest
 from tacit.runtime.daemon.protocol import (
@@ -51,8 +50,7 @@ from tacit.runtime.daemon.reporting import fewest, sealed_reports
 from tacit.runtime.daemon.shuffling import TAILS, is_shuffled, sealed_answer
 from tacit.runtime.shuffler.config import read_secret
 from tacit.silo.ledger import Ledger, Limit, Reply
-from tacit.silo.secure_answer import MOST_RECORDS
-from tacit.silo.secure_noise import discrete_gaussian
+from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.spending import Account, LedgerError
 
 NOISE_OFF = "TACIT_INSECURE_TEST"
@@ -119,16 +117,12 @@ class Steward:
             )
         if len(records["y"]) > MOST_RECORDS:
             raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
-        if not noise_off:
-            # A silo that could not draw noise must not even open its door.
-            discrete_gaussian(1, 1.0)
         self.policy, self.home = policy, home
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
-        seeded = noise_off and policy.test_seed is not None
         self._signer = None if policy.shuffle is None else Signer(read_secret(home.folder / policy.shuffle.key))
-        self._entropy = SeededEntropy(policy.test_seed or 0) if seeded else Entropy()
+        self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals = threading.Lock(), RefusalLog()
         self._workers: dict[str, Worker] = {}
@@ -252,7 +246,7 @@ class Steward:
             offer = consider(plan, records=self._count, record=self._record, allow=owner.allow, shuffle=owner.shuffle)
             while len(self._prepared) >= _MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
-            self._prepared[terms] = Worker(offer, self._records, self._entropy, noise=self._noise)
+            self._prepared[terms] = Worker(offer, self._records, self._samplers)
         return self._prepared[terms].serving(plan)
 
     def _would_fit(self, ledger: Ledger, offer: Offer) -> None:

@@ -14,7 +14,7 @@ from tacit.privacy import Event, PricingError, price, risk_of
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.shuffling import bare_events
 from tacit.runtime.server.conductor import Conductor
-from tacit.silo.secure_noise import least_grid_sigma
+from tacit.silo.door import noise_scale
 
 _SAME = 1e-3
 """How far the price of a schedule may lie from what the silo named, relatively, to be taken for that schedule."""
@@ -36,9 +36,8 @@ def releases(conductor: Conductor, place: int, made: Counter[str] | None = None)
         noised = event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier)
         silo = algorithm.rounds[event.kind].silo
         if silo.release.channel == "direct" and event.mechanism == "gaussian":
-            dimension = conductor.dimensions[event.kind]
-            grid = least_grid_sigma(noised.noise_multiplier, dimension)
-            noised = dataclasses.replace(noised, mechanism="discrete-gaussian", grid_sigma=grid, dimension=dimension)
+            grid = noise_scale(noised.noise_multiplier)
+            noised = dataclasses.replace(noised, mechanism="discrete-gaussian", grid_sigma=grid)
         if made is not None:
             noised = dataclasses.replace(noised, count=made[event.kind] * silo.local_steps)
         if noised.count:

@@ -17,8 +17,8 @@ from tacit.runtime.daemon.shuffling import affordable_sum, bound_to, coordinates
 from tacit.runtime.shuffler.client import Caller, mixed_reports, sum_over
 from tacit.runtime.shuffler.deposits import check_deposit, header_of
 from tacit.runtime.shuffler.messages import Deposit
-from tacit.silo.secure_reports import REPORT_BYTES, mean_of_reports
-from tacit.silo.secure_share import BlockTerms, mean_of_total
+from tacit.silo.local_reports import REPORT_BYTES, mean_of_reports
+from tacit.silo.shares import BlockTerms, mean_of_total
 
 Answers = Mapping[str, tuple[Any, bytes]]
 
@@ -81,7 +81,8 @@ class Sums:
         silo = self._algorithm.rounds[kind].silo
         size = silo.release.batch_size
         count = sum(self._records[name] if size is None else int(np.max(size)) for name in answers)
-        return mean_of_total(total, silo, broadcast, self._shapes.messages[kind], self.terms[kind], count)
+        shape, each = self._shapes.messages[kind], counted_each(self._plan, size, len(answers))
+        return mean_of_total(total, silo, broadcast, shape, self.terms[kind], records=count, each=each)
 
 
 class Reports:
@@ -105,7 +106,7 @@ class Reports:
         every: dict[str, Event] = {}
         for place, records in enumerate(plan.shuffle.records):
             # A silo whose turn never comes has no event for rounds in turn.
-            own = secure_events(self._algorithm, plan.model_copy(update={"place": place}), records, dimensions)
+            own = secure_events(self._algorithm, plan.model_copy(update={"place": place}), records)
             every |= {event.kind: event for event in own}
         self._events = tuple(every.values())
         self.streams = streams_of(self._algorithm, self._shapes.messages)
@@ -128,7 +129,8 @@ class Reports:
         mixed = mixed_reports(list(self._callers.values()), streams, self._key, reasons)
         found = dict(zip(bindings, mixed, strict=True))
         silo = self._algorithm.rounds[kind].silo
-        return mean_of_reports(found, silo, broadcast, self._shapes.messages[kind], self.streams[kind])
+        each = counted_each(self._plan, silo.release.batch_size, len(frames))
+        return mean_of_reports(found, silo, broadcast, self._shapes.messages[kind], self.streams[kind], each=each)
 
     def _expected(self, kind: str, silo: str, binding: Binding) -> Deposit:
         shuffle, place = self._plan.shuffle, self._silos.index(silo)
@@ -139,6 +141,13 @@ class Reports:
         count = shuffle.records[place] if batch is None else int(np.max(batch))
         route = [*(public_key(key) for key in shuffle.shufflers.values()), self._key.public]
         return header.model_copy(update={"count": count, "size": sealed_size(REPORT_BYTES, route)})
+
+
+def counted_each(plan: Plan, batch_size: Any, arrived: int) -> float:
+    """What a record counts in the mean whose silo's weight is one, when so many silos' contributions arrived."""
+    assert plan.shuffle is not None
+    _, largest = plan.shuffle.record_weights(None if batch_size is None else int(np.max(batch_size)))
+    return float(largest) * plan.silos / arrived
 
 
 def frames_of(

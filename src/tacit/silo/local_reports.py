@@ -18,25 +18,25 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from tacit.algorithm import Broadcast, Memory, Record, Silo, Statistic, Work
+from tacit.algorithm import PerBlock, Record, Silo, Work
 from tacit.privacy.randomisers import direction, duchi_scale
-from tacit.silo.answer import batch_of, desk_of
-from tacit.silo.clipping import by_block, scales, squared_norms, usable
-from tacit.silo.sampling import Batch
+from tacit.silo.door import DoorError, Engine
+from tacit.silo.integers import unit_vectors, usable_clip
+from tacit.silo.release import in_blocks
 
 REPORT_BYTES = 9
 MOST_LOCAL = 30.0
 """A larger epsilon_0 than this is used as this one, which is more private."""
 
-_CHUNK_FLOATS = 1 << 22
 _REPORT = struct.Struct(">QB")
 # Far above what a float loses, far below what anybody would notice.
 _MARGIN = 1e-12
@@ -90,72 +90,50 @@ def reports_of(units: Float[np.ndarray, "records dimension"], local_epsilon: flo
     return found
 
 
-class ReportResponder:
-    """The silo half of one kind of round through shuffled reports, at one silo; ``terms`` are those of each block.
+@dataclass(frozen=True)
+class LocalReports:
+    """A silo's reports about a batch, for each stream; ``terms`` are those of each block.
 
-    A statistic without blocks is one block without a name.
+    A statistic without blocks is one block without a name. ``weight`` is what the silo's records count beside those of
+    the silo whose records count most.
     """
 
-    def __init__(self, silo: Silo, records: Record, *, place: int, terms: Mapping[str, ReportTerms]) -> None:
-        self._silo, self._terms = silo, dict(terms)
-        self._records = {name: np.asarray(column) for name, column in records.items()}
-        count = len(next(iter(self._records.values())))
-        release = silo.release
-        self.size = count if release.batch_size is None else int(np.max(release.batch_size))
+    engine: Engine
+    terms: Mapping[str, ReportTerms]
+    weight: float
 
-        def batch(records: Record, order: Array | None, key: Array, position: Array) -> Batch:
-            return batch_of(release, desk_of(records, count, order, place), key, position)[1]
-
-        self._batch, self._units = jax.jit(batch), jax.jit(lambda work, some: unit_statistics(silo, work, some))
-
-    def answer(
-        self, broadcast: Broadcast, memory: Memory, *, key: Array, position: int, order: Array | None
+    def __call__(
+        self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any
     ) -> dict[str, list[bytes]]:
-        """The reports of each stream, one for each place of the batch.
+        """The reports of each stream, one for each slot of the batch.
 
         Formal guarantee: those of `reports_of`, for vectors that depend on one record each; always as many as the batch
-        has places, whatever the batch turned out to be.
+        has slots, whatever the batch turned out to be. A slot without a record reports as zero does.
         """
-        work = self._silo.start(broadcast, memory)
-        batch = self._batch(self._records, order, key, position)
-        rows = np.arange(self.size) if batch.rows is None else np.asarray(batch.rows)[: self.size]
-        present = np.asarray(batch.present)[: self.size]
-        width = max(terms.dimension for terms in self._terms.values())
-        chunk = max(1, min(self.size, _CHUNK_FLOATS // width))
-        found: dict[str, list[bytes]] = {name: [] for name in self._terms}
-        for at in range(0, self.size, chunk):
-            own = rows[at : at + chunk]
-            padded = np.pad(own, (0, chunk - len(own)))
-            units = self._units(work, {name: column[padded] for name, column in self._records.items()})
-            for name, terms in self._terms.items():
-                here = np.asarray(units[name])[: len(own)] * present[at : at + chunk, None]
-                found[name] += reports_of(here, terms.local_epsilon)
+        if any(np.ndim(limit) for limit in jax.tree.leaves(silo.release.clip(work))):
+            raise DoorError("Expected one clip for all silos through shuffled reports: the server reads them alike.")
+        found: dict[str, list[bytes]] = {name: [] for name in self.terms}
+        for stored, there in self.engine.stored(work, records, present):
+            slots = min(len(there), len(present) - len(next(iter(found.values()))))
+            for name, own in self.terms.items():
+                units = self.weight * unit_vectors(stored[name], float(in_blocks(bound, name)))
+                found[name] += reports_of(np.where(there[:, None], units, 0.0)[:slots], own.local_epsilon)
         return found
 
 
-def unit_statistics(silo: Silo, work: Work, records: Record) -> dict[str, Float[Array, "records dimension"]]:
-    """Each record's statistic over its clip, block by block: norms of at most one, and zero where it is not finite."""
-    values = jax.vmap(lambda record: silo.query(work, record))(records)
-    limits = by_block(silo.release.clip(work), values)
-    if not isinstance(limits, Mapping):
-        return {"": _unit(values, limits)}
-    return {name: _unit(values[name], limits[name]) for name in sorted(limits)}
-
-
-def _unit(values: Statistic, bound: Any) -> Float[Array, "records dimension"]:
-    limit, squared = jnp.asarray(bound), squared_norms(values)
-    if limit.ndim:
-        raise ValueError("Expected one clip for all silos through shuffled reports: the server reads them alike.")
-    limit = usable(limit)
-    factor, counts = scales(squared, squared, limit, jnp.ones(squared.shape, bool))
-    flat = jax.vmap(lambda value: ravel_pytree(value)[0])(values)
-    return jnp.where(counts[:, None], flat * (factor / jnp.where(limit > 0, limit, 1.0))[:, None], 0.0)
-
-
 def mean_of_reports(
-    reports: Mapping[str, Sequence[bytes]], kind: Silo, work: Work, shape: Any, terms: Mapping[str, ReportTerms]
+    reports: Mapping[str, Sequence[bytes]],
+    kind: Silo,
+    work: Work,
+    shape: Any,
+    terms: Mapping[str, ReportTerms],
+    *,
+    each: float,
 ) -> Any:
-    """The mean that the reports of each stream stand for, in the shape of the statistic; nonsense counts as zero."""
+    """The mean that the reports of each stream stand for, in the shape of the statistic; nonsense counts as zero.
+
+    ``each`` is what a record counts whose silo's weight is one.
+    """
     bounds, found = kind.release.clip(work), {}
     for name, own in terms.items():
         total = np.zeros(own.dimension)
@@ -163,8 +141,8 @@ def mean_of_reports(
             seed, sign = _REPORT.unpack(report) if len(report) == REPORT_BYTES else (0, -1)
             if sign in (0, 1):
                 total += (1 if sign else -1) * direction(seed, own.dimension)
-        bound = float(usable(jnp.asarray(bounds[name] if name else bounds)))
-        mean = bound * duchi_scale(own.dimension, own.local_epsilon) * total / max(1, len(reports[name]))
+        bound = usable_clip(bounds[name] if name else bounds)
+        mean = bound * duchi_scale(own.dimension, own.local_epsilon) * total * each
         like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape[name] if name else shape)
         found[name] = ravel_pytree(like)[1](jnp.asarray(mean, jnp.float32))
     return found.get("", found)

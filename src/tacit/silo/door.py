@@ -1,0 +1,282 @@
+"""A real silo's door: releases whose bound is an integer fact, with exact noise from the system's entropy.
+
+The mechanisms here are what `tacit silo serve` runs and what the audit attacks. They share one way from a record to
+stored integers (`tacit.silo.engine`, `tacit.silo.integers`) and differ in what they add:
+
+    `DiscreteGaussian`   direct messages: the exact sum, and discrete Gaussian noise on it; of a running sum, the
+                         noise of the round before is taken off
+    `BinomialShare`      a share of a shuffled sum: each record rounded at random to a coarser grid, and fair coins
+    `LocalReports`       one report through a local randomiser for each record
+
+A test build replaces the sampler of the noise by zeros (`no_noise`, `no_coins`) and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Silo, Work
+from tacit.silo.batches import SecretBatch, secret_batch
+from tacit.silo.engine import Layout, formed_width, layouts, vectors_of
+from tacit.silo.integers import (
+    BOUND,
+    MOST_RECORDS,
+    MOST_TERMS,
+    Sums,
+    Vectors,
+    checked_sum,
+    quantise,
+    usable_clip,
+)
+from tacit.silo.release import (
+    Mechanism,
+    batch_sizes,
+    in_blocks,
+    one_by_one,
+    own_clip,
+    own_multiplier,
+    pass_position,
+    release,
+    respond,
+)
+
+Sampler = Callable[[int, float], Int64[np.ndarray, " size"]]
+"""Independent integers of a standard deviation: how many, and which."""
+
+LARGEST_NOISE = 2.0**56
+"""More noise than this, in units of a sum, would not fit 64 bits with its tails."""
+
+MOST_DISTANCE = 2.0**-110
+"""How far a sample of the noise may be from the exact discrete Gaussian, in total variation."""
+
+_FORMED_FLOATS = 2**21
+_MOST_AT_ONCE = 2**13
+
+
+class DoorError(ValueError):
+    """A release that the door cannot make; it depends on shapes and terms, never on a record."""
+
+
+def no_noise(size: int, sigma: float) -> Int64[np.ndarray, " size"]:
+    """The sampler of a test build."""
+    return np.zeros(size, np.int64)
+
+
+class Engine:
+    """Computes and stores each record's vector, in batches of a fixed shape.
+
+    ``form`` makes every vector in full, as mechanisms need that speak about single records.
+    """
+
+    def __init__(self, silo: Silo, *, form: bool) -> None:
+        self._silo, self._form = silo, form
+        self._blocks: dict[str, Layout] | None = None
+
+        def vectors(work: Work, records: Record) -> Any:
+            assert self._blocks is not None
+            return vectors_of(silo, self._blocks, work, records)
+
+        self._vectors = jax.jit(vectors)
+
+    def blocks(self, work: Work, records: Record) -> dict[str, Layout]:
+        """The layout of the blocks, from shapes alone."""
+        if self._blocks is None:
+            record = {name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in records.items()}
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), work)
+            found = layouts(self._silo, shapes, record)
+            self._blocks = {n: Layout(own.shape, (), 1) for n, own in found.items()} if self._form else found
+        return self._blocks
+
+    def stored(
+        self, work: Work, records: Record, present: Bool[np.ndarray, " slots"]
+    ) -> Iterator[tuple[dict[str, Vectors], Bool[np.ndarray, " some"]]]:
+        """The vectors of every slot, some slots at a time, as NumPy arrays; slots without a record hold zeros."""
+        blocks, slots = self.blocks(work, records), len(present)
+        terms = max(layout.terms for layout in blocks.values())
+        chunk = min(slots, _MOST_AT_ONCE, MOST_TERMS // terms, max(1, _FORMED_FLOATS // formed_width(blocks)))
+        for first in range(0, slots, chunk):
+            there = np.zeros(chunk, bool)
+            here = present[first : first + chunk]
+            there[: len(here)] = here
+            some = {name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()}
+            # Stored: what is rounded, checked and added from here on are these very numbers.
+            yield jax.tree.map(np.asarray, self._vectors(work, some)), there
+
+
+def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) -> np.ndarray:
+    """A column with zeros, a public record, in every slot that holds no record of the batch."""
+    found = np.zeros((len(there), *column.shape[1:]), column.dtype)
+    found[: len(column)][there[: len(column)]] = column[there[: len(column)]]
+    return found
+
+
+class Said(NamedTuple):
+    """What a direct release says, and the noise in it, which must not leave."""
+
+    statistic: Any
+    noise: dict[str, Int64[np.ndarray, " coordinates"]]
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian:
+    """The exact sum of checked integers, with discrete Gaussian noise.
+
+    ``multiplier`` is the noise of each block over its sensitivity ``2 BOUND``. ``previous`` is the noise that the silo
+    added in its round before to a running sum (``None`` where there was none, or no running sum).
+    """
+
+    engine: Engine
+    multiplier: PerBlock
+    sampler: Sampler
+    previous: Mapping[str, Int64[np.ndarray, " coordinates"]] | None
+
+    def __call__(self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Said:
+        """The mean of the batch with noise, and the noise.
+
+        Formal guarantee: each block leaves as clip / (BOUND size) times S + e, where S is the `checked_sum` of the
+        batch, so that replacing one record moves it by at most 2 BOUND, and e is drawn by the sampler with standard
+        deviation multiplier x 2 BOUND in every coordinate, whatever the records are. A clip that is not usable makes
+        a block zero, whatever the records are. Of a running sum, e less the noise of the round before.
+        """
+        blocks = self.engine.blocks(work, records)
+        clips = {name: usable_clip(in_blocks(bound, name)) for name in blocks}
+        totals = self._sums(work, records, present, clips)
+        said: dict[str, Any] = {}
+        noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
+        for name, layout in blocks.items():
+            leaves, form = jax.tree.flatten(layout.assemble(totals[name]))
+            flat = np.concatenate([np.zeros(0, np.int64), *(leaf.ravel() for leaf in leaves)])
+            drawn = self._drawn(name, flat.size)
+            earlier = None if self.previous is None else self.previous.get(name)
+            noise[name] = drawn
+            if clips[name] == 0.0:
+                noise[name] = np.zeros_like(flat) if earlier is None else earlier
+                flat, drawn, earlier = np.zeros_like(flat), np.zeros_like(flat), None
+            total = flat + drawn if earlier is None else flat + drawn - earlier
+            values = total.astype(np.float64) * (clips[name] / (BOUND * int(size)))
+            cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
+            shaped = [v.reshape(leaf.shape) for v, leaf in zip(np.split(values, cuts), leaves, strict=True)]
+            said[name] = jax.tree.unflatten(form, [jnp.asarray(v, jnp.float32) for v in shaped])
+        return Said(said if isinstance(bound, Mapping) else said[""], noise)
+
+    def _drawn(self, name: str, size: int) -> Int64[np.ndarray, " size"]:
+        drawn = np.asarray(self.sampler(size, noise_scale(float(in_blocks(self.multiplier, name)))))
+        if drawn.shape != (size,) or drawn.dtype != np.int64:
+            raise DoorError("Expected as many 64-bit integers of noise as there are coordinates.")
+        return drawn
+
+    def _sums(self, work: Work, records: Record, present: Any, clips: Mapping[str, float]) -> dict[str, Sums]:
+        totals: dict[str, Sums] = {}
+        for stored, there in self.engine.stored(work, records, present):
+            for name, vectors in stored.items():
+                some = checked_sum(quantise(vectors, clips[name], BOUND), there, BOUND)
+                before = totals.get(name)
+                totals[name] = some if before is None else _plus(before, some)
+        return totals
+
+
+def noise_scale(multiplier: float) -> float:
+    """The standard deviation of the noise of a sum whose sensitivity is 2 BOUND, or an error where it does not fit.
+
+    >>> noise_scale(1.0) == 2.0**37
+    True
+    """
+    sigma = multiplier * 2.0 * BOUND
+    if not 8.0 <= sigma <= LARGEST_NOISE:
+        raise DoorError(
+            f"Expected a noise multiplier from {8 / (2 * BOUND):.3g} to {LARGEST_NOISE / (2 * BOUND):.3g}, got "
+            f"{multiplier:.6g}; change epsilon, or the number of rounds."
+        )
+    return sigma
+
+
+def _plus(one: Sums, other: Sums) -> Sums:
+    layers = {name: matrix + other.layers[name] for name, matrix in one.layers.items()}
+    return Sums(one.formed + other.formed, layers)
+
+
+class Answered(NamedTuple):
+    """The message, what the silo keeps for its next round, and the noise that a running sum will need again.
+
+    That noise must not leave; of other releases none is kept, because beside a stored message it would give it away.
+    """
+
+    message: Message
+    memory: Memory
+    noise: dict[str, Int64[np.ndarray, " coordinates"]]
+
+
+class Door:
+    """The silo half of one kind of round, at one real silo.
+
+    ``form`` is whether the mechanism needs every vector in full.
+    """
+
+    def __init__(self, silo: Silo, records: Record, *, place: int, form: bool) -> None:
+        self.silo, self.place = silo, place
+        self.records = {name: np.asarray(column) for name, column in records.items()}
+        self.count = len(next(iter(self.records.values())))
+        if self.count > MOST_RECORDS:
+            raise DoorError(f"Expected at most {MOST_RECORDS} records, got {self.count}.")
+        size, capacity = batch_sizes(silo.release, self.count, place)
+        self.size, self.capacity = int(size), int(capacity)
+        self.engine = Engine(silo, form=form)
+        self._start, self._absorb, self._report = jax.jit(silo.start), jax.jit(silo.absorb), jax.jit(silo.report)
+
+    def batch(self, position: int, order: Int64[np.ndarray, " count"] | None) -> SecretBatch:
+        """A secret batch for one release, whose part of a pass begins at ``position``."""
+        at = int(pass_position(self.silo.release, position, self.size, self.count))
+        own = {"count": self.count, "size": self.size, "capacity": self.capacity, "order": order, "position": at}
+        return secret_batch(self.silo.release.sampling, **own)  # type: ignore[arg-type]
+
+    def release(self, work: Work, batch: SecretBatch, mechanism: Mechanism) -> Any:
+        """What a mechanism says about a batch."""
+        rows = {name: column[batch.rows] for name, column in self.records.items()}
+        bound = own_clip(self.silo.release, work, self.place)
+        return release(self.silo, work, rows, batch.present, bound=bound, size=self.size, mechanism=mechanism)
+
+    def answer(
+        self,
+        broadcast: Broadcast,
+        memory: Memory,
+        *,
+        batches: Sequence[SecretBatch],
+        sampler: Sampler,
+        previous: Mapping[str, Int64[np.ndarray, " coordinates"]] | None,
+    ) -> Answered:
+        """The direct answer to a round: start, a release for each batch, report.
+
+        Formal guarantee: the message is post-processing of one `DiscreteGaussian` release for each batch. Everything is
+        computed to the end whatever the records are.
+        """
+        if self.silo.release.channel != "direct":
+            raise DoorError('Expected channel="direct": a silo adds its noise itself, or says nothing.')
+        running = self.silo.release.mechanism == "cumulative"
+        multiplier = own_multiplier(self.silo.release, self.place)
+        mechanism = DiscreteGaussian(self.engine, multiplier, sampler, previous if running else None)
+        noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
+
+        def say(work: Work, batch: SecretBatch) -> Any:
+            nonlocal noise
+            said = self.release(work, batch, mechanism)
+            noise = said.noise if running else {}
+            return said.statistic
+
+        compiled = _Compiled(self._start, self._absorb, self._report)
+        message, kept = respond(compiled, broadcast, memory, steps=batches, say=say, repeat=one_by_one)  # type: ignore[arg-type]
+        return Answered(message, kept, noise)
+
+
+class _Compiled(NamedTuple):
+    """The parts of a silo that see no record, compiled."""
+
+    start: Any
+    absorb: Any
+    report: Any

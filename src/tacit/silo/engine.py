@@ -1,0 +1,167 @@
+"""The engine at the door: each record's vector, computed by jax and stored; nothing here is trusted.
+
+A combination of gradients of dense layers comes in factors (`tacit.silo.gradients` says why differences of neighbouring
+points are taken), everything else is formed, a vector for each record. Whatever this computes, `checked_sum` bounds.
+
+What must hold for the price of sampled batches is that a record's vector depends on the broadcast, the record and its
+slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int64
+
+from tacit.algorithm import Record, Silo, Statistic, Work
+from tacit.objectives.query import GradientQuery, differences, gradient_at
+from tacit.objectives.saddle import SaddleQuery
+from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped
+from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
+
+WHOLE = ""
+"""The name of the only block of a statistic without blocks."""
+
+
+class Layout(NamedTuple):
+    """How the sums of a block become a statistic: the shapes of its leaves, and which layers are in factors, of how many terms."""
+
+    shape: Any
+    factored: tuple[str, ...]
+    terms: int
+
+    def assemble(self, sums: Sums) -> Any:
+        """The statistic's tree, with int64 leaves."""
+        if not self.factored:
+            return _unravel(self.shape, sums.formed)
+        at, found = 0, {}
+        for name, layer in self.shape.items():
+            if name in self.factored:
+                matrix = sums.layers[name]
+                inputs = layer["w"].shape[0]
+                found[name] = {"w": matrix[:inputs]} | ({"b": matrix[inputs]} if "b" in layer else {})
+            else:
+                width = _width(layer)
+                found[name] = _unravel(layer, sums.formed[at : at + width])
+                at += width
+        return found
+
+
+def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
+    """The layout of each block of a statistic, from shapes alone."""
+    shape = jax.eval_shape(silo.query, work, record)
+    if isinstance(silo.release.noise_multiplier, Mapping):
+        return {name: _layout(silo.query, work, record, name, shape[name]) for name in sorted(shape)}
+    return {WHOLE: _layout(silo.query, work, record, WHOLE, shape)}
+
+
+def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> Layout:
+    gradient = _gradient(query, work, block)
+    if gradient is None:
+        return Layout(shape, (), 1)
+    model = gradient.objective.model
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), record)
+
+    def terms(work: Work, some: Record) -> dict[str, Any]:
+        parts = [factors_of(gradient.objective, point, some) for point in gradient.points(work)]
+        dense = [n for n in shape if not is_formed(model, n, parts[0].inputs[n], parts[0].cotangents[n])]
+        dense = [n for n in dense if parts[0].inputs[n].ndim == 2]
+        return {n: [(t.left, t.right) for t in combination_terms(parts, gradient.weights(work), n, some)] for n in dense}
+
+    found = jax.eval_shape(terms, work, one)
+    fitting = [
+        name
+        for name, own in found.items()
+        if fits_factors(len(own), own[0][0].shape[1] + 1, own[0][1].shape[1], len(shape))
+    ]
+    return Layout(shape, tuple(fitting), max((len(own) for own in found.values()), default=1))
+
+
+def _gradient(query: Any, work: Work, block: str) -> GradientQuery | None:
+    """The combination of gradients that a block is, where its layers are tapped."""
+    if block == WHOLE:
+        return query if is_tapped(query) else None
+    if isinstance(query, SaddleQuery) and block == "params" and query.saddle.model.layers:
+        return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
+    return None
+
+
+def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Record) -> dict[str, Vectors]:
+    """Each record's vector, block by block, as jax arrays; to be compiled, and stored as NumPy arrays before use."""
+    found: dict[str, Vectors] = {}
+    plain = None
+    for block, layout in blocks.items():
+        if layout.factored:
+            gradient = _gradient(silo.query, work, block)
+            assert gradient is not None
+            found[block] = _tapped(gradient, layout, work, records)
+            continue
+        if plain is None:
+            plain = _plain(silo.query, work, records)
+        found[block] = Vectors(_ravel(plain if block == WHOLE else plain[block]), {})
+    return found
+
+
+def _plain(query: Any, work: Work, records: Record) -> Statistic:
+    if isinstance(query, SaddleQuery) and query.saddle.model.layers:
+        # The parameters' part is in factors; only the duals are formed.
+        params, duals = query.point(work)
+        return {"duals": query.game(work).by_duals(params, duals, records)}
+    return jax.vmap(lambda record: query(work, record))(records)
+
+
+def _tapped(query: GradientQuery, layout: Layout, work: Work, records: Record) -> Vectors:
+    points, weights, model = query.points(work), query.weights(work), query.objective.model
+    parts = [factors_of(query.objective, point, records) for point in points]
+    formed, layers = [], {}
+    for name, layer in layout.shape.items():
+        if name in layout.factored:
+            terms = combination_terms(parts, weights, name, records)
+            lefts = [_with_bias(term.left, term.bias) if "b" in layer else term.left for term in terms]
+            layers[name] = Factors(jnp.stack(lefts), jnp.stack([term.right for term in terms]))  # type: ignore[arg-type]
+            continue
+        own = [
+            formed_gradients(model, point[name], name, part.inputs[name], part.cotangents[name])
+            for point, part in zip(points, parts, strict=True)
+        ]
+        summands = differences(own, weights)
+        formed.append(_ravel(jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *summands)))
+    records_here = next(iter(jax.tree.leaves(records))).shape[0]
+    joined = jnp.concatenate(formed, axis=1) if formed else jnp.zeros((records_here, 0), jnp.float32)
+    return Vectors(joined, layers)  # type: ignore[arg-type]
+
+
+def _with_bias(left: Array, bias: bool) -> Array:
+    return jnp.concatenate([left, jnp.full((left.shape[0], 1), float(bias), left.dtype)], axis=1)
+
+
+def _ravel(statistics: Any) -> Any:
+    """Leaves with a leading axis of records, as one matrix."""
+    leaves = jax.tree.leaves(statistics)
+    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in leaves], axis=1)
+
+
+def _unravel(shape: Any, flat: Int64[np.ndarray, " coordinates"]) -> Any:
+    leaves, form = jax.tree.flatten(shape)
+    cuts = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
+    parts = zip(np.split(flat, cuts), leaves, strict=True)
+    return jax.tree.unflatten(form, [part.reshape(leaf.shape) for part, leaf in parts])
+
+
+def _width(tree: Any) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def formed_width(blocks: Mapping[str, Layout]) -> int:
+    """How many floats are formed for each record; at least one."""
+    width = 0
+    for layout in blocks.values():
+        if not layout.factored:
+            width += _width(layout.shape)
+        else:
+            width += sum(_width(layer) for name, layer in layout.shape.items() if name not in layout.factored)
+    return max(1, width)

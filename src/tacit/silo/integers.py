@@ -1,0 +1,273 @@
+"""Integers at the door: what one record adds to a sum is bounded by a fact about stored integers.
+
+Floating point cannot carry that proof: a compiler may evaluate a difference of gradients once for its norm and once
+more, rounded otherwise, for the sum. So a record's vector goes through three stores,
+
+    engine            floats, by any program, which may round, fuse or be wrong              `tacit.silo.engine`
+    `quantise`        integers in units of clip / BOUND, as near to the clipped vector as they come
+    `checked_sum`     reads the stored integers, keeps a record only if their norm is at most BOUND, and adds exactly
+
+and only the last is trusted. Everything in it is NumPy on stored integers: products and sums of integers below 2^53 are
+exact in float64, in any order and with any fusing, and a sum that may round is compared with the rounding on top.
+
+A block of a statistic is partly *formed*, an integer vector for each record, and partly in *factors*: the gradient of a
+dense layer is sum_t left_t (x) right_t, whose norm and sum follow from the factors, so that no (records x parameters)
+matrix is made. Entries of factors are at most FACTOR = 2^18 and BOUND = FACTOR^2. Rounding the factors of a layer moves
+a vector of norm v by about 2^-18 (inputs x outputs)^(1/4) sqrt(v / clip) of the clip, rounding a formed one by nothing
+that shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
+
+FACTOR = 2**18
+"""The largest entry of an integer factor."""
+
+BOUND = FACTOR**2
+"""The largest norm of a record's integers: the clip is this many units."""
+
+LARGEST_CLIP, SMALLEST_CLIP = 2.0**60, 2.0**-60
+"""Public limits of a clip; outside of them nothing is said about any record."""
+
+MOST_TERMS = 2**17 - 1
+"""Records times terms of a layer in one call: so many products of factors add up below 2^53."""
+
+MOST_RECORDS = 2**24
+"""Records of a silo: their integers, and noise of 2^61 beside them, fit 64 bits."""
+
+WIDEST = 2**17
+"""The most entries of a factor: so many squares add up to at most 2^53."""
+
+_MOST_PRODUCTS = 2**11
+_LESS = 1 - 2.0**-16
+_SMALLER = (1 - 2.0**-12, 1 - 2.0**-7)
+_CLOSE = 2.0**-40
+
+
+class Factors(NamedTuple):
+    """Of one layer: each record's matrix is the sum over terms of left (x) right; a bias is a last column of left."""
+
+    left: Float32[np.ndarray, "terms records inputs"]
+    right: Float32[np.ndarray, "terms records outputs"]
+
+
+class Vectors(NamedTuple):
+    """One block of the statistics of some records, as an engine stored it."""
+
+    formed: Float32[np.ndarray, "records formed"]
+    layers: Mapping[str, Factors]
+
+
+class IntegerFactors(NamedTuple):
+    """As `Factors`, in integers."""
+
+    left: Int32[np.ndarray, "terms records inputs"]
+    right: Int32[np.ndarray, "terms records outputs"]
+
+
+class Integers(NamedTuple):
+    """As `Vectors`, in integers."""
+
+    formed: Int64[np.ndarray, "records formed"]
+    layers: Mapping[str, IntegerFactors]
+
+
+class Sums(NamedTuple):
+    """The sum of a block: of its formed part, and the matrix of each layer."""
+
+    formed: Int64[np.ndarray, " formed"]
+    layers: Mapping[str, Int64[np.ndarray, "inputs outputs"]]
+
+
+def usable_clip(clip: Any) -> float:
+    """A clip fit for use, or zero: one that is not a number, not positive or out of range says nothing of any record.
+
+    >>> usable_clip(0.5), usable_clip(float("nan")), usable_clip(-1.0), usable_clip(1e30)
+    (0.5, 0.0, 0.0, 0.0)
+    """
+    found = float(clip)
+    return found if SMALLEST_CLIP <= found <= LARGEST_CLIP else 0.0
+
+
+def fits_factors(terms: int, inputs: int, outputs: int, layers: int) -> bool:
+    """Whether a layer of these widths may stay in factors; decided by shapes alone."""
+    return max(inputs, outputs) <= WIDEST and terms**2 * layers <= _MOST_PRODUCTS
+
+
+def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit: int) -> Sums:
+    """The exact sum over present records of their integers, of those whose norm is at most ``limit``.
+
+    Formal guarantee: whatever integers are stored, each record adds an integer vector of l2 norm at most ``limit``,
+    computed from that record's integers alone. So replacing one record moves the sum, over all its parts together, by
+    at most ``2 limit``. What is checked is what is added: both read the same stored arrays.
+
+    Proof. Inner products of factors are sums of at most WIDEST products of at most FACTOR^2, exact in float64.
+    The squared norm of the layers is a sum of products of two such numbers, at most 2^11 of them, each rounded:
+    it errs by less than 2^-41 times the sum of their magnitudes, and those are at most ``terms`` times the sum over
+    terms of |left|^2 |right|^2 by Cauchy and Schwarz. That sum x 2^-40 is added. The squares of the formed part, and
+    their sum, are rounded too: all are positive, so the result is low by at most (formed + 1) 2^-53 of it, and
+    twice that is added. The last factor covers the few additions and products that are left.
+    """
+    _check_shapes(integers, present, limit)
+    bound = float(limit)
+    inside = np.ones(present.shape, bool)
+    squared = np.zeros(present.shape)
+    for left, right in integers.layers.values():
+        inside &= _within(left, FACTOR) & _within(right, FACTOR)
+        squared += layer_norms(left, right)
+    formed = integers.formed
+    inside &= _within(formed[None], BOUND)
+    real = formed.astype(np.float64)
+    squared += np.einsum("rj,rj->r", real, real) * (1 + (formed.shape[1] + 8) * 2.0**-52)
+    # Written so that what is not a number is left out.
+    kept = present & inside & (squared * (1 + 2.0**-48) <= bound * bound)
+    added = {name: _added(left, right, kept) for name, (left, right) in integers.layers.items()}
+    return Sums(np.where(kept[:, None], formed, 0).sum(axis=0, dtype=np.int64), added)
+
+
+def _check_shapes(integers: Integers, present: np.ndarray, limit: int) -> None:
+    """Raise unless the shapes and types are those that the proof is about; no value of an entry is looked at."""
+    records, formed = len(present), integers.formed
+    if not 0 <= limit <= BOUND or present.dtype != np.bool_:
+        raise ValueError(f"Expected 0 <= limit={limit} <= {BOUND} and a mask of records.")
+    if formed.shape[:-1] != (records,) or formed.dtype != np.int64 or formed.shape[1] > 2**40 or records > MOST_RECORDS:
+        raise ValueError(f"Expected 64-bit integers of {records} records, got {formed.shape} of {formed.dtype}.")
+    for left, right in integers.layers.values():
+        terms = left.shape[0]
+        same = left.shape[:2] == right.shape[:2] == (terms, records) and left.ndim == right.ndim == 3
+        if not same or left.dtype != np.int32 or right.dtype != np.int32:
+            raise ValueError(f"Expected 32-bit factors of {records} records, got {left.shape} and {right.shape}.")
+        if terms * records > MOST_TERMS or not fits_factors(
+            terms, left.shape[2], right.shape[2], len(integers.layers)
+        ):
+            raise ValueError(f"Expected fewer records, terms or columns, got {left.shape} and {right.shape}.")
+
+
+def _within(entries: np.ndarray, most: int) -> Bool[np.ndarray, " records"]:
+    """Whether all entries of a record are at most ``most`` in size; records are the second axis."""
+    return ((entries <= most) & (entries >= -most)).all(axis=(0, 2))
+
+
+def layer_norms(left: np.ndarray, right: np.ndarray) -> Float64[np.ndarray, " records"]:
+    """An upper bound on each record's squared norm of a layer, as close as float64 has it; see `checked_sum`."""
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    total, sizes = np.zeros(left.shape[1]), np.zeros(left.shape[1])
+    for s in range(len(left)):
+        for t in range(s, len(left)):
+            products = np.einsum("ri,ri->r", left[s], left[t]) * np.einsum("ro,ro->r", right[s], right[t])
+            total += products if s == t else 2.0 * products
+            sizes += products if s == t else 0.0
+    return total + _CLOSE * len(left) * sizes
+
+
+def _added(left: np.ndarray, right: np.ndarray, kept: np.ndarray) -> Int64[np.ndarray, "inputs outputs"]:
+    """The sum over kept records and terms of left (x) right: a product of matrices of integers, exact below 2^53."""
+    chosen = np.where(kept[:, None], right, 0).reshape(-1, right.shape[2]).astype(np.float64)
+    # Entries of records that are left out may be anything: they must not meet a zero as infinity would.
+    used = np.where(kept[:, None], left, 0).reshape(-1, left.shape[2]).astype(np.float64)
+    return (used.T @ chosen).astype(np.int64)
+
+
+@np.errstate(all="ignore")
+def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
+    """The integers that stand for each record's vector clipped to ``clip``, in units of ``clip / BOUND``.
+
+    Each record is scaled by ``limit / BOUND`` too, the weight of its silo. A record with anything that is not finite
+    becomes zero. Nothing is promised: `checked_sum` checks what this returns. But a record that it would leave out is
+    lost for learning, so that those which rounding has carried past the limit are rounded once more, a little smaller.
+    """
+    clip = usable_clip(clip)
+    vectors, finite = _finite(vectors)
+    scale = np.where(finite & (clip > 0), _scales(vectors, clip or 1.0, limit), 0.0)
+    integers = _rounded(vectors, scale)
+    for smaller in _SMALLER:
+        far = np.sqrt(_squared(integers)) > limit * (1 - 2.0**-24)
+        if not far.any():
+            break
+        scale = np.where(far, scale * smaller, scale)
+        _put(integers, _rounded(_taken(vectors, far), scale[far]), far)
+    return integers
+
+
+@np.errstate(all="ignore")
+def unit_vectors(vectors: Vectors, clip: float) -> Float64[np.ndarray, "records formed"]:
+    """Each formed vector clipped to ``clip`` and divided by it: a norm of at most about one, zero if not finite.
+
+    Nothing is promised; for mechanisms that check or randomise what they make of it.
+    """
+    clip = usable_clip(clip)
+    (formed, _), finite = _finite(vectors)
+    norms = np.sqrt(np.einsum("rj,rj->r", formed, formed))
+    return formed * np.where(finite & (clip > 0), 1.0 / np.maximum(norms, clip or 1.0), 0.0)[:, None]
+
+
+def _taken(vectors: Vectors, rows: np.ndarray) -> Vectors:
+    layers = {name: Factors(left[:, rows], right[:, rows]) for name, (left, right) in vectors.layers.items()}
+    return Vectors(vectors.formed[rows], layers)
+
+
+def _put(integers: Integers, some: Integers, rows: np.ndarray) -> None:
+    integers.formed[rows] = some.formed
+    for name, (left, right) in integers.layers.items():
+        left[:, rows], right[:, rows] = some.layers[name]
+
+
+def _finite(vectors: Vectors) -> tuple[Vectors, Bool[np.ndarray, " records"]]:
+    """Vectors in float64 with every record zero that is not finite, before anything is cast."""
+    finite = np.isfinite(vectors.formed).all(axis=1)
+    for left, right in vectors.layers.values():
+        finite &= np.isfinite(left).all(axis=(0, 2)) & np.isfinite(right).all(axis=(0, 2))
+
+    def clean(entries: np.ndarray) -> np.ndarray:
+        found = entries.astype(np.float64)
+        return found if finite.all() else np.where(finite[:, None], found, 0.0)
+
+    layers = {name: Factors(clean(left), clean(right)) for name, (left, right) in vectors.layers.items()}
+    return Vectors(clean(vectors.formed), layers), finite
+
+
+def _squared(vectors: Any) -> Float64[np.ndarray, " records"]:
+    formed = vectors.formed.astype(np.float64)
+    squared = np.einsum("rj,rj->r", formed, formed)
+    for left, right in vectors.layers.values():
+        squared = squared + layer_norms(left, right)
+    return np.maximum(squared, 0.0)
+
+
+def _scales(vectors: Vectors, clip: float, limit: int) -> Float64[np.ndarray, " records"]:
+    """What each record's vector is multiplied by: its clip, and the units; no entry of a factor may pass FACTOR."""
+    norms = np.sqrt(_squared(vectors))
+    scale = _LESS * limit * np.minimum(1.0 / clip, 1.0 / np.maximum(norms, 1e-300))
+    for left, right in vectors.layers.values():
+        largest = np.abs(left).max(axis=2, initial=0.0) * np.abs(right).max(axis=2, initial=0.0)
+        scale = np.minimum(scale, _LESS * BOUND / np.maximum(largest.max(axis=0), 1e-300))
+    return scale
+
+
+def _rounded(vectors: Vectors, scale: Float[np.ndarray, " records"]) -> Integers:
+    formed = np.rint(np.clip(vectors.formed * scale[:, None], -BOUND, BOUND)).astype(np.int64)
+    return Integers(formed, {name: _round_factors(own, scale) for name, own in vectors.layers.items()})
+
+
+def _round_factors(factors: Factors, scale: Float[np.ndarray, " records"]) -> IntegerFactors:
+    """Both factors of each term, scaled so that rounding harms neither much more than the other."""
+    left, right = factors
+    inputs, outputs = (max(side.shape[2], 1) for side in factors)
+    sizes = [np.sqrt(np.einsum("tri,tri->tr", side, side)) for side in factors]
+    peaks = [np.abs(side).max(axis=2, initial=0.0) for side in factors]
+    wanted = np.sqrt(scale * sizes[1] / sizes[0]) * (inputs / outputs) ** 0.25
+    least, most = scale * peaks[1] / FACTOR, FACTOR / peaks[0]
+    ours = np.minimum(np.maximum(wanted, least), most)
+    theirs = scale / ours
+    usable = np.isfinite(ours) & np.isfinite(theirs) & (sizes[0] > 0) & (sizes[1] > 0)
+    return IntegerFactors(
+        *(
+            np.rint(np.clip(side * np.where(usable, times, 0.0)[..., None], -FACTOR, FACTOR)).astype(np.int32)
+            for side, times in ((left, ours), (right, theirs))
+        )
+    )

@@ -1,0 +1,202 @@
+"""A real silo's share of a shuffled sum: integers, with binomial noise flipped coin by coin from the system's entropy.
+
+As `tacit.silo.shuffled`, with two differences. The noise is exact: heads are counted among coins that the operating
+system flips. And the share is made of stored integers, whose norms are checked and which can be split and added up
+modulo 2^64:
+
+    share = sum over records of (xhat - g/2)  +  heads among K b coins            in every coordinate
+
+with g steps of the grid, b coins per record and K records; blocks of a statistic have grids and coins of their own and
+follow one another in the order of their names. Everybody can compute what the integers of a sum mean
+(`mean_of_total`). A share by itself is *not* private: it leaves only as sealed parts, which only the sum puts together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Bool, Float, Int64
+
+from tacit.algorithm import PerBlock, Record, Silo, Work
+from tacit.errors import TacitError
+from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
+from tacit.privacy.crowd import counted_silos
+from tacit.silo.door import DoorError, Engine
+from tacit.silo.integers import unit_vectors, usable_clip
+from tacit.silo.release import in_blocks
+
+MOST_COINS = 1 << 35
+"""More coins than this for one answer are refused: counting them would take longer than anyone waits."""
+
+Coins = Callable[[int, int], Int64[np.ndarray, " dimension"]]
+"""Heads among so many fair coins, for each of so many coordinates."""
+
+_MOST_INTEGER = 1 << 40
+_CHUNK = 1 << 22
+
+
+class ShareTerms(NamedTuple):
+    """What all silos of a round agree on: grid, coins per record and coordinate, coordinates."""
+
+    grid: int
+    coins: int
+    dimension: int
+
+
+BlockTerms = ShareTerms | Mapping[str, ShareTerms]
+"""The terms of a whole statistic, or of each of its blocks."""
+
+
+def in_order(terms: BlockTerms) -> list[tuple[str | None, ShareTerms]]:
+    """The blocks of a share in the order in which they lie; a statistic without blocks is one that has no name."""
+    return [(name, terms[name]) for name in sorted(terms)] if isinstance(terms, Mapping) else [(None, terms)]
+
+
+def share_terms(
+    noise_multiplier: float, sizes: Sequence[int], *, least: int, honest: float, dimension: int
+) -> ShareTerms:
+    """Grid and coins for a round in which silos bring these numbers of records, and at least ``least`` silos come.
+
+    Formal guarantee: if a share ``honest`` of all silos keep their coins secret, the sum is as private for each record
+    as a Gaussian release with this noise multiplier. All that collude may be among those that come, and the smallest
+    of the others may be all that come, so it is theirs that are counted.
+
+    >>> share_terms(20.0, [100, 200, 300], least=2, honest=1.0, dimension=10)
+    ShareTerms(grid=200, coins=227949, dimension=10)
+    """
+    if not 2 <= least <= len(sizes):
+        raise TacitError(f"Expected 2 <= least={least} <= {len(sizes)} silos; nobody hides in a crowd of one.")
+    counted = counted_silos(len(sizes), least, honest)
+    grid = grid_for(sum(sizes), dimension)
+    if max(sizes) * grid // 2 >= _MOST_INTEGER:
+        raise TacitError(f"Expected {max(sizes)} records x grid {grid} / 2 < {_MOST_INTEGER}; use smaller batches.")
+    coins = bits_for(noise_multiplier, grid, dimension, sum(sorted(sizes)[:counted]))
+    if coins * max(sizes) * dimension > MOST_COINS:
+        raise TacitError(
+            f"Expected at most {MOST_COINS} coins for one answer, got {coins * max(sizes) * dimension}: a model of "
+            f"{dimension} parameters is too large for exact binomial noise at this price; raise epsilon."
+        )
+    return ShareTerms(grid, coins, dimension)
+
+
+def count_heads(coins: int, dimension: int) -> Int64[np.ndarray, " dimension"]:
+    """Exact samples of Bin(coins, 1/2), one for each coordinate: the ones among so many bits of system entropy."""
+    heads = np.zeros(dimension, np.int64)
+    for place in range(dimension):
+        left = coins
+        while left > 0:
+            bits = min(left, 8 * _CHUNK)
+            drawn = np.frombuffer(os.urandom(-(-bits // 8)), np.uint8)
+            heads[place] += int(np.bitwise_count(drawn).sum(dtype=np.int64))
+            if bits % 8:
+                heads[place] -= int(drawn[-1] >> (bits % 8)).bit_count()
+            left -= bits
+    return heads
+
+
+def no_coins(coins: int, dimension: int) -> Int64[np.ndarray, " dimension"]:
+    """The coins of a test build, of which none shows its head."""
+    return np.zeros(dimension, np.int64)
+
+
+@dataclass(frozen=True)
+class BinomialShare:
+    """A silo's share of a shuffled sum: integers that must not leave by themselves.
+
+    ``weight`` is what the silo's records count beside those of the silo whose records count most.
+    """
+
+    engine: Engine
+    terms: BlockTerms
+    coins: Coins
+    weight: float
+
+    def __call__(
+        self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any
+    ) -> Int64[np.ndarray, " coordinates"]:
+        """The share, block after block.
+
+        Formal guarantee: it is the local randomiser of the shuffled vector sum (`tacit.privacy.binomial`) for the
+        records of the batch, with coins for ``size`` records, whatever the batch turned out to be: each record adds
+        integers whose distance from the centre was checked, exactly, on the integers that are added.
+        """
+        if silo.release.channel != "shuffled-sum":
+            raise DoorError('Expected channel="shuffled-sum".')
+        blocks = in_order(self.terms)
+        named = isinstance(bound, Mapping)
+        if named != isinstance(self.terms, Mapping) or (named and {name for name, _ in blocks} != set(bound)):
+            raise DoorError("Expected the terms of each block exactly where there is a clip for each block.")
+        totals = {name: np.zeros(own.dimension, np.int64) for name, own in blocks}
+        for stored, there in self.engine.stored(work, records, present):
+            for name, own in blocks:
+                clip = float(in_blocks(bound, name or ""))
+                units = self.weight * unit_vectors(stored[name or ""], clip)
+                totals[name] += checked_share(randomly_rounded(units, own.grid), there, own)
+        flips = [self.coins(own.coins * int(size), own.dimension) for _, own in blocks]
+        return np.concatenate([totals[name] + own for (name, _), own in zip(blocks, flips, strict=True)])
+
+
+def randomly_rounded(
+    units: Float[np.ndarray, "records dimension"], grid: int
+) -> Int64[np.ndarray, "records dimension"]:
+    """xhat - g/2 for vectors of norm at most one: integers near (g/2) x the vector, and equal to it on average."""
+    scaled = np.clip(units, -1.0, 1.0) * (grid / 2)
+    low = np.floor(scaled)
+    drawn = np.frombuffer(os.urandom(4 * scaled.size), np.uint32).reshape(scaled.shape)
+    return (low + (drawn < (scaled - low) * 2.0**32)).astype(np.int64)
+
+
+def checked_share(
+    rounded: Int64[np.ndarray, "records dimension"], present: Bool[np.ndarray, " records"], terms: ShareTerms
+) -> Int64[np.ndarray, " dimension"]:
+    """The exact sum over present records of their integers, of those that lie within reach of the centre.
+
+    Formal guarantee: whatever integers are stored, each record adds a vector whose entries are at most grid/2 in size
+    and whose l2 norm is at most the reach that the price counts on (`rounding_bound`); others add zero. Squares of
+    entries within the grid are exact in float64, and so is a sum of them up to 2^53, beyond which it is too large.
+    """
+    if rounded.dtype != np.int64 or rounded.shape != (len(present), terms.dimension) or terms.grid > 2**25:
+        raise DoorError(f"Expected 64-bit integers of {len(present)} records on a grid of at most 2^25 steps.")
+    real = rounded.astype(np.float64)
+    inside = (np.abs(real) <= terms.grid / 2).all(axis=1)
+    near = np.einsum("rj,rj->r", real, real) <= rounding_bound(terms.grid, terms.dimension) ** 2
+    return np.where((present & inside & near)[:, None], rounded, 0).sum(axis=0, dtype=np.int64)
+
+
+def mean_of_total(
+    total: Int64[np.ndarray, " coordinates"],
+    kind: Silo,
+    work: Work,
+    shape: Any,
+    terms: BlockTerms,
+    *,
+    records: int,
+    each: float,
+) -> Any:
+    """The mean that a sum of shares of ``records`` records stands for, in the shape of the statistic.
+
+    ``each`` is what a record counts whose silo's weight is one.
+
+    >>> from tacit.algorithm import Release
+    >>> release = Release(lambda w: 2.0, 1.0, None, "full", channel="shuffled-sum")
+    >>> terms = ShareTerms(grid=4, coins=10, dimension=1)
+    >>> total = np.asarray([3 + 10 * 5 // 2])  # five records, fair coins, and a sum of three grid steps
+    >>> mean_of_total(total, Silo(lambda w, r: r, release), None, jnp.zeros(1), terms, records=5, each=0.2).tolist()
+    [0.6000000238418579]
+    """
+    bounds, at, found = kind.release.clip(work), 0, {}
+    for name, own in in_order(terms):
+        part = np.asarray(total[at : at + own.dimension], np.float64)
+        bound = usable_clip(bounds if name is None else bounds[name])
+        centred = (part - own.coins * records / 2) * each
+        like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape if name is None else shape[name])
+        found[name] = ravel_pytree(like)[1](jnp.asarray(2.0 * bound / own.grid * centred, jnp.float32))
+        at += own.dimension
+    return found.get(None, found)
