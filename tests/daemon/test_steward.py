@@ -78,7 +78,7 @@ def test_hello_tells_public_facts_only(make):
     silo = make()
     facts = silo.client.ask(Hello())[0]
     assert (facts.records, facts.features, facts.classes, facts.noise) == (40, (5,), 2, "discrete-gaussian")
-    silo.refused("version", Hello(version=2))
+    silo.refused("version", Hello(version=1))
 
 
 def test_a_study_from_proposal_to_receipt(make):
@@ -210,7 +210,7 @@ def test_the_owner_is_asked(make):
     (silo.home.approved / MB.study).touch()
     silo.answer(MB, 0)
     assert silo.propose(MB).next_round == 1
-    silo.refused("over-budget", Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=900.0)))
+    silo.refused("over-budget", Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=51.0)))
 
 
 def test_a_proposal_that_nobody_approves_is_forgotten(make):
@@ -353,7 +353,7 @@ def test_the_log_says_what_waits_and_what_was_refused_with_its_numbers(make, cap
     dear = plan_of({"name": "mb-sgd"}, epsilon=8.0)
     refusal = silo.refused("over-budget", Propose(plan=dear))
     assert "epsilon 7.998 for the study alone is more than the silo's whole budget of 4" in str(refusal)
-    assert re.search(r"refused, over-budget: epsilon 8 .* budget of 4.*limit 4\)", caplog.text)
+    assert re.search(r"refused, over-budget: epsilon 7.998 .* budget of 4.*limit 4\)", caplog.text)
     for _ in range(2):
         silo.propose(MB)
         silo.refused("over-budget", Propose(plan=dear))
