@@ -41,7 +41,6 @@ from tacit.silo.release import (
     in_blocks,
     one_by_one,
     own_clip,
-    own_multiplier,
     pass_position,
     release,
     respond,
@@ -105,7 +104,8 @@ class Engine:
             there = np.zeros(chunk, bool)
             here = present[first : first + chunk]
             there[: len(here)] = here
-            some = {name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()}
+            part = slice(first, first + chunk)
+            some = {name: _public_where_absent(column[part], there) for name, column in records.items()}
             # Stored: what is rounded, checked and added from here on are these very numbers.
             yield jax.tree.map(np.asarray, self._vectors(work, some)), there
 
@@ -256,10 +256,12 @@ class Door:
         Formal guarantee: the message is post-processing of one `DiscreteGaussian` release for each batch. Everything is
         computed to the end whatever the records are.
         """
-        if self.silo.release.channel != "direct":
-            raise DoorError('Expected channel="direct": a silo adds its noise itself, or says nothing.')
+        if self.silo.release.channel != "direct" or self.silo.release.noise_multiplier is None:
+            raise DoorError('Expected channel="direct" and noise: a silo adds its noise itself, or says nothing.')
+        if len(batches) != self.silo.local_steps:
+            raise DoorError(f"Expected a batch for each of {self.silo.local_steps} local steps, got {len(batches)}.")
         running = self.silo.release.mechanism == "cumulative"
-        multiplier = own_multiplier(self.silo.release, self.place)
+        multiplier = jax.tree.map(lambda z: _exact_entry(z, self.place), self.silo.release.noise_multiplier)
         mechanism = DiscreteGaussian(self.engine, multiplier, sampler, previous if running else None)
         noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
 
@@ -272,6 +274,12 @@ class Door:
         compiled = _Compiled(self._start, self._absorb, self._report)
         message, kept = respond(compiled, broadcast, memory, steps=batches, say=say, repeat=one_by_one)  # type: ignore[arg-type]
         return Answered(message, kept, noise)
+
+
+def _exact_entry(multiplier: Any, place: int) -> float:
+    """A silo's own noise multiplier, in the precision in which it was priced: float32 may be less."""
+    found = np.asarray(multiplier, np.float64)
+    return float(found[place] if found.ndim else found)
 
 
 class _Compiled(NamedTuple):

@@ -133,7 +133,7 @@ def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit
 def _check_shapes(integers: Integers, present: np.ndarray, limit: int) -> None:
     """Raise unless the shapes and types are those that the proof is about; no value of an entry is looked at."""
     records, formed = len(present), integers.formed
-    if not 0 <= limit <= BOUND or present.dtype != np.bool_:
+    if not 0 <= limit <= BOUND or present.dtype != np.bool_ or present.ndim != 1:
         raise ValueError(f"Expected 0 <= limit={limit} <= {BOUND} and a mask of records.")
     if formed.shape[:-1] != (records,) or formed.dtype != np.int64 or formed.shape[1] > 2**40 or records > MOST_RECORDS:
         raise ValueError(f"Expected 64-bit integers of {records} records, got {formed.shape} of {formed.dtype}.")
@@ -180,6 +180,11 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
     Each record is scaled by ``limit / BOUND`` too, the weight of its silo. A record with anything that is not finite
     becomes zero. Nothing is promised: `checked_sum` checks what this returns. But a record that it would leave out is
     lost for learning, so that those which rounding has carried past the limit are rounded once more, a little smaller.
+    So is a record whose terms nearly cancel and are large beside their sum: no entry of a factor may pass FACTOR.
+
+    A record that is clipped comes out 2^-16 smaller than its clip. Rounding moves it, in units, by at most half the
+    root of its formed entries, and for each term of norm v by (inputs x outputs)^(1/4) sqrt(v), or by
+    max(inputs, outputs)^(1/2) sqrt(v) where one entry of a factor is far larger than the others.
     """
     clip = usable_clip(clip)
     vectors, finite = _finite(vectors)
@@ -190,7 +195,8 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
         if not far.any():
             break
         scale = np.where(far, scale * smaller, scale)
-        _put(integers, _rounded(_taken(vectors, far), scale[far]), far)
+        # All of them: how a record is rounded may depend on the shape of an array, never on what others say.
+        integers = _rounded(vectors, scale)
     return integers
 
 
@@ -204,17 +210,6 @@ def unit_vectors(vectors: Vectors, clip: float) -> Float64[np.ndarray, "records 
     (formed, _), finite = _finite(vectors)
     norms = np.sqrt(np.einsum("rj,rj->r", formed, formed))
     return formed * np.where(finite & (clip > 0), 1.0 / np.maximum(norms, clip or 1.0), 0.0)[:, None]
-
-
-def _taken(vectors: Vectors, rows: np.ndarray) -> Vectors:
-    layers = {name: Factors(left[:, rows], right[:, rows]) for name, (left, right) in vectors.layers.items()}
-    return Vectors(vectors.formed[rows], layers)
-
-
-def _put(integers: Integers, some: Integers, rows: np.ndarray) -> None:
-    integers.formed[rows] = some.formed
-    for name, (left, right) in integers.layers.items():
-        left[:, rows], right[:, rows] = some.layers[name]
 
 
 def _finite(vectors: Vectors) -> tuple[Vectors, Bool[np.ndarray, " records"]]:
