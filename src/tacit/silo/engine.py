@@ -1,7 +1,8 @@
 """The engine at the door: each record's vector, computed by jax and stored; nothing here is trusted.
 
-A combination of gradients of dense layers comes in factors (`tacit.silo.gradients` says why differences of neighbouring
-points are taken), everything else is formed, a vector for each record. Whatever this computes, `checked_sum` bounds.
+A combination of gradients of wide dense layers comes in factors (`tacit.silo.gradients` says why differences of
+neighbouring points are taken), everything else is formed, a vector for each record. Whatever this computes,
+`checked_sum` bounds.
 
 What must hold for the price of sampled batches is that a record's vector depends on the broadcast, the record and its
 slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail.
@@ -77,12 +78,14 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
         return {n: [(t.left, t.right) for t in combination_terms(parts, weights, n, some)] for n in dense}
 
     found = jax.eval_shape(terms, work, one)
-    fitting = [
-        name
-        for name, own in found.items()
-        if fits_factors(len(own), own[0][0].shape[1] + 1, own[0][1].shape[1], len(shape))
-    ]
-    return Layout(shape, tuple(fitting), max((len(own) for own in found.values()), default=1))
+    widths = {name: (len(own), own[0][0].shape[1] + 1, own[0][1].shape[1]) for name, own in found.items()}
+    factored = [name for name, own in widths.items() if fits_factors(*own, len(shape)) and _is_wide(*own)]
+    return Layout(shape, tuple(factored), max((widths[name][0] for name in factored), default=1))
+
+
+def _is_wide(terms: int, inputs: int, outputs: int) -> bool:
+    """Whether a layer's matrix has more entries than its factors; otherwise it is formed, and rounded more finely."""
+    return inputs * outputs > terms * (inputs + outputs)
 
 
 def _is_gradient(query: Any, block: str) -> bool:

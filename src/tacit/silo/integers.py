@@ -142,9 +142,7 @@ def _check_shapes(integers: Integers, present: np.ndarray, limit: int) -> None:
         same = left.shape[:2] == right.shape[:2] == (terms, records) and left.ndim == right.ndim == 3
         if not same or left.dtype != np.int32 or right.dtype != np.int32:
             raise ValueError(f"Expected 32-bit factors of {records} records, got {left.shape} and {right.shape}.")
-        if terms * records > MOST_TERMS or not fits_factors(
-            terms, left.shape[2], right.shape[2], len(integers.layers)
-        ):
+        if terms * records > MOST_TERMS or not fits_factors(terms, left.shape[2], right.shape[2], len(integers.layers)):
             raise ValueError(f"Expected fewer records, terms or columns, got {left.shape} and {right.shape}.")
 
 
@@ -237,7 +235,7 @@ def _squared(vectors: Any) -> Float64[np.ndarray, " records"]:
 def _scales(vectors: Vectors, clip: float, limit: int) -> Float64[np.ndarray, " records"]:
     """What each record's vector is multiplied by: its clip, and the units; no entry of a factor may pass FACTOR."""
     norms = np.sqrt(_squared(vectors))
-    scale = _LESS * limit * np.minimum(1.0 / clip, 1.0 / np.maximum(norms, 1e-300))
+    scale = limit * np.minimum(1.0 / clip, _LESS / np.maximum(norms, 1e-300))
     for left, right in vectors.layers.values():
         largest = np.abs(left).max(axis=2, initial=0.0) * np.abs(right).max(axis=2, initial=0.0)
         scale = np.minimum(scale, _LESS * BOUND / np.maximum(largest.max(axis=0), 1e-300))
