@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import sys
 
 import numpy as np
 import pytest

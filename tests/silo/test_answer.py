@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tacit.algorithm import Release, Silo
-from tacit.silo import SLACK, RecordsError, answer, view_of, enrol, privatise, rows_of, standard_deviation, step_keys
+from tacit.silo import SLACK, RecordsError, answer, enrol, privatise, rows_of, standard_deviation, step_keys, view_of
 
 
 def mean_query(work, record):

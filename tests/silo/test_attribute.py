@@ -15,7 +15,7 @@ from tacit.algorithms import mb_sgd
 from tacit.objectives import GradientQuery, Objective, Problem, SaddleQuery, ermi, linear, logistic, mlp, softmax
 from tacit.objectives.saddle import Saddle
 from tacit.privacy import events_of
-from tacit.silo import SLACK, answer, clipped_sum, view_of, exact_statistic
+from tacit.silo import SLACK, answer, clipped_sum, exact_statistic, view_of
 from tacit.silo.attribute import attribute_sum
 
 N = 12

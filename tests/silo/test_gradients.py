@@ -25,7 +25,7 @@ from tacit.objectives import (
 )
 from tacit.objectives import squared as squared_loss
 from tacit.silo import SLACK, clipped_sum, is_tapped, plain_sum
-from tacit.silo.gradients import _general_sum, is_formed, _tapped_width
+from tacit.silo.gradients import _general_sum, _tapped_width, is_formed
 
 # Rounding decides here, and a compiler that computes a difference anew for its norm and for its sum may round it twice.
 compiled_as_by_users = partial(

@@ -19,6 +19,7 @@ _AIM = 2e-4
 _MOST_STEPS = 60
 _LEAST_NOISE = 1e-3
 _NUDGE = 1e-12
+_FINE = 1e6
 
 
 def calibrate(
@@ -196,8 +197,9 @@ def _increasing_root(function: Callable[[float], float], guess: float) -> float:
 
 
 def _is_plain(events: Sequence[Event], accountant: Accountant) -> bool:
-    continuous = all(e.mechanism != "discrete-gaussian" for e in events)
-    return accountant == "tight" and continuous and not any(is_subsampled(e) for e in events)
+    """Whether the Gaussian factor is exact, or so near that a nudge finishes: a fine grid costs next to nothing."""
+    coarse = any(e.mechanism == "discrete-gaussian" and (e.dimension or (e.grid_sigma or 0.0) < _FINE) for e in events)
+    return accountant == "tight" and not coarse and not any(is_subsampled(e) for e in events)
 
 
 def _gaussian_factor(events: Sequence[Event], epsilon: float, delta: float) -> float:

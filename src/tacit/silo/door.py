@@ -105,13 +105,17 @@ class Engine:
             there = np.zeros(chunk, bool)
             here = present[first : first + chunk]
             there[: len(here)] = here
-            some = {name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()}
+            some = {
+                name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()
+            }
             # Stored: what is rounded, checked and added from here on are these very numbers.
             yield jax.tree.map(np.asarray, self._vectors(work, some)), there
 
 
 def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) -> np.ndarray:
     """A column with zeros, a public record, in every slot that holds no record of the batch."""
+    if len(column) == len(there) and there.all():
+        return column
     found = np.zeros((len(there), *column.shape[1:]), column.dtype)
     found[: len(column)][there[: len(column)]] = column[there[: len(column)]]
     return found
@@ -238,7 +242,9 @@ class Door:
 
     def release(self, work: Work, batch: SecretBatch, mechanism: Mechanism) -> Any:
         """What a mechanism says about a batch."""
-        rows = {name: column[batch.rows] for name, column in self.records.items()}
+        rows = self.records
+        if self.silo.release.sampling != "full":
+            rows = {name: column[batch.rows] for name, column in self.records.items()}
         bound = own_clip(self.silo.release, work, self.place)
         return release(self.silo, work, rows, batch.present, bound=bound, size=self.size, mechanism=mechanism)
 

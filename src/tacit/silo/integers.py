@@ -20,10 +20,12 @@ that shows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
+from threadpoolctl import ThreadpoolController
 
 FACTOR = 2**18
 """The largest entry of an integer factor."""
@@ -142,15 +144,13 @@ def _check_shapes(integers: Integers, present: np.ndarray, limit: int) -> None:
         same = left.shape[:2] == right.shape[:2] == (terms, records) and left.ndim == right.ndim == 3
         if not same or left.dtype != np.int32 or right.dtype != np.int32:
             raise ValueError(f"Expected 32-bit factors of {records} records, got {left.shape} and {right.shape}.")
-        if terms * records > MOST_TERMS or not fits_factors(
-            terms, left.shape[2], right.shape[2], len(integers.layers)
-        ):
+        if terms * records > MOST_TERMS or not fits_factors(terms, left.shape[2], right.shape[2], len(integers.layers)):
             raise ValueError(f"Expected fewer records, terms or columns, got {left.shape} and {right.shape}.")
 
 
 def _within(entries: np.ndarray, most: int) -> Bool[np.ndarray, " records"]:
     """Whether all entries of a record are at most ``most`` in size; records are the second axis."""
-    return ((entries <= most) & (entries >= -most)).all(axis=(0, 2))
+    return np.all((entries <= most) & (entries >= -most), axis=(0, 2))
 
 
 def layer_norms(left: np.ndarray, right: np.ndarray) -> Float64[np.ndarray, " records"]:
@@ -170,7 +170,14 @@ def _added(left: np.ndarray, right: np.ndarray, kept: np.ndarray) -> Int64[np.nd
     chosen = np.where(kept[:, None], right, 0).reshape(-1, right.shape[2]).astype(np.float64)
     # Entries of records that are left out may be anything: they must not meet a zero as infinity would.
     used = np.where(kept[:, None], left, 0).reshape(-1, left.shape[2]).astype(np.float64)
-    return (used.T @ chosen).astype(np.int64)
+    # One thread: several wait for each other longer than a small product takes, where others want the processors too.
+    with _libraries().limit(limits=1, user_api="blas"):
+        return (used.T @ chosen).astype(np.int64)
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 @np.errstate(all="ignore")

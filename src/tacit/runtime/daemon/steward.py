@@ -23,7 +23,7 @@ from tacit.channel.sealing import Signer
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.runtime.daemon.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
-from tacit.runtime.daemon.contract import Offer, consider, sampler_delta
+from tacit.runtime.daemon.contract import Offer, consider
 from tacit.runtime.daemon.notes import RefusalLog
 from tacit.runtime.daemon.policy import Policy, PolicyError, digest
 from tacit.runtime.daemon.protocol import (
@@ -49,8 +49,8 @@ from tacit.runtime.daemon.protocol import (
 from tacit.runtime.daemon.reporting import fewest, sealed_reports
 from tacit.runtime.daemon.shuffling import TAILS, is_shuffled, sealed_answer
 from tacit.runtime.shuffler.config import read_secret
-from tacit.silo.ledger import Ledger, Limit, Reply
 from tacit.silo.integers import MOST_RECORDS
+from tacit.silo.ledger import Ledger, Limit, Reply
 from tacit.silo.spending import Account, LedgerError
 
 NOISE_OFF = "TACIT_INSECURE_TEST"
