@@ -28,7 +28,7 @@ WHOLE = ""
 
 
 class Layout(NamedTuple):
-    """How the sums of a block become a statistic: the shapes of its leaves, the layers in factors, of how many terms."""
+    """How the sums of a block become a statistic: its leaves, and the layers in factors, of how many terms."""
 
     shape: Any
     factored: tuple[str, ...]
