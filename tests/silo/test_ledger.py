@@ -11,60 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy import Event, PricingError, gdp_mu, price
+from tacit.privacy import PricingError, gdp_mu, price
 from tacit.silo.chain import Counter, replay
 from tacit.silo.ledger import YEAR, Ledger, Reply, inspect
 from tacit.silo.rules import Limit
 from tacit.silo.spending import Account, Charge, LedgerError, joint_price, share
+from tests.silo.books import IDENTITY, LIMIT, Home, debit, event, refused, reserve
 
-IDENTITY = {"records": 100, "digest": "abc", "test": False}
-LIMIT = Limit(2.0, 1e-5, "gdp", "renyi")
 RULES = ["gdp", "renyi", "fixed-in-advance"]
-
-
-def event(z=40.0, count=5, kind="g", **changes):
-    terms = {"records": 100, "batch": 100, "sampling": "full", **changes}
-    return Event(kind=kind, noise_multiplier=z, count=count, **terms)
-
-
-class Clock:
-    def __init__(self):
-        self.time = 1000.0
-
-    def __call__(self):
-        return self.time
-
-
-class Home:
-    """A ledger's files, and a way to open them."""
-
-    def __init__(self, folder):
-        self.path, self.counter, self.clock = folder / "silo" / "ledger.sqlite", folder / "apart" / "c", Clock()
-
-    def open(self, identity=IDENTITY, limit=LIMIT):
-        return Ledger(self.path, self.counter, identity, limit, self.clock)
 
 
 @pytest.fixture
 def home(tmp_path):
     return Home(tmp_path)
-
-
-def reserve(ledger, study="s", events=None, expires=2000.0, kept=0.0):
-    terms = {"delta_set_aside": kept, "expires": expires, "state": b"start"}
-    return ledger.reserve(study, "{}", events or (event(),), **terms)
-
-
-def debit(ledger, number, study="s", payload=b"noise", kind="g", releases=1):
-    reply = Reply(f"request {number}", "{}", payload)
-    ledger.debit(study, number, kind, releases, reply=reply, state=b"after %d" % number)
-
-
-def refused(code, act, *args, **kwargs):
-    with pytest.raises(LedgerError) as caught:
-        act(*args, **kwargs)
-    assert caught.value.code == code
-    return caught.value
 
 
 def test_what_is_written_is_there_after_reopening(home):

@@ -40,7 +40,9 @@ def worst_allocation(events: Iterable[Event]) -> tuple[Event, ...]:
             counts[i] = min(events[i].count, rounds * events[i].steps)
             left -= rounds
     return tuple(
-        dataclasses.replace(e, count=n, participations=None, steps=1) for e, n in zip(events, counts, strict=True)
+        dataclasses.replace(e, count=n, participations=None, steps=1)
+        for e, n in zip(events, counts, strict=True)
+        if n > 0
     )
 
 
