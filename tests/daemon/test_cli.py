@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tacit.cli.plan import plan_command
 from tacit.cli.silo import ledger_command, silo_app
 from tacit.errors import TacitError
 from tacit.runtime.daemon.policy import load_policy
@@ -19,6 +20,7 @@ from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_o
 app = typer.Typer()
 app.add_typer(silo_app)
 app.command("ledger")(ledger_command)
+app.command("plan")(plan_command)
 PLAN = plan_of({"name": "mb-sgd"})
 
 
@@ -235,3 +237,40 @@ def test_an_overdrawn_account_says_so_in_words(silo):
     (folder / "policy.toml").write_text(text.replace("[budget]", '[budget]\nrule = "gdp"'), encoding="utf-8")
     with pytest.raises(TacitError, match='rule is "renyi" since before its first study'):
         run("ledger", folder)
+
+
+def test_a_plan_shows_its_own_price_and_what_it_takes_from_an_account(silo):
+    words = ("plan", "heart-disease", "--set", "algorithm.num_rounds=5", "--set", "privacy.delta=1e-5")
+    policy = silo.home.folder / "policy.toml"
+    found = json.loads(run(*words, "--policy", policy, "--json"))
+    account = found["account"]
+    assert [row["name"] for row in account["silos"]] == [row["name"] for row in found["silos"]]
+    for row, silo_row in zip(account["silos"], found["silos"], strict=True):
+        assert row["own_epsilon"] == silo_row["epsilon"] == pytest.approx(1.0, rel=1e-3)
+        assert row["takes_share"] == pytest.approx(1 - row["left_share"])
+        assert 0.1 < row["takes_share"] < 0.3
+    shown = run(*words, "--policy", policy)
+    assert re.search(r"own epsilon.*of the account.*left then", shown)
+    assert f"{100 * account['silos'][0]['takes_share']:.1f}%" in shown
+    client = LocalClient(silo)
+    client.ask(Propose(plan=PLAN))
+    run("silo", "approve", silo.home.folder, PLAN.study)
+    taken = client.ask(Propose(plan=PLAN))[0].takes
+    after = json.loads(run(*words, "--policy", policy, "--json"))["account"]["silos"][0]
+    assert after["left_share"] == pytest.approx(account["silos"][0]["left_share"] - taken)
+    assert "account" not in json.loads(run(*words, "--json"))
+
+
+def test_a_plan_that_a_rule_cannot_price_says_why(tmp_path):
+    folder = tmp_path / "clinic"
+    make_home(folder, records_of(0, 40), budget={"epsilon": 3.0, "delta": 1e-5, "rule": "gdp"})
+    sets = (
+        "--set",
+        "algorithm.batch_size=20",
+        "--set",
+        "algorithm.sampling=poisson",
+        "--set",
+        "algorithm.num_rounds=3",
+    )
+    found = json.loads(run("plan", "heart-disease", *sets, "--policy", folder / "policy.toml", "--json"))
+    assert 'under the rule "gdp", not sampling "poisson"' in found["account"]["silos"][0]["refusal"]

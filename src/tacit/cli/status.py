@@ -51,8 +51,8 @@ def account_words(account: Mapping[str, Any]) -> str:
     """The account in a sentence or two."""
     told = f"The account: epsilon {account['epsilon']:g} at delta {account['delta']:g}, rule {account['rule_words']}. "
     told += (
-        f"Spent {_percent(account['spent_share'])} of it, with reservations {_percent(account['charged_share'])}; "
-        f"{_percent(account['left_share'])} is left."
+        f"Spent {percent_of(account['spent_share'])} of it, with reservations {percent_of(account['charged_share'])}; "
+        f"{percent_of(account['left_share'])} is left."
     )
     if account["charged_share"] is None or account["charged_share"] > 1.0:
         told += " It is overdrawn: nothing more is granted."
@@ -66,10 +66,42 @@ def _finite(part: float) -> float | None:
     return part if math.isfinite(part) else None
 
 
-def _percent(part: float | None) -> str:
+def percent_of(part: float | None) -> str:
+    """A share of an account as people read it; none is more than all of it."""
     from tacit.silo.spending import percent
 
     return percent(math.inf if part is None else part)
+
+
+def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
+    """An account, and what every silo of a study would take from it: the policy's, with the ledger beside it if any.
+
+    The silos' numbers of records are the study's. ``left_share`` is None where studies do not simply add up.
+    """
+    from tacit.runtime.daemon.policy import load_policy
+    from tacit.runtime.daemon.shuffling import TAILS
+    from tacit.runtime.daemon.steward import home_of
+    from tacit.silo.ledger import inspect
+    from tacit.silo.rules import settled
+    from tacit.silo.spending import Charge, share
+
+    policy = load_policy(path)
+    ledger = home_of(path.parent, policy).ledger
+    entries = inspect(ledger) if ledger.exists() else []
+    rule, found = settled(entries, policy.limit), account_now(policy, entries)
+    kept = TAILS * plan.study.algorithm.channel.startswith("shuffled")
+    rows = []
+    for silo in plan.silos:
+        row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}
+        try:
+            takes = share(rule, [Charge(silo.events, kept)])
+            row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": _finite(takes)}
+            if rule.name != "fixed-in-advance":
+                row["left_share"] = max(0.0, found["left_share"] - takes)
+        except TacitError as error:
+            row["refusal"] = str(error)
+        rows.append(row)
+    return {**found, "silos": rows}
 
 
 def proposal(plan_text: str, policy: Any, entries: list[Any]) -> dict[str, Any]:
@@ -143,8 +175,6 @@ def prices(row: Mapping[str, Any]) -> dict[str, str]:
     if row["refusal"] is not None:
         taken = f"the study would be refused: {row['refusal']}"
     else:
-        taken = (
-            f"takes {_percent(row['takes_share'])} of this account ({held}); {_percent(account['charged_share'])} is "
-            f"used or reserved now, {_percent(row['left_share'])} would be left"
-        )
+        takes, used, left = map(percent_of, (row["takes_share"], account["charged_share"], row["left_share"]))
+        taken = f"takes {takes} of this account ({held}); {used} is used or reserved now, {left} would be left"
     return {"own price": f"{cost} at delta {row['own_delta']:g} ({asked})", "account": taken}

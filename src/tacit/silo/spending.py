@@ -205,7 +205,7 @@ def rule_words(rule: Rule) -> str:
 
 def percent(part: float) -> str:
     """A share of an account as people read it."""
-    return "more than can be told" if math.isinf(part) else f"{100 * part:.1f}%"
+    return "more than all" if math.isinf(part) else f"{100 * part:.1f}%"
 
 
 def events_to_json(events: Iterable[Event]) -> list[dict[str, Any]]:
