@@ -207,13 +207,20 @@ class Welcome(_Strict):
 
 
 class Consent(_Strict):
-    """The price at this silo, and whether it takes part: ``consented``, or ``pending`` its owner's approval."""
+    """Whether the silo takes part (``consented``, or ``pending`` its owner's approval), and two prices.
+
+    ``epsilon`` and ``delta`` are the plan's own price. ``takes`` is the share of this silo's account that the study
+    takes by the account's ``rule``, and ``left`` the share that is left then for all later studies.
+    """
 
     type: Literal["consent"] = "consent"
     study: str
     state: Literal["consented", "pending"]
     epsilon: float
     delta: float
+    rule: str
+    takes: float
+    left: float
     noise_multipliers: dict[str, float]
     next_round: int
 

@@ -145,13 +145,16 @@ def show_ledgers(consortium: Consortium, console: Console) -> None:
     """What every silo has spent, from its own books."""
     from tacit.cli.silo import account_of
 
-    table = Table("silo", "study", "answers", "epsilon", "all studies", "budget", title="the silos' ledgers")
+    table = Table(
+        "silo", "study", "answers", "own epsilon", "of the account", "account left", title="the silos' ledgers"
+    )
     for silo in consortium.silos:
         found = account_of(consortium.folder(silo.name))
         for i, row in enumerate(found["studies"]):
-            total = (f"{found['spent']:.3f}", f"{found['budget']:g}") if i == len(found["studies"]) - 1 else ("", "")
+            left = f"{100 * found['account']['left_share']:.1f}%" if i == len(found["studies"]) - 1 else ""
             name = silo.name if i == 0 else ""
-            table.add_row(name, row["study"][:12], str(row["answers"]), f"{row['epsilon']:.3f}", *total)
+            prices = f"{row['own_epsilon']:.3f}", f"{100 * row['takes_share']:.1f}%"
+            table.add_row(name, row["study"][:12], str(row["answers"]), *prices, left)
     console.print(table)
 
 

@@ -11,57 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy import Event, PricingError, price
+from tacit.privacy import PricingError, gdp_mu, price
 from tacit.silo.chain import Counter, replay
-from tacit.silo.ledger import YEAR, Ledger, Limit, Reply, inspect
-from tacit.silo.spending import Account, LedgerError, joint_price
+from tacit.silo.ledger import YEAR, Ledger, Reply, inspect
+from tacit.silo.rules import Limit
+from tacit.silo.spending import Account, Charge, LedgerError, joint_price, share
+from tests.silo.books import IDENTITY, LIMIT, Home, debit, event, refused, reserve
 
-IDENTITY = {"records": 100, "digest": "abc", "test": False}
-LIMIT = Limit(2.0, 1e-5)
-
-
-def event(z=40.0, count=5, kind="g", **changes):
-    terms = {"records": 100, "batch": 100, "sampling": "full", **changes}
-    return Event(kind=kind, noise_multiplier=z, count=count, **terms)
-
-
-class Clock:
-    def __init__(self):
-        self.time = 1000.0
-
-    def __call__(self):
-        return self.time
-
-
-class Home:
-    """A ledger's files, and a way to open them."""
-
-    def __init__(self, folder):
-        self.path, self.counter, self.clock = folder / "silo" / "ledger.sqlite", folder / "apart" / "c", Clock()
-
-    def open(self, identity=IDENTITY):
-        return Ledger(self.path, self.counter, identity, self.clock)
+RULES = ["gdp", "renyi", "fixed-in-advance"]
 
 
 @pytest.fixture
 def home(tmp_path):
     return Home(tmp_path)
-
-
-def reserve(ledger, study="s", events=None, expires=2000.0, limit=LIMIT):
-    return ledger.reserve(study, "{}", events or (event(),), limit=limit, expires=expires, state=b"start")
-
-
-def debit(ledger, number, study="s", payload=b"noise", kind="g", releases=1):
-    reply = Reply(f"request {number}", "{}", payload)
-    ledger.debit(study, number, kind, releases, reply=reply, state=b"after %d" % number)
-
-
-def refused(code, act, *args, **kwargs):
-    with pytest.raises(LedgerError) as caught:
-        act(*args, **kwargs)
-    assert caught.value.code == code
-    return caught.value
 
 
 def test_what_is_written_is_there_after_reopening(home):
@@ -117,9 +79,13 @@ def test_a_study_that_does_not_fit_leaves_no_trace(home):
     ledger = home.open()
     reserve(ledger, "one", (event(20.0, 10),))
     before = ledger.head
-    numbers = refused("over-budget", reserve, ledger, "two", (event(5.0, 10),)).numbers
-    assert numbers["before"] == pytest.approx(price([event(20.0, 10)], delta=1e-5).epsilon)
-    assert numbers["epsilon"] > numbers["limit"] == 2.0
+    error = refused("over-budget", reserve, ledger, "two", (event(5.0, 10),))
+    # mu*^2 is what (2, 1e-5) allows less the part of delta that is set aside: 10/400 of it is charged, 10/25 is asked.
+    most = gdp_mu(2.0, 1e-5 * (1 - 1e-3)) ** 2
+    assert error.numbers == pytest.approx(
+        {"takes": 0.4 / most, "left": 1 - 0.025 / most, "epsilon": 2.0, "delta": 1e-5}, rel=1e-9
+    )
+    assert f"{40 / most:.1f}% of it, and {100 - 2.5 / most:.1f}% is left" in str(error)
     assert ledger.head == before
     assert set(ledger.accounts) == {"one"}
     refused("over-budget", reserve, ledger, "free", (event(0.0, 1),))
@@ -128,17 +94,23 @@ def test_a_study_that_does_not_fit_leaves_no_trace(home):
     ledger.close()
 
 
-def test_two_studies_at_once_share_the_budget_and_what_is_unused_goes_back(home):
-    ledger = home.open()
+@pytest.mark.parametrize("rule", RULES)
+def test_two_studies_at_once_share_the_budget_and_only_a_filter_gives_back_what_is_unused(home, rule):
+    ledger = home.open(limit=dataclasses.replace(LIMIT, rule=rule))
     # Each alone fits, both together do not.
-    half = (event(2.3 * 10**0.5, 10),)
-    assert reserve(ledger, "one", half).epsilon < 2.0
+    half = (event(2.6 * 10**0.5, 10),)
+    assert reserve(ledger, "one", half) < 1.0
     refused("over-budget", reserve, ledger, "two", half)
     debit(ledger, 0, "one")
+    before = ledger.charged
     ledger.finish("one", "finished")
-    assert reserve(ledger, "two", (event(2.6 * 10**0.5, 10),)).epsilon < 2.0
-    made = (dataclasses.replace(half[0], count=1), event(2.6 * 10**0.5, 10))
-    assert ledger.charged(1e-5).epsilon == pytest.approx(price(made, delta=1e-5).epsilon, rel=1e-9)
+    if rule == "fixed-in-advance":
+        assert ledger.charged == before
+        refused("over-budget", reserve, ledger, "two", half)
+    else:
+        assert ledger.charged == pytest.approx(before / 10)
+        assert reserve(ledger, "two", half) == pytest.approx(1.1 * before)
+        assert ledger.spent() == pytest.approx(before / 10)
     assert ledger.stored("one", 0) is None
     ledger.close()
 
@@ -150,16 +122,17 @@ MIXED = [
 ]
 
 
-def test_three_studies_cost_what_the_accountant_says_they_cost_together(home):
-    ledger = home.open()
+def test_three_studies_fixed_in_advance_cost_what_the_accountant_says_they_cost_together(home):
+    ledger = home.open(limit=Limit(9.0, 1e-5, "fixed-in-advance", "renyi"))
     for number, events in enumerate(MIXED):
-        reserve(ledger, f"study {number}", events, limit=Limit(9.0, 1e-5))
+        reserve(ledger, f"study {number}", events)
         for round_number in range(4):
             debit(ledger, round_number, f"study {number}")
         ledger.finish(f"study {number}", "finished")
     made = [dataclasses.replace(e, count=4 if e.kind == "g" else 0) for events in MIXED for e in events]
     joint = price(made, delta=1e-5).epsilon
-    assert ledger.spent(1e-5).epsilon == pytest.approx(joint, rel=2e-3)
+    assert 9.0 * ledger.spent() == pytest.approx(joint, rel=2e-3)
+    assert 9.0 * ledger.charged == pytest.approx(price([e for m in MIXED for e in m], delta=1e-5).epsilon, rel=2e-3)
     assert joint < 0.8 * sum(price([e], delta=1e-5).epsilon for e in made)
     ledger.close()
 
@@ -187,7 +160,7 @@ def test_a_second_daemon_is_refused(home):
     assert ".lock" not in words
     copy = home.path.with_name("copy.sqlite")
     shutil.copy(home.path, copy)
-    words = str(refused("locked", Ledger, copy, home.counter, IDENTITY))
+    words = str(refused("locked", Ledger, copy, home.counter, IDENTITY, LIMIT))
     assert f"with the same counter, {home.counter} (process {os.getpid()})" in words
     ledger.close()
     home.open().close()
@@ -282,7 +255,7 @@ def test_other_records_or_another_build_are_refused(home):
     words = str(refused("identity", home.open, {**IDENTITY, "digest": "other"}))
     assert "put the files back as they were" in words
     assert "new folder (tacit silo init)" in words
-    assert "what both ledgers spend adds up" in words
+    assert "the budgets of both ledgers add up" in words
     assert "test build" in str(refused("identity", home.open, {**IDENTITY, "test": True}))
 
 
@@ -313,7 +286,7 @@ def test_the_clock_cannot_bring_an_expired_study_back(home):
     home.clock.time = 10.0
     refused("expired", debit, ledger, 1)
     assert ledger.now() >= 2500.0
-    assert ledger.accounts["s"].charged()[0].count == 1
+    assert ledger.accounts["s"].charged(ledger.rule).events[0].count == 1
     ledger.close()
 
 
@@ -385,11 +358,62 @@ def test_the_chain_adds_up_to_the_accounts(tmp_path_factory, steps):
     ledger.close()
 
 
-def test_an_account_charges_its_reservation_while_it_lives():
-    account = Account((event(count=5),), 1.0).after("g", 2, 0)
-    assert account.charged()[0].count == 5
+def test_an_account_charges_its_reservation_while_it_lives_and_by_a_filter_what_was_made_after():
+    account = Account((event(count=5),), 1.0, delta_set_aside=1e-12).after("g", 2, 0)
+    gdp, fixed = (dataclasses.replace(LIMIT, rule=rule).fresh for rule in ("gdp", "fixed-in-advance"))
+    assert account.charged(gdp) == account.charged(fixed) == account.closed().charged(fixed)
+    assert account.charged(gdp).events[0].count == 5
     assert account.debited()[0].count == 2
-    assert dataclasses.replace(account, live=False).charged()[0].count == 2
+    assert account.closed().charged(gdp) == account.spent() == Charge(account.debited(), 1e-12)
+
+
+def test_passes_and_running_sums_are_charged_whole_from_the_first_answer():
+    """Where they end may follow messages, and their price is not a sum over releases."""
+    passing = event(5.0, 8, sampling="one-pass", batch=10)
+    for whole in ([passing], [passing, event(9.0, 2, kind="h", sampling="one-pass", batch=10)]):
+        plain = event(50.0, 6, kind="plain")
+        account = Account((*whole, plain), 1.0)
+        assert all(e.count == 0 for e in account.closed().spent().events)
+        assert account.after("plain", 1, 0).closed().spent().events == (
+            *(dataclasses.replace(e, count=0) for e in whole),
+            dataclasses.replace(plain, count=1),
+        )
+        begun = account.after("plain", 1, 0).after("g", 1, 1).closed().spent().events
+        assert begun == (*whole, dataclasses.replace(plain, count=1))
+    running = Account((event(90.0, 6, mechanism="cumulative"),), 1.0).after("g", 1, 0).closed()
+    assert running.spent().events == running.events
+
+
+@pytest.mark.parametrize("rule", ["gdp", "renyi"])
+def test_what_a_study_keeps_of_delta_is_paid_from_what_the_rule_sets_aside(home, rule):
+    ledger = home.open(limit=dataclasses.replace(LIMIT, rule=rule))
+    kept = ledger.rule.set_aside
+    assert reserve(ledger, "tails", (event(1e4, 1),), kept=0.6 * kept) == pytest.approx(0.6)
+    refused("over-budget", reserve, ledger, "more tails", (event(1e4, 1),), kept=0.6 * kept)
+    assert reserve(ledger, "fewer tails", (event(1e4, 1),), kept=0.3 * kept) == pytest.approx(0.9)
+    ledger.finish("tails", "nothing was ever said")
+    assert ledger.charged == pytest.approx(0.3)
+    ledger.close()
+
+
+def test_a_limit_on_answers_holds_for_all_kinds_together(home):
+    ledger = home.open()
+    terms = {"count": 4, "participations": 5, "steps": 2}
+    reserve(ledger, events=(event(40.0, **terms), event(30.0, kind="h", **terms)))
+    for number, kind in enumerate("ghgh"):
+        debit(ledger, number, kind=kind, releases=2)
+    refused("exhausted", debit, ledger, 4, kind="h", releases=2)
+    ledger.close()
+    ledger = home.open()
+    reserve(ledger, "capped", events=(event(40.0, 9, participations=10), event(30.0, 9, kind="h", participations=10)))
+    # The dearest ten answers: nine of h and one of g.
+    assert ledger.charged - share(ledger.rule, [ledger.accounts["s"].charged(ledger.rule)]) == pytest.approx(
+        (9 / 900 + 1 / 1600) / ledger.rule.limit
+    )
+    for number in range(10):
+        debit(ledger, number, "capped", kind="gh"[number % 2])
+    assert "at most 10 answers" in str(refused("exhausted", debit, ledger, 10, "capped"))
+    ledger.close()
 
 
 def test_no_ledger_is_made_by_looking(tmp_path):
@@ -412,7 +436,7 @@ def test_a_clock_far_ahead_is_refused_and_leaves_no_trace(home):
     debit(again, 0)
     again.close()
     home.clock.time += YEAR + 1.0
-    vouched = Ledger(home.path, home.counter, IDENTITY, home.clock, checked=home.clock.time)
+    vouched = Ledger(home.path, home.counter, IDENTITY, LIMIT, home.clock, checked=home.clock.time)
     vouched.expire()
     assert not vouched.accounts["s"].live
     vouched.close()
