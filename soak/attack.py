@@ -310,40 +310,53 @@ def _visit(
 ) -> None:
     """Play a batch of studies about one silo at a daemon of its own."""
     held = studies.silos()[batch[0].silo]
-    folder = root / f"{batch[0].silo}-{batch[0].number}"
-    daemon = Daemon(folder, {"x": held.x, "y": held.y}, held.task, held.classes, names)
+
+    def fresh(study: studies.Study) -> Daemon:
+        folder = root / f"{study.silo}-{study.number}"
+        return Daemon(folder, {"x": held.x, "y": held.y}, held.task, held.classes, names)
+
+    daemon = fresh(batch[0])
     try:
         for study in batch:
             if outcome.answers >= most:
                 break
-            part, line = Outcome(), Connection(daemon.socket)
-            try:
-                Attack(study, held, line, part, seed).run(f"{seed:x}")
-            except (OSError, ValueError, KeyError) as error:
-                part.violated("protocol", error=repr(error), study=study.number, algorithm=study.algorithm)
-            finally:
-                line.close()
+            part = _played(study, held, daemon, seed)
+            if study is not batch[0] and any(text.startswith("over-budget") for text in part.refusals):
+                # A lifetime is spent: its ledger is looked at, and another silo takes its place.
+                daemon.stop()
+                _audit(daemon, outcome)
+                daemon = fresh(study)
+                part = _played(study, held, daemon, seed)
             _merge(outcome, part)
             journal.write(study, part)
             if not daemon.alive:
-                outcome.violated(
-                    "dead", silo=batch[0].silo, study=study.number, log=(folder / "log").read_text()[-2000:]
-                )
+                log = (daemon.folder / "log").read_text()[-2000:]
+                outcome.violated("dead", silo=batch[0].silo, study=study.number, log=log)
                 return
-        if Connection(daemon.socket).ask({"type": "hello", "version": 1}).header["type"] != "welcome":
+        if Connection(daemon.socket).ask({"type": "hello", "version": 2}).header["type"] != "welcome":
             outcome.violated("deaf", silo=batch[0].silo)
     finally:
         daemon.stop()
     _audit(daemon, outcome)
 
 
+def _played(study: studies.Study, held: studies.Silo, daemon: Daemon, seed: int) -> Outcome:
+    part, line = Outcome(), Connection(daemon.socket)
+    try:
+        Attack(study, held, line, part, seed).run(f"{seed:x}")
+    except (OSError, ValueError, KeyError) as error:
+        part.violated("protocol", error=repr(error), study=study.number, algorithm=study.algorithm)
+    finally:
+        line.close()
+    return part
+
+
 def _audit(daemon: Daemon, outcome: Outcome) -> None:
     books = daemon.ledger()
-    spent = [books["spent"], *(study["epsilon"] for study in books["studies"])]
-    if not all(0.0 <= value < math.inf for value in spent) or not books["spent"] <= books["charged"] <= books["budget"]:
-        outcome.violated(
-            "ledger", books={key: books[key] for key in ("spent", "charged", "budget")}, silo=daemon.folder.name
-        )
+    account = books["account"]
+    shares = [account["spent_share"], account["charged_share"]]
+    if not all(isinstance(part, float) for part in shares) or not 0.0 <= shares[0] <= shares[1] <= 1.0:
+        outcome.violated("ledger", books=account, silo=daemon.folder.name)
 
 
 def _check_noise(outcome: Outcome) -> None:

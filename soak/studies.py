@@ -122,7 +122,7 @@ def core(only: list[str], rounds: int) -> list[Study]:
         found.append(("plain", name, sampled, {"model": "mlp", "hidden": [4], "loss": "squared"}))
     rng = np.random.default_rng(0)
     return [
-        Study(number, silo, _algorithm(rng, name, silos()[silo].records, rounds, sampled), objective, 1000.0)
+        Study(number, silo, _algorithm(rng, name, silos()[silo].records, rounds, sampled), objective, 8.0)
         for number, (silo, name, sampled, objective) in enumerate(found)
     ]
 
@@ -147,7 +147,7 @@ def random_study(rng: np.random.Generator, number: int, silo: str, name: str, ro
     if name in _STEPPING:
         algorithm["step_size"] = float(rng.choice([0.1, 1e-4, 10.0, 1e5]))
         algorithm["local_steps"] = int(rng.integers(2, 5))
-    epsilon = float(rng.choice([1000.0, 30.0, 1.0], p=[0.8, 0.1, 0.1]))
+    epsilon = float(rng.choice([30.0, 8.0, 2.0], p=[0.15, 0.35, 0.5]))
     return Study(number, silo, algorithm, _objective(rng, held, name), epsilon)
 
 

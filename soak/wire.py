@@ -134,7 +134,7 @@ name = "{folder.name}"
 pad_seconds = 0.0
 counter = "{folder}/counter"
 [budget]
-epsilon = 1e9
+epsilon = 40.0
 delta = 0.05
 [allow]
 algorithms = {json.dumps(names)}

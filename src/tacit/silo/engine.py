@@ -60,19 +60,17 @@ def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
 
 
 def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> Layout:
-    gradient = _gradient(query, work, block)
-    if gradient is None:
+    if not _is_gradient(query, block):
         return Layout(shape, (), 1)
-    model = gradient.objective.model
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), record)
 
     def terms(work: Work, some: Record) -> dict[str, Any]:
+        gradient = _gradient(query, work, block)
         parts = [factors_of(gradient.objective, point, some) for point in gradient.points(work)]
-        dense = [n for n in shape if not is_formed(model, n, parts[0].inputs[n], parts[0].cotangents[n])]
-        dense = [n for n in dense if parts[0].inputs[n].ndim == 2]
-        return {
-            n: [(t.left, t.right) for t in combination_terms(parts, gradient.weights(work), n, some)] for n in dense
-        }
+        inputs, cotangents, weights = parts[0].inputs, parts[0].cotangents, gradient.weights(work)
+        model = gradient.objective.model
+        dense = [n for n in shape if inputs[n].ndim == 2 and not is_formed(model, n, inputs[n], cotangents[n])]
+        return {n: [(t.left, t.right) for t in combination_terms(parts, weights, n, some)] for n in dense}
 
     found = jax.eval_shape(terms, work, one)
     fitting = [
@@ -83,13 +81,18 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
     return Layout(shape, tuple(fitting), max((len(own) for own in found.values()), default=1))
 
 
-def _gradient(query: Any, work: Work, block: str) -> GradientQuery | None:
-    """The combination of gradients that a block is, where its layers are tapped."""
+def _is_gradient(query: Any, block: str) -> bool:
+    """Whether a block is a combination of gradients whose layers are tapped."""
     if block == WHOLE:
-        return query if is_tapped(query) else None
-    if isinstance(query, SaddleQuery) and block == "params" and query.saddle.model.layers:
-        return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
-    return None
+        return is_tapped(query)
+    return isinstance(query, SaddleQuery) and block == "params" and bool(query.saddle.model.layers)
+
+
+def _gradient(query: Any, work: Work, block: str) -> GradientQuery:
+    """The combination of gradients that a block is."""
+    if block == WHOLE:
+        return query
+    return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
 
 
 def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Record) -> dict[str, Vectors]:
@@ -98,9 +101,7 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
     plain = None
     for block, layout in blocks.items():
         if layout.factored:
-            gradient = _gradient(silo.query, work, block)
-            assert gradient is not None
-            found[block] = _tapped(gradient, layout, work, records)
+            found[block] = _tapped(_gradient(silo.query, work, block), layout, work, records)
             continue
         if plain is None:
             plain = _plain(silo.query, work, records)
@@ -110,9 +111,10 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
 
 def _plain(query: Any, work: Work, records: Record) -> Statistic:
     if isinstance(query, SaddleQuery) and query.saddle.model.layers:
-        # The parameters' part is in factors; only the duals are formed.
         params, duals = query.point(work)
-        return {"duals": query.game(work).by_duals(params, duals, records)}
+        by_params = jax.vmap(lambda record: query(work, record))(records)["params"]
+        # What nobody asks for is not computed.
+        return {"params": by_params, "duals": query.game(work).by_duals(params, duals, records)}
     return jax.vmap(lambda record: query(work, record))(records)
 
 

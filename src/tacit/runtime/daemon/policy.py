@@ -31,14 +31,18 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+MOST_EPSILON = 40.0
+
+
 class BudgetSection(_Section):
     """What all studies together may ever cost each record, and the rule by which the ledger adds it up.
 
     Without a ``rule`` the ledger keeps its own; a new one gets ``gdp`` where the policy allows nothing but full batches
-    and single passes through the direct channel, and else ``renyi``.
+    and single passes through the direct channel, and else ``renyi``. An epsilon above `MOST_EPSILON` hides nothing, and
+    the noise of the door could not be told from exact noise at it.
     """
 
-    epsilon: Annotated[float, Field(gt=0)]
+    epsilon: Annotated[float, Field(gt=0, le=MOST_EPSILON)]
     delta: Annotated[float, Field(gt=0, lt=MOST_DELTA)]
     rule: RuleName | None = None
 

@@ -96,7 +96,7 @@ class Plan(_Strict):
     classes: Annotated[int, Field(ge=2, le=10_000)] | None = None
     objective: dict[str, Any] = {}
     algorithm: dict[str, Any]
-    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    epsilon: Annotated[float, Field(gt=0, le=40)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     max_participations: Annotated[int, Field(ge=1)] | None = None
     silos: Annotated[int, Field(ge=1, le=100_000)]
