@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 
 # Four hospitals, two shufflers and a server as processes of their own on this machine: two studies, start to stop.
 consortium: $(VENV)/installed
-	$(BIN)/python -m tacit.runtime.flower.demo
+	$(BIN)/python -m experiments.consortium
 
 test: lint types check
 

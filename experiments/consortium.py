@@ -17,10 +17,10 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
+from experiments.parties import Consortium, Silo
 from tacit.data.heart_disease import HOSPITALS
 from tacit.runtime.daemon.protocol import read_frame
 from tacit.runtime.flower.commands import write_connection
-from tacit.runtime.flower.consortium import Consortium, Silo
 from tacit.runtime.flower.watch import follow
 from tacit.studies.folder import new_folder, write_study
 from tacit.studies.spec import Study, load_study
@@ -92,7 +92,7 @@ def train(consortium: Consortium, study: Study, out: Path, console: Console, **c
         "evaluate": True,
         "record": True,
         "shufflers": consortium.shuffler_entries() if shuffled else [],
-        "command": "python -m tacit.runtime.flower.demo",
+        "command": "python -m experiments.consortium",
         **changes,
     }
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
