@@ -58,7 +58,7 @@ bench-peers: .venv-peers/installed
 
 # A million attacks on every kind of release of every algorithm; writes results/audit.
 audit: $(VENV)/installed
-	$(BIN)/python -m tacit.audit --trials 1000000 --seed 0
+	$(BIN)/python -m experiments.audit --trials 1000000 --seed 0
 
 # Kill daemons at random points and send them a hundred thousand hostile messages; fifty daemons at once; kill every
 # party of a consortium over Flower, and cut its network (the last needs root).

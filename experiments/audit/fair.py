@@ -6,7 +6,7 @@ relies on the batch being secret. The first message is a function of what the at
 are in the batch. Given the batch, the two noisy messages together are one Gaussian whose mean moves by 1/z if the
 record is in it, where z is the joint multiplier of the printed noise: the worlds of a transcript are then N(k/z) and
 N(0) over the k rounds that have the record. The attacker's distributions are exact, so that trials are coins, as in
-`tacit.audit.papers`.
+`experiments.audit.papers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from tacit.audit.papers import Exceeded, promising, proven
+from experiments.audit.papers import Exceeded, promising, proven
 from tacit.privacy.papers import paper_noise
 
 RECORDS, ROUNDS, BATCH = 1234, 50, 88

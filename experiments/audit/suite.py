@@ -14,10 +14,10 @@ from typing import Any
 import jax
 
 import tacit
+from experiments.audit.fair import printed_fair_claim
+from experiments.audit.papers import EPSILONS, Exceeded, printed_claim
 from tacit.algorithms import ALGORITHMS
-from tacit.audit.fair import printed_fair_claim
 from tacit.audit.mechanism import AuditResult, audit_mechanism
-from tacit.audit.papers import EPSILONS, Exceeded, printed_claim
 from tacit.audit.reconstruction import draw_picture, reconstruct
 from tacit.audit.sensitivity import SensitivityResult, audit_extremes, audit_sensitivity
 from tacit.audit.table import Setting, Subject, parameters_for, subjects
@@ -146,7 +146,7 @@ def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
     draw_picture(picture, folder / "reconstruction.png")
     found = {
         "made": {
-            "command": f"python -m tacit.audit --trials {trials} --seed {seed}",
+            "command": f"python -m experiments.audit --trials {trials} --seed {seed}",
             "version": tacit.__version__,
             "seed": seed,
             "machine": platform.platform(),

@@ -1,4 +1,4 @@
-"""``python -m tacit.audit``: the full audit, for ``make audit``. A violation ends it with exit code 1."""
+"""``python -m experiments.audit``: the full audit, for ``make audit``. A violation ends it with exit code 1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tacit.audit.suite import run
+from experiments.audit.suite import run
 
 
 def main(arguments: list[str] | None = None) -> int:
