@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 
 # Four hospitals, two shufflers and a server as processes of their own on this machine: two studies, start to stop.
 consortium: $(VENV)/installed
-	$(BIN)/python -m tacit.runtime.flower.demo
+	$(BIN)/python -m experiments.consortium
 
 test: lint types check
 
@@ -59,7 +59,7 @@ bench-peers: .venv-peers/installed
 
 # A million attacks on every kind of release of every algorithm; writes results/audit.
 audit: $(VENV)/installed
-	$(BIN)/python -m tacit.audit --trials 1000000 --seed 0
+	$(BIN)/python -m experiments.audit --trials 1000000 --seed 0
 
 # Kill daemons at random points and send them a hundred thousand hostile messages; fifty daemons at once; kill every
 # party of a consortium over Flower, and cut its network (the last needs root).

@@ -17,7 +17,7 @@ from tacit.runtime.debug import debug
 from tacit.runtime.participation import participation
 from tacit.runtime.program import silo_before, silo_key, split_keys
 from tacit.runtime.simulate import Seed, simulate, simulate_grid
-from tacit.silo import SLACK, Previous, answer, view_of, enrol, exact_statistic, pass_order, rows_of
+from tacit.silo import SLACK, Previous, answer, enrol, exact_statistic, pass_order, rows_of, view_of
 from tests.algorithms.table import CASES, LOGISTIC, largest_difference, start, tables
 
 PROBLEM = Problem(Objective(linear(5, 1, bias=False), logistic()), l2_ball(1.5))

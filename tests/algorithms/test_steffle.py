@@ -11,7 +11,7 @@ from tacit.objectives import Objective, Problem, ermi, linear, logistic, mlp, so
 from tacit.privacy import events_of, price
 from tacit.privacy.fair_designs import fair_designs
 from tacit.runtime.simulate import simulate
-from tacit.silo import view_of, enrol, exact_statistic
+from tacit.silo import enrol, exact_statistic, view_of
 from tacit.theory import fermi_stationarity
 
 COMMON = {"num_rounds": 300, "clip_norm": 1e4, "noise_multiplier": 0.0, "batch_size": None, "sampling": "full"}

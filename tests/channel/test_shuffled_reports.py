@@ -12,7 +12,7 @@ from tacit.privacy.randomisers import terms_of
 from tacit.runtime.debug import debug
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Seed, simulate, simulate_grid
-from tacit.silo import answer, view_of, enrol, rows_of
+from tacit.silo import answer, enrol, rows_of, view_of
 from tacit.silo.reports import seed_and_sign
 from tests.algorithms.table import MLP, largest_difference, least_squares, start, tables
 

@@ -16,7 +16,7 @@ from tacit.privacy.plan import Budget, plan_silos
 from tacit.runtime.debug import debug
 from tacit.runtime.participation import participation
 from tacit.runtime.simulate import simulate
-from tacit.silo import Crowd, answer, view_of, enrol, rows_of
+from tacit.silo import Crowd, answer, enrol, rows_of, view_of
 from tacit.silo.shuffled import (
     centred_binomial,
     centred_rounding,

@@ -46,7 +46,7 @@ def policy_tree(name: str = "silo", **changes: Any) -> dict[str, Any]:
     """A permissive policy for tests."""
     tree: dict[str, Any] = {
         "name": name,
-        "budget": {"epsilon": 50.0, "delta": 1e-5},
+        "budget": {"epsilon": 30.0, "delta": 1e-5},
         "allow": {"algorithms": sorted(ALGORITHMS), "min_silos": 2},
         "approval": {"mode": "auto"},
         "data": {"file": "records.npz", "task": "binary", "classes": 2},

@@ -303,7 +303,7 @@ def eighths(count: int, width: int = 3) -> dict[str, np.ndarray]:
 def test_micro_batches_add_up_to_the_batch(constant, limit, monkeypatch):
     monkeypatch.setattr(shipped, constant, limit * (3 if constant == "_FORMED_FLOATS" else 1))
     records = eighths(10)
-    door = Door(mean_silo(), records, place=0, form=False)
+    door = Door(mean_silo(size=10, sampling="wor"), records, place=0, form=False)
     sizes = [len(there) for _, there in door.engine.stored(None, records, np.ones(10, bool))]
     assert sizes == [min(limit, 10)] * -(-10 // min(limit, 10))
     batch = SecretBatch(np.arange(10)[::-1].copy(), np.arange(10) != 7)
@@ -451,7 +451,7 @@ def test_local_steps_absorb_a_release_for_each_batch():
 
 @pytest.mark.parametrize("change", [{"channel": "trusted"}, {"channel": "open"}, {"noise": None}])
 def test_a_silo_that_adds_no_noise_says_nothing(change):
-    with pytest.raises(DoorError, match="adds its noise itself"):
+    with pytest.raises(DoorError, match="noise"):
         answered(Door(mean_silo(**change), eighths(4), place=0, form=False), sampler=discrete_gaussian)
 
 

@@ -22,7 +22,7 @@ from tacit.algorithm import Algorithm, Broadcast
 from tacit.audit.worst_case import hostile_broadcasts, message_shapes
 from tacit.objectives import Objective
 from tacit.privacy.plan import events_of
-from tacit.silo import view_of, parted_statistic
+from tacit.silo import parted_statistic, view_of
 
 _ROWS = 3
 

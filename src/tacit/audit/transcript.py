@@ -1,8 +1,8 @@
 """Transcripts: everything a silo says in a schedule, many times over, through the code that ships.
 
 A trial plays every round of the schedule against one silo with a fresh key; the messages come out of
-``tacit.silo.simulated`` with the runtime's own derivation of keys. The server is hostile and does not adapt: what it says
-is settled before the trials.
+``tacit.silo.simulated`` with the runtime's own derivation of keys. The server is hostile and does not adapt: what it
+says is settled before the trials.
 """
 
 from __future__ import annotations

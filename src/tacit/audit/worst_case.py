@@ -20,7 +20,7 @@ from tacit.algorithm import Algorithm, Broadcast, Params, Round, Sampling
 from tacit.objectives import Loss, Objective, Problem, linear
 from tacit.runtime import program
 from tacit.runtime.participation import participation
-from tacit.silo import Previous, Crowd, SiloView, answer, check_records, exact_statistic
+from tacit.silo import Crowd, Previous, SiloView, answer, check_records, exact_statistic
 
 Canary = Literal["opposite", "overflow", "faint"]
 CANARIES: tuple[Canary, ...] = ("opposite", "overflow", "faint")

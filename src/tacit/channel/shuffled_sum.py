@@ -58,8 +58,8 @@ class SumShuffler:
 def mean_of_shares(shares: Message, sizes: jax.Array, largest: jax.Array, silos: int) -> Message:
     """The mean that silos' shares stand for; shares have a leading axis of silos, and ``sizes`` of zero are away.
 
-    Each share is a silo's mean over ``sizes`` records that count `tacit.privacy.crowd.record_weights` beside ``largest``; of all ``silos``
-    some may be away, which does not change what is expected.
+    Each share is a silo's mean over ``sizes`` records, weighted as `tacit.privacy.crowd.record_weights` says beside the
+    ``largest``. Of all ``silos`` some may be away, which does not change what is expected.
     """
     return weighted_mean(shares, sizes * largest * silos / (sizes > 0).sum())
 

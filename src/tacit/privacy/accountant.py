@@ -19,6 +19,7 @@ from typing import Literal, get_args
 from tacit.privacy import cache, views
 from tacit.privacy.events import Event, PricingError, probability
 from tacit.privacy.gaussian import gdp_epsilon
+from tacit.privacy.participations import is_split_exactly, worst_allocation
 from tacit.privacy.pld import Composition
 from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, loss_parts, payable
 
@@ -66,7 +67,7 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
             "for the noise a paper prints, see tacit.privacy.paper_noise."
         )
     events = tuple(events)
-    paid = payable(events)
+    paid = worst_allocation(payable(events))
     if any(e.noise_multiplier == 0.0 for e in paid):
         return Price(epsilon=math.inf, delta=delta, accountant="none", mu=math.inf, exact=True, events=events)
     if accountant == "rdp":
@@ -89,7 +90,7 @@ def _tight(events: tuple[Event, ...], paid: tuple[Event, ...], delta: float) -> 
         delta=delta,
         accountant="gdp",
         mu=mu,
-        exact=all(e.mechanism != "discrete-gaussian" for e in paid),
+        exact=is_split_exactly(events) and all(e.mechanism != "discrete-gaussian" for e in paid),
         events=events,
     )
     if not any(is_subsampled(e) for e in paid):
@@ -128,22 +129,30 @@ def colluding(events: Iterable[Event], *, delta: float) -> Price:
 
 
 def capped(events: Iterable[Event], max_participations: int | None) -> tuple[Event, ...]:
-    """The events with each count limited to the participations that the silo agreed to.
+    """The events of a silo that answers at most this many rounds, of all kinds together.
 
     A plan is priced at this cap, and the silo refuses to answer beyond it; hidden or not, being left out of
-    other rounds amplifies nothing.
+    other rounds amplifies nothing. Which kinds the answers are of is up to the server, so `price` counts the dearest
+    choice (`tacit.privacy.participations`).
 
     Examples:
         >>> plan = Event(kind="g", noise_multiplier=9.0, count=50, records=99, batch=99, sampling="full")
         >>> [silo] = capped([plan], 20)
         >>> silo.count
         20
+        >>> cheap = dataclasses.replace(plan, kind="h", noise_multiplier=18.0)
+        >>> both = price(capped([plan, cheap], 20), delta=1e-6).epsilon
+        >>> both == price([silo], delta=1e-6).epsilon
+        True
     """
     if max_participations is None:
         return tuple(events)
     if max_participations < 0:
         raise PricingError(f"Expected max_participations={max_participations} >= 0.")
-    return tuple(dataclasses.replace(e, count=min(e.count, max_participations)) for e in events)
+    return tuple(
+        dataclasses.replace(e, count=min(e.count, max_participations * e.steps), participations=max_participations)
+        for e in events
+    )
 
 
 def spent(events: Iterable[Event], participations: Mapping[str, int], *, delta: float) -> Price:

@@ -12,6 +12,7 @@ from tacit.privacy import cache
 from tacit.privacy.accountant import Accountant, price
 from tacit.privacy.events import Event, PricingError, positive, probability
 from tacit.privacy.gaussian import gdp_mu
+from tacit.privacy.participations import worst_allocation
 from tacit.privacy.pld import loss_scale
 from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, payable, profile_for
 
@@ -19,6 +20,7 @@ _AIM = 2e-4
 _MOST_STEPS = 60
 _LEAST_NOISE = 1e-3
 _NUDGE = 1e-12
+_FINE = 1e6
 
 
 def calibrate(
@@ -39,7 +41,7 @@ def calibrate(
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     events = tuple(events)
-    paid = payable(events)
+    paid = worst_allocation(payable(events))
     if any(e.noise_multiplier == 0.0 for e in paid):
         raise PricingError(
             "Expected noise_multiplier > 0 for every kind; only ratios matter here, so give 1.0 for each."
@@ -196,8 +198,9 @@ def _increasing_root(function: Callable[[float], float], guess: float) -> float:
 
 
 def _is_plain(events: Sequence[Event], accountant: Accountant) -> bool:
-    continuous = all(e.mechanism != "discrete-gaussian" for e in events)
-    return accountant == "tight" and continuous and not any(is_subsampled(e) for e in events)
+    """Whether the Gaussian factor is exact, or so near that a nudge finishes: a fine grid costs next to nothing."""
+    coarse = any(e.mechanism == "discrete-gaussian" and (e.dimension or (e.grid_sigma or 0.0) < _FINE) for e in events)
+    return accountant == "tight" and not coarse and not any(is_subsampled(e) for e in events)
 
 
 def _gaussian_factor(events: Sequence[Event], epsilon: float, delta: float) -> float:

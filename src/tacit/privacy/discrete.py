@@ -2,7 +2,8 @@
 
 A silo that sends integers adds a discrete Gaussian of width `s`, in grid units. Where its statistic is made of integers
 (`tacit.silo.integers`) their sensitivity is exact; where a sum was rounded to the grid, as in version 0.1, rounding
-adds at most sqrt(dimension) grid units to the l2 distance of two statistics. The noise itself is dominated by a continuous Gaussian in one of two ways:
+adds at most sqrt(dimension) grid units to the l2 distance of two statistics. The noise itself is dominated by a
+continuous Gaussian in one of two ways:
 
 - *Thresholds*, for one pair of data sets at a time. The discrete Gaussian is log-concave, so the best test
   between it and its shift by an integer k is a threshold; with F its distribution function the shift is

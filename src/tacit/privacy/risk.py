@@ -16,6 +16,7 @@ from scipy import special
 from tacit.privacy import cache
 from tacit.privacy.events import Event, PricingError, non_negative, probability
 from tacit.privacy.gaussian import gdp_tpr
+from tacit.privacy.participations import worst_allocation
 from tacit.privacy.pld import Composition
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled, loss_parts, payable
 
@@ -89,7 +90,7 @@ def risk_of(events: Iterable[Event]) -> Risk:
         >>> round(risk_of([plan]).advantage, 3)
         0.092
     """
-    paid = payable(events)
+    paid = worst_allocation(payable(events))
     if any(e.noise_multiplier == 0.0 for e in paid):
         return risk(mu=math.inf)
     plain = risk(mu=math.inf if has_reports(paid) else gaussian_mu(paid))

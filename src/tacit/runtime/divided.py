@@ -29,7 +29,7 @@ from jax import Array
 from tacit.algorithm import Algorithm, Params, Record, Silo
 from tacit.errors import TacitError
 from tacit.objectives import Ermi, Problem
-from tacit.silo import view_of, privatise
+from tacit.silo import privatise, view_of
 
 
 class LossGradient(NamedTuple):

@@ -17,22 +17,22 @@ from tacit.privacy.crowd import counted_silos, record_weights
 from tacit.runtime.participation import Participation, Roster, everyone, roster, width
 from tacit.runtime.threefry import written_out
 from tacit.silo import (
-    Previous,
     Crowd,
-    SiloView,
+    Previous,
     Sampled,
     Silos,
+    SiloView,
     StoredSilos,
     add_cumulative,
     add_gaussian,
     answer,
-    view_of,
     exact_statistic,
     is_poolable,
     pass_order,
     pooled_mean,
     sampled,
     step_keys,
+    view_of,
 )
 
 Noise = Literal["each", "summed"]

@@ -1,8 +1,8 @@
 """Norm bounds in the simulator: what one record adds to a sum stays below its clip, to rounding.
 
-A real silo's door has a bound of its own, in integers (`tacit.silo.integers`). Here a computed squared norm is raised by a multiple of the rounding unit times the
-sum of the magnitudes that went into it, and by a floor far above where squares underflow, so that it is not
-smaller than the true norm of what is summed.
+A real silo's door has a bound of its own, in integers (`tacit.silo.integers`). Here a computed squared norm is raised
+by a multiple of the rounding unit times the sum of the magnitudes that went into it, and by a floor far above where
+squares underflow, so that it is not smaller than the true norm of what is summed.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Silo, Work
+from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
 from tacit.silo.batches import SecretBatch, secret_batch
 from tacit.silo.engine import Layout, formed_width, layouts, vectors_of
 from tacit.silo.integers import (
@@ -104,14 +104,17 @@ class Engine:
             there = np.zeros(chunk, bool)
             here = present[first : first + chunk]
             there[: len(here)] = here
-            part = slice(first, first + chunk)
-            some = {name: _public_where_absent(column[part], there) for name, column in records.items()}
+            some = {
+                name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()
+            }
             # Stored: what is rounded, checked and added from here on are these very numbers.
             yield jax.tree.map(np.asarray, self._vectors(work, some)), there
 
 
 def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) -> np.ndarray:
     """A column with zeros, a public record, in every slot that holds no record of the batch."""
+    if len(column) == len(there) and there.all():
+        return column
     found = np.zeros((len(there), *column.shape[1:]), column.dtype)
     found[: len(column)][there[: len(column)]] = column[there[: len(column)]]
     return found
@@ -197,6 +200,19 @@ def noise_scale(multiplier: float) -> float:
     return sigma
 
 
+def priced_multiplier(terms: Release, place: int) -> PerBlock:
+    """A silo's own noise multiplier, block by block, as the price reads it: in double precision, never rounded."""
+    if terms.noise_multiplier is None:
+        raise DoorError("Expected a private release; this one has no noise.")
+
+    def own(value: Any) -> float:
+        every = np.asarray(value, np.float64)
+        return float(every[place] if every.ndim else every)
+
+    found = terms.noise_multiplier
+    return {name: own(z) for name, z in found.items()} if isinstance(found, Mapping) else own(found)
+
+
 def _plus(one: Sums, other: Sums) -> Sums:
     layers = {name: matrix + other.layers[name] for name, matrix in one.layers.items()}
     return Sums(one.formed + other.formed, layers)
@@ -238,7 +254,9 @@ class Door:
 
     def release(self, work: Work, batch: SecretBatch, mechanism: Mechanism) -> Any:
         """What a mechanism says about a batch."""
-        rows = {name: column[batch.rows] for name, column in self.records.items()}
+        rows = self.records
+        if self.silo.release.sampling != "full":
+            rows = {name: column[batch.rows] for name, column in self.records.items()}
         bound = own_clip(self.silo.release, work, self.place)
         return release(self.silo, work, rows, batch.present, bound=bound, size=self.size, mechanism=mechanism)
 
@@ -256,12 +274,12 @@ class Door:
         Formal guarantee: the message is post-processing of one `DiscreteGaussian` release for each batch. Everything is
         computed to the end whatever the records are.
         """
-        if self.silo.release.channel != "direct" or self.silo.release.noise_multiplier is None:
-            raise DoorError('Expected channel="direct" and noise: a silo adds its noise itself, or says nothing.')
+        if self.silo.release.channel != "direct":
+            raise DoorError('Expected channel="direct": a silo adds its noise itself, or says nothing.')
         if len(batches) != self.silo.local_steps:
             raise DoorError(f"Expected a batch for each of {self.silo.local_steps} local steps, got {len(batches)}.")
         running = self.silo.release.mechanism == "cumulative"
-        multiplier = jax.tree.map(lambda z: _exact_entry(z, self.place), self.silo.release.noise_multiplier)
+        multiplier = priced_multiplier(self.silo.release, self.place)
         mechanism = DiscreteGaussian(self.engine, multiplier, sampler, previous if running else None)
         noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
 
@@ -274,12 +292,6 @@ class Door:
         compiled = _Compiled(self._start, self._absorb, self._report)
         message, kept = respond(compiled, broadcast, memory, steps=batches, say=say, repeat=one_by_one)  # type: ignore[arg-type]
         return Answered(message, kept, noise)
-
-
-def _exact_entry(multiplier: Any, place: int) -> float:
-    """A silo's own noise multiplier, in the precision in which it was priced: float32 may be less."""
-    found = np.asarray(multiplier, np.float64)
-    return float(found[place] if found.ndim else found)
 
 
 class _Compiled(NamedTuple):

@@ -29,10 +29,7 @@ WHOLE = ""
 
 
 class Layout(NamedTuple):
-    """How the sums of a block become a statistic.
-
-    The shapes of its leaves, which of its layers are in factors, and of how many terms.
-    """
+    """How the sums of a block become a statistic: its leaves, and the layers in factors, of how many terms."""
 
     shape: Any
     factored: tuple[str, ...]
@@ -70,11 +67,10 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
 
     def terms(work: Work, some: Record) -> dict[str, Any]:
         gradient = _gradient(query, work, block)
-        model = gradient.objective.model
         parts = [factors_of(gradient.objective, point, some) for point in gradient.points(work)]
-        dense = [n for n in shape if not is_formed(model, n, parts[0].inputs[n], parts[0].cotangents[n])]
-        dense = [n for n in dense if parts[0].inputs[n].ndim == 2]
-        weights = gradient.weights(work)
+        inputs, cotangents, weights = parts[0].inputs, parts[0].cotangents, gradient.weights(work)
+        model = gradient.objective.model
+        dense = [n for n in shape if inputs[n].ndim == 2 and not is_formed(model, n, inputs[n], cotangents[n])]
         return {n: [(t.left, t.right) for t in combination_terms(parts, weights, n, some)] for n in dense}
 
     found = jax.eval_shape(terms, work, one)
@@ -96,9 +92,8 @@ def _is_gradient(query: Any, block: str) -> bool:
 
 
 def _gradient(query: Any, work: Work, block: str) -> GradientQuery:
-    """The combination of gradients that a block is; see `_is_gradient`."""
+    """The combination of gradients that a block is."""
     if block == WHOLE:
-        assert isinstance(query, GradientQuery)
         return query
     return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
 
@@ -112,16 +107,17 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
             found[block] = _tapped(_gradient(silo.query, work, block), layout, work, records)
             continue
         if plain is None:
-            plain = _plain(silo.query, work, records, blocks)
+            plain = _plain(silo.query, work, records)
         found[block] = Vectors(_ravel(plain if block == WHOLE else plain[block]), {})
     return found
 
 
-def _plain(query: Any, work: Work, records: Record, blocks: Mapping[str, Layout]) -> Statistic:
-    if isinstance(query, SaddleQuery) and any(layout.factored for layout in blocks.values()):
-        # The parameters' part is in factors; only the duals are formed.
+def _plain(query: Any, work: Work, records: Record) -> Statistic:
+    if isinstance(query, SaddleQuery) and query.saddle.model.layers:
         params, duals = query.point(work)
-        return {"duals": query.game(work).by_duals(params, duals, records)}
+        by_params = jax.vmap(lambda record: query(work, record))(records)["params"]
+        # What nobody asks for is not computed.
+        return {"params": by_params, "duals": query.game(work).by_duals(params, duals, records)}
     return jax.vmap(lambda record: query(work, record))(records)
 
 

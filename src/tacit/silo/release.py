@@ -6,10 +6,10 @@
 
 What differs between runtimes is injected. A *mechanism* takes the records of a batch to a statistic that may be said:
 
-    `tacit.silo.simulated`     fused float32 and Gaussian noise, for the compiled program and the plain loop. Fast, of the
-                               right distribution up to rounding, and not hardened: no guarantee rests on it.
-    `tacit.silo.door`          stored integers, checked and added exactly, and exact noise, for a real silo and for the
-                               audit. Every guarantee to a record rests on it.
+    `tacit.silo.simulated`   fused float32 and Gaussian noise, for the compiled program and the plain loop. Fast, of the
+                             right distribution up to rounding, and not hardened: no guarantee rests on it.
+    `tacit.silo.door`        stored integers, checked and added exactly, and exact noise, for a real silo and for the
+                             audit. Every guarantee to a record rests on it.
 """
 
 from __future__ import annotations

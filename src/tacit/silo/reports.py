@@ -103,7 +103,9 @@ def _blocks(
     parts = [values[name] for name in names], [limits[name] for name in names], [noise_multiplier[n] for n in names]
     forms = [jax.tree.flatten(jax.tree.map(lambda leaf: leaf.shape, part)) for part in parts[0]]
     if all(form == forms[0] for form in forms):
-        return dict(zip(names, _alike(parts[0], present, rows, parts[1], keys, parts[2], randomiser, weight), strict=True))
+        return dict(
+            zip(names, _alike(parts[0], present, rows, parts[1], keys, parts[2], randomiser, weight), strict=True)
+        )
     return {
         name: _alike([value], present, rows, [limit], own[None], [multiplier], randomiser, weight)[0]
         for name, own, value, limit, multiplier in zip(names, keys, *parts, strict=True)

@@ -37,7 +37,7 @@ TEST_BUILD = Samplers(no_noise, no_coins)
 
 
 class Remembered(NamedTuple):
-    """What a study keeps at the silo between rounds: the seed of its pass, its released memory, and the noises of running sums."""
+    """What a study keeps at the silo between rounds: the seed of its pass, released memory, noises of running sums."""
 
     order_seed: np.ndarray
     memory: list[np.ndarray]

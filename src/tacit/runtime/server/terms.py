@@ -119,7 +119,9 @@ def plan_for(
     if shufflers:
         records = tuple(f.records for f in facts)
         to = None if server is None else str(server)
-        shuffle = Shuffle(records=records, least=fewest, honest=who.honest, shufflers=shufflers, server=to, weights=who.weights)
+        shuffle = Shuffle(
+            records=records, least=fewest, honest=who.honest, shufflers=shufflers, server=to, weights=who.weights
+        )
     return Plan(
         name=study.name,
         nonce=secrets.token_hex(8),
