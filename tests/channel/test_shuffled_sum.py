@@ -163,7 +163,7 @@ def test_a_silo_says_nothing_without_a_crowd_nor_with_a_random_batch():
         answer(alone, start(problem), (), desk, **own)
     random = mb_sgd(problem, channel="shuffled-sum", num_rounds=1, **{**COMMON, "sampling": "poisson", "batch_size": 4})
     with pytest.raises(ValueError, match="poisson"):
-        answer(random.rounds["gradient"].silo, start(problem), (), desk, crowd=Crowd(9.0, 9.0), **own)
+        answer(random.rounds["gradient"].silo, start(problem), (), desk, crowd=Crowd(9.0, 9.0, jnp.ones(1)), **own)
 
 
 def test_the_shuffler_stays_shut_below_the_crowd_it_was_planned_for():

@@ -185,8 +185,9 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
 
     Each record is scaled by ``limit / BOUND`` too, the weight of its silo. A record with anything that is not finite
     becomes zero. No bound is promised: `checked_sum` checks what this returns. But a record that it would leave out is
-    lost for learning, so that clipped ones are made smaller by as much as rounding may add, 10^-4 of them at most for
-    layers of a thousand inputs and outputs.
+    lost for learning, so that clipped ones are made smaller by as much as rounding may add, about 10^-4 of them for a
+    layer of a thousand inputs and outputs. Where terms cancel that are large beside their sum, a record is made as
+    much smaller as it takes: no entry of a factor may pass FACTOR.
 
     A record's integers depend on its own vector and its slot alone, and which steps are taken on no vector at all.
     """
