@@ -82,8 +82,8 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
 
 
 def _tight(events: tuple[Event, ...], paid: tuple[Event, ...], delta: float) -> Price:
-    curve = curve_of(paid)
-    epsilon, proof = curve.epsilon_at(delta)
+    curve = curve_of(paid, delta)
+    epsilon, proof = curve.price
     exact = not curve.is_composed and all(e.mechanism != "discrete-gaussian" for e in paid)
     mu = curve.mu if proof == "gdp" else None
     return Price(epsilon=epsilon, delta=delta, accountant=proof, mu=mu, exact=exact, events=events)

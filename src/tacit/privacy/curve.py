@@ -12,6 +12,7 @@ is said of a schedule are points of this curve; none of them has a computation o
 """
 
 import math
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 
 from scipy.optimize import minimize_scalar
@@ -19,8 +20,10 @@ from scipy.optimize import minimize_scalar
 from tacit.privacy import cache
 from tacit.privacy.events import Event
 from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_tpr
-from tacit.privacy.pld import SMALLEST_DELTA, Composition
+from tacit.privacy.pld import Composition
 from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, loss_parts
+
+_LEAST_EPSILON = 1e-12
 
 
 class PrivacyCurve:
@@ -28,23 +31,24 @@ class PrivacyCurve:
 
     Args:
         paid: Events that cost something, as `payable` returns them, each with noise.
+        delta: Near which a composed curve is as tight as its price; it is valid everywhere.
 
     Formal guarantee: the schedule is (epsilon, delta_at(epsilon))-DP for every epsilon >= 0, and all other methods
     return what follows from that.
     """
 
-    def __init__(self, paid: tuple[Event, ...]) -> None:
-        self.events = paid
+    def __init__(self, paid: tuple[Event, ...], delta: float) -> None:
+        self.events, self.delta = paid, delta
         self.is_composed = any(is_subsampled(e) for e in paid)
         self.mu = None if has_reports(paid) else gaussian_mu(paid)
         self.pure = _pure_epsilon(paid)
 
-    def epsilon_at(self, delta: float) -> tuple[float, str]:
-        """The least epsilon at this delta, and the bound that proves it: `gdp`, `pld` or `pure`."""
-        known = [(gdp_epsilon(self.mu, delta), "gdp")] if self.mu is not None else []
+    @cached_property
+    def price(self) -> tuple[float, str]:
+        """The least epsilon at the curve's delta, and the bound that proves it: `gdp`, `pld` or `pure`."""
+        known = [(gdp_epsilon(self.mu, self.delta), "gdp")] if self.mu is not None else []
         if self.is_composed:
-            found = cache.remember("epsilon", self.events, delta, lambda: self._composition.epsilon_at(delta))
-            known.append((found, "pld"))
+            known.append((self._remember("epsilon", lambda: self._composition.epsilon_at(self.delta)), "pld"))
         if self.pure is not None:
             known.append((self.pure, "pure"))
         return min(known, key=lambda pair: pair[0])
@@ -65,15 +69,14 @@ class PrivacyCurve:
         """The most that a true-positive rate can exceed its false-positive rate: delta at epsilon 0."""
         if not self.is_composed:
             return self.delta_at(0.0)
-        return cache.remember("advantage", self.events, SMALLEST_DELTA, lambda: self.delta_at(0.0))
+        return self._remember("advantage", lambda: self.delta_at(0.0))
 
     def true_positive_rate(self, rate: float) -> float:
         """The best true-positive rate at a false-positive rate, at most e^epsilon rate + delta for every epsilon."""
         plain = 1.0 if self.mu is None else gdp_tpr(self.mu, rate)
         if not self.is_composed:
             return plain
-        question = f"true-positive rate at {rate!r}"
-        return min(plain, cache.remember(question, self.events, SMALLEST_DELTA, lambda: self._least_rate(rate)))
+        return min(plain, self._remember(f"true-positive rate at {rate!r}", lambda: self._least_rate(rate)))
 
     def _least_rate(self, rate: float) -> float:
         """The bound is convex in e^epsilon, so that one search finds its minimum; any epsilon gives a valid one."""
@@ -81,19 +84,22 @@ class PrivacyCurve:
         def bound(epsilon: float) -> float:
             return math.exp(epsilon) * rate + self.delta_at(epsilon)
 
-        most = -math.log(rate)
-        found = minimize_scalar(bound, bounds=(0.0, most), method="bounded", options={"xatol": 1e-6 * most})
+        ends = (math.log(_LEAST_EPSILON), math.log(-math.log(rate)))
+        found = minimize_scalar(lambda x: bound(math.exp(x)), bounds=ends, method="bounded", options={"xatol": 1e-4})
         return min(1.0, bound(0.0), float(found.fun))
+
+    def _remember(self, question: str, compute: Callable[[], float]) -> float:
+        return cache.remember(question, self.events, self.delta, compute)
 
     @cached_property
     def _composition(self) -> Composition:
-        return Composition(loss_parts(self.events), SMALLEST_DELTA)
+        return Composition(loss_parts(self.events), self.delta)
 
 
 @lru_cache(maxsize=2)
-def curve_of(paid: tuple[Event, ...]) -> PrivacyCurve:
+def curve_of(paid: tuple[Event, ...], delta: float) -> PrivacyCurve:
     """The curve of a schedule; the last two are kept, so that price and risk of one are read from one composition."""
-    return PrivacyCurve(paid)
+    return PrivacyCurve(paid, delta)
 
 
 def _pure_epsilon(paid: tuple[Event, ...]) -> float | None:

@@ -4,9 +4,9 @@ Each profile becomes a discrete, symmetric dominating pair by connecting its dot
 (delta is linear in e^epsilon between grid points, so it is never understated); `tacit.privacy.lattice` convolves
 the losses and bounds all rounding. Loss beyond the grid counts as certain disclosure.
 
-A grid of step h adds about h^2/6 to the variance of each release's loss, which costs about n (1 + t) h^2 / 12 of
-epsilon for n releases read at the tilt t. Steps are refined until that is a ten-thousandth of epsilon. Each kind of
-release has its own: one Gaussian beside a million small losses needs no grid as fine as theirs.
+A grid of step h adds about h^2/6 to the variance of each release's loss. What that costs is measured: epsilon is read
+on a grid of twice the step, too, and steps are refined until both differ by a few ten-thousandths. Each kind of
+release has a step of its own: one Gaussian beside a million small losses needs no grid as fine as theirs.
 
 References:
     Doroshenko, Ghazi, Kamath, Kumar, Manurangsi. Connect the dots: tighter discrete approximations of
@@ -18,29 +18,31 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
-from scipy.optimize import brentq
 
 from tacit.privacy.events import PricingError
 from tacit.privacy.gaussian import Floats
-from tacit.privacy.lattice import LONGEST, LossSum, Part, TiltedCurve
+from tacit.privacy.lattice import LONGEST, LossSum, Part, Reading
 from tacit.privacy.profiles import Profile
 
 SMALLEST_DELTA = 1e-9
+MOST_RELEASES = 10**11
+"""Up to here the rounding of a composition, as it is bounded, is less than a hundredth of delta."""
 PROFILE_ERROR = 1e-11
 """Largest relative error of a profile as computed; every profile is raised by it."""
 
-_LOST_SHARE = 1e-4
+# Loss that may fall beyond the grid, among all releases.
+_LOST = 1e-15
 _FARTHEST = 1e9
 _UNIT = 2.0**-53
 # What the grid may cost of epsilon: aimed at, and tolerated where no finer grid fits.
-_COST = 1e-4
+_COST = 5e-4
 _MOST_COST = 1e-2
 _FIRST_STEP = 0.025
 _FIRST_POINTS = 1 << 13
 _MOST_POINTS = 1 << 17
-_REFINEMENTS = 8
-# The deltas near which a composition is tilted: every hundredth, so that each is read near its own tilt.
-_LADDER = tuple(10.0 ** -(2 * k + 1) for k in range(9))
+_ROUGH_POINTS = 1 << 8
+# An epsilon below this share of the deviation of all losses need not be any tighter than that.
+_LEAST_SHARE = 1e-2
 
 
 class Composition:
@@ -48,7 +50,7 @@ class Composition:
 
     Args:
         parts: Pairs of a profile (convex in e^epsilon, valid for both orders) and how often it is applied.
-        delta: The smallest delta that will be read; sets how much loss may fall beyond the grid.
+        delta: The delta that will be read, near which the grid is fine enough; any other is valid, too.
         refine: Divides the grid step, to measure what the grid costs.
 
     Formal guarantee: `delta_at` and `epsilon_at` are upper bounds for any adaptive composition of mechanisms
@@ -58,45 +60,18 @@ class Composition:
     """
 
     def __init__(self, parts: Sequence[tuple[Profile, int]], delta: float, refine: float = 1.0) -> None:
-        _check_delta(delta, SMALLEST_DELTA)
-        self._smallest = delta
-        self._sum = _fine_enough(parts, delta, refine)
-        self._tilts: list[tuple[float, float]] = []
-        self._curves: dict[int, TiltedCurve] = {}
+        _check_delta(delta)
+        _check_releases(sum(count for _, count in parts))
+        self._reading = _fine_enough(parts, delta, refine)
 
     def delta_at(self, epsilon: float) -> float:
         """Upper bound on delta(epsilon) for epsilon >= 0."""
-        rung = 0
-        while rung + 1 < len(_LADDER) and self._tilt(rung + 1)[1] <= epsilon:
-            rung += 1
-        if rung not in self._curves:
-            self._curves[rung] = self._sum.compose(self._tilt(rung)[0])
-        return self._curves[rung](float(epsilon))
+        return self._reading.delta_at(epsilon)
 
     def epsilon_at(self, delta: float) -> float:
         """Smallest epsilon, to a relative 1e-7 and from above, with `delta_at(epsilon)` <= delta."""
-        _check_delta(delta, self._smallest)
-        tilt, high = self._sum.chernoff(delta)
-        high, stride = max(high, 0.0), 1 / tilt
-        while self.delta_at(high) > delta:
-            high, stride = high + stride, 2 * stride
-            if not math.isfinite(high):
-                return math.inf
-        low, stride = high, 1 / tilt
-        while self.delta_at(low) <= delta:
-            if low == 0.0:
-                return 0.0
-            high, low, stride = low, max(0.0, low - stride), 2 * stride
-        epsilon = float(brentq(lambda e: math.log(delta / self.delta_at(e)), low, high, xtol=1e-12 * high, rtol=1e-8))
-        nudge = 1e-8
-        while self.delta_at(epsilon) > delta:
-            epsilon, nudge = epsilon * (1 + nudge), 2 * nudge
-        return epsilon
-
-    def _tilt(self, rung: int) -> tuple[float, float]:
-        while len(self._tilts) <= rung:
-            self._tilts.append(self._sum.chernoff(_LADDER[len(self._tilts)]))
-        return self._tilts[rung]
+        _check_delta(delta)
+        return self._reading.epsilon_at(delta)
 
 
 def loss_scale(profile: Profile) -> float:
@@ -116,39 +91,55 @@ def profile_range(profile: Profile, lost: float) -> float:
     return high
 
 
-def _fine_enough(parts: Sequence[tuple[Profile, int]], delta: float, refine: float) -> LossSum:
-    """The losses on the coarsest grid that costs no more than `_COST`, or on the finest one that fits."""
-    lost = delta * _LOST_SHARE / len(parts)
-    ranges = np.array([profile_range(profile, lost / count) for profile, count in parts])
+def _fine_enough(parts: Sequence[tuple[Profile, int]], delta: float, refine: float) -> Reading:
+    """The losses on a grid that costs no more than `_COST`, or on the finest one that fits."""
+    ranges = np.array([profile_range(profile, _LOST / count / len(parts)) for profile, count in parts])
     _check_range(float(ranges.max()))
-    steps = np.maximum(_first_steps(parts), ranges / _FIRST_POINTS)
-    for _ in range(_REFINEMENTS):
+    steps, finest = _first_steps(parts, ranges), ranges / _MOST_POINTS
+    while True:
         made = _on_grid(parts, ranges, steps)
-        tilt, epsilon = made.chernoff(delta)
-        first, last = made.window(tilt)
-        least = made.step * (last - first) / LONGEST
-        costs = _grid_costs(made, tilt) / max(epsilon, 1 / tilt)
-        shrink = np.sqrt(_COST / len(parts) / np.maximum(costs, 1e-300))
-        wanted = steps * np.where(shrink < 1, np.maximum(0.9 * shrink, 0.1), 1.0)
-        wanted = np.maximum(wanted, np.maximum(np.minimum(steps, ranges / _MOST_POINTS), 1.1 * least))
-        if made.step >= least and np.all(wanted > 0.99 * steps):
+        first, last = made.window(made.chernoff(delta)[0])
+        fit = 1.1 * made.step * (last - first) / LONGEST
+        if made.step < fit:
+            steps = np.maximum(steps, fit)
+            made = _on_grid(parts, ranges, steps)
+        reading = Reading(made)
+        cost = _grid_cost(reading, delta)
+        finer = np.maximum(
+            steps * min(max(0.8 * math.sqrt(_COST / max(cost, _COST)), 0.1), 0.6), np.maximum(finest, fit)
+        )
+        if cost <= _COST or not np.any(finer < 0.9 * steps):
             break
-        steps = wanted
-    cost = float(costs.sum())
-    if cost > _MOST_COST or made.step < least:
+        steps = np.minimum(steps, finer)
+    if cost > _MOST_COST:
         raise PricingError(
             f"Expected losses of {made.releases} releases that a grid of {LONGEST} points can tell apart, got a grid "
-            f"that costs {cost:.0%} of epsilon; price fewer subsampled releases, or use sampling=\"full\", whose "
+            f'that costs {cost:.0%} of epsilon; price fewer subsampled releases, or use sampling="full", whose '
             "composition is exact for any number."
         )
-    return made if refine == 1.0 else _on_grid(parts, ranges, steps / refine)
+    return reading if refine == 1.0 else Reading(_on_grid(parts, ranges, steps / refine))
 
 
-def _check_delta(delta: float, smallest: float) -> None:
-    if delta < smallest:
+def _grid_cost(reading: Reading, delta: float) -> float:
+    """How much less epsilon is than on a grid of twice the step: more than what a finer one would still gain."""
+    fine = reading.epsilon_at(delta)
+    coarse = Reading(reading.source.coarsened()).epsilon_at(delta)
+    return (coarse - fine) / max(fine, _LEAST_SHARE * reading.source.spread)
+
+
+def _check_delta(delta: float) -> None:
+    if delta < SMALLEST_DELTA:
         raise PricingError(
-            f"Expected delta={delta} >= {smallest} for subsampled releases; "
+            f"Expected delta={delta} >= {SMALLEST_DELTA} for subsampled releases; "
             'use sampling="full" (exact for any delta) or a larger delta.'
+        )
+
+
+def _check_releases(count: int) -> None:
+    if count > MOST_RELEASES:
+        raise PricingError(
+            f"Expected at most {MOST_RELEASES} subsampled releases in a schedule, got {count}: rounding would show in "
+            'delta; price fewer, or use sampling="full", whose composition is exact for any number.'
         )
 
 
@@ -160,11 +151,12 @@ def _check_range(farthest: float) -> None:
         )
 
 
-def _first_steps(parts: Sequence[tuple[Profile, int]]) -> Floats:
-    """Small fractions of each part's fair share in the deviation of all losses."""
+def _first_steps(parts: Sequence[tuple[Profile, int]], ranges: Floats) -> Floats:
+    """Small fractions of each part's fair share in the deviation of all losses, as a rough grid has it."""
     counts = np.array([float(count) for _, count in parts])
-    scales = np.array([loss_scale(profile) for profile, _ in parts])
-    return _FIRST_STEP * math.sqrt(float(counts @ scales**2)) / np.sqrt(counts * len(parts))
+    rough = ranges / _ROUGH_POINTS
+    spread = _on_grid(parts, ranges, rough).spread
+    return np.maximum(_FIRST_STEP * spread / np.sqrt(counts * len(parts)), ranges / _FIRST_POINTS)
 
 
 def _on_grid(parts: Sequence[tuple[Profile, int]], ranges: Floats, steps: Floats) -> LossSum:
@@ -176,21 +168,6 @@ def _on_grid(parts: Sequence[tuple[Profile, int]], ranges: Floats, steps: Floats
         made.append(Part(masses, stride, count))
         beyond += count * lost
     return LossSum(step, made, beyond)
-
-
-def _grid_costs(made: LossSum, tilt: float) -> Floats:
-    """About how much the grid of each part adds to epsilon, at this tilt.
-
-    A loss between two grid points a distance h apart is split between both. That adds h^2/6 to its square on average,
-    and next to zero, where most losses may lie much closer to zero than h, less than h^2 times the mass at h.
-    """
-    costs = []
-    for part, w in zip(made.parts, made.tilted_masses(tilt), strict=True):
-        middle = len(w) // 2
-        near = float(w[middle - 1] + w[middle + 1])
-        added = (part.stride * made.step) ** 2 * (near + (1 - near - float(w[middle])) / 6)
-        costs.append(part.count * (1 + tilt) / 2 * added)
-    return np.array(costs)
 
 
 def connect_dots(profile: Profile, farthest: float, step: float) -> tuple[Floats, float]:
@@ -209,7 +186,7 @@ def connect_dots(profile: Profile, farthest: float, step: float) -> tuple[Floats
     d: Floats = np.minimum.accumulate(raised)
     rise = np.diff(d)
     probs = np.empty(points)
-    probs[:-1] = (rise[1:] - math.exp(step) * rise[:-1]) / math.expm1(step)
+    probs[:-1] = (rise[:-1] - math.exp(-step) * rise[1:]) / math.expm1(-step)
     probs[-1] = rise[-1] / math.expm1(-step)
     probs = np.maximum(probs, 0.0)
     growth = 1 + _shortfall(probs, d, step) + 8 * _UNIT * points

@@ -190,7 +190,7 @@ def _binomial_tail(k: int, trials: int, chance: float) -> float:
         return 0.0
     if chance == 1.0:
         return 1.0
-    return float(special.bdtrc(k, trials, chance))
+    return float(special.betainc(k + 1, trials - k, chance))
 
 
 def _unsampled_epsilon(epsilon: Floats, rate: float) -> Floats:

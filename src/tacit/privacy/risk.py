@@ -19,6 +19,8 @@ from tacit.privacy.gaussian import gdp_tpr
 from tacit.privacy.schedule import payable
 
 FALSE_POSITIVE_RATE = 0.01
+# The delta that a curve is made for where no price says one; readings hang on it by less than what they print.
+_USUAL_DELTA = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,9 @@ def risk(*, mu: float | None = None, epsilon: float | None = None, delta: float 
 
 
 def risk_of(events: Iterable[Event]) -> Risk:
-    """Attack risk of a schedule of releases, from its whole privacy curve: the one that its tight price is read from.
+    """Attack risk of a schedule of releases, from its whole privacy curve.
+
+    Beside a price, `risk_of_price` reads the curve that the price was read from.
 
     Formal guarantee: as `risk`, for the events themselves; exact for un-subsampled Gaussians.
 
@@ -87,11 +91,7 @@ def risk_of(events: Iterable[Event]) -> Risk:
         >>> round(risk_of([plan]).advantage, 3)
         0.092
     """
-    paid = payable(events)
-    if any(e.noise_multiplier == 0.0 for e in paid):
-        return risk(mu=math.inf)
-    curve = curve_of(paid)
-    return Risk(advantage=curve.advantage, tpr_at_1pct_fpr=curve.true_positive_rate(FALSE_POSITIVE_RATE))
+    return _reading(events, _USUAL_DELTA)
 
 
 def risk_of_price(paid: Price) -> Risk:
@@ -111,4 +111,12 @@ def risk_of_price(paid: Price) -> Risk:
     """
     if paid.accountant in ("rdp", "zcdp"):
         return risk(epsilon=paid.epsilon, delta=paid.delta)
-    return risk_of(paid.events)
+    return _reading(paid.events, paid.delta)
+
+
+def _reading(events: Iterable[Event], delta: float) -> Risk:
+    paid = payable(events)
+    if any(e.noise_multiplier == 0.0 for e in paid):
+        return risk(mu=math.inf)
+    curve = curve_of(paid, delta)
+    return Risk(advantage=curve.advantage, tpr_at_1pct_fpr=curve.true_positive_rate(FALSE_POSITIVE_RATE))
