@@ -233,13 +233,13 @@ def _print_fair(found: dict[str, Any], console: Console) -> None:
 
 def _print_reading(plan: Plan, console: Console) -> None:
     """What the price means to people, and what it does not promise."""
-    from tacit.privacy import SILO_SAMPLING, risk_of
+    from tacit.privacy import SILO_SAMPLING, risk_of_price
     from tacit.studies.plan import user_level_of
 
-    priced = [silo for silo in plan.silos if silo.price is not None]
+    priced = [(silo, silo.price) for silo in plan.silos if silo.price is not None]
     if priced:
-        worst = max(priced, key=lambda silo: silo.price.epsilon if silo.price else 0.0)
-        console.print(f"{worst.name}: {risk_of(worst.events).sentence}")
+        worst, paid = max(priced, key=lambda pair: pair[1].epsilon)
+        console.print(f"{worst.name}: {risk_of_price(paid).sentence}")
         whole = user_level_of(plan, worst)
         if whole is not None:
             console.print(

@@ -1,11 +1,14 @@
 """What a schedule of releases costs: events -> (epsilon, delta).
 
-The `tight` accountant uses, for each schedule, the sharpest rigorous statement that is known:
+The `tight` accountant reads the schedule's privacy curve (`tacit.privacy.curve`), the sharpest rigorous statement
+that is known:
 
 - un-subsampled Gaussians (full batch, one-pass, cumulative, and discrete ones through a dominating
   Gaussian) compose exactly: mu^2 is a sum, whatever the order and however adaptive;
 - with subsampled releases or shuffled reports, each kind's privacy profile becomes a privacy loss distribution;
   they are convolved, together with one Gaussian for everything else.
+
+A price says which of them proved it. What cannot be computed tightly is refused, never replaced by a looser number.
 
 Sampling *silos* amplifies nothing for records: whether or not participation is secret, a silo that is in or
 out moves the mean by K records while the noise hides one. So a silo pays for each round it takes part in.
@@ -16,12 +19,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from tacit.privacy import cache, views
+from tacit.privacy import views
+from tacit.privacy.curve import curve_of
 from tacit.privacy.events import Event, PricingError, probability
-from tacit.privacy.gaussian import gdp_epsilon
 from tacit.privacy.participations import is_split_exactly, worst_allocation
-from tacit.privacy.pld import Composition
-from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, loss_parts, payable
+from tacit.privacy.schedule import payable
 
 Accountant = Literal["tight", "rdp", "zcdp"]
 
@@ -33,7 +35,8 @@ class Price:
     Args:
         epsilon: Upper bound; infinite if something is released without noise.
         delta: The delta at which epsilon was read.
-        accountant: What proved it: `gdp`, `pld`, `rdp` or `zcdp`.
+        accountant: What proved it: `gdp`, `pld` or `pure` (see `tacit.privacy.curve`), `rdp`, `zcdp`, or `none`
+            where there is no noise.
         mu: The schedule's Gaussian separation where it is mu-GDP, else None.
         exact: Whether the price is attained: some neighbouring data sets and queries are no more private.
         events: What was priced.
@@ -80,36 +83,12 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
 
 
 def _tight(events: tuple[Event, ...], paid: tuple[Event, ...], delta: float) -> Price:
-    if has_reports(paid):
-        epsilon = min(_composed(paid, delta), _pure(paid))
-        return Price(epsilon=epsilon, delta=delta, accountant="pld", mu=None, exact=False, events=events)
-    mu = gaussian_mu(paid)
-    by_gdp = gdp_epsilon(mu, delta)
-    plain = Price(
-        epsilon=by_gdp,
-        delta=delta,
-        accountant="gdp",
-        mu=mu,
-        exact=is_split_exactly(events) and all(e.mechanism != "discrete-gaussian" for e in paid),
-        events=events,
-    )
-    if not any(is_subsampled(e) for e in paid):
-        return plain
-    epsilon = _composed(paid, delta)
-    if by_gdp <= epsilon:
-        return dataclasses.replace(plain, exact=False)
-    return Price(epsilon=epsilon, delta=delta, accountant="pld", mu=None, exact=False, events=events)
-
-
-def _composed(paid: tuple[Event, ...], delta: float) -> float:
-    return cache.remember("epsilon", paid, delta, lambda: Composition(loss_parts(paid), delta).epsilon_at(delta))
-
-
-def _pure(paid: tuple[Event, ...]) -> float:
-    """The sum of the local randomisers' epsilons: a bound with delta = 0 that needs no crowd."""
-    if any(e.mechanism != "reports" for e in paid):
-        return math.inf
-    return math.fsum(entries_of(e) * math.fsum(e.local_epsilons) for e in paid)
+    curve = curve_of(paid, delta)
+    epsilon, proof = curve.price
+    continuous = all(e.mechanism != "discrete-gaussian" for e in paid)
+    exact = is_split_exactly(events) and continuous and not curve.is_composed
+    mu = curve.mu if proof == "gdp" else None
+    return Price(epsilon=epsilon, delta=delta, accountant=proof, mu=mu, exact=exact, events=events)
 
 
 def colluding(events: Iterable[Event], *, delta: float) -> Price:
