@@ -65,8 +65,8 @@ audit: $(VENV)/installed
 soak: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[soak]"
 	$(BIN)/python -m soak.kill --times 200
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.fuzz --messages 100000
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.bytes --runs 50000
+	$(BIN)/python -m soak.fuzz --messages 100000
+	$(BIN)/python -m soak.bytes --runs 50000
 	$(BIN)/python -m soak.load --silos 50 --rounds 20
 	$(BIN)/python -m soak.deployment --kills 12 --cuts 3
 

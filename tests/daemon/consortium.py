@@ -34,9 +34,6 @@ SEED = 7
 def fork_server() -> Any:
     """The context that daemons are started from; what is in the environment at the first call is theirs."""
     os.environ[NOISE_OFF] = "1"
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_backend_optimization_level" not in flags:
-        os.environ["XLA_FLAGS"] = flags + " --xla_backend_optimization_level=0"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tacit.runtime.daemon.server", "opendp.prelude"])
     return context
