@@ -35,6 +35,10 @@ from tacit.algorithms import (
     steffle,
 )
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax, squared
+from tacit.runtime.participation import Participation, participation
+from tacit.runtime.program import Noise, split_keys, turns_of
+from tacit.runtime.simulate import Seed, grid_program, stack_seeds
+from tacit.silo import enrol
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Case:
     """An algorithm with small parameters for the shared tests, and what makes it converge without noise.
 
     ``convergence`` is ``None`` where one pass ends before the optimum; such an algorithm has a test of its own.
+    A preset is another algorithm with some parameters settled, and the same program as that.
     """
 
     name: str
@@ -49,6 +54,8 @@ class Case:
     parameters: dict[str, Any] = field(default_factory=dict)
     convergence: dict[str, Any] | None = field(default_factory=dict)
     samplings: tuple[str, ...] = ("full", "wor", "wr", "poisson", "one-pass")
+    preset_of: Callable[..., Algorithm] | None = None
+    settles: dict[str, Any] = field(default_factory=dict)
 
     def build(self, problem: Problem, **changes: Any) -> Algorithm:
         common = {
@@ -76,6 +83,7 @@ CASES = {
             {"sampling": "one-pass", "batch_size": 2},
             convergence=None,
             samplings=("one-pass",),
+            preset_of=accelerated_mb_sgd,
         ),
         Case(
             "prox-sgd",
@@ -83,6 +91,8 @@ CASES = {
             {"sampling": "one-pass", "batch_size": 2},
             convergence=None,
             samplings=("one-pass",),
+            preset_of=mb_sgd,
+            settles={"output": "last"},
         ),
         Case(
             "prox-spider",
@@ -90,9 +100,14 @@ CASES = {
             {"phase_length": 3, "difference_slope": 4.0},
             convergence={"difference_slope": 100.0},
         ),
-        Case("alternate-spider", alternate_spider),
+        Case(
+            "alternate-spider",
+            alternate_spider,
+            preset_of=prox_spider,
+            settles={"phase_length": 2, "difference_slope": None},
+        ),
         Case("prox-svrg", prox_svrg, {"phase_length": 3}),
-        Case("pl-svrg", pl_svrg, {"phase_length": 2, "restarts": 2}),
+        Case("pl-svrg", pl_svrg, {"phase_length": 2, "restarts": 2}, preset_of=prox_svrg),
         Case("sgda", fed_sgda),
         Case(
             "steffle",
@@ -111,15 +126,29 @@ CASES = {
         ),
         Case("mu2-sgd", mu2_sgd, {"step_size": 0.05}, convergence={"step_size": 0.02}, samplings=("full", "one-pass")),
         Case("ce-psgm", ce_psgm, {**PSGM, "local_steps": 3, "num_rounds": 4}, samplings=("wor", "full")),
-        Case("ce-psgm-fg", ce_psgm_fg, {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",)),
-        Case("mb-psgm", mb_psgm, PSGM, samplings=("wor", "full")),
-        Case("mb-psgm-fg", mb_psgm_fg, PSGM, samplings=("full",)),
-        Case("diff2-gd", diff2_gd, {"difference_slope": 4.0, "phase_length": 3}),
+        Case(
+            "ce-psgm-fg",
+            ce_psgm_fg,
+            {**PSGM, "local_steps": 2, "num_rounds": 4},
+            samplings=("full",),
+            preset_of=ce_psgm,
+        ),
+        Case("mb-psgm", mb_psgm, PSGM, samplings=("wor", "full"), preset_of=ce_psgm, settles={"local_steps": 1}),
+        Case("mb-psgm-fg", mb_psgm_fg, PSGM, samplings=("full",), preset_of=ce_psgm, settles={"local_steps": 1}),
+        Case(
+            "diff2-gd",
+            diff2_gd,
+            {"difference_slope": 4.0, "phase_length": 3},
+            preset_of=ce_psgm,
+            settles={"channel": "trusted", "local_steps": 1, "momentum": 0.0},
+        ),
         Case(
             "diff2-bvr-lsgd",
             diff2_bvr_lsgd,
             {"difference_slope": 4.0, "phase_length": 2, "local_steps": 2, "num_rounds": 4},
             samplings=("full", "wor"),
+            preset_of=ce_psgm,
+            settles={"channel": "trusted", "momentum": 0.0},
         ),
     )
 }
@@ -161,6 +190,16 @@ MLP = Problem(Objective(mlp((5, 8, 2)), softmax()))
 
 def start(problem: Problem) -> Any:
     return problem.objective.init(jax.random.key(0))
+
+
+def traced_run(algorithm: Algorithm, problem: Problem, *, who: Participation = participation(3), noise: Noise) -> Any:
+    """What would be compiled to run an algorithm (its rounds and its output) as jax writes it, and its turns."""
+    key = jax.random.key(1)
+    seeds = stack_seeds([Seed(key, start(problem), enrol(tables()))])
+    program = grid_program(lambda: algorithm, 1, who, None, noise)
+    turns = jax.tree.map(lambda row: row[None], turns_of(algorithm, 0, who, 3, split_keys(key)))
+    carry = jax.eval_shape(program.begin, {}, seeds)
+    return [program.proceed.trace({}, seeds, carry, turns).jaxpr, program.finish.trace({}, carry).jaxpr], turns
 
 
 def largest_difference(a: Any, b: Any) -> float:

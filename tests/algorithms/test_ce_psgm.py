@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import ce_psgm, ce_psgm_fg, diff2_gd, mb_psgm, mb_psgm_fg, prox_spider
+from tacit.algorithms import ce_psgm, ce_psgm_fg, diff2_gd, mb_psgm, prox_spider
 from tacit.privacy import Company, events_of
 from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
@@ -58,20 +58,13 @@ def _is_half_square(problem):
     return float(loss[0]) == pytest.approx(0.5)
 
 
-def test_presets_are_settings():
-    made, problem, _ = least_squares()
-    silos, point = enrol(made), start(problem)
-    noisy = {**COMMON, "noise_multiplier": 0.4, "clip_norm": 1.0}
-
-    def run(algorithm):
-        return simulate(algorithm, point, silos, key=jax.random.key(1)).params
-
-    one = run(ce_psgm(problem, local_steps=1, **noisy))
-    assert largest_difference(one, run(mb_psgm_fg(problem, **noisy))) == 0
+def test_what_a_preset_settles_is_no_parameter():
+    """That presets are CE-PSGM otherwise is tested with all algorithms."""
+    _, problem, _ = least_squares()
     with pytest.raises(ValueError, match="every record"):
-        ce_psgm_fg(problem, local_steps=2, **{**noisy, "sampling": "wor", "batch_size": 3})
+        ce_psgm_fg(problem, local_steps=2, **{**COMMON, "sampling": "wor", "batch_size": 3})
     with pytest.raises(TypeError, match="local_steps"):
-        mb_psgm(problem, local_steps=3, **noisy)
+        mb_psgm(problem, local_steps=3, **COMMON)
 
 
 def test_diff2_gd_is_spider_through_a_trusted_server():
