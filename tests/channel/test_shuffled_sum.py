@@ -84,24 +84,23 @@ def test_the_closed_forms_of_silo_and_accountant_agree():
         assert sum_multiplier(protocol) >= z
 
 
+THROUGH = {"channel": "shuffled-sum", **COMMON}
+
+
 @pytest.mark.parametrize(
-    "build",
+    ("algorithm", "problem", "participants"),
     [
-        lambda: mb_sgd(MLP, num_rounds=3, channel="shuffled-sum", **COMMON),
-        lambda: prox_spider(MLP, num_rounds=4, phase_length=2, difference_slope=1.0, channel="shuffled-sum", **COMMON),
-        lambda: prox_svrg(
+        (mb_sgd(MLP, num_rounds=3, **THROUGH), MLP, None),
+        (prox_spider(LOGISTIC, num_rounds=4, phase_length=2, difference_slope=1.0, **THROUGH), LOGISTIC, 2),
+        (
+            prox_svrg(LOGISTIC, num_rounds=4, phase_length=2, **{**THROUGH, "batch_size": 6, "sampling": "wor"}),
             LOGISTIC,
-            num_rounds=4,
-            phase_length=2,
-            channel="shuffled-sum",
-            **{**COMMON, "batch_size": 6, "sampling": "wor"},
+            None,
         ),
     ],
+    ids=["gradients, everyone", "differences, two of three", "batches, everyone"],
 )
-@pytest.mark.parametrize("participants", [None, 2])
-def test_simulate_equals_the_plain_loop(build, participants):
-    algorithm = build()
-    problem = LOGISTIC if algorithm.rounds[next(iter(algorithm.rounds))].silo.release.batch_size else MLP
+def test_simulate_equals_the_plain_loop(algorithm, problem, participants):
     silos, who = enrol(tables()), participation(3, participants)
     fast = simulate(algorithm, start(problem), silos, key=jax.random.key(1), who=who)
     slow = debug(algorithm, start(problem), [rows_of(silos, i) for i in range(3)], key=jax.random.key(1), who=who)
