@@ -35,7 +35,7 @@ from soak.wire import Connection, Daemon, Reply, tacit
 _CODES = {"bad-frame", "bad-message", "version", "bad-plan", "unpriceable", "not-allowed", "over-budget", "busy"} | {
     *("pending", "unknown-study", "finished", "expired", "closed", "round", "answered", "exhausted", "shape", "changed")
 }
-_ROUNDS = 50
+_ROUNDS = 60
 _TRIES = 3
 
 
