@@ -330,8 +330,10 @@ def _visit(
                     "dead", silo=batch[0].silo, study=study.number, log=(folder / "log").read_text()[-2000:]
                 )
                 return
-        if Connection(daemon.socket).ask({"type": "hello", "version": 1}).header["type"] != "welcome":
+        last = Connection(daemon.socket)
+        if last.ask({"type": "hello", "version": 1}).header["type"] != "welcome":
             outcome.violated("deaf", silo=batch[0].silo)
+        last.close()
     finally:
         daemon.stop()
     _audit(daemon, outcome)
