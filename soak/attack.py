@@ -35,7 +35,7 @@ from soak.wire import Connection, Daemon, Reply, tacit
 _CODES = {"bad-frame", "bad-message", "version", "bad-plan", "unpriceable", "not-allowed", "over-budget", "busy"} | {
     *("pending", "unknown-study", "finished", "expired", "closed", "round", "answered", "exhausted", "shape", "changed")
 }
-_ROUNDS = 50
+_ROUNDS = 60
 _TRIES = 3
 
 
@@ -333,8 +333,10 @@ def _visit(
                 log = (daemon.folder / "log").read_text()[-2000:]
                 outcome.violated("dead", silo=batch[0].silo, study=study.number, log=log)
                 return
-        if Connection(daemon.socket).ask({"type": "hello", "version": 2}).header["type"] != "welcome":
+        last = Connection(daemon.socket)
+        if last.ask({"type": "hello", "version": 2}).header["type"] != "welcome":
             outcome.violated("deaf", silo=batch[0].silo)
+        last.close()
     finally:
         daemon.stop()
     _audit(daemon, outcome)

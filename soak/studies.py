@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ _FULL = ("ce-psgm-fg", "mb-psgm-fg")
 _SLOPED = ("prox-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
 _PHASED = ("prox-svrg", "pl-svrg", "prox-spider")
 _STEPPING = ("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd", "local-sgd")
+_DIFFERENCE: dict[str, list[float]] = {"difference_noise": [0.3, 3.0]}
+_LOCAL = _DIFFERENCE | {"local_noise": [0.5, 3.0], "local_slope": [0.01, 100.0]}
+_OPTIONS = (
+    dict.fromkeys(("prox-svrg", "pl-svrg", "prox-spider", "alternate-spider"), _DIFFERENCE)
+    | dict.fromkeys(("mb-psgm", "mb-psgm-fg", "diff2-gd"), _DIFFERENCE)
+    | dict.fromkeys(("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd"), _LOCAL)
+    | {"sgda": {"dual_clip_norm": [0.1, 100.0], "dual_share": [0.1, 0.9]}}
+    | {"fedfdp": {"fairness": [1e6], "loss_clip": [0.01, 100.0], "loss_share": [0.1, 0.5]}}
+)
 
 
 @dataclass(frozen=True)
@@ -67,26 +77,30 @@ class Study:
         }
 
 
+@cache
 def silos() -> dict[str, Silo]:
-    """Small silos: ordinary records, hostile ones, equal ones, one alone, zeros, labels and images."""
+    """Small silos: ordinary records of several widths; hostile, equal and single ones; zeros, labels and images."""
     rng = np.random.default_rng(1)
-    x = rng.standard_normal((24, 3)).astype(np.float32)
-    harsh = rng.standard_normal((8, 3)).astype(np.float32)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    harsh = normal(8, 3)
     harsh[:5] = [[0, 0, 0], [1e30, -1e30, 1e30], [1e-30, 1e-38, 0], [1, 1, 1], [1, 1, 1]]
-    y = rng.standard_normal(24).astype(np.float32)
     far = np.array([0, 1e30, 1e-30, 1, 1, -1e30, 1e8, -1], np.float32)
-    images = rng.standard_normal((4, 6, 6, 1)).astype(np.float32) * np.array([1, 1e30, 1e-30, 0], np.float32).reshape(
-        4, 1, 1, 1
-    )
+    bright = np.array([1, 1e30, 1e-30, 0], np.float32).reshape(4, 1, 1, 1)
     return {
-        "plain": Silo(x, y, "regression", None),
+        "plain": Silo(normal(24, 3), normal(24), "regression", None),
+        "narrow": Silo(normal(16, 1), normal(16), "regression", None),
+        "wide": Silo(normal(8, 5), normal(8), "regression", None),
+        "pair": Silo(normal(2, 3), normal(2), "regression", None),
         "harsh": Silo(harsh, far, "regression", None),
         "twins": Silo(np.ones((2, 3), np.float32), np.ones(2, np.float32), "regression", None),
         "alone": Silo(np.full((1, 2), 0.7, np.float32), np.full(1, -3.0, np.float32), "regression", None),
         "zeros": Silo(np.zeros((4, 3), np.float32), np.zeros(4, np.float32), "regression", None),
         "binary": Silo(harsh, np.arange(8, dtype=np.int32) % 2, "binary", 2),
-        "classes": Silo(x[:6], np.arange(6, dtype=np.int32) % 3, "multiclass", 3),
-        "images": Silo(images, np.array([0, 1, 2, 1], np.int32), "multiclass", 3),
+        "classes": Silo(normal(6, 3), np.arange(6, dtype=np.int32) % 3, "multiclass", 3),
+        "images": Silo(normal(4, 6, 6, 1) * bright, np.array([0, 1, 2, 1], np.int32), "multiclass", 3),
     }
 
 
@@ -120,92 +134,86 @@ def core(only: list[str], rounds: int) -> list[Study]:
     for name in only:
         sampled = {"sampling": "wor", "batch_size": 2} if name in (*_PHASED, "alternate-spider") else {}
         found.append(("plain", name, sampled, {"model": "mlp", "hidden": [4], "loss": "squared"}))
-    rng = np.random.default_rng(0)
     return [
-        Study(number, silo, _algorithm(rng, name, silos()[silo].records, rounds, sampled), objective, 8.0)
+        Study(number, silo, _algorithm(name, silos()[silo].records, rounds, sampled), objective, 8.0)
         for number, (silo, name, sampled, objective) in enumerate(found)
     ]
 
 
 def random_study(rng: np.random.Generator, number: int, silo: str, name: str, rounds: int) -> Study:
     """A study of one algorithm about one silo, drawn at random."""
-    held = silos()[silo]
-    sampled: dict[str, Any] = {}
+    held, chosen = silos()[silo], dict[str, Any]()
     if rng.random() < 0.6:
-        sampled = {
-            "sampling": str(rng.choice(["wor", "wr", "poisson", "one-pass"], p=[0.4, 0.2, 0.2, 0.2])),
-            "batch_size": int(rng.integers(1, max(held.records // 2, 1) + 1)),
-        }
-    algorithm = _algorithm(rng, name, held.records, rounds, sampled)
-    algorithm["clip_norm"] = float(rng.choice([1.0, 1e-3, 1e3, 1e6, 1e-12, 1e-30], p=[0.6, 0.1, 0.1, 0.1, 0.05, 0.05]))
-    if name in _SLOPED:
-        algorithm["difference_slope"] = float(rng.choice([1.0, 1e-3, 1e3, 1e6]))
+        chosen["sampling"] = str(rng.choice(["wor", "wr", "poisson", "one-pass"], p=[0.5, 0.2, 0.2, 0.1]))
+        chosen["batch_size"] = int(rng.integers(1, min(held.records, 8) + 1))
+    clips = [1.0, 1e-3, 1e3, 1e6, 1e-12, 1e-30]
+    chosen["clip_norm"] = float(rng.choice(clips, p=[0.6, 0.1, 0.1, 0.1, 0.05, 0.05]))
+    if name in _SLOPED or (name in _PHASED and rng.random() < 0.5):
+        chosen["difference_slope"] = float(rng.choice([1.0, 1e-3, 1e3, 1e6]))
     if name in ("prox-svrg", "prox-spider"):
-        algorithm["phase_length"] = int(rng.choice([2, 3, 5]))
-        algorithm["num_rounds"] -= algorithm["num_rounds"] % algorithm["phase_length"]
-        algorithm["num_rounds"] = max(algorithm["num_rounds"], algorithm["phase_length"])
+        chosen["phase_length"] = int(rng.choice([2, 3, 5]))
     if name in _STEPPING:
-        algorithm["step_size"] = float(rng.choice([0.1, 1e-4, 10.0, 1e5]))
-        algorithm["local_steps"] = int(rng.integers(2, 5))
+        chosen |= {"step_size": float(rng.choice([0.1, 1e-4, 10.0, 1e5])), "local_steps": int(rng.integers(2, 5))}
+    for option, values in _OPTIONS.get(name, {}).items():
+        if rng.random() < 0.3:
+            chosen[option] = float(rng.choice(values))
     epsilon = float(rng.choice([30.0, 8.0, 2.0], p=[0.15, 0.35, 0.5]))
-    return Study(number, silo, algorithm, _objective(rng, held, name), epsilon)
+    return Study(number, silo, _algorithm(name, held.records, rounds, chosen), _objective(rng, held, name), epsilon)
 
 
-def _algorithm(
-    rng: np.random.Generator, name: str, records: int, rounds: int, sampled: dict[str, Any]
-) -> dict[str, Any]:
-    algorithm = {"name": name, "num_rounds": rounds, "step_size": 0.1, "clip_norm": 1.0} | sampled
-    if name in _FULL or (name == "mu2-sgd" and sampled.get("sampling") != "one-pass"):
+def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> dict[str, Any]:
+    """An algorithm's section with what was chosen, and whatever else it needs."""
+    needed: dict[str, Any] = {"name": name, "num_rounds": rounds, "step_size": 0.1, "clip_norm": 1.0}
+    if name in _SLOPED:
+        needed["difference_slope"] = 100.0
+    if name in _PHASED:
+        needed["phase_length"] = 2
+    if name == "pl-svrg":
+        needed["restarts"] = 2
+    if name in _STEPPING:
+        needed["local_steps"] = 2
+    if name == "fedfdp":
+        needed["fairness"] = 0.5
+    algorithm = needed | chosen
+    if name in _FULL or (name == "mu2-sgd" and chosen.get("sampling") != "one-pass"):
         algorithm = {key: value for key, value in algorithm.items() if key not in ("sampling", "batch_size")}
     if name in _ONE_PASS:
         algorithm |= {"sampling": "one-pass", "batch_size": 1}
-    if name in _SLOPED:
-        algorithm["difference_slope"] = 100.0
-    if name in _PHASED:
-        algorithm["phase_length"] = 2
-    if name == "pl-svrg":
-        algorithm["restarts"] = 2
-    if name in _STEPPING:
-        algorithm["local_steps"] = 2
-        algorithm["num_rounds"] = rounds if name == "local-sgd" else max(rounds // 2, 1)
-    if name == "fedfdp":
-        algorithm["fairness"] = float(rng.choice([0.5, 1e6]))
     if "batch_size" in algorithm and name in ("ce-psgm", "mb-psgm", "diff2-gd", "diff2-bvr-lsgd"):
         algorithm["first_batch_size"] = algorithm["batch_size"]
-    if algorithm.get("sampling") == "one-pass":
-        steps = algorithm.get("local_steps", 1) if name == "local-sgd" else 1
-        algorithm["num_rounds"] = max(min(algorithm["num_rounds"], records // (algorithm["batch_size"] * steps)), 1)
-    if name in _PHASED:
-        whole = 4 if name == "pl-svrg" else 2
-        algorithm["num_rounds"] = max(algorithm["num_rounds"] // whole * whole, whole)
+    algorithm["num_rounds"] = _rounds(algorithm, records)
     return algorithm
 
 
+def _rounds(algorithm: dict[str, Any], records: int) -> int:
+    """As many rounds as the records last for one pass, in whole phases; a round and its local steps in turn are two."""
+    name, rounds = algorithm["name"], algorithm["num_rounds"]
+    if name in _STEPPING and name != "local-sgd":
+        rounds = rounds // 2
+    if algorithm.get("sampling") == "one-pass":
+        steps = algorithm.get("local_steps", 1) if name == "local-sgd" else 1
+        rounds = min(rounds, records // (algorithm["batch_size"] * steps))
+    whole = algorithm.get("phase_length", 1) * algorithm.get("restarts", 1)
+    return max(rounds - rounds % whole, whole)
+
+
 def _objective(rng: np.random.Generator, silo: Silo, name: str) -> dict[str, Any]:
-    losses = {
-        "regression": [
-            {"loss": "squared"},
-            {"loss": "squared"},
-            {"loss": "absolute"},
-            {"loss": "pinball", "quantile": 0.3},
-            {"loss": "absolute", "smoothness": 1.0},
-        ],
-        "binary": [{"loss": "logistic"}, {"loss": "softmax"}, {"loss": "hinge"}, {"loss": "hinge", "smoothness": 1.0}],
+    losses: list[dict[str, Any]] = {
+        "regression": [*[{"loss": "squared"}] * 3, {"loss": "absolute"}, {"loss": "pinball", "quantile": 0.3}],
+        "binary": [{"loss": "logistic"}, {"loss": "softmax"}, {"loss": "hinge"}],
         "multiclass": [{"loss": "softmax"}],
     }[silo.task]
     objective = dict(losses[rng.integers(len(losses))])
     if silo.x.ndim > 2:
-        return objective | {
-            "model": "cnn",
-            "channels": [int(rng.integers(1, 3))],
-            "hidden": [int(rng.choice([1, 2, 8]))],
-        }
+        return objective | {"model": "cnn", "channels": [int(rng.integers(1, 3))], "hidden": [int(rng.integers(1, 9))]}
     if name == "local-sgd" and rng.random() < 0.3:
         objective["regulariser"] = str(rng.choice(["l2-ball:1", "l1:0.1", "squared-l2:0.5"]))
-    if rng.random() < 0.3:
-        return objective | {"model": "linear"}
-    hidden = [[1], [2], [4], [16], [3, 3]][rng.integers(5)]
-    return objective | {"model": "mlp", "hidden": hidden, "activation": str(rng.choice(["relu", "softplus", "tanh"]))}
+    if rng.random() < 0.25:
+        smooth = objective["loss"] in ("absolute", "hinge") and rng.random() < 0.5
+        return objective | {"model": "linear"} | ({"smoothness": 1.0} if smooth else {})
+    hidden = [int(rng.integers(1, 17))] if rng.random() < 0.9 else [3, 3]
+    activation = str(rng.choice(["relu", "softplus", "tanh"], p=[0.6, 0.2, 0.2]))
+    return objective | {"model": "mlp", "hidden": hidden, "activation": activation}
 
 
 def known(names: list[str]) -> list[str]:
