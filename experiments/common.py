@@ -104,12 +104,6 @@ def interval(values: Any) -> dict[str, float]:
     return {"mean": float(values.mean()), "std": spread, "half90": 1.645 * spread / len(values) ** 0.5}
 
 
-def beyond(differences: Sequence[Mapping[str, float]]) -> tuple[int, int]:
-    """How many differences lie below zero, and how many above, with their whole 90% interval."""
-    below = sum(one["mean"] + one["half90"] < 0 for one in differences)
-    return below, sum(one["mean"] - one["half90"] > 0 for one in differences)
-
-
 def slope(at: Any, values: Any) -> float:
     """The slope of a line through points on logarithmic axes."""
     return float(np.polyfit(np.log(np.asarray(at, float)), np.log(np.asarray(values, float)), 1)[0])

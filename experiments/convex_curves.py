@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,41 +26,15 @@ from tacit.privacy.theorems import multi_pass_experiments
 from tacit.runtime.participation import Participation, participation
 from tacit.runtime.simulate import Seed
 
-Noise = Callable[[float], np.ndarray]
-
 
 @dataclass(frozen=True)
 class Method:
-    """A line of the figure: an algorithm, what is tuned, and its noise (``delta=None``: not private).
-
-    ``noise`` maps an epsilon to a multiplier per silo; by default the least that exact accounting allows.
-    """
+    """A line of the figure: an algorithm, what is tuned, and the noise of each silo by epsilon (not private: none)."""
 
     name: str
     build: Callable[..., Algorithm]
     grid: Mapping[str, Sequence[float]]
-    records: Sequence[int]
-    delta: float | None
-    noise: Noise | None = None
-
-    def noise_at(self, epsilon: float) -> np.ndarray:
-        """One multiplier per silo."""
-        if self.noise is not None:
-            return self.noise(epsilon)
-        assert self.delta is not None
-        point = {name: values[0] for name, values in self.grid.items()}
-        return noise_for(lambda **terms: self.build(**point, **terms), self.records, epsilon, self.delta)
-
-
-def _theorem_noise(records: Sequence[int], rounds: int, delta: float) -> Noise:
-    """The noise that the theorem of minibatch SGD prints for an epsilon, on full batches."""
-
-    def at(epsilon: float) -> np.ndarray:
-        terms: dict[str, Any] = {"rounds": rounds, "epsilon": epsilon, "delta": delta, "sampling": "full"}
-        found = [paper_noise("mb-sgd", records=n, batch=n, **terms) for n in records]
-        return np.asarray([noise.releases[0].noise_multiplier for noise in found if noise is not None], np.float32)
-
-    return at
+    noise: Callable[[float], np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,15 +63,23 @@ class Design:
         def opened(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
             return lambda **point: build(clip_norm=None, noise_multiplier=None, channel="open", **point)
 
+        def exact(build: Callable[..., Algorithm], epsilon: float) -> np.ndarray:
+            point = {name: values[0] for name, values in grid.items()}
+            return noise_for(partial(build, **point), records, epsilon, delta)
+
+        def theorem(epsilon: float) -> np.ndarray:
+            terms: dict[str, Any] = {"rounds": self.rounds, "epsilon": epsilon, "delta": delta, "sampling": "full"}
+            found = [paper_noise("mb-sgd", records=n, batch=n, **terms) for n in records]
+            return np.asarray([noise.releases[0].noise_multiplier for noise in found if noise is not None], np.float32)
+
         delta = 1 / min(records) ** 2
         grid, wide = {"step_size": self.steps, "clip_norm": self.clips}, {"step_size": self.steps}
-        theorem = _theorem_noise(records, self.rounds, delta)
         return [
-            Method("MB-SGD", minibatch, grid, records, delta),
-            Method("Local SGD", local, grid, records, delta),
-            Method("MB-SGD, the theorem's noise", minibatch, grid, records, delta, theorem),
-            Method("MB-SGD, not private", opened(minibatch), wide, records, None),
-            Method("Local SGD, not private", opened(local), wide, records, None),
+            Method("MB-SGD", minibatch, grid, partial(exact, minibatch)),
+            Method("Local SGD", local, grid, partial(exact, local)),
+            Method("MB-SGD, the theorem's noise", minibatch, grid, theorem),
+            Method("MB-SGD, not private", opened(minibatch), wide),
+            Method("Local SGD, not private", opened(local), wide),
         ]
 
     def panels(
@@ -120,10 +103,9 @@ class Design:
 
         With ``naive`` (one per seed) the score is the root of the metric over the naive one.
         """
-        private = method.delta is not None
         labels, points = [], []
-        for label in [str(epsilon) for epsilon in self.epsilons] if private else ["none"]:
-            noise = {"noise_multiplier": method.noise_at(float(label))} if private else {}
+        for label in ["none"] if method.noise is None else [str(epsilon) for epsilon in self.epsilons]:
+            noise = {} if method.noise is None else {"noise_multiplier": method.noise(float(label))}
             for point in grid_of(**method.grid):
                 labels.append(label)
                 points.append({**point, **noise})

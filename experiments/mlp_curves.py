@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.common import Rows, best_by, beyond, epsilon_axis, interval, noise_for, train
+from experiments.common import Rows, best_by, epsilon_axis, interval, noise_for, train
 from experiments.folder import Parts, save, table
 from tacit.algorithm import Algorithm
 from tacit.algorithms import find
@@ -214,7 +214,8 @@ def paired_with(shown: dict[str, Rows], base: str = "MB-SGD") -> dict[str, list[
 
 def counted(gains: Sequence[dict[str, float]]) -> dict[str, int]:
     """In how many cells the error is smaller, and larger, beyond the 90% interval."""
-    better, worse = beyond(gains)
+    better = sum(gain["mean"] + gain["half90"] < 0 for gain in gains)
+    worse = sum(gain["mean"] - gain["half90"] > 0 for gain in gains)
     return {"better": better, "worse": worse, "cells": len(gains)}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
-from experiments.audit.suite import run
+from experiments.audit.suite import page, run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,7 +16,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("results/audit"))
+    parser.add_argument("--page", action="store_true", help="Write audit.md again from audit.json alone.")
     chosen = parser.parse_args(arguments)
+    if chosen.page:
+        found = json.loads((chosen.folder / "audit.json").read_text(encoding="utf-8"))
+        (chosen.folder / "audit.md").write_text(page(found), encoding="utf-8")
+        return 0
     found = run(chosen.folder, trials=chosen.trials, seed=chosen.seed, say=lambda line: print(line, flush=True))
     for line in found["violations"]:
         print(f"VIOLATION: {line}", file=sys.stderr)
