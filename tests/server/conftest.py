@@ -5,7 +5,7 @@ import pytest
 from tacit.channel.sealing import Signer, new_signing_key
 from tacit.runtime.certificates import Authority
 from tacit.runtime.shuffler.config import write_secret
-from tests.daemon.consortium import SEED, Daemon, fork_server, make_home, records_of
+from tests.daemon.consortium import Daemon, fork_server, make_home, records_of
 from tests.server.world import NAMES, SIZES
 from tests.shuffler.parties import Party
 
@@ -29,7 +29,7 @@ def world(tmp_path_factory, tables):
     for name, table in zip(NAMES, tables, strict=True):
         shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
         allow = {"channels": ["direct", "shuffled-sum", "shuffled-reports"]}
-        changes = {"test": True, "test_seed": SEED, "budget": {"epsilon": 500.0}, "allow": allow, "shuffle": shuffle}
+        changes = {"test": True, "allow": allow, "shuffle": shuffle}
         make_home(root / name, table, **changes)
         write_secret(root / name / "sign.key", keys[name])
         daemons.append(Daemon(root / name, context, noise_off=True))

@@ -18,13 +18,18 @@ from tacit.runtime.participation import participation
 from tacit.runtime.server.conductor import StalledError
 from tacit.runtime.server.lead import lead
 from tacit.runtime.server.transport import SocketTransport
+from tacit.silo import clipped_sum
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
-from tacit.silo.secure_reports import unit_statistics
-from tacit.silo.secure_share import ShareTerms
+from tacit.silo.shares import ShareTerms
 from tests.algorithms.table import PSGM, largest_difference
 from tests.daemon.consortium import SEED, plan_of
-from tests.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, simulated
+from tests.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, rounding, simulated, travelled
+
+
+def assert_simulated(plan, found, expected):
+    """To the random rounding of the records, which is far less than the way that the model went."""
+    assert largest_difference(found, expected) < rounding(plan) < travelled(plan, expected) / 20
 
 
 def test_shuffled_sums_equal_the_simulation_and_ledgers_show_their_price(world, tables, tmp_path):
@@ -32,7 +37,7 @@ def test_shuffled_sums_equal_the_simulation_and_ledgers_show_their_price(world, 
     plan = plan_like(seals)
     conductor = conductor_of(plan, world, tmp_path)
     receipts = conductor.run()
-    assert largest_difference(conductor.params, simulated(plan, tables)) < 1e-5
+    assert_simulated(plan, conductor.params, simulated(plan, tables))
     for place, daemon in enumerate(daemons):
         account = replay(inspect(daemon.home.ledger))[plan.model_copy(update={"place": place}).study]
         spent = price(account.debited(), delta=plan.delta).epsilon
@@ -66,7 +71,7 @@ def test_a_killed_server_goes_on_where_it_was(world, tables, tmp_path):
     second._play(2)
     second._addresses = everybody
     second.run()
-    assert largest_difference(second.params, simulated(plan, tables)) < 1e-5
+    assert_simulated(plan, second.params, simulated(plan, tables))
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "prox-spider", "phase_length": 2, "difference_slope": 4.0}, {}])
@@ -79,7 +84,7 @@ def test_some_silos_of_many_through_shuffled_sums_equal_the_simulation(world, ta
     receipts = conductor.run()
     came = [len(row["silos"]) for row in conductor.point.history]
     assert set(came) == {3, 4}
-    assert largest_difference(conductor.params, simulated(plan, tables, who)) < 1e-5
+    assert_simulated(plan, conductor.params, simulated(plan, tables, who))
     assert sum(receipt.answers for receipt in receipts.values()) == sum(came)
     for receipt in receipts.values():
         assert (receipt.epsilon < 0.99 * plan.epsilon) == (receipt.answers < 4)
@@ -91,7 +96,7 @@ def test_blocks_through_shuffled_sums_equal_the_simulation(world, tables, tmp_pa
     conductor = conductor_of(plan, world, tmp_path)
     receipts = conductor.run()
     assert set(conductor._shuffled.terms["estimate"]) == {"difference", "gradient"}
-    assert largest_difference(conductor.params, simulated(plan, tables)) < 1e-5
+    assert_simulated(plan, conductor.params, simulated(plan, tables))
     assert all(0.99 * plan.epsilon < receipts[name].epsilon <= plan.epsilon for name in NAMES)
 
 
@@ -216,6 +221,14 @@ def report_plan(seals, **changes):
     return plan_like(seals, server=str(KEY.public), algorithm=algorithm, **{"epsilon": 6.0, **changes})
 
 
+def mean_of(silo, broadcast, table):
+    """A silo's mean of clipped statistics, all in one vector."""
+    records = {name: jnp.asarray(column) for name, column in table.items()}
+    present = jnp.ones(len(table["y"]), bool)
+    total = clipped_sum(silo.query, broadcast, records, present, silo.release.clip(broadcast))
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total)]) / len(present)
+
+
 def test_shuffled_reports_are_read_as_they_were_mixed_and_ledgers_show_their_price(world, tables, tmp_path):
     daemons, _, seals = world
     plan = report_plan(seals)
@@ -229,11 +242,11 @@ def test_shuffled_reports_are_read_as_they_were_mixed_and_ledgers_show_their_pri
     # What the server reads is near the mean of clipped gradients: five standard deviations of as many reports.
     kind, broadcast, found = said[0]
     part = conductor.algorithm.rounds[kind].silo
-    units = [unit_statistics(part, broadcast, {k: jnp.asarray(v) for k, v in t.items()})[""] for t in tables]
-    exact = 0.7 * np.concatenate(units).mean(axis=0)
-    gap = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)]) - exact
+    means = [mean_of(part, broadcast, table) for table in tables]
+    gap = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)]) - np.mean(means, axis=0)
     own = terms_of("duchi", gap.size, shuffled.streams[kind][""].local_epsilon)
-    assert np.linalg.norm(gap) < 0.7 * (own.error / sum(SIZES)) ** 0.5 * 2.5
+    _, each = plan.shuffle.record_weights(None)
+    assert np.linalg.norm(gap) < 2.5 * 0.7 * (own.error * sum(SIZES)) ** 0.5 * each
     for place, daemon in enumerate(daemons):
         account = replay(inspect(daemon.home.ledger))[plan.model_copy(update={"place": place}).study]
         by_kind = {event.kind: event for event in account.debited()}

@@ -1,8 +1,11 @@
 """Plans, servers and their simulations for the consortium of these tests."""
 
+import math
+
 import jax
 
 from tacit.channel.sealing import new_secret
+from tacit.privacy.binomial import grid_for
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Shuffle
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
@@ -11,6 +14,7 @@ from tacit.runtime.server.shuffles import Reports, Sums
 from tacit.runtime.server.transport import SocketTransport
 from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
+from tests.algorithms.table import largest_difference
 from tests.daemon.consortium import SEED, plan_of
 
 SIZES = (30, 17, 24, 21)
@@ -41,7 +45,7 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
     callers = {party.terms.name: party.caller() for party in parties}
     shuffled = None
     if plan.shuffle is not None:
-        # Test builds flip no coins; the simulation without noise has none either, and the same rounding.
+        # Test builds flip no coins; they round at random as others do.
         if plan.shuffle.server is None:
             shuffled = Sums(point.plan, NAMES, callers, coins=False)
         else:
@@ -52,11 +56,28 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
     )
 
 
-def simulated(plan, tables, who=None, noise=0.0):
-    builder = builder_from(plan, SIZES[0])
+def simulated(plan, tables, who=None):
+    """What a study of full batches comes to without noise, and without the random rounding of shuffled sums."""
+    algorithm = {name: value for name, value in plan.algorithm.items() if name != "channel"}
+    builder = builder_from(plan.model_copy(update={"algorithm": algorithm, "shuffle": None}), SIZES[0])
     params = builder.problem.objective.init(jax.random.key(0))
-    algorithm = builder.build(noise_multiplier=noise)
-    return simulate(algorithm, params, enrol(tables), key=jax.random.key(SEED), who=who, noise="each").params
+    exact = builder.build(noise_multiplier=0.0)
+    return simulate(exact, params, enrol(tables), key=jax.random.key(SEED), who=who, noise="each").params
+
+
+def rounding(plan):
+    """How far random rounding may move a model through shuffled sums: six deviations in every round."""
+    algorithm = plan.algorithm
+    dimension = sum(leaf.size for leaf in jax.tree.leaves(fresh_state(plan, SIZES)[0]))
+    step = 2 * algorithm["clip_norm"] / grid_for(sum(SIZES), dimension)
+    _, each = plan.shuffle.record_weights(None)
+    deviation = step / 2 * math.sqrt(sum(SIZES)) * float(each)
+    return algorithm["num_rounds"] * algorithm["step_size"] * 6 * deviation
+
+
+def travelled(plan, found):
+    """How far a model went from where it began."""
+    return largest_difference(found, builder_from(plan, SIZES[0]).problem.objective.init(jax.random.key(0)))
 
 
 class Flaky(SocketTransport):

@@ -4,8 +4,8 @@ Both are given the same batches, in the same slots. They differ by rounding alon
 2e-6 of the magnitudes that go into a norm. The door makes what it clips 2^-16 smaller and rounds factors to 2^-18 of
 their size. So messages agree to about 2e-5 of the clip; three times that is allowed.
 
-`tests/algorithms/test_conformance.py` holds the compiled program to the plain loop in every setting; here it is
-compared with the loop of one whose messages the door confirmed.
+`tests/algorithms/test_conformance.py` holds the compiled program to the plain loop, and presets to the algorithms that
+they are; here the program of one is compared with the loop whose messages the door confirmed.
 """
 
 from functools import partial
@@ -28,14 +28,8 @@ from tacit.silo.door import Door, no_noise
 from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
 from tacit.silo.simulated import batch_of
 from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, start, tables
+from tests.algorithms.test_conformance import DISTINCT, SAMPLINGS
 
-SAMPLINGS = {
-    "full": {"sampling": "full"},
-    "wor": {"sampling": "wor", "batch_size": 8},
-    "wr": {"sampling": "wr", "batch_size": 8},
-    "poisson": {"sampling": "poisson", "batch_size": 8, "capacity": 12},
-    "one-pass": {"sampling": "one-pass", "batch_size": 2},
-}
 NEAR = 6e-5
 KEY = jax.random.key(1)
 SIZE = 20
@@ -43,7 +37,6 @@ SETTINGS = {
     "mb-sgd": ("wr", MLP),
     "local-sgd": ("poisson", LOGISTIC),
     "prox-svrg": ("poisson", LOGISTIC),
-    "pl-svrg": ("wor", LOGISTIC),
     "mu2-sgd": ("one-pass", LOGISTIC),
     "ce-psgm": ("wor", LOGISTIC),
 }
@@ -106,7 +99,14 @@ def compare(said, clip, found, message, memory):
     said.append(max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(found.message)))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not ALGORITHMS[name].can_protect_attribute])
+RUN = [name for name in DISTINCT if not ALGORITHMS[name].can_protect_attribute]
+
+
+def test_settings_cover_every_sampling():
+    assert {SETTINGS.get(name, (CASES[name].samplings[0],))[0] for name in RUN} == set(SAMPLINGS)
+
+
+@pytest.mark.parametrize("name", RUN)
 def test_the_door_says_what_the_simulator_says(name):
     sampling, problem = SETTINGS.get(name, (CASES[name].samplings[0], LOGISTIC))
     data = [{key: table[key] for key in "xy"} for table in tables(sizes=(SIZE, SIZE))]
