@@ -49,10 +49,10 @@ _PER_FREQUENCY = 1000 * _UNIT
 # Units of rounding in the masses that a part comes with: what is left at a loss of zero is one minus all others.
 _PER_MASS = 64
 # Tilted mass that may lie outside the window on either side: it costs about that share of delta.
-_OUTSIDE = 1e-9
+_OUTSIDE = 1e-6
 # Mass below the window that is left out of it, and added where epsilon lies there, too.
 _SHOWS = 1e-8
-_ORDERS = (1.0, 2.0, 4.0, 8.0)
+_ORDERS = tuple(2.0**k for k in range(-5, 4))
 _WIDEST_TILT = 1e4
 _RUNGS = 45
 
@@ -81,6 +81,7 @@ class LossSum:
         self.beyond = beyond
         self._points = [p.stride * np.arange(-(len(p.masses) // 2), len(p.masses) // 2 + 1) for p in self.parts]
         self._losses = [step * points for points in self._points]
+        self._known: dict[float, list[float]] = {}
         with np.errstate(divide="ignore"):
             self._logs = [np.log(part.masses) for part in self.parts]
 
@@ -91,7 +92,9 @@ class LossSum:
 
     def cumulants(self, tilt: float) -> list[float]:
         """log sum_l p(l) e^(tilt l) of one release of each part."""
-        found = []
+        if tilt in self._known:
+            return self._known[tilt]
+        found = self._known[tilt] = []
         for losses, logs in zip(self._losses, self._logs, strict=True):
             exponents = logs + tilt * losses
             top = float(exponents.max())
@@ -186,12 +189,14 @@ class LossSum:
 
     def mass_below(self, point: int, tilt: float) -> float:
         """Bound on the mass of losses below a lattice point, from moments at the scale of a tilted sum."""
-        orders = [s / self.tilted_spread(tilt) for s in (0.0, *_ORDERS)]
+        scale = self.tilted_spread(tilt)
+        orders = [s / scale for s in (0.0, *_ORDERS)]
         return _probability(min(self.cumulant(-s) + s * point * self.step for s in orders))
 
     def mass_from(self, point: int, tilt: float) -> float:
         """Bound on the mass of losses from a lattice point on, as `mass_below`."""
-        orders = [tilt + s / self.tilted_spread(tilt) for s in (0.0, *_ORDERS)]
+        scale = self.tilted_spread(tilt)
+        orders = [tilt + s / scale for s in (0.0, *_ORDERS)]
         return _probability(min(self.cumulant(s) - s * point * self.step for s in orders))
 
     def _spectrum(self, tilt: float, length: int) -> tuple[np.ndarray, float]:
