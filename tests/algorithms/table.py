@@ -10,16 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm
-from tacit.algorithms import (
-    ALGORITHMS,
+from tacit import (
     accelerated_mb_sgd,
     alternate_spider,
     ce_psgm,
     ce_psgm_fg,
     diff2_bvr_lsgd,
     diff2_gd,
-    fed_sgda,
     fedfdp,
     lagrangian_dual,
     local_sgd,
@@ -32,20 +29,23 @@ from tacit.algorithms import (
     prox_sgd,
     prox_spider,
     prox_svrg,
+    sgda,
     steffle,
 )
+from tacit.algorithm import Algorithm, Terms
+from tacit.algorithms import ALGORITHMS, Recipe
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax, squared
 
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm with small parameters for the shared tests, and what makes it converge without noise.
+    """An algorithm with small parameters and terms for the shared tests, and what makes it converge without noise.
 
     ``convergence`` is ``None`` where one pass ends before the optimum; such an algorithm has a test of its own.
     """
 
     name: str
-    factory: Callable[..., Algorithm]
+    recipe: Callable[..., Recipe]
     parameters: dict[str, Any] = field(default_factory=dict)
     convergence: dict[str, Any] | None = field(default_factory=dict)
     samplings: tuple[str, ...] = ("full", "wor", "wr", "poisson", "one-pass")
@@ -59,10 +59,13 @@ class Case:
             "batch_size": None,
             "sampling": "full",
         }
-        return self.factory(problem, **{**common, **self.parameters, **changes})
+        terms, own = Terms.split({**common, **self.parameters, **changes})
+        return self.recipe(**own)(problem, terms)
 
 
-PSGM = {"difference_slope": 4.0, "momentum": 0.3}
+PSGM = {"difference_slope": 4.0, "momentum": 0.3, "channel": "shuffled-reports"}
+DIFF2 = {"difference_slope": 4.0, "channel": "trusted"}
+ATTRIBUTE = {"protects": "sensitive-attribute"}
 
 CASES = {
     case.name: case
@@ -93,11 +96,11 @@ CASES = {
         Case("alternate-spider", alternate_spider),
         Case("prox-svrg", prox_svrg, {"phase_length": 3}),
         Case("pl-svrg", pl_svrg, {"phase_length": 2, "restarts": 2}),
-        Case("sgda", fed_sgda),
+        Case("sgda", sgda),
         Case(
             "steffle",
             steffle,
-            {"strength": 0.5, "frequencies": (0.4, 0.6)},
+            {"strength": 0.5, "frequencies": (0.4, 0.6), **ATTRIBUTE},
             convergence={"strength": 0.0},
             samplings=("full", "poisson", "one-pass"),
         ),
@@ -105,7 +108,7 @@ CASES = {
         Case(
             "lagrangian-dual",
             lagrangian_dual,
-            {"frequencies": (0.4, 0.6), "multiplier_step": 0.5},
+            {"frequencies": (0.4, 0.6), "multiplier_step": 0.5, **ATTRIBUTE},
             convergence={"multiplier_step": 0.0},
             samplings=("full", "one-pass"),
         ),
@@ -114,11 +117,11 @@ CASES = {
         Case("ce-psgm-fg", ce_psgm_fg, {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",)),
         Case("mb-psgm", mb_psgm, PSGM, samplings=("wor", "full")),
         Case("mb-psgm-fg", mb_psgm_fg, PSGM, samplings=("full",)),
-        Case("diff2-gd", diff2_gd, {"difference_slope": 4.0, "phase_length": 3}),
+        Case("diff2-gd", diff2_gd, {**DIFF2, "phase_length": 3}),
         Case(
             "diff2-bvr-lsgd",
             diff2_bvr_lsgd,
-            {"difference_slope": 4.0, "phase_length": 2, "local_steps": 2, "num_rounds": 4},
+            {**DIFF2, "phase_length": 2, "local_steps": 2, "num_rounds": 4},
             samplings=("full", "wor"),
         ),
     )

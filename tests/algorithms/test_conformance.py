@@ -42,7 +42,7 @@ def settings():
             yield from ((name, sampling, "all") for sampling in case.samplings)
             yield from ((name, "full", who) for who in ("two of three", "one or two"))
             continue
-        file = find(name).factory.__module__
+        file = find(name).recipe.__module__
         if file not in files:
             yield name, case.samplings[0], "all"
         files.add(file)

@@ -3,20 +3,21 @@
 import jax
 import pytest
 
-from tacit.algorithms import steffle
+from tacit.algorithms import find, paper_noise
 from tacit.audit.fair import BATCH, RECORDS, ROUNDS, printed_fair_claim
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.sensitivity import audit_extremes, audit_sensitivity
 from tacit.audit.transcript import Seat
 from tacit.audit.worst_case import attackers_problem
 from tacit.objectives import Objective, Problem, linear, logistic
-from tacit.privacy import calibrate, events_of, paper_noise
+from tacit.privacy import calibrate, events_of
 
 DELTA = 1e-5
+ATTRIBUTE = {"protects": "sensitive-attribute"}
 DESIGNS = {
-    "full batch": {"sampling": "full", "batch_size": None},
-    "fixed epochs": {"sampling": "one-pass", "batch_size": 2, "passes": 5},
-    "secret batch": {"sampling": "poisson", "batch_size": 2},
+    "full batch": {"sampling": "full", "batch_size": None, **ATTRIBUTE},
+    "fixed epochs": {"sampling": "one-pass", "batch_size": 2, "passes": 5, **ATTRIBUTE},
+    "secret batch": {"sampling": "poisson", "batch_size": 2, **ATTRIBUTE},
     "record": {"sampling": "full", "batch_size": None, "protects": "record"},
     "record, secret batch": {"sampling": "poisson", "batch_size": 2, "protects": "record"},
 }
@@ -28,13 +29,13 @@ def test_the_printed_design_is_refuted(epochs, at_least):
     found = printed_fair_claim(1.0, trials=400_000, seed=0, epochs=epochs)
     assert found.violated
     sampling = "one-pass" if epochs else "wor"
-    terms = {"records": RECORDS, "rounds": ROUNDS, "batch": BATCH, "epsilon": 1.0, "delta": 1 / RECORDS**2}
+    terms = {"records": RECORDS, "num_rounds": ROUNDS, "batch_size": BATCH, "epsilon": 1.0, "delta": 1 / RECORDS**2}
     priced = paper_noise("steffle", sampling=sampling, **terms).epsilon_certified
     assert at_least < found.epsilon_lower_bound <= priced
 
 
 def built(design, noise):
-    return steffle(
+    return find("steffle").build(
         attackers_problem(),
         step_size=0.2,
         num_rounds=10,
@@ -67,7 +68,7 @@ def test_the_designs_that_ship_hold(design):
 @pytest.mark.parametrize("design", ["full batch", "record"])
 def test_no_swap_moves_a_statistic_further_than_is_priced(design):
     objective = Objective(linear(3, 1), logistic())
-    algorithm = steffle(
+    algorithm = find("steffle").build(
         Problem(objective, lipschitz=2.0, smoothness=1.0),
         step_size=0.2,
         num_rounds=2,

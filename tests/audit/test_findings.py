@@ -35,7 +35,7 @@ def test_enough_noise_is_not_refuted():
 
 def test_the_proof_stays_below_the_certified_price():
     noise = multi_pass_experiments(
-        Setting(records=1234, rounds=50, batch=370, epsilon=12.0, delta=1 / 1234**2, sampling="wr")
+        Setting(records=1234, num_rounds=50, batch_size=370, epsilon=12.0, delta=1 / 1234**2, sampling="wr")
     )
     assert (
         printed_claim(12.0, trials=20_000, seed=1).epsilon_lower_bound < price(noise.events, delta=noise.delta).epsilon

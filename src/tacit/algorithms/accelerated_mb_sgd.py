@@ -34,7 +34,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Message, Number, Params, Release, Round, Sampling, Server, Silo
+from tacit.algorithm import Algorithm, Info, Message, Number, Params, Round, Server, Silo, Terms
+from tacit.algorithms.recipe import Fixed, preset, recipe
+from tacit.geometry.proximal import tree_norm
 from tacit.objectives import Problem, gradient_at
 
 
@@ -46,17 +48,13 @@ class AcceleratedState(NamedTuple):
     number: Array
 
 
+@recipe
 def accelerated_mb_sgd(
     problem: Problem,
+    terms: Terms,
     *,
     step_size: Number,
     num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
     strong_convexity: Number = 0.0,
     stages: Sequence[int] | None = None,
 ) -> Algorithm:
@@ -94,54 +92,29 @@ def accelerated_mb_sgd(
         aggregate = jax.tree.map(lambda w, ag: a * w + (1 - a) * ag, params, state.aggregate)
         return AcceleratedState(params, aggregate, state.number + 1)
 
-    release = Release(
-        clip=lambda work: clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-    )
-    gradient = Round(Silo(gradient_at(problem.objective), release), Server(ask, tell))
+    def info(state: AcceleratedState) -> Info:
+        return {"lead_norm": tree_norm(jax.tree.map(jnp.subtract, state.params, state.aggregate))}
+
+    gradient = Round(Silo(gradient_at(problem.objective), terms.release()), Server(ask, tell))
     schedule = ("gradient",) * num_rounds
-    return Algorithm(init, {"gradient": gradient}, schedule, lambda state: state.aggregate)
+    return Algorithm(init, {"gradient": gradient}, schedule, lambda state: state.aggregate, info=info)
 
 
+@preset(accelerated_mb_sgd, sampling="one-pass")
 def one_pass_accelerated(
     problem: Problem,
+    terms: Terms,
     *,
     step_size: Number,
     num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling = "one-pass",
-    capacity: Number | None = None,
-    channel: Channel = "direct",
     strong_convexity: Number = 0.0,
     stages: Sequence[int] | None = None,
-) -> Algorithm:
+) -> Fixed:
     """One pass of accelerated noisy minibatch SGD over disjoint batches: the preset for heterogeneous population risk.
 
     A record is in one batch, so it pays for one release however many rounds there are.
     """
-    if sampling != "one-pass":
-        raise ValueError(
-            f'Expected sampling="one-pass", got {sampling!r}; to see records again use accelerated-mb-sgd.'
-        )
-    return accelerated_mb_sgd(
-        problem,
-        step_size=step_size,
-        num_rounds=num_rounds,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-        strong_convexity=strong_convexity,
-        stages=stages,
-    )
+    return {}
 
 
 def _timetable(stages: Sequence[int] | None, num_rounds: int, step_size: Number) -> tuple[Array, Array]:

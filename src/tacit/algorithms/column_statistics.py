@@ -28,19 +28,12 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Number, Record, Release, Round, Server, Silo, Work
+from tacit.algorithm import Algorithm, Record, Round, Server, Silo, Terms, Work
 
 Kind = Literal["moments", "quantiles", "histogram"]
 
 
-def column_statistics(
-    *,
-    columns: Sequence[int],
-    statistic: Kind,
-    noise_multiplier: Number,
-    bins: int = 16,
-    channel: Channel = "direct",
-) -> Algorithm:
+def column_statistics(terms: Terms, *, columns: Sequence[int], statistic: Kind, bins: int = 16) -> Algorithm:
     """One round that releases a statistic of these coordinates of ``x``; the output has one row per column."""
     places = jnp.asarray(tuple(columns), jnp.int32)
     bound = column_bound(statistic, bins) * math.sqrt(len(columns))
@@ -49,7 +42,7 @@ def column_statistics(
         values = jnp.clip(record["x"][places], -1.0, 1.0)
         return _statistic(values, statistic, bins)
 
-    release = Release(lambda work: bound, noise_multiplier, None, "full", channel=channel)
+    release = terms.drawn(None, "full").release(clip=lambda work: bound)
     once = Round(Silo(query, release), Server(lambda state: state, lambda state, message: message), "all")
     width = 2 if statistic == "moments" else (bins if statistic == "histogram" else bins - 1)
     return Algorithm(

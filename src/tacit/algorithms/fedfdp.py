@@ -28,15 +28,16 @@ from tacit.algorithm import (
     Message,
     Number,
     Params,
+    PerBlock,
     Record,
-    Release,
     Round,
-    Sampling,
     Server,
     Silo,
     Statistic,
+    Terms,
 )
-from tacit.algorithms.fed_sgda import shared_noise
+from tacit.algorithms.recipe import recipe
+from tacit.algorithms.sgda import shared_noise
 from tacit.objectives import Problem, Saddle, SaddleQuery
 from tacit.objectives.objective import Tap
 
@@ -64,20 +65,16 @@ class FedFdpState(NamedTuple):
     loss: Array
 
 
+@recipe
 def fedfdp(
     problem: Problem,
+    terms: Terms,
     *,
     step_size: Number,
     num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
     fairness: Number,
     loss_clip: Number = 1.0,
     loss_share: Number = 0.1,
-    capacity: Number | None = None,
-    channel: Any = "direct",
 ) -> Algorithm:
     """FedFDP; ``fairness`` is its lambda and ``loss_share`` the part of the budget that the losses take."""
     objective = problem.objective
@@ -105,20 +102,14 @@ def fedfdp(
         loss = work.released["duals"][1]
         return {"gradient": work.released["params"], "loss": loss}, (loss, jnp.ones((), bool))
 
-    release = Release(
-        clip=lambda work: {"params": clip_norm, "duals": work.limit},
-        noise_multiplier=shared_noise(noise_multiplier, loss_share),
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-    )
+    def clips(work: FedFdpWork) -> PerBlock:
+        return {"params": terms.clip_norm, "duals": work.limit}
 
     def tell(state: FedFdpState, message: Message) -> FedFdpState:
-        moved = jax.tree.map(lambda p, g: p - step_size * g, state.params, message["gradient"])
-        return FedFdpState(problem.regulariser.prox(moved, step_size), message["loss"])
+        return FedFdpState(problem.descend(state.params, message["gradient"], step_size), message["loss"])
 
     query = SaddleQuery(game, lambda work: (work.params, (work.weight, jnp.zeros(()))))
+    release = terms.release(clip=clips, noise=shared_noise(loss_share))
     silo = Silo(query, release, start=start, absorb=absorb, report=report)
     step = Round(silo, Server(lambda state: FedFdpSays(state.params, state.loss), tell))
     return Algorithm(
@@ -127,4 +118,5 @@ def fedfdp(
         ("step",) * num_rounds,
         lambda state: state.params,
         lambda params: (jnp.zeros(()), jnp.zeros((), bool)),
+        lambda state: {"released_loss": state.loss},
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Number, Params, Record, Release, Round, Server, Silo
+from tacit.algorithm import Algorithm, Params, Record, Round, Server, Silo, Terms
 from tacit.objectives import Objective
 from tacit.objectives.objective import untapped
 
@@ -26,7 +26,7 @@ def record_error(objective: Objective, params: Params, record: Record) -> Array:
     return jnp.clip(jnp.abs(outputs[0, 0] - record["y"]), 0.0, 1.0)
 
 
-def validation_score(objective: Objective, *, noise_multiplier: Number, channel: Channel = "direct") -> Algorithm:
+def validation_score(objective: Objective, terms: Terms) -> Algorithm:
     """One round that releases the error of the model it starts from; the output is that error."""
 
     def query(work: Params, record: Record) -> Array:
@@ -35,7 +35,7 @@ def validation_score(objective: Objective, *, noise_multiplier: Number, channel:
     def init(params: Params) -> tuple[Params, Array]:
         return params, jnp.zeros(())
 
-    release = Release(lambda work: 0.5, noise_multiplier, None, "full", channel=channel)
+    release = terms.drawn(None, "full").release(clip=lambda work: 0.5)
     server = Server(lambda state: state[0], lambda state, message: (state[0], message + 0.5))
     once = Round(Silo(query, release), server, "all")
     return Algorithm(init, {"score": once}, ("score",), lambda state: state[1])

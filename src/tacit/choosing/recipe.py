@@ -16,7 +16,7 @@ from tacit.algorithms import find
 from tacit.choosing.candidates import Candidate
 from tacit.choosing.situation import Situation
 
-_SETTLED = {"noise_multiplier", "channel", "capacity", "protects"}
+_TERMS = {"clip_norm", "batch_size", "sampling"}  # those that a study sets beside the parameters
 _HIDDEN = 8
 
 
@@ -58,12 +58,8 @@ def recipe(situation: Situation, best: Candidate, own: Mapping[str, Any] | None 
 
 def _algorithm(best: Candidate) -> dict[str, Any]:
     """The algorithm with its theorem's parameters; noise is left to the accountant."""
-    accepted = find(best.algorithm).parameters
-    given = {
-        name: plain(value)
-        for name, value in best.parameters.items()
-        if value is not None and name in accepted and name not in _SETTLED
-    }
+    accepted = {*find(best.algorithm).parameters, *_TERMS}
+    given = {name: plain(value) for name, value in best.parameters.items() if value is not None and name in accepted}
     return {"name": best.algorithm, "channel": best.channel, **given}
 
 

@@ -64,8 +64,8 @@ def _arms() -> list[Arm]:
 
     return [
         Arm("MB-SGD", "mb-sgd", {"output": "last"}, plain, {"sampling": "full"}),
-        Arm("SPIDER q=2", "prox-spider", {"phase_length": 2}, reduced, {"period": 2}),
-        Arm("SPIDER q=5", "prox-spider", {"phase_length": 5}, reduced, {"period": 5}),
+        Arm("SPIDER q=2", "prox-spider", {"phase_length": 2}, reduced, {}),
+        Arm("SPIDER q=5", "prox-spider", {"phase_length": 5}, reduced, {}),
         Arm("SVRG q=5", "prox-svrg", {"phase_length": 5}, reduced),
         Arm("Local SGD", "local-sgd", {"local_steps": 4}, local),
     ]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tacit import data
+from tacit.algorithms import paper_noise
 from tacit.objectives import Objective, cnn, softmax
-from tacit.privacy import paper_noise
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass, multi_pass_experiments
 from tacit.runtime.simulate import Seed
@@ -228,7 +228,7 @@ def _constants(records: int, delta: float) -> str:
     for rounds in ROUNDS:
         for epsilon in EPSILONS[rounds]:
             setting = Setting(
-                records=records, rounds=rounds, batch=BATCH, epsilon=epsilon, delta=delta, sampling="poisson"
+                records=records, num_rounds=rounds, batch_size=BATCH, epsilon=epsilon, delta=delta, sampling="poisson"
             )
             cells = []
             for noise in (multi_pass(setting), multi_pass_experiments(setting)):
@@ -247,9 +247,8 @@ def _failing(records: int, delta: float) -> str:
     rounds = ROUNDS[0]
     words = []
     for epsilon in EPSILONS[rounds]:
-        found = paper_noise(
-            "mb-sgd", records=records, rounds=rounds, batch=BATCH, epsilon=epsilon, delta=delta, sampling="poisson"
-        )
+        told: dict[str, Any] = {"num_rounds": rounds, "batch_size": BATCH, "sampling": "poisson"}
+        found = paper_noise("mb-sgd", records=records, epsilon=epsilon, delta=delta, **told)
         failed = [] if found is None else [condition.text for condition in found.conditions if not condition.holds]
         words += [f"{', '.join(failed)} (epsilon = {epsilon:g})"] if failed else []
     return f"Conditions of the theorem that fail at R = {rounds}: {'; '.join(words) or 'none'}.\n"

@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from tacit.algorithm import Algorithm
+from tacit.algorithms import paper_noise
 from tacit.objectives import Objective
-from tacit.privacy import paper_noise
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments
 from tacit.runtime.participation import Participation
@@ -53,8 +53,7 @@ def theorem_noise(algorithm: str, records: Sequence[int], rounds: int, delta: fl
             paper_noise(
                 algorithm,
                 records=n,
-                rounds=rounds,
-                batch=n,
+                num_rounds=rounds,
                 epsilon=epsilon,
                 delta=delta,
                 sampling="full",
@@ -71,7 +70,9 @@ def experiments_noise(records: int, rounds: int, delta: float, epsilons: Sequenc
     """What the noise of the paper's own experiments, which rests on an unstated constant, is worth on full batches."""
     words = []
     for epsilon in epsilons:
-        setting = Setting(records=records, rounds=rounds, batch=records, epsilon=epsilon, delta=delta, sampling="full")
+        setting = Setting(
+            records=records, num_rounds=rounds, batch_size=records, epsilon=epsilon, delta=delta, sampling="full"
+        )
         found = multi_pass_experiments(setting)
         words.append(
             f"{found.ratio:.2f} times ours at epsilon = {epsilon:g} (certified: {found.epsilon_certified:.3g})"

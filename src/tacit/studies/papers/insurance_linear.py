@@ -65,13 +65,13 @@ def _anchors(federation: Federation) -> tuple[float, float]:
 
 
 def _methods(problem: Problem, records: list[int]) -> list[Method]:
-    from tacit.algorithms import local_sgd, mb_sgd
+    from tacit.algorithms import find
 
     def minibatch(**point: Any) -> Algorithm:
-        return mb_sgd(problem, **{**_COMMON, "output": "last", **point})
+        return find("mb-sgd").build(problem, **{**_COMMON, "output": "last", **point})
 
     def local(**point: Any) -> Algorithm:
-        return local_sgd(problem, **{**_COMMON, "local_steps": LOCAL_STEPS, **point})
+        return find("local-sgd").build(problem, **{**_COMMON, "local_steps": LOCAL_STEPS, **point})
 
     delta = 1 / min(records) ** 2
     grid = {"step_size": STEPS, "clip_norm": CLIPS}

@@ -11,7 +11,7 @@ from typing import Any
 
 from tacit import data
 from tacit.algorithm import Algorithm
-from tacit.algorithms import local_sgd, mb_sgd
+from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.runtime.participation import participation
 from tacit.studies.papers.common import out_folder, seeds_of, write
@@ -55,10 +55,10 @@ def main() -> None:
 
 def _methods(problem: Problem, records: list[int]) -> list[Method]:
     def minibatch(**point: Any) -> Algorithm:
-        return mb_sgd(problem, **{**COMMON, "output": "last", **point})
+        return find("mb-sgd").build(problem, **{**COMMON, "output": "last", **point})
 
     def local(**point: Any) -> Algorithm:
-        return local_sgd(problem, **{**COMMON, "local_steps": LOCAL_STEPS, **point})
+        return find("local-sgd").build(problem, **{**COMMON, "local_steps": LOCAL_STEPS, **point})
 
     def opened(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
         return lambda **point: build(clip_norm=None, channel="open", **point)

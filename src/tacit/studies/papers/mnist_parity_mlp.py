@@ -137,8 +137,8 @@ def arms(rounds: int) -> dict[str, Arm]:
 
     made = [
         Arm("MB-SGD", "mb-sgd", {"output": "last"}, plain, {"sampling": "full"}),
-        Arm("SPIDER q=2", "prox-spider", {"phase_length": 2}, reduced, {"period": 2}),
-        Arm("SPIDER q=3", "prox-spider", {"phase_length": 3}, reduced, {"period": 3}),
+        Arm("SPIDER q=2", "prox-spider", {"phase_length": 2}, reduced, {}),
+        Arm("SPIDER q=3", "prox-spider", {"phase_length": 3}, reduced, {}),
         Arm("SVRG q=3", "prox-svrg", {"phase_length": 3}, reduced),
         Arm("Local SGD", "local-sgd", {"local_steps": 4, **BATCHES}, local),
     ]

@@ -16,7 +16,6 @@ import numpy as np
 
 from tacit import geometry
 from tacit.algorithm import Channel, Params
-from tacit.algorithms import find
 from tacit.geometry import Regulariser
 from tacit.objectives import Problem
 from tacit.runtime.simulate import Seed
@@ -79,7 +78,7 @@ def compare(
     for name, own in terms.items():
         measured = {}
         for channel in channels:
-            build = builder(find(name).factory, problem, channel, **own)
+            build = builder(name, problem, channel, **own)
             measured[channel] = measure(trained(build, seeds, sizes, epsilons))
         found["algorithms"][name] = {
             "excess": {c: [interval(v) for v in excess.T] for c, (excess, _) in measured.items()},

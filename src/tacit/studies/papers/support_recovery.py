@@ -15,7 +15,6 @@ import numpy as np
 
 from tacit import geometry
 from tacit.algorithm import Channel
-from tacit.algorithms import mb_sgd
 from tacit.geometry import Regulariser
 from tacit.studies.papers.common import grid_of, out_folder, table, write
 from tacit.studies.papers.sparse_regression import DELTA, Sizes, builder, regression, trained
@@ -65,7 +64,7 @@ def recovery(
     """
     problem, seeds = regression(sizes, penalty_of(penalty, strength, sizes), draws)
     terms = {"step_size": sizes.features / 1.2, "clip_norm": clip_norm, "num_rounds": num_rounds, "output": "last"}
-    params = trained(builder(mb_sgd, problem, channel, **terms), seeds, sizes, epsilons)
+    params = trained(builder("mb-sgd", problem, channel, **terms), seeds, sizes, epsilons)
     chosen = np.asarray(params["linear"]["w"])[..., 0] != 0
     true = sizes.truth != 0
     return [

@@ -32,21 +32,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tacit.algorithm import (
-    Algorithm,
-    Channel,
-    Message,
-    Number,
-    Params,
-    PerBlock,
-    Release,
-    Round,
-    Sampling,
-    Server,
-    Silo,
-    Work,
-)
+from tacit.algorithm import Algorithm, Info, Message, Number, Params, PerBlock, Round, Server, Silo, Terms
+from tacit.algorithms.recipe import recipe
 from tacit.geometry import frobenius_ball, zero
+from tacit.geometry.proximal import tree_norm
 from tacit.objectives import Problem, Saddle, SaddleQuery, lifted
 
 Output = Literal["random", "last", "average"]
@@ -69,17 +58,13 @@ class SgdaState(NamedTuple):
     key: Array
 
 
-def fed_sgda(
+@recipe
+def sgda(
     problem: Problem,
+    terms: Terms,
     *,
     step_size: Number,
     num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
     dual_step_size: Number | None = None,
     dual_clip_norm: Number | None = None,
     dual_share: Number = 0.5,
@@ -94,61 +79,54 @@ def fed_sgda(
     Step and clip of the duals are those of the parameters unless they are given; ``radius=None`` does not project.
     """
     game = problem.objective if isinstance(problem.objective, Saddle) else lifted(problem.objective)
-    release = Release(
-        clip=both_blocks(clip_norm, clip_norm if dual_clip_norm is None else dual_clip_norm),
-        noise_multiplier=shared_noise(noise_multiplier, dual_share),
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-    )
-    query = SaddleQuery(game, lambda work: (work.params, work.duals))
-    ascend = server_half(
-        problem,
-        step_size=step_size,
-        dual_step_size=step_size if dual_step_size is None else dual_step_size,
-        radius=radius,
-        decay=decay,
-        decay_every=decay_every,
-        output=output,
-    )
+    clips = {"params": terms.clip_norm, "duals": terms.clip_norm if dual_clip_norm is None else dual_clip_norm}
+    dual_step = step_size if dual_step_size is None else dual_step_size
+    ascend = descent_ascent(problem, decayed(step_size, decay, decay_every), dual_step, output)
+    ball = zero() if radius is None else frobenius_ball(radius)
 
     def init(params: Params) -> SgdaState:
         duals = jax.tree.map(jnp.asarray, game.init_duals)
         return SgdaState(params, duals, params, jnp.zeros((), jnp.int32), jax.random.key(output_seed))
 
-    step = Round(Silo(query, release), Server(lambda state: SgdaPoint(state.params, state.duals), ascend))
-    return Algorithm(init, {"step": step}, ("step",) * num_rounds, output_of(output))
+    def ask(state: SgdaState) -> SgdaPoint:
+        return SgdaPoint(state.params, state.duals)
+
+    def tell(state: SgdaState, message: Message) -> SgdaState:
+        after: SgdaState = ascend(state, message)
+        return after._replace(duals=ball.prox(after.duals, 1.0))
+
+    query = SaddleQuery(game, lambda work: (work.params, work.duals))
+    release = terms.release(clip=lambda work: clips, noise=shared_noise(dual_share))
+    step = Round(Silo(query, release), Server(ask, tell))
+    return Algorithm(init, {"step": step}, ("step",) * num_rounds, output_of(output), info=info_of_duals)
 
 
-def server_half(
-    problem: Problem,
-    *,
-    step_size: Number,
-    dual_step_size: Number,
-    radius: Number | None,
-    decay: Number,
-    decay_every: int,
-    output: Output,
+def decayed(step_size: Number, decay: Number, every: int) -> Callable[[Array], Array]:
+    """The step of each round: times ``decay`` after every so many."""
+    if every < 1:
+        raise ValueError(f"Expected decay_every={every} >= 1; use decay=1 for a constant step.")
+    return lambda number: step_size * jnp.asarray(decay, jnp.float32) ** (number // every)
+
+
+def descent_ascent(
+    problem: Problem, steps: Callable[[Array], Array], dual_step: Number, output: Output
 ) -> Callable[[Any, Message], Any]:
-    """The server's step from a mean message with blocks ``params`` and ``duals``, for states like `SgdaState`."""
+    """The server's step from a mean message with blocks ``params`` and ``duals``, for states like `SgdaState`.
+
+    Duals are not projected.
+    """
     if output not in ("random", "last", "average"):
         raise ValueError(f'Expected output="random", "last" or "average", got {output!r}.')
-    if decay_every < 1:
-        raise ValueError(f"Expected decay_every={decay_every} >= 1; use decay=1 for a constant step.")
-    ball = zero() if radius is None else frobenius_ball(radius)
 
     def tell(state: Any, message: Message) -> Any:
-        step = step_size * jnp.asarray(decay, jnp.float32) ** (state.number // decay_every)
-        moved = jax.tree.map(lambda p, g: p - step * g, state.params, message["params"])
-        raised = jax.tree.map(lambda w, g: w + dual_step_size * g, state.duals, message["duals"])
+        params = problem.descend(state.params, message["params"], steps(state.number))
+        duals = jax.tree.map(lambda w, g: w + dual_step * g, state.duals, message["duals"])
         share = 1.0 / (state.number + 1.0)
         if output == "random":
             # Reservoir sampling: after any number of rounds each iterate so far is kept with equal chance.
             share = jax.random.bernoulli(jax.random.fold_in(state.key, state.number), share).astype(jnp.float32)
         chosen = jax.tree.map(lambda c, p: c + share * (p - c), state.chosen, state.params)
-        params = problem.regulariser.prox(moved, step)
-        return state._replace(params=params, duals=ball.prox(raised, 1.0), chosen=chosen, number=state.number + 1)
+        return state._replace(params=params, duals=duals, chosen=chosen, number=state.number + 1)
 
     return tell
 
@@ -158,20 +136,20 @@ def output_of(output: Output) -> Callable[[Any], Params]:
     return lambda state: state.params if output == "last" else state.chosen
 
 
-def both_blocks(clip_norm: Number, dual_clip_norm: Number) -> Callable[[Work], PerBlock]:
-    """Fixed clips for the two blocks."""
-    return lambda work: {"params": clip_norm, "duals": dual_clip_norm}
+def info_of_duals(state: Any) -> Info:
+    """How far the duals are from zero."""
+    return {"duals_norm": tree_norm(state.duals)}
 
 
-def shared_noise(noise_multiplier: Number, dual_share: Number) -> PerBlock:
-    """Multipliers of the two blocks that together are one Gaussian release of ``noise_multiplier``.
+def shared_noise(dual_share: Number) -> PerBlock:
+    """Noise of two blocks, in units of that of one Gaussian release that is as private as both together.
 
-    >>> z = shared_noise(2.0, 0.36)
+    ``dual_share`` is the part of the budget that the duals take.
+
+    >>> z = shared_noise(0.36)
     >>> round(z["params"], 6), round(z["duals"], 6)
-    (2.5, 3.333333)
+    (1.25, 1.666667)
     """
     if isinstance(dual_share, float | int) and not 0 < dual_share < 1:
         raise ValueError(f"Expected 0 < dual_share={dual_share} < 1; each message needs noise.")
-    if noise_multiplier is None:
-        return None
-    return {"params": noise_multiplier / (1.0 - dual_share) ** 0.5, "duals": noise_multiplier / dual_share**0.5}
+    return {"params": (1.0 - dual_share) ** -0.5, "duals": dual_share**-0.5}
