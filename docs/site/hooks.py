@@ -21,7 +21,8 @@ _FENCE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)", re.DOTALL)
 _FACTS = re.compile(r"<!-- facts: ([a-z0-9, -]+) -->")
 _API = {
-    "tacit": ("fit", "Fit", "Budget", "Problem"),
+    "tacit": ("fit", "Fit", "Budget", "Problem", "Terms", "Recipe"),
+    "tacit.algorithms": ("find", "paper_noise"),
     "tacit.data": ("load",),
     "tacit.objectives": (
         "Objective",
@@ -34,7 +35,7 @@ _API = {
         "absolute",
         "pinball",
     ),
-    "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of", "risk", "paper_noise", "user_level"),
+    "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of", "risk", "user_level"),
     "tacit.studies.spec": ("load_study", "parse_study", "Study"),
     "tacit.studies.run": ("prepare", "run", "Result"),
     "tacit.studies.report": ("write_report",),
@@ -109,7 +110,15 @@ def facts(names: list[str]) -> str:
     for name in names:
         entry = ALGORITHMS[name]
         rows.append(f"| `{entry.name}` | {entry.paper} | {entry.guarantee} | {entry.assumes} |")
-    return "\n".join(rows)
+    calls = "\n".join(f"{_signature('tacit.' + e.recipe.__name__, e.recipe)}" for e in map(ALGORITHMS.get, names) if e)
+    return "\n".join(rows) + f"\n\n```python\n{calls}\n```\n" + letters(names[0])
+
+
+def letters(name: str) -> str:
+    """The paper's letters and the names that they have here."""
+    found = ALGORITHMS[name].letters
+    rows = [f"| {letter} | {here.replace('|', '&#124;')} |" for letter, here in found.items()]
+    return "\n".join(["", "| paper | here |", "| --- | --- |", *rows, ""]) if rows else ""
 
 
 def page_of(name: str) -> str:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tacit.algorithm import Terms as Terms
     from tacit.algorithms.catalogue import *  # noqa: F403
-    from tacit.algorithms.recipe import Recipe as Recipe
     from tacit.fitting import Fit as Fit
     from tacit.fitting import fit as fit
     from tacit.objectives import Problem as Problem
     from tacit.privacy import Budget as Budget
+    from tacit.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
 __all__ = ["Budget", "Fit", "Problem", "Recipe", "Terms", "__version__", "fit"]
@@ -32,7 +32,7 @@ _HOMES = {
     "Budget": "tacit.privacy",
     "Fit": "tacit.fitting",
     "Problem": "tacit.objectives",
-    "Recipe": "tacit.algorithms.recipe",
+    "Recipe": "tacit.recipe",
     "Terms": "tacit.algorithm",
     "fit": "tacit.fitting",
 }

@@ -27,6 +27,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tacit.recipe import Fixed as Fixed
+from tacit.recipe import Recipe as Recipe
+from tacit.recipe import preset as preset
+from tacit.recipe import recipe as recipe
+
 Params = Any  # a pytree of arrays: the model
 State = Any  # a pytree: what the server remembers
 Broadcast = Any  # a pytree: what the server says
@@ -41,6 +46,8 @@ Info = Mapping[str, Any]  # named numbers: what people look at, by round
 Number = Any
 # One number, or one per named block of the statistic.
 PerBlock = Any
+# A bound on the norm of a record's statistic, from public or released values alone.
+Clip = Callable[[Work], PerBlock]
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative"]
@@ -96,7 +103,7 @@ class Release:
     through the records, in the same batches each time.
     """
 
-    clip: Callable[[Work], PerBlock]
+    clip: Clip
     noise_multiplier: PerBlock
     batch_size: Number | None
     sampling: Sampling
@@ -152,14 +159,16 @@ class Terms:
             {name: value for name, value in given.items() if name not in names},
         )
 
-    def drawn(self, batch_size: Number | None, sampling: Sampling, capacity: Number | None = None) -> Terms:
-        """The same terms for batches that are drawn otherwise."""
+    def drawn(self, batch_size: Number | None, sampling: Sampling | None, capacity: Number | None = None) -> Terms:
+        """The same terms for batches that are drawn otherwise; as they are, where no sampling is given."""
+        if sampling is None:
+            return self
         return replace(self, batch_size=batch_size, sampling=sampling, capacity=capacity)
 
     def release(
         self,
         *,
-        clip: Callable[[Work], PerBlock] | None = None,
+        clip: Clip | None = None,
         noise: PerBlock = 1.0,
         groups: int | None = None,
         passes: int = 1,

@@ -93,7 +93,8 @@ def fit(
         for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):
             warnings.warn(doubt, stacklevel=2)
     key_run, key_init = jax.random.split(jax.random.key(seed))
-    start = Seed(key_run, problem.objective.init(key_init), enrolled, _pooled(tables))
+    pooled = {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
+    start = Seed(key_run, problem.objective.init(key_init), enrolled, pooled)
     trained = algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise))
     outcome = _simulate(problem, trained, start, measure_every, who=who, progress=progress)
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
@@ -110,7 +111,7 @@ def _simulate(problem: Problem, algorithm: Algorithm, start: Seed, measure_every
 
     def measure(found: Any, evaluation: Any) -> dict[str, Any]:
         params, info = found
-        return {**(problem.objective.measure(params, evaluation) if evaluation else {}), **info}
+        return {**problem.objective.measure(params, evaluation), **info}
 
     watched = dataclasses.replace(algorithm, output=output)
     return simulate_grid(
@@ -127,13 +128,6 @@ def _check(algorithm: Any, budget: Budget | None, clip_norm: Number | None) -> N
         raise TacitError(f"Expected an algorithm such as {call}, got {algorithm!r}; names are for studies.")
     if budget is not None and clip_norm is None:
         raise TacitError("Expected clip_norm, a bound on each record's part in a message, for a budget; none is given.")
-
-
-def _pooled(tables: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The records of all silos together, if a model can be measured on them."""
-    if not all({"x", "y"} <= set(table) for table in tables):
-        return {}
-    return {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
 
 
 def _tables(

@@ -153,7 +153,7 @@ def test_stages_must_add_up():
 def test_one_pass_comes_near_the_optimum_and_takes_no_second_look():
     made, problem, solution = least_squares(sizes=(1200, 1200))
     terms = {"clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": 20, "num_rounds": 60, "step_size": 0.8}
-    algorithm = find("one-pass-accelerated").build(problem, **terms)
+    algorithm = find("one-pass-accelerated").build(problem, **terms, sampling="one-pass")
     found = simulate(algorithm, start(problem), enrol(made), key=jax.random.key(0)).params
     error = np.linalg.norm(np.asarray(found["linear"]["w"])[:, 0] - solution)
     assert error < 0.05 * np.linalg.norm(solution)

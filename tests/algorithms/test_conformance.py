@@ -10,7 +10,7 @@ from tacit.runtime.participation import participation
 from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol, rows_of
 from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, least_squares, start, tables
-from tests.algorithms.table import test_every_algorithm_has_a_row as test_every_algorithm_has_a_row
+from tests.algorithms.table import test_every_row_is_an_algorithm as test_every_row_is_an_algorithm
 
 SAMPLINGS = {
     "full": {"sampling": "full"},

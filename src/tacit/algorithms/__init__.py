@@ -3,7 +3,7 @@
 The functions themselves are `tacit.mb_sgd` and so on; `tacit.algorithms.catalogue` is the table of all.
 """
 
+from tacit.algorithm import Recipe, preset, recipe
 from tacit.algorithms.catalogue import ALGORITHMS, Entry, find, paper_noise
-from tacit.algorithms.recipe import Recipe, preset, recipe
 
 __all__ = ["ALGORITHMS", "Entry", "Recipe", "find", "paper_noise", "preset", "recipe"]

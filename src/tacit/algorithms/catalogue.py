@@ -15,14 +15,30 @@ from typing import Any
 
 from tacit import theory
 from tacit.algorithm import Algorithm, Channel, Terms
-from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd as accelerated_mb_sgd
-from tacit.algorithms.accelerated_mb_sgd import one_pass_accelerated as one_pass_accelerated
-from tacit.algorithms.ce_psgm import ce_psgm as ce_psgm
-from tacit.algorithms.ce_psgm import ce_psgm_fg as ce_psgm_fg
-from tacit.algorithms.ce_psgm import diff2_bvr_lsgd as diff2_bvr_lsgd
-from tacit.algorithms.ce_psgm import diff2_gd as diff2_gd
-from tacit.algorithms.ce_psgm import mb_psgm as mb_psgm
-from tacit.algorithms.ce_psgm import mb_psgm_fg as mb_psgm_fg
+from tacit.algorithms.accelerated_mb_sgd import (
+    accelerated_mb_sgd as accelerated_mb_sgd,
+)
+from tacit.algorithms.accelerated_mb_sgd import (
+    one_pass_accelerated as one_pass_accelerated,
+)
+from tacit.algorithms.ce_psgm import (
+    ce_psgm as ce_psgm,
+)
+from tacit.algorithms.ce_psgm import (
+    ce_psgm_fg as ce_psgm_fg,
+)
+from tacit.algorithms.ce_psgm import (
+    diff2_bvr_lsgd as diff2_bvr_lsgd,
+)
+from tacit.algorithms.ce_psgm import (
+    diff2_gd as diff2_gd,
+)
+from tacit.algorithms.ce_psgm import (
+    mb_psgm as mb_psgm,
+)
+from tacit.algorithms.ce_psgm import (
+    mb_psgm_fg as mb_psgm_fg,
+)
 from tacit.algorithms.fedfdp import fedfdp as fedfdp
 from tacit.algorithms.lagrangian_dual import lagrangian_dual as lagrangian_dual
 from tacit.algorithms.local_sgd import local_sgd as local_sgd
@@ -33,13 +49,13 @@ from tacit.algorithms.prox_spider import alternate_spider as alternate_spider
 from tacit.algorithms.prox_spider import prox_spider as prox_spider
 from tacit.algorithms.prox_svrg import pl_svrg as pl_svrg
 from tacit.algorithms.prox_svrg import prox_svrg as prox_svrg
-from tacit.algorithms.recipe import Recipe, name_of
 from tacit.algorithms.sgda import sgda as sgda
 from tacit.algorithms.steffle import steffle as steffle
 from tacit.errors import TacitError, unknown
 from tacit.objectives import Problem
 from tacit.privacy import lemma, theorems
 from tacit.privacy.statements import PaperNoise, Setting
+from tacit.recipe import Recipe, name_of
 
 _LETTERS = re.compile(r"^ {4}paper +here\n {4}-+ +-+\n((?: {4}\S.*\n)+)", re.MULTILINE)
 _ROW = re.compile(r"^ {4}(\S.*?) {2,}(.*)$", re.MULTILINE)
@@ -76,7 +92,7 @@ class Entry:
     @property
     def letters(self) -> dict[str, str]:
         """The paper's letters, each with the name that it has here, from the docstring of the algorithm's file."""
-        found = _LETTERS.search(sys.modules[self.recipe.__module__].__doc__ or "")
+        found = _LETTERS.search(getattr(sys.modules.get(self.recipe.__module__), "__doc__", None) or "")
         return {} if found is None else dict(_ROW.findall(found[1]))
 
     def build(self, problem: Problem, **given: Any) -> Algorithm:

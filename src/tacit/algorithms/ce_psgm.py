@@ -36,18 +36,14 @@ are priced as one release. Through shuffled reports the guarantee is shuffle DP;
 the plan.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple, Required, TypedDict, Unpack
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Info, Message, Number, Params, Randomiser, Round, Server, Silo, Terms
-from tacit.algorithms.differences import TwoPoints, check_phase, distance
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Randomiser, Round, Server, Silo, Terms, preset, recipe
+from tacit.algorithms.differences import TwoPoints, check_phase, info_of
 from tacit.algorithms.psgm_silo import estimate_silo, is_none, local_silo, local_terms
-from tacit.algorithms.recipe import Fixed, preset, recipe
-from tacit.geometry.proximal import tree_norm
 from tacit.objectives import Problem, gradient_at
 
 
@@ -75,23 +71,11 @@ class Options(TypedDict, total=False):
 
 
 @recipe
-def ce_psgm(
-    problem: Problem,
-    terms: Terms,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    difference_slope: Number,
-    local_steps: int,
-    momentum: Number = 0.1,
-    phase_length: int | None = None,
-    first_batch_size: Number | None = None,
-    local_batch_size: Number | None = None,
-    local_slope: Number | None = None,
-    local_noise: Number = 1.0,
-    difference_noise: Number = 1.0,
-    randomiser: Randomiser = "auto",
-) -> Algorithm:
+def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, local_steps: int,
+            momentum: Number = 0.1, difference_slope: Number, difference_noise: Number = 1.0,
+            phase_length: int | None = None, first_batch_size: Number | None = None, randomiser: Randomiser = "auto",
+            local_batch_size: Number | None = None, local_slope: Number | None = None, local_noise: Number = 1.0,
+            ) -> Algorithm:  # fmt: skip
     """CE-PSGM; ``local_steps=1`` is MB-PSGM. The paper's channel is ``"shuffled-reports"``.
 
     ``momentum`` is the weight of fresh gradients, between 0 and 1; without any (0, known in advance) only differences
@@ -115,17 +99,14 @@ def ce_psgm(
     def ask_estimate(state: PsgmState) -> TwoPoints:
         return TwoPoints(state.params, state.before)
 
-    def tell_estimate(state: PsgmState, said: Message) -> PsgmState:
+    def tell_estimate(state: PsgmState, said: Any) -> PsgmState:
         if is_none(momentum):
             return stepped(state, jax.tree.map(jnp.add, state.estimate, said))
         kept = jax.tree.map(jnp.add, state.estimate, said["difference"])
-        return stepped(state, _mixed(momentum, said["gradient"], kept))
+        return stepped(state, jax.tree.map(lambda g, v: momentum * g + (1 - momentum) * v, said["gradient"], kept))
 
     def tell_local(state: PsgmState, params: Params) -> PsgmState:
         return PsgmState(params, state.params, state.estimate)
-
-    def info(state: PsgmState) -> Info:
-        return {"estimate_norm": tree_norm(state.estimate), "step_norm": distance(ask_estimate(state))}
 
     first = terms if first_batch_size is None else terms.drawn(first_batch_size, terms.sampling, terms.capacity)
     gradient = Silo(gradient_at(problem.objective), first.release(randomiser=randomiser))
@@ -140,11 +121,7 @@ def ce_psgm(
         rounds["local"] = Round(local, Server(lambda state: state, tell_local), "in turn")
     schedule = _schedule(num_rounds, local_steps, phase_length)
     kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
-    return Algorithm(start, kinds, schedule, lambda state: state.params, info=info)
-
-
-def _mixed(momentum: Number, fresh: Params, kept: Params) -> Params:
-    return jax.tree.map(lambda g, v: momentum * g + (1 - momentum) * v, fresh, kept)
+    return Algorithm(start, kinds, schedule, lambda state: state.params, info=info_of(ask_estimate))
 
 
 def _schedule(num_rounds: int, local_steps: int, phase_length: int | None) -> tuple[str, ...]:

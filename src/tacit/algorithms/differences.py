@@ -1,20 +1,21 @@
 """Differences of gradients at two points, as SPIDER, SVRG and CE-PSGM release them.
 
-The bound on a record's difference is ``min(2 clip_norm, slope x distance of the points)``. It follows from the
-broadcast alone, whatever the loss is, and the noise shrinks with it.
+    statistic    grad f(new; record) - grad f(old; record)
+    clip         D = min(2 C, slope ||new - old||),    C the clip of a gradient
+    noise        noise multiplier x 2 D / batch size, times a ratio of the algorithm's own
+
+A difference of two clipped gradients is never longer than 2 C, and for a smooth loss no longer than the smoothness
+times the distance. Here the silo clips, so that nothing is assumed of the loss: the bound follows from the two points
+alone, which the server says or the silo has released, and the noise shrinks with it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Number, Params, Sampling, Silo, Terms, Work
-from tacit.geometry.proximal import tree_norm
+from tacit.algorithm import Clip, Number, Params, Silo, Terms, Work
+from tacit.geometry import tree_norm
 from tacit.objectives import Problem, gradient_difference
 
 
@@ -25,33 +26,33 @@ class TwoPoints(NamedTuple):
     old: Params
 
 
-def distance(points: Any) -> Array:
+def distance(points: Any) -> jax.Array:
     """How far apart the two points are."""
     return tree_norm(jax.tree.map(jnp.subtract, points.new, points.old))
 
 
-def difference_clip(clip_norm: Number, slope: Number | None) -> Callable[[Work], Array]:
+def difference_clip(clip_norm: Number, slope: Number | None) -> Clip:
     """The bound on a record's difference, from the two points; without a slope it is ``2 clip_norm`` everywhere."""
 
-    def clip(work: Work) -> Array:
+    def clip(work: Work) -> jax.Array:
         most = 2.0 * jnp.asarray(clip_norm, jnp.float32)
         return most if slope is None else jnp.minimum(most, slope * distance(work))
 
     return clip
 
 
-def difference_silo(problem: Problem, terms: Terms, slope: Number | None, noise: Number, **release: Any) -> Silo:
-    """The silo half of a round of differences, with ``noise`` times the noise multiplier of the terms."""
+def difference_silo(problem: Problem, terms: Terms, slope: Number | None, ratio: Number, **release: Any) -> Silo:
+    """The silo half of a round of differences, with ``ratio`` times the noise multiplier of the terms."""
     query = gradient_difference(problem.objective, lambda work: work.new, lambda work: work.old)
-    return Silo(query, terms.release(clip=difference_clip(terms.clip_norm, slope), noise=noise, **release))
+    return Silo(query, terms.release(clip=difference_clip(terms.clip_norm, slope), noise=ratio, **release))
 
 
-def difference_terms(terms: Terms, sampling: Sampling | None, size: Number | None, capacity: Number | None) -> Terms:
-    """The terms of differences: batches like those of gradients unless a sampling of their own is given."""
-    return terms if sampling is None else terms.drawn(size, sampling, capacity)
+def info_of(points: Any) -> Any:
+    """What people look at: the norm of the estimate of the gradient, and how far apart the next two points are."""
+    return lambda state: {"estimate_norm": tree_norm(state.estimate), "step_norm": distance(points(state))}
 
 
-def keep_at(number: Array, wanted: Any, now: Params, kept: Params) -> Params:
+def keep_at(number: jax.Array, wanted: Any, now: Params, kept: Params) -> Params:
     """``now`` if this is the wanted number, else what was kept."""
     return jax.tree.map(lambda new, old: jnp.where(number == wanted, new, old), now, kept)
 

@@ -4,9 +4,15 @@ Tran, Fioretto and Van Hentenryck, "Differentially Private and Fair Deep Learnin
 2021, arXiv:2009.12562): a baseline. With c_r the gap between the mean prediction of group r and that of all records,
 
     primal    theta <- theta - eta [grad loss + sum_r a_r grad c_r + noise],     a_r = lambda_r sign(c_r)
-    dual      lambda_r <- min(lambda_r + rho |c_r + noise|, most)
+    dual      lambda_r <- min(lambda_r + rho |c_r + noise|, largest_multiplier)
 
     c_r = mean over records of (1[s = r]/p_r - 1) F(x),    F the probability of the favourable class
+
+    paper       here
+    -----       ----
+    alpha       step_size (eta above)
+    s           multiplier_step (rho above)
+    C_p         clip_norm
 
 Equalized odds has a gap for each target, over the records that have it. The released gaps and the released gradients
 come from one pass over all records in each round and are priced together; the paper's method updates the multipliers
@@ -14,48 +20,29 @@ once an epoch. It protects the sensitive attribute alone and is written for one 
 is the paper's (central DP); with several it is its federated, ISRL-DP version.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Message, Number, Params, PerBlock, Record, Round, Server, Silo, Terms
-from tacit.algorithms.recipe import recipe
+from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
 from tacit.algorithms.sgda import SgdaPoint, shared_noise
-from tacit.algorithms.steffle.attribute import jacobian_of
-from tacit.geometry.proximal import tree_norm
-from tacit.objectives import Problem, Saddle, SaddleQuery, ermi
-from tacit.objectives.fairness import Notion
-from tacit.objectives.objective import Tap
+from tacit.objectives import Frequencies, Notion, Problem, Saddle, SaddleQuery, Tap, ermi
 
 
 class LagrangianState(NamedTuple):
     """The model, the multipliers, and the signs of the gaps as they were last released."""
 
     params: Params
-    multipliers: Array
-    signs: Array
+    multipliers: jax.Array
+    signs: jax.Array
 
 
 @recipe
-def lagrangian_dual(
-    problem: Problem,
-    terms: Terms,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    frequencies: Sequence[float] | Sequence[Sequence[float]],
-    multiplier_step: Number,
-    largest_multiplier: Number = 10.0,
-    classes: int = 2,
-    notion: Notion = "demographic-parity",
-    favourable: int = 1,
-    dual_share: Number = 0.5,
-) -> Algorithm:
+def lagrangian_dual(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, frequencies: Frequencies,
+                    multiplier_step: Number, largest_multiplier: Number = 10.0, dual_share: Number = 0.5,
+                    notion: Notion = "demographic-parity", classes: int = 2, favourable: int = 1,
+                    ) -> Algorithm:  # fmt: skip
     """Descent on the Lagrangian of the fairness constraints; ``frequencies`` of the groups are public.
 
     ``clip_norm`` bounds half of how far ``s`` can move a record's gradient, or with ``protects="record"`` the gradient.
@@ -71,21 +58,21 @@ def lagrangian_dual(
     table = jnp.asarray(term.frequencies, jnp.float32)
     objective = problem.objective
 
-    def centred(records: Record) -> Array:
+    def centred(records: Record) -> jax.Array:
         own = jax.vmap(term.cell)(records)
         return own / table - own.sum(axis=2, keepdims=True)
 
-    def values(params: Params, signed: Array, records: Record, tap: Tap) -> Array:
+    def values(params: Params, signed: jax.Array, records: Record, tap: Tap) -> jax.Array:
         outputs = objective.model.apply(params, records["x"], tap)
         pull = jnp.tensordot(centred(records), signed, 2)
         return objective.cost.value(outputs, records["y"]) + pull * term.chances(outputs)[:, favourable]
 
-    def gaps_of(params: Params, signed: Array, records: Record) -> Array:
+    def gaps_of(params: Params, signed: jax.Array, records: Record) -> jax.Array:
         return centred(records) * term.probabilities(params, records["x"])[:, favourable, None, None]
 
     # Of the favourable probability alone: with one output the two classes share the derivative of both.
     alone = 0.5**0.5 if problem.objective.model.linear and problem.objective.model.linear.outputs == 1 else 1.0
-    both = jacobian_of(problem, term)
+    both = term.steepness(problem.lipschitz, problem.objective.cost)
     steep = None if both is None else alone * both
 
     release = terms.release(clip=_bounds(table, terms, steep), noise=shared_noise(dual_share), groups=table.shape[1])
@@ -108,14 +95,14 @@ def lagrangian_dual(
         {"step": step},
         ("step",) * num_rounds,
         lambda state: state.params,
-        info=lambda state: {"multipliers_norm": tree_norm(state.multipliers)},
+        info=lambda state: {"multipliers_norm": jnp.linalg.norm(state.multipliers)},
     )
 
 
-def _bounds(table: Array, terms: Terms, steep: float | None) -> Callable[[SgdaPoint], PerBlock]:
+def _bounds(table: jax.Array, terms: Terms, steep: float | None) -> Clip:
     """The clips of both blocks, from the broadcast alone."""
 
-    def clip(work: SgdaPoint) -> PerBlock:
+    def clip(work: SgdaPoint) -> dict[str, Any]:
         inverse = jnp.sort(1.0 / table, axis=1)
         gap = 0.5 * jnp.sqrt(jnp.max(jnp.sum(inverse[:, -2:] ** 2, axis=1)))
         size = jnp.sqrt(jnp.max((inverse[:, -1] - 1.0) ** 2 + table.shape[1] - 1.0))

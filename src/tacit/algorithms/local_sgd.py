@@ -16,12 +16,9 @@ Each of the R x H local steps is a release of its own and is priced; the model t
 post-processing of them.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Statistic, Terms
-from tacit.algorithms.recipe import recipe
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Statistic, Terms, recipe
 from tacit.objectives import Problem, gradient_at
 
 
@@ -38,6 +35,6 @@ def local_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: 
     def tell(state: Params, mean: Message) -> Params:
         return mean
 
-    silo = Silo(gradient_at(problem.objective), terms.release(), local_steps=local_steps, absorb=absorb)
+    silo = Silo(gradient_at(problem.objective), terms.release(), local_steps, absorb=absorb)
     local = Round(silo, Server(ask=lambda state: state, tell=tell))
     return Algorithm(lambda params: params, {"local": local}, ("local",) * num_rounds, lambda state: state)

@@ -20,17 +20,13 @@ Every message is the Gaussian mechanism on a clipped mean, so all of them togeth
 each record of the silo, whatever the server broadcasts.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
-from tacit.algorithms.recipe import Fixed, preset, recipe
+from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
 from tacit.objectives import Problem, gradient_at
 
 
@@ -39,8 +35,8 @@ class MbSgdState(NamedTuple):
 
     params: Params
     average: Params
-    weight: Array
-    number: Array
+    weight: jax.Array
+    number: jax.Array
 
 
 @recipe
@@ -88,7 +84,7 @@ def prox_sgd(problem: Problem, terms: Terms, *, step_size: Number | None = None,
     return {"step_size": step_size, "output": "last"}
 
 
-def _iterate_weights(output: Any, num_rounds: int) -> Array:
+def _iterate_weights(output: Any, num_rounds: int) -> jax.Array:
     if isinstance(output, str):
         if output not in ("average", "last"):
             raise ValueError(f'Expected output="average", "last" or {num_rounds} weights, got {output!r}.')

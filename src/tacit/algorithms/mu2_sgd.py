@@ -22,17 +22,13 @@ for each record. The paper's S bounds increments only if the server moves its po
 the increment itself, so that the guarantee holds whatever the server broadcasts.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
-from tacit.algorithms.recipe import recipe
-from tacit.geometry.proximal import tree_norm
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms, recipe
+from tacit.geometry import tree_norm
 from tacit.objectives import GradientQuery, Problem
 
 
@@ -41,7 +37,7 @@ class Mu2Points(NamedTuple):
 
     point: Params
     before: Params
-    weight: Array
+    weight: jax.Array
 
 
 class Mu2State(NamedTuple):
@@ -51,7 +47,7 @@ class Mu2State(NamedTuple):
     point: Params
     before: Params
     total: Params
-    number: Array
+    number: jax.Array
 
 
 @recipe

@@ -26,18 +26,13 @@ by smoothness; here the silo clips them, so that beta need not be known and the 
 of release share one budget, of which the paper gives each the whole.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Info, Message, Number, Params, Round, Sampling, Server, Silo, Terms
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, difference_terms, distance, keep_at
-from tacit.algorithms.recipe import Fixed, preset, recipe
-from tacit.geometry.proximal import tree_norm
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, keep_at
 from tacit.objectives import Problem, gradient_at
 
 
@@ -48,24 +43,14 @@ class SpiderState(NamedTuple):
     before: Params
     estimate: Params
     picked: Params
-    number: Array
+    number: jax.Array
 
 
 @recipe
-def prox_spider(
-    problem: Problem,
-    terms: Terms,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    phase_length: int,
-    difference_slope: Number | None,
-    difference_noise: Number = 1.0,
-    difference_sampling: Sampling | None = None,
-    difference_batch_size: Number | None = None,
-    difference_capacity: Number | None = None,
-    pick: int | None = None,
-) -> Algorithm:
+def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, phase_length: int,
+                difference_slope: Number | None, difference_noise: Number = 1.0, pick: int | None = None,
+                difference_sampling: Sampling | None = None, difference_batch_size: Number | None = None,
+                difference_capacity: Number | None = None) -> Algorithm:  # fmt: skip
     """FedProx-SPIDER; ``phase_length=1`` is noisy proximal minibatch SGD.
 
     Differences are clipped to ``min(2 clip_norm, difference_slope x distance)`` (``None``: to ``2 clip_norm``), have
@@ -86,16 +71,13 @@ def prox_spider(
         picked = keep_at(number, num_rounds if pick is None else pick, params, state.picked)
         return SpiderState(params, state.params, estimate, picked, number)
 
-    def tell_difference(state: SpiderState, change: Message) -> SpiderState:
+    def tell_difference(state: SpiderState, change: Params) -> SpiderState:
         return move(state, jax.tree.map(jnp.add, state.estimate, change))
 
     def ask_difference(state: SpiderState) -> TwoPoints:
         return TwoPoints(state.params, state.before)
 
-    def info(state: SpiderState) -> Info:
-        return {"estimate_norm": tree_norm(state.estimate), "step_norm": distance(ask_difference(state))}
-
-    others = difference_terms(terms, difference_sampling, difference_batch_size, difference_capacity)
+    others = terms.drawn(difference_batch_size, difference_sampling, difference_capacity)
     gradient = Silo(gradient_at(problem.objective), terms.release())
     difference = difference_silo(problem, others, difference_slope, difference_noise)
     rounds = {
@@ -104,19 +86,18 @@ def prox_spider(
     }
     schedule = tuple("gradient" if r % phase_length == 0 else "difference" for r in range(num_rounds))
     kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
-    return Algorithm(init, kinds, schedule, lambda state: state.params if pick is None else state.picked, info=info)
+    return Algorithm(
+        init,
+        kinds,
+        schedule,
+        lambda state: state.params if pick is None else state.picked,
+        info=info_of(ask_difference),
+    )
 
 
 @preset(prox_spider)
-def alternate_spider(
-    problem: Problem,
-    terms: Terms,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    difference_noise: Number = 1.0,
-    pick: int | None = None,
-) -> Fixed:
+def alternate_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int,
+                     difference_noise: Number = 1.0, pick: int | None = None) -> Fixed:  # fmt: skip
     """The authors' alternate implementation (their Algorithm 11): a fresh gradient every second round.
 
     Unrolled, its two updates per communication are SPIDER with phases of two and differences clipped to ``2 clip_norm``

@@ -24,20 +24,15 @@ record whatever the server broadcasts. The difference at t = 0 is zero whatever 
 and costs nothing. The paper clips to 2C only; a ``difference_slope`` lets the noise shrink with the distance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from tacit.algorithm import Algorithm, Info, Message, Number, Params, Round, Sampling, Server, Silo, Terms
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, difference_terms, distance, keep_at
-from tacit.algorithms.recipe import Fixed, preset, recipe
-from tacit.geometry.proximal import tree_norm
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at
 from tacit.objectives import Problem, gradient_at
 
 
@@ -48,7 +43,7 @@ class SvrgState(NamedTuple):
     anchor: Params
     gradient: Params
     picked: Params
-    number: Array
+    number: jax.Array
 
 
 class Options(TypedDict, total=False):
@@ -66,21 +61,11 @@ class Options(TypedDict, total=False):
 
 
 @recipe
-def prox_svrg(
-    problem: Problem,
-    terms: Terms,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    phase_length: int,
-    difference_slope: Number | None = None,
-    difference_noise: Number = 1.0,
-    difference_sampling: Sampling | None = None,
-    difference_batch_size: Number | None = None,
-    difference_capacity: Number | None = None,
-    restarts: int = 1,
-    picks: Sequence[int] | None = None,
-) -> Algorithm:
+def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, phase_length: int,
+              restarts: int = 1, picks: Sequence[int] | None = None, difference_slope: Number | None = None,
+              difference_noise: Number = 1.0, difference_sampling: Sampling | None = None,
+              difference_batch_size: Number | None = None, difference_capacity: Number | None = None,
+              ) -> Algorithm:  # fmt: skip
     """FedProx-SVRG; ``phase_length=1`` is noisy proximal minibatch SGD, and ``restarts > 1`` FedProx-PL-SVRG.
 
     Differences are clipped, noised and sampled as in ``prox_spider``. ``num_rounds`` counts the rounds of all stages,
@@ -104,21 +89,18 @@ def prox_svrg(
         picked = keep_at(within, wanted[state.number // length], params, state.picked)
         return state._replace(params=params, picked=picked, number=state.number + 1)
 
-    def tell_anchor(state: SvrgState, gradient: Message) -> SvrgState:
+    def tell_anchor(state: SvrgState, gradient: Params) -> SvrgState:
         start = start_of(state)
         picked = keep_at(state.number % length, 0, start, state.picked)
         return move(state._replace(params=start, anchor=start, gradient=gradient, picked=picked), gradient)
 
-    def tell_difference(state: SvrgState, change: Message) -> SvrgState:
+    def tell_difference(state: SvrgState, change: Params) -> SvrgState:
         return move(state, jax.tree.map(jnp.add, state.gradient, change))
 
     def ask_difference(state: SvrgState) -> TwoPoints:
         return TwoPoints(state.params, state.anchor)
 
-    def info(state: SvrgState) -> Info:
-        return {"anchor_norm": tree_norm(state.gradient), "anchor_distance": distance(ask_difference(state))}
-
-    others = difference_terms(terms, difference_sampling, difference_batch_size, difference_capacity)
+    others = terms.drawn(difference_batch_size, difference_sampling, difference_capacity)
     anchor = Silo(gradient_at(problem.objective), terms.release())
     difference = difference_silo(problem, others, difference_slope, difference_noise)
     rounds = {
@@ -127,7 +109,7 @@ def prox_svrg(
     }
     schedule = tuple("anchor" if r % length % phase_length == 0 else "difference" for r in range(num_rounds))
     kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
-    return Algorithm(init, kinds, schedule, lambda state: state.params if picks is None else state.picked, info=info)
+    return Algorithm(init, kinds, schedule, lambda state: state.params if picks is None else state.picked)
 
 
 @preset(prox_svrg)
@@ -138,7 +120,7 @@ def pl_svrg(problem: Problem, terms: Terms, *, restarts: int, **options: Unpack[
     return {}
 
 
-def _stages(num_rounds: int, restarts: int, picks: Sequence[int] | None) -> tuple[int, Array]:
+def _stages(num_rounds: int, restarts: int, picks: Sequence[int] | None) -> tuple[int, jax.Array]:
     """The rounds of a stage, and the number of the iterate that each stage hands on."""
     if restarts < 1 or num_rounds % restarts:
         raise ValueError(f"Expected num_rounds={num_rounds} to be a multiple of restarts={restarts} >= 1.")

@@ -1,15 +1,19 @@
-"""The silo halves of CE-PSGM: a STORM estimate from the batch of a round, and SARAH steps at one silo in turn."""
+"""The silo halves of CE-PSGM: a STORM estimate from the batch of a round, and SARAH steps at one silo in turn.
 
-from __future__ import annotations
+    estimate    each record says grad f(x_r) - grad f(x_{r-1}) and grad f(x_r), two blocks of one release
+    local       w_1 = x_r - eta v_r;  v <- v + mean of [grad f(w_k) - grad f(w_{k-1})] + noise;  w_{k+1} = w_k - eta v
+
+What a silo computes from its records is clipped and noised step by step, so that the model that it reports after its
+local steps is post-processing.
+"""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Memory, Message, Number, Params, PerBlock, Randomiser, Record, Silo, Statistic, Terms, Work
+from tacit.algorithm import Memory, Message, Number, Params, PerBlock, Record, Silo, Statistic, Terms, Work
 from tacit.algorithms.differences import difference_clip, difference_silo
 from tacit.objectives import Problem, gradients
 
@@ -22,12 +26,10 @@ class LocalWork(NamedTuple):
     estimate: Params
 
 
-def estimate_silo(
-    problem: Problem, terms: Terms, slope: Number, noise: Number, momentum: Number, how: Randomiser
-) -> Silo:
+def estimate_silo(problem: Problem, terms: Terms, slope: Number, noise: Number, momentum: Number, by: Any) -> Silo:
     """The silo half of a round after the first: differences, and fresh gradients where momentum weighs them."""
     if is_none(momentum):
-        return difference_silo(problem, terms, slope, noise, randomiser=how)
+        return difference_silo(problem, terms, slope, noise, randomiser=by)
     distance_clip = difference_clip(terms.clip_norm, slope)
 
     def both(work: Work, record: Record) -> Statistic:
@@ -37,7 +39,7 @@ def estimate_silo(
     def clips(work: Work) -> PerBlock:
         return {"difference": distance_clip(work), "gradient": terms.clip_norm}
 
-    return Silo(both, terms.release(clip=clips, noise={"difference": noise, "gradient": 1.0}, randomiser=how))
+    return Silo(both, terms.release(clip=clips, noise={"difference": noise, "gradient": 1.0}, randomiser=by))
 
 
 def local_terms(terms: Terms, batch_size: Number | None) -> Terms:
@@ -47,7 +49,7 @@ def local_terms(terms: Terms, batch_size: Number | None) -> Terms:
     return replace(own, channel="open" if terms.channel == "open" else "direct")
 
 
-def local_silo(problem: Problem, terms: Terms, step: Array, releases: int, slope: Number, noise: Number) -> Silo:
+def local_silo(problem: Problem, terms: Terms, step: jax.Array, releases: int, slope: Number, noise: Number) -> Silo:
     """The silo half of the local phase: the first step is free, each other one releases a difference."""
 
     def start(state: Any, memory: Memory) -> LocalWork:

@@ -23,19 +23,13 @@ z^-2 = z_theta^-2 + z_w^-2, of which ``dual_share`` is the part of w. Each silo'
 private for each of its records, whatever the server broadcasts.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Info, Message, Number, Params, PerBlock, Round, Server, Silo, Terms
-from tacit.algorithms.recipe import recipe
-from tacit.geometry import frobenius_ball, zero
-from tacit.geometry.proximal import tree_norm
+from tacit.algorithm import Algorithm, Message, Number, Params, PerBlock, Round, Server, Silo, Terms, recipe
+from tacit.geometry import frobenius_ball, tree_norm, zero
 from tacit.objectives import Problem, Saddle, SaddleQuery, lifted
 
 Output = Literal["random", "last", "average"]
@@ -54,26 +48,15 @@ class SgdaState(NamedTuple):
     params: Params
     duals: Any
     chosen: Params
-    number: Array
-    key: Array
+    number: jax.Array
+    key: jax.Array
 
 
 @recipe
-def sgda(
-    problem: Problem,
-    terms: Terms,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    dual_step_size: Number | None = None,
-    dual_clip_norm: Number | None = None,
-    dual_share: Number = 0.5,
-    radius: Number | None = None,
-    decay: Number = 1.0,
-    decay_every: int = 1,
-    output: Output = "last",
-    output_seed: int = 0,
-) -> Algorithm:
+def sgda(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, radius: Number | None = None,
+         dual_step_size: Number | None = None, dual_clip_norm: Number | None = None, dual_share: Number = 0.5,
+         decay: Number = 1.0, decay_every: int = 1, output: Output = "last", output_seed: int = 0,
+         ) -> Algorithm:  # fmt: skip
     """Noisy descent-ascent on ``problem.objective``, a `Saddle`; a plain objective is lifted to one (see `lifted`).
 
     Step and clip of the duals are those of the parameters unless they are given; ``radius=None`` does not project.
@@ -98,19 +81,23 @@ def sgda(
     query = SaddleQuery(game, lambda work: (work.params, work.duals))
     release = terms.release(clip=lambda work: clips, noise=shared_noise(dual_share))
     step = Round(Silo(query, release), Server(ask, tell))
-    return Algorithm(init, {"step": step}, ("step",) * num_rounds, output_of(output), info=info_of_duals)
+    return Algorithm(
+        init,
+        {"step": step},
+        ("step",) * num_rounds,
+        lambda state: state.params if output == "last" else state.chosen,
+        info=lambda state: {"duals_norm": tree_norm(state.duals)},
+    )
 
 
-def decayed(step_size: Number, decay: Number, every: int) -> Callable[[Array], Array]:
-    """The step of each round: times ``decay`` after every so many."""
+def decayed(step_size: Number, decay: Number, every: int) -> Any:
+    """The step as a function of the round: times ``decay`` after every so many."""
     if every < 1:
         raise ValueError(f"Expected decay_every={every} >= 1; use decay=1 for a constant step.")
     return lambda number: step_size * jnp.asarray(decay, jnp.float32) ** (number // every)
 
 
-def descent_ascent(
-    problem: Problem, steps: Callable[[Array], Array], dual_step: Number, output: Output
-) -> Callable[[Any, Message], Any]:
+def descent_ascent(problem: Problem, steps: Any, dual_step: Number, output: Output) -> Any:
     """The server's step from a mean message with blocks ``params`` and ``duals``, for states like `SgdaState`.
 
     Duals are not projected.
@@ -129,16 +116,6 @@ def descent_ascent(
         return state._replace(params=params, duals=duals, chosen=chosen, number=state.number + 1)
 
     return tell
-
-
-def output_of(output: Output) -> Callable[[Any], Params]:
-    """Which point a run returns."""
-    return lambda state: state.params if output == "last" else state.chosen
-
-
-def info_of_duals(state: Any) -> Info:
-    """How far the duals are from zero."""
-    return {"duals_norm": tree_norm(state.duals)}
 
 
 def shared_noise(dual_share: Number) -> PerBlock:

@@ -7,17 +7,13 @@ A record's error is 0 or 1 for classes, and the absolute residual up to 1 for nu
 in [0, 1], so that one record moves a silo's mean by 1/n at most: twice the clip 1/2, over n.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
-from jax import Array
 
 from tacit.algorithm import Algorithm, Params, Record, Round, Server, Silo, Terms
-from tacit.objectives import Objective
-from tacit.objectives.objective import untapped
+from tacit.objectives import Objective, untapped
 
 
-def record_error(objective: Objective, params: Params, record: Record) -> Array:
+def record_error(objective: Objective, params: Params, record: Record) -> jnp.ndarray:
     """The error of one record, between 0 and 1."""
     outputs = objective.model.apply(params, record["x"][None], untapped)
     metric = objective.cost.metrics.get("error")
@@ -29,10 +25,10 @@ def record_error(objective: Objective, params: Params, record: Record) -> Array:
 def validation_score(objective: Objective, terms: Terms) -> Algorithm:
     """One round that releases the error of the model it starts from; the output is that error."""
 
-    def query(work: Params, record: Record) -> Array:
+    def query(work: Params, record: Record) -> jnp.ndarray:
         return record_error(objective, work, record) - 0.5
 
-    def init(params: Params) -> tuple[Params, Array]:
+    def init(params: Params) -> tuple[Params, jnp.ndarray]:
         return params, jnp.zeros(())
 
     release = terms.drawn(None, "full").release(clip=lambda work: 0.5)

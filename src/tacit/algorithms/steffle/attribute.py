@@ -10,10 +10,6 @@ for the worst pair of groups r, q. Both follow from what the server says: where 
 there is little to hide. In fixed epochs a record is used ``passes`` times and pays for as many releases.
 """
 
-from __future__ import annotations
-
-import math
-
 import jax.numpy as jnp
 
 from tacit.algorithm import Number, PerBlock, Terms
@@ -21,11 +17,9 @@ from tacit.algorithms.steffle.game import Design, SteffleSays, bounded
 from tacit.objectives import Ermi, Problem
 
 
-def attribute_alone(
-    problem: Problem, terms: Terms, term: Ermi, strength: Number, dual_clip_norm: Number | None
-) -> Design:
+def design(problem: Problem, terms: Terms, term: Ermi, strength: Number, dual_clip_norm: Number | None) -> Design:
     """The designs of full batches and of fixed epochs; ``clip_norm`` bounds half of what ``s`` can move in theta."""
-    steep = jacobian_of(problem, term)
+    steep = term.steepness(problem.lipschitz, problem.objective.cost)
 
     def clips(work: SteffleSays) -> PerBlock:
         inverse = 1.0 / jnp.sqrt(work.frequencies)
@@ -39,12 +33,3 @@ def attribute_alone(
         return {"params": params, "duals": bounded(duals, dual_clip_norm)}
 
     return Design(terms, clips)
-
-
-def jacobian_of(problem: Problem, term: Ermi) -> float | None:
-    """A bound on the derivative of the probabilities, for a linear model on features of known norm."""
-    cost, shape = problem.objective.cost, problem.objective.model.linear
-    if problem.lipschitz is None or not isinstance(cost.slope, float | int) or shape is None:
-        return None
-    # The Lipschitz constant is that of the loss in its output times the norm of the features, bias included.
-    return term.jacobian_bound(math.sqrt(max((problem.lipschitz / cost.slope) ** 2 - shape.bias, 0.0)))

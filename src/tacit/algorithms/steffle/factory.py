@@ -30,53 +30,25 @@ At the same number of rounds the first needs the least noise. Bounds follow W_t,
 nearly independent of s there is little to hide.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
-from tacit.algorithms.recipe import recipe
-from tacit.algorithms.sgda import Output, decayed, descent_ascent, info_of_duals, output_of, shared_noise
-from tacit.algorithms.steffle.attribute import attribute_alone
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms, recipe
+from tacit.algorithms.sgda import Output, decayed, descent_ascent, shared_noise
+from tacit.algorithms.steffle import attribute, whole
 from tacit.algorithms.steffle.frequencies import histogram_noise, histogram_round, table_of
 from tacit.algorithms.steffle.game import Design, SteffleState, say, step_query
-from tacit.algorithms.steffle.secret import secret_batch
-from tacit.algorithms.steffle.whole import whole_records
-from tacit.objectives import Ermi, Problem, ermi
-from tacit.objectives.fairness import Notion
+from tacit.objectives import Ermi, Frequencies, Notion, Problem, ermi
 
 
 @recipe
-def steffle(
-    problem: Problem,
-    terms: Terms,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    strength: Number,
-    frequencies: Sequence[float] | Sequence[Sequence[float]] | None = None,
-    groups: int | None = None,
-    classes: int = 2,
-    notion: Notion = "demographic-parity",
-    favourable: int = 1,
-    passes: int = 1,
-    dual_step_size: Number = 0.5,
-    dual_clip_norm: Number | None = None,
-    dual_share: Number = 0.5,
-    radius: Number = 2.0,
-    around_independence: bool = True,
-    floor: float = 1e-3,
-    rarest: float = 0.02,
-    histogram_ratio: Number | None = None,
-    decay: Number = 1.0,
-    decay_every: int = 1,
-    output: Output = "last",
-    output_seed: int = 0,
-) -> Algorithm:
+def steffle(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, strength: Number, passes: int = 1,
+            frequencies: Frequencies | None = None, groups: int | None = None, rarest: float = 0.02, classes: int = 2,
+            notion: Notion = "demographic-parity", favourable: int = 1, floor: float = 1e-3,
+            dual_step_size: Number = 0.5, dual_clip_norm: Number | None = None, dual_share: Number = 0.5,
+            radius: Number = 2.0, around_independence: bool = True, histogram_ratio: Number | None = None,
+            decay: Number = 1.0, decay_every: int = 1, output: Output = "last", output_seed: int = 0,
+            ) -> Algorithm:  # fmt: skip
     """SteFFLe on the model and loss of ``problem``; records have a field ``s`` with ``groups`` values.
 
     ``frequencies`` declares P_S public (one row, or one for each target); without it ``groups`` is needed and a private
@@ -91,7 +63,7 @@ def steffle(
         raise ValueError(f"Expected groups={groups} frequencies in a row, got {values}.")
     ascend = descent_ascent(problem, decayed(step_size, decay, decay_every), dual_step_size, output)
 
-    def centre(table: Array) -> Array:
+    def centre(table: jax.Array) -> jax.Array:
         """The best duals of an independent prediction, or zero."""
         return jnp.sqrt(table)[:, :, None] * jnp.full((1, 1, classes), float(around_independence))
 
@@ -112,19 +84,25 @@ def steffle(
     design = _design(problem, terms, term, strength, dual_clip_norm)
     release = design.terms.release(clip=design.clips, noise=shared_noise(dual_share), groups=values, passes=passes)
     query = step_query(problem, term, strength, with_loss=design.with_loss)
-    rounds = {**design.before, "step": Round(Silo(query, release), Server(say, tell))}
+    rounds = {**dict(design.before), "step": Round(Silo(query, release), Server(say, tell))}
     schedule = tuple(rounds) * num_rounds
     if frequencies is None:
         noise = histogram_noise(terms, num_rounds, passes) if histogram_ratio is None else histogram_ratio
         rounds["histogram"] = histogram_round(term, design.terms, noise, rarest, centre)
         schedule = ("histogram", *schedule)
-    return Algorithm(init, rounds, schedule, output_of(output), info=info_of_duals)
+    return Algorithm(
+        init,
+        rounds,
+        schedule,
+        lambda state: state.params if output == "last" else state.chosen,
+        info=lambda state: {"dependence": jnp.linalg.norm(state.duals - centre(state.frequencies))},
+    )
 
 
 def _design(problem: Problem, terms: Terms, term: Ermi, strength: Number, dual_clip_norm: Number | None) -> Design:
     """The design that what is protected, and how batches are drawn, ask for."""
     if terms.protects == "record":
-        return whole_records(terms, term, dual_clip_norm)
+        return whole.design(terms, term, dual_clip_norm)
     if terms.sampling in ("poisson", "wor", "wr"):
-        return secret_batch(problem, terms, term, dual_clip_norm)
-    return attribute_alone(problem, terms, term, strength, dual_clip_norm)
+        return whole.secret(problem, terms, term, dual_clip_norm)
+    return attribute.design(problem, terms, term, strength, dual_clip_norm)

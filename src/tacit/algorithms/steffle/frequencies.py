@@ -1,13 +1,14 @@
-"""How often each group is: public by declaration, or released once as a histogram with noise."""
+"""How often each group is: public by declaration, or released once as a histogram with noise.
 
-from __future__ import annotations
+    message of silo i    mean over all its records of (indicator of the cell of (condition, group) - 1/cells) + noise
+    frequencies          the mean of all messages, made positive, floored at ``rarest``, rows that sum to one
 
-import math
-from collections.abc import Callable
+One record is in one cell, so that replacing it moves the mean by sqrt(2)/n at most.
+"""
+
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
 
 from tacit.algorithm import Broadcast, Message, Record, Round, Server, Silo, Terms
 from tacit.algorithms.steffle.game import SteffleState, say
@@ -30,12 +31,12 @@ def table_of(frequencies: Any, groups: int | None, rows: int, rarest: float) -> 
     return [[1.0 / groups] * groups] * rows
 
 
-def histogram_round(term: Ermi, terms: Terms, noise: Any, rarest: float, centre: Callable[[Array], Array]) -> Round:
+def histogram_round(term: Ermi, terms: Terms, ratio: Any, rarest: float, centre: Any) -> Round:
     """The share of records in each cell (condition, group), with noise; one record moves it by sqrt(2)/n at most."""
     groups = len(term.frequencies[0])
     middle = 1.0 / (len(term.frequencies) * groups)
 
-    def query(work: Broadcast, record: Record) -> Array:
+    def query(work: Broadcast, record: Record) -> jnp.ndarray:
         return term.cell(record) - middle
 
     def tell(state: SteffleState, message: Message) -> SteffleState:
@@ -47,8 +48,8 @@ def histogram_round(term: Ermi, terms: Terms, noise: Any, rarest: float, centre:
         table = shares / jnp.sum(shares, axis=1, keepdims=True)
         return state._replace(frequencies=table, duals=centre(table))
 
-    half = math.sqrt(1.0 - middle) if terms.protects == "record" else math.sqrt(0.5)
-    release = terms.drawn(None, "full").release(clip=lambda work: half, noise=noise, groups=groups)
+    half = (1.0 - middle if terms.protects == "record" else 0.5) ** 0.5
+    release = terms.drawn(None, "full").release(clip=lambda work: half, noise=ratio, groups=groups)
     return Round(Silo(query, release), Server(say, tell), participants="all")
 
 
@@ -57,4 +58,4 @@ def histogram_noise(terms: Terms, num_rounds: int, passes: int) -> float:
     if terms.sampling not in ("full", "one-pass"):
         return 10.0
     releases = num_rounds if terms.sampling == "full" else passes
-    return math.sqrt((1 - _SHARE) / (_SHARE * releases))
+    return float(((1 - _SHARE) / (_SHARE * releases)) ** 0.5)

@@ -1,36 +1,37 @@
-"""What all designs of SteFFLe share: the states, the saddle function, and what a design is."""
+"""What all designs of SteFFLe share: the states, the saddle function, and what a design is.
 
-from __future__ import annotations
+    psi(theta, W; x, y, s) = -Tr(W diag(F) W^T) + 2 p_s^(-1/2) <W_s, F> - 1,    F the probabilities of the classes at x
 
-from collections.abc import Callable, Mapping
+At the best W the mean of psi is the chi-squared divergence between prediction and group, so that descent on
+loss + strength x psi makes the two independent. With a condition (equalized odds) there is a matrix W for each target.
+"""
+
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Params, PerBlock, Record, Round, Terms, Work
-from tacit.objectives import Ermi, Problem, Saddle, SaddleQuery
-from tacit.objectives.objective import Tap
+from tacit.algorithm import Clip, Params, Record, Round, Terms
+from tacit.objectives import Ermi, Problem, Saddle, SaddleQuery, Tap
 
 
 class SteffleSays(NamedTuple):
     """What the server says: both variables, and the frequencies of the groups, one row for each condition."""
 
     params: Params
-    duals: Array
-    frequencies: Array
+    duals: jax.Array
+    frequencies: jax.Array
 
 
 class SteffleState(NamedTuple):
     """As `SgdaState`, with the frequencies, and the gradient of the loss where it comes as a message of its own."""
 
     params: Params
-    duals: Array
+    duals: jax.Array
     chosen: Params
-    number: Array
-    key: Array
-    frequencies: Array
+    number: jax.Array
+    key: jax.Array
+    frequencies: jax.Array
     gradient: Params
 
 
@@ -38,9 +39,9 @@ class Design(NamedTuple):
     """What sets designs apart: the terms and clips of a step, whether it has the loss in it, and what comes before."""
 
     terms: Terms
-    clips: Callable[[Work], PerBlock]
+    clips: Clip
     with_loss: bool = True
-    before: Mapping[str, Round] = {}
+    before: tuple[tuple[str, Round], ...] = ()
 
 
 def say(state: SteffleState) -> SteffleSays:
@@ -60,7 +61,7 @@ def step_query(problem: Problem, term: Ermi, strength: Any, *, with_loss: bool) 
     def at(frequencies: Any) -> Saddle:
         table = jnp.asarray(frequencies, jnp.float32)
 
-        def values(params: Params, duals: Array, records: Record, tap: Tap) -> Array:
+        def values(params: Params, duals: jax.Array, records: Record, tap: Tap) -> jax.Array:
             outputs = objective.model.apply(params, records["x"], tap)
             chances = term.chances(outputs)
             fair = term.values_at(chances, jax.lax.stop_gradient(duals), records, table)
@@ -68,7 +69,7 @@ def step_query(problem: Problem, term: Ermi, strength: Any, *, with_loss: bool) 
             plain = objective.cost.value(outputs, records["y"]) if with_loss else 0.0
             return plain + strength * fair + ascent
 
-        def by_duals(params: Params, duals: Array, records: Record) -> Array:
+        def by_duals(params: Params, duals: jax.Array, records: Record) -> jax.Array:
             return term.dual_gradients_at(term.probabilities(params, records["x"]), duals, records, table)
 
         return Saddle(objective.model, objective.cost, term.init(), values, by_duals)
@@ -76,6 +77,6 @@ def step_query(problem: Problem, term: Ermi, strength: Any, *, with_loss: bool) 
     return SaddleQuery(at(term.frequencies), lambda work: (work.params, work.duals), lambda work: at(work.frequencies))
 
 
-def bounded(duals: Array, dual_clip_norm: Any) -> Array:
+def bounded(duals: jax.Array, dual_clip_norm: Any) -> jax.Array:
     """The bound on a record's part in the duals: the largest that can occur, or what is given if that is less."""
     return duals if dual_clip_norm is None else jnp.minimum(duals, dual_clip_norm)

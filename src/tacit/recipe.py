@@ -15,11 +15,13 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, get_args, get_type_hints
 
-from tacit.algorithm import Algorithm, Sampling, Terms
 from tacit.errors import unknown
-from tacit.objectives import Problem
+
+if TYPE_CHECKING:
+    from tacit.algorithm import Algorithm, Sampling, Terms
+    from tacit.objectives import Problem
 
 P = ParamSpec("P")
 Fixed = Mapping[str, Any]
