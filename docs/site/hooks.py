@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,23 @@ def facts(names: list[str]) -> str:
     for name in names:
         entry = ALGORITHMS[name]
         rows.append(f"| `{entry.name}` | {entry.paper} | {entry.guarantee} | {entry.assumes} |")
-    calls = "\n".join(f"{_signature('tacit.' + e.recipe.__name__, e.recipe)}" for e in map(ALGORITHMS.get, names) if e)
-    return "\n".join(rows) + f"\n\n```python\n{calls}\n```\n" + letters(names[0])
+    calls = "\n".join(call(name) for name in names)
+    return "\n".join(rows) + f"\n\n```\n{calls}\n```\n" + letters(names[0])
+
+
+def call(name: str) -> str:
+    """How an algorithm is called in Python: parameters without a default first, then the others with theirs."""
+    entry = ALGORITHMS[name]
+    parts = [p.name for p in entry.parameters.values() if p.default is p.empty]
+    parts += [f"{p.name}={p.default!r}" for p in entry.parameters.values() if p.default is not p.empty]
+    start = f"tacit.{entry.recipe.__name__}("
+    return textwrap.fill(f"{start}{', '.join(parts)})", 100, subsequent_indent=" " * len(start))
 
 
 def letters(name: str) -> str:
     """The paper's letters and the names that they have here."""
-    found = ALGORITHMS[name].letters
-    rows = [f"| {letter} | {here.replace('|', '&#124;')} |" for letter, here in found.items()]
+    cells = [[cell.replace("|", "&#124;") for cell in pair] for pair in ALGORITHMS[name].letters.items()]
+    rows = [f"| {letter} | {here} |" for letter, here in cells]
     return "\n".join(["", "| paper | here |", "| --- | --- |", *rows, ""]) if rows else ""
 
 

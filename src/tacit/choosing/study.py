@@ -20,12 +20,12 @@ _TERMS = {"clip_norm", "batch_size", "sampling"}  # those that a study sets besi
 _HIDDEN = 8
 
 
-def recipe(situation: Situation, best: Candidate, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def study_for(situation: Situation, best: Candidate, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The study of a candidate; ``own`` is a study whose records and model are kept.
 
     >>> from tacit.choosing import candidates, winner
     >>> s = Situation(convex=True, smoothness=1, sizes=(100, 200), dimension=5, epsilon=1)
-    >>> recipe(s, winner(candidates(s)))["data"]["name"]
+    >>> study_for(s, winner(candidates(s)))["data"]["name"]
     'synthetic'
     """
     base: dict[str, Any] = dict(own or _made_up(situation))
