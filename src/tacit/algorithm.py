@@ -132,8 +132,8 @@ class Terms:
     """On what terms an algorithm's statistics leave a silo: one object, from the study to every `Release`.
 
     Fields are those of `Release`; ``clip_norm`` is the bound of every statistic for which the algorithm has none of its
-    own. Numbers may be traced, or arrays with one entry per silo. Only through the ``"open"`` channel may clip and
-    noise be ``None``.
+    own. Numbers may be traced, or arrays with one entry per silo. Through the ``"open"`` channel clip and noise may be
+    ``None``; elsewhere only a clip may, where every statistic has a bound of its own.
     """
 
     clip_norm: Number | None
