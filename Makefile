@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 
 # Four hospitals, two shufflers and a server as processes of their own on this machine: two studies, start to stop.
 consortium: $(VENV)/installed
-	$(BIN)/python -m tacit.runtime.flower.demo
+	$(BIN)/python -m experiments.consortium
 
 test: lint types check
 
@@ -59,15 +59,15 @@ bench-peers: .venv-peers/installed
 
 # A million attacks on every kind of release of every algorithm; writes results/audit.
 audit: $(VENV)/installed
-	$(BIN)/python -m tacit.audit --trials 1000000 --seed 0
+	$(BIN)/python -m experiments.audit --trials 1000000 --seed 0
 
 # Kill daemons at random points and send them a hundred thousand hostile messages; fifty daemons at once; kill every
 # party of a consortium over Flower, and cut its network (the last needs root).
 soak: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[soak]"
 	$(BIN)/python -m soak.kill --times 200
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.fuzz --messages 100000
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.bytes --runs 50000
+	$(BIN)/python -m soak.fuzz --messages 100000
+	$(BIN)/python -m soak.bytes --runs 50000
 	$(BIN)/python -m soak.load --silos 50 --rounds 20
 	$(BIN)/python -m soak.deployment --kills 12 --cuts 3
 

@@ -11,9 +11,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from experiments.consortium import demo_study, hospital
+from experiments.parties import Consortium
 from tacit.data.heart_disease import HOSPITALS
-from tacit.runtime.flower.consortium import Consortium
-from tacit.runtime.flower.demo import demo_study, hospital
 from tacit.runtime.server.checkpoint import Checkpoint
 from tacit.runtime.server.conductor import Conductor, Patience, fresh_state, meet
 from tacit.runtime.server.shuffles import Sums

@@ -1,10 +1,16 @@
+import atexit
 import os
+import shutil
+import tempfile
 
-# Tests compile many small programs and run each for a moment: a light optimiser makes them several times faster.
+# Programs are compiled as a user's are, with no flag of ours. What one process of a session compiled the others read.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-)
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _programs = tempfile.mkdtemp(prefix="tacit-programs-")
+    atexit.register(shutil.rmtree, _programs, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import pytest
 

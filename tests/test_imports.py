@@ -73,6 +73,15 @@ def test_imports_point_one_way(path):
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_package_needs_nothing_that_lies_beside_it(path):
+    """What a checkout has and the wheel has not; `tacit reproduce` looks for its modules by name, and says so."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not {name.split(".")[0] for name in names} & {"experiments", "benchmarks", "soak", "tests"}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_fit_in_the_head(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 400

@@ -15,6 +15,10 @@ import numpy as np
 from tacit.algorithm import Algorithm
 from tacit.algorithms import ALGORITHMS, find
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax, squared
+from tacit.runtime.participation import Participation, participation
+from tacit.runtime.program import Noise, split_keys, turns_of
+from tacit.runtime.simulate import Seed, grid_program, stack_seeds
+from tacit.silo import enrol
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,15 @@ class Case:
     """An algorithm with small parameters and terms for the shared tests, and what makes it converge without noise.
 
     ``convergence`` is ``None`` where one pass ends before the optimum; such an algorithm has a test of its own.
+    A preset is another algorithm with some parameters settled, and the same program as that.
     """
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
     convergence: dict[str, Any] | None = field(default_factory=dict)
     samplings: tuple[str, ...] = ("full", "wor", "wr", "poisson", "one-pass")
+    preset_of: str | None = None
+    settles: dict[str, Any] = field(default_factory=dict)
 
     def build(self, problem: Problem, **changes: Any) -> Algorithm:
         common = {
@@ -56,20 +63,24 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
             {"sampling": "one-pass", "batch_size": 2},
             convergence=None,
             samplings=("one-pass",),
+            preset_of="accelerated-mb-sgd",
         ),
         Case(
             "prox-sgd",
             {"sampling": "one-pass", "batch_size": 2},
             convergence=None,
             samplings=("one-pass",),
+            preset_of="mb-sgd",
+            settles={"output": "last"},
         ),
         Case(
             "prox-spider",
             {"phase_length": 3, "difference_slope": 4.0},
             convergence={"difference_slope": 100.0},
         ),
+        Case("alternate-spider", preset_of="prox-spider", settles={"phase_length": 2, "difference_slope": None}),
         Case("prox-svrg", {"phase_length": 3}),
-        Case("pl-svrg", {"phase_length": 2, "restarts": 2}),
+        Case("pl-svrg", {"phase_length": 2, "restarts": 2}, preset_of="prox-svrg"),
         Case(
             "steffle",
             {"strength": 0.5, "frequencies": (0.4, 0.6), **ATTRIBUTE},
@@ -85,14 +96,21 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
         ),
         Case("mu2-sgd", {"step_size": 0.05}, convergence={"step_size": 0.02}, samplings=("full", "one-pass")),
         Case("ce-psgm", {**PSGM, "local_steps": 3, "num_rounds": 4}, samplings=("wor", "full")),
-        Case("ce-psgm-fg", {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",)),
-        Case("mb-psgm", PSGM, samplings=("wor", "full")),
-        Case("mb-psgm-fg", PSGM, samplings=("full",)),
-        Case("diff2-gd", {**DIFF2, "phase_length": 3}),
+        Case("ce-psgm-fg", {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",), preset_of="ce-psgm"),
+        Case("mb-psgm", PSGM, samplings=("wor", "full"), preset_of="ce-psgm", settles={"local_steps": 1}),
+        Case("mb-psgm-fg", PSGM, samplings=("full",), preset_of="ce-psgm", settles={"local_steps": 1}),
+        Case(
+            "diff2-gd",
+            {**DIFF2, "phase_length": 3},
+            preset_of="ce-psgm",
+            settles={"local_steps": 1, "momentum": 0.0},
+        ),
         Case(
             "diff2-bvr-lsgd",
             {**DIFF2, "phase_length": 2, "local_steps": 2, "num_rounds": 4},
             samplings=("full", "wor"),
+            preset_of="ce-psgm",
+            settles={"momentum": 0.0},
         ),
     )
 }
@@ -134,6 +152,16 @@ MLP = Problem(Objective(mlp((5, 8, 2)), softmax()))
 
 def start(problem: Problem) -> Any:
     return problem.objective.init(jax.random.key(0))
+
+
+def traced_run(algorithm: Algorithm, problem: Problem, *, who: Participation = participation(3), noise: Noise) -> Any:
+    """What would be compiled to run an algorithm (its rounds and its output) as jax writes it, and its turns."""
+    key = jax.random.key(1)
+    seeds = stack_seeds([Seed(key, start(problem), enrol(tables()))])
+    program = grid_program(lambda: algorithm, 1, who, None, noise)
+    turns = jax.tree.map(lambda row: row[None], turns_of(algorithm, 0, who, 3, split_keys(key)))
+    carry = jax.eval_shape(program.begin, {}, seeds)
+    return [program.proceed.trace({}, seeds, carry, turns).jaxpr, program.finish.trace({}, carry).jaxpr], turns
 
 
 def largest_difference(a: Any, b: Any) -> float:

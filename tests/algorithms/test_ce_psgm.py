@@ -59,20 +59,13 @@ def _is_half_square(problem):
     return float(loss[0]) == pytest.approx(0.5)
 
 
-def test_presets_are_settings():
-    made, problem, _ = least_squares()
-    silos, point = enrol(made), start(problem)
-    noisy = {**COMMON, "noise_multiplier": 0.4, "clip_norm": 1.0}
-
-    def run(algorithm):
-        return simulate(algorithm, point, silos, key=jax.random.key(1)).params
-
-    one = run(find("ce-psgm").build(problem, local_steps=1, **noisy))
-    assert largest_difference(one, run(find("mb-psgm-fg").build(problem, **noisy))) == 0
+def test_what_a_preset_settles_is_no_parameter():
+    """That presets are CE-PSGM otherwise is tested with all algorithms."""
+    _, problem, _ = least_squares()
     with pytest.raises(ValueError, match='Expected sampling="full" for ce-psgm-fg'):
-        find("ce-psgm-fg").build(problem, local_steps=2, **{**noisy, "sampling": "wor", "batch_size": 3})
+        find("ce-psgm-fg").build(problem, local_steps=2, **{**COMMON, "sampling": "wor", "batch_size": 3})
     with pytest.raises(TypeError, match="local_steps"):
-        find("mb-psgm").build(problem, local_steps=3, **noisy)
+        find("mb-psgm").build(problem, local_steps=3, **COMMON)
 
 
 def test_diff2_gd_is_spider_through_a_trusted_server():

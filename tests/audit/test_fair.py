@@ -1,10 +1,9 @@
-"""The printed design of SteFFLe is refuted; the designs that ship are attacked through their own code and hold."""
+"""The designs of SteFFLe that ship are attacked through their own code, and hold."""
 
 import jax
 import pytest
 
-from tacit.algorithms import find, paper_noise
-from tacit.audit.fair import BATCH, RECORDS, ROUNDS, printed_fair_claim
+from tacit.algorithms import find
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.sensitivity import audit_extremes, audit_sensitivity
 from tacit.audit.transcript import Seat
@@ -21,17 +20,6 @@ DESIGNS = {
     "record": {"sampling": "full", "batch_size": None, "protects": "record"},
     "record, secret batch": {"sampling": "poisson", "batch_size": 2, "protects": "record"},
 }
-
-
-@pytest.mark.parametrize(("epochs", "at_least"), [(False, 5.0), (True, 4.0)])
-def test_the_printed_design_is_refuted(epochs, at_least):
-    """Claimed 1; priced with the batch known it is 7.1 and 5.3, and an attack proves most of that."""
-    found = printed_fair_claim(1.0, trials=400_000, seed=0, epochs=epochs)
-    assert found.violated
-    sampling = "one-pass" if epochs else "wor"
-    terms = {"records": RECORDS, "num_rounds": ROUNDS, "batch_size": BATCH, "epsilon": 1.0, "delta": 1 / RECORDS**2}
-    priced = paper_noise("steffle", sampling=sampling, **terms).epsilon_certified
-    assert at_least < found.epsilon_lower_bound <= priced
 
 
 def built(design, noise):

@@ -1,45 +1,19 @@
-"""Printed claims that are exceeded, one training run, and the picture."""
+"""One training run, the picture, and what was once found."""
 
 import jax
 import numpy as np
 import pytest
 
+from experiments.audit.suite import audit_subject
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.algorithms import find
 from tacit.audit.mechanism import AuditError
-from tacit.audit.papers import printed_claim
 from tacit.audit.reconstruction import draw_picture, reconstruct
-from tacit.audit.suite import audit_subject, violations
 from tacit.audit.table import SETTINGS, subject
 from tacit.audit.training import audit_training
-from tacit.privacy import price
 from tacit.privacy.plan import events_of
-from tacit.privacy.statements import Setting
-from tacit.privacy.theorems import multi_pass_experiments
 from tacit.runtime.participation import participation, roster
 from tacit.studies.spec import load_study
-
-
-@pytest.mark.parametrize("epsilon", [12.0, 18.0])
-def test_printed_noise_with_replacement_exceeds_its_claim(epsilon):
-    found = printed_claim(epsilon, trials=20_000, seed=0)
-    assert found.violated
-    assert found.epsilon_lower_bound > 1.5 * epsilon
-
-
-def test_enough_noise_is_not_refuted():
-    """At a small epsilon the printed formula holds; the bound stays below what the accountant certifies."""
-    found = printed_claim(1.5, trials=20_000, seed=0)
-    assert not found.violated
-
-
-def test_the_proof_stays_below_the_certified_price():
-    noise = multi_pass_experiments(
-        Setting(records=1234, num_rounds=50, batch_size=370, epsilon=12.0, delta=1 / 1234**2, sampling="wr")
-    )
-    assert (
-        printed_claim(12.0, trials=20_000, seed=1).epsilon_lower_bound < price(noise.events, delta=noise.delta).epsilon
-    )
 
 
 def test_one_run_of_a_real_study_proves_something_and_stays_below_its_claim():
@@ -85,14 +59,3 @@ def test_a_silo_never_answers_more_often_than_it_is_priced_for():
     for place in range(2):
         priced = {event.kind: event.count for event in events_of(algorithm, place=place, silos=2, records=5)}
         assert int(np.sum((chosen.places == place)[turns] & chosen.taken[turns])) <= priced.get("turn", 0)
-
-
-def test_violations_are_told():
-    row = {"label": "x", "canary": "opposite", "epsilon_claimed": 1.0, "epsilon_lower_bound": 2.0, "violated": True}
-    loose = {**row, "violated": False, "required": 0.85, "tightness": 0.5}
-    swap = {"algorithm": "a", "model": "m", "kind": "k", "search": "s", "largest_share": 1.2, "violated": True}
-    told = violations({"mechanisms": [row, loose], "sensitivity": [swap], "one_run": []})
-    assert len(told) == 3
-    assert "proven 2.000" in told[0]
-    assert "tightness 0.50" in told[1]
-    assert "1.2" in told[2]

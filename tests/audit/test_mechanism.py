@@ -1,4 +1,4 @@
-"""Every algorithm of the table is attacked, and no claim is exceeded; the full size is `python -m tacit.audit`."""
+"""Every algorithm of the table is attacked, and no claim is exceeded; the full size is `make audit`."""
 
 import dataclasses
 import math
@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.audit.suite import DELTA, EPSILON, audit_subject
 from tacit.algorithms import ALGORITHMS, find
 from tacit.audit.attack import fit
 from tacit.audit.mechanism import AuditError, audit_mechanism, claim_of
-from tacit.audit.suite import DELTA, EPSILON, audit_subject
 from tacit.audit.table import SETTINGS, subject
 from tacit.audit.transcript import Seat, rounds_answered, scenes_of
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.audit.suite import DELTA, EPSILON, key_for
 from tacit.algorithms import find
 from tacit.audit.mechanism import audit_mechanism
-from tacit.audit.suite import DELTA, EPSILON, key_for
 from tacit.audit.table import Setting, subject
 from tacit.audit.worst_case import attackers_problem
 from tacit.privacy import price

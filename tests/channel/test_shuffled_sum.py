@@ -84,26 +84,29 @@ def test_the_closed_forms_of_silo_and_accountant_agree():
         assert sum_multiplier(protocol) >= z
 
 
+THROUGH = {"channel": "shuffled-sum", **COMMON}
+
+
 @pytest.mark.parametrize(
-    "build",
+    ("algorithm", "problem", "participants"),
     [
-        lambda: find("mb-sgd").build(MLP, num_rounds=3, channel="shuffled-sum", **COMMON),
-        lambda: find("prox-spider").build(
-            MLP, num_rounds=4, phase_length=2, difference_slope=1.0, channel="shuffled-sum", **COMMON
-        ),
-        lambda: find("prox-svrg").build(
+        (find("mb-sgd").build(MLP, num_rounds=3, **THROUGH), MLP, None),
+        (
+            find("prox-spider").build(LOGISTIC, num_rounds=4, phase_length=2, difference_slope=1.0, **THROUGH),
             LOGISTIC,
-            num_rounds=4,
-            phase_length=2,
-            channel="shuffled-sum",
-            **{**COMMON, "batch_size": 6, "sampling": "wor"},
+            2,
+        ),
+        (
+            find("prox-svrg").build(
+                LOGISTIC, num_rounds=4, phase_length=2, **{**THROUGH, "batch_size": 6, "sampling": "wor"}
+            ),
+            LOGISTIC,
+            None,
         ),
     ],
+    ids=["gradients, everyone", "differences, two of three", "batches, everyone"],
 )
-@pytest.mark.parametrize("participants", [None, 2])
-def test_simulate_equals_the_plain_loop(build, participants):
-    algorithm = build()
-    problem = LOGISTIC if algorithm.rounds[next(iter(algorithm.rounds))].silo.release.batch_size else MLP
+def test_simulate_equals_the_plain_loop(algorithm, problem, participants):
     silos, who = enrol(tables()), participation(3, participants)
     fast = simulate(algorithm, start(problem), silos, key=jax.random.key(1), who=who)
     slow = debug(algorithm, start(problem), [rows_of(silos, i) for i in range(3)], key=jax.random.key(1), who=who)
@@ -167,7 +170,7 @@ def test_a_silo_says_nothing_without_a_crowd_nor_with_a_random_batch():
         problem, channel="shuffled-sum", num_rounds=1, **{**COMMON, "sampling": "poisson", "batch_size": 4}
     )
     with pytest.raises(ValueError, match="poisson"):
-        answer(random.rounds["gradient"].silo, start(problem), (), desk, crowd=Crowd(9.0, 9.0), **own)
+        answer(random.rounds["gradient"].silo, start(problem), (), desk, crowd=Crowd(9.0, 9.0, jnp.ones(1)), **own)
 
 
 def test_the_shuffler_stays_shut_below_the_crowd_it_was_planned_for():

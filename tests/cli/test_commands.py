@@ -1,4 +1,4 @@
-"""The command as people type it, in a process of its own."""
+"""The command as people type it: in a process of its own, and where only its words matter in this one."""
 
 import json
 import os
@@ -11,12 +11,29 @@ from pathlib import Path
 
 import pytest
 
+from tacit.__main__ import main
+
 
 def tacit(*arguments: str, cwd=None, **settings: str) -> subprocess.CompletedProcess:
     code = "from tacit.__main__ import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     environment = {**os.environ, **settings}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300, check=False)
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """The same command in this process: its exit code, and what it wrote to both streams."""
+
+    def run(*arguments: str, **settings: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tacit", *arguments])
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ending:
+            main()
+        return ending.value.code or 0, *capsys.readouterr()
+
+    return run
 
 
 def test_run_prints_one_json_object_and_leaves_a_folder(tmp_path):
@@ -27,9 +44,8 @@ def test_run_prints_one_json_object_and_leaves_a_folder(tmp_path):
     assert (tmp_path / found["run_dir"] / "report.html").is_file()
 
 
-def test_plan_prints_the_documented_shape(tmp_path):
-    done = tacit("plan", "heart-disease", "--set", "run.seeds=1", "--json", cwd=tmp_path)
-    found = json.loads(done.stdout)
+def test_plan_prints_the_documented_shape(here):
+    found = json.loads(here("plan", "heart-disease", "--set", "run.seeds=1", "--json")[1])
     silo = found["silos"][0]
     common = {"name", "records", "epsilon", "delta", "epsilon_without_shuffler", "kinds", "risk", "user_level", "paper"}
     assert set(silo) == common
@@ -42,20 +58,20 @@ def test_plan_prints_the_documented_shape(tmp_path):
     assert 0 < silo["paper"]["epsilon_certified"] < 0.1
 
 
-def test_plan_says_the_noise_of_the_mean_and_of_every_point_of_a_grid(tmp_path):
+def test_plan_says_the_noise_of_the_mean_and_of_every_point_of_a_grid(here):
     grid = ("--set", "run.seeds=1", "--set", "run.grid.privacy.epsilon=[1,4]")
-    direct = json.loads(tacit("plan", "heart-disease", *grid, "--json", cwd=tmp_path).stdout)
+    direct = json.loads(here("plan", "heart-disease", *grid, "--json")[1])
     assert [row["point"] for row in direct["grid"]] == [{"privacy.epsilon": 1}, {"privacy.epsilon": 4}]
     assert direct["grid"][0]["noise_multiplier"][0] > 3 * direct["grid"][1]["noise_multiplier"][0] > 3
-    shown = tacit("plan", "heart-disease", *grid, "--set", "algorithm.channel=shuffled-sum", cwd=tmp_path).stdout
+    _, shown, _ = here("plan", "heart-disease", *grid, "--set", "algorithm.channel=shuffled-sum")
     words = " ".join(shown.split())
     assert direct["sigma_of_mean_over_clip"]["gradient"] == pytest.approx(0.127, abs=0.001)
     assert "In the mean of all silos sigma/C is: gradient 0.0636." in words
     assert "the grid: noise at each of its points" in words
 
 
-def test_plan_says_that_a_deployment_holds_nothing_out(tmp_path):
-    words = " ".join(tacit("plan", "heart-disease", "--set", "run.seeds=1", cwd=tmp_path).stdout.split())
+def test_plan_says_that_a_deployment_holds_nothing_out(here):
+    words = " ".join(here("plan", "heart-disease", "--set", "run.seeds=1")[1].split())
     assert "a daemon trains on all records of its file, and prices them (cleveland 303, hungarian 294" in words
 
 
@@ -70,18 +86,26 @@ def test_plan_says_that_a_deployment_holds_nothing_out(tmp_path):
         (("price", "--records", "10", "--rounds", "5", "--noise-multiplier", "-1"), "noise_multiplier"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(arguments, text, tmp_path):
-    done = tacit(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes_are_told_without_a_traceback(arguments, text, tmp_path, monkeypatch, here):
+    monkeypatch.chdir(tmp_path)
+    code, _, told = here(*arguments)
+    assert code == 2
+    assert text in told
+    assert "Traceback" not in told
     assert not list(tmp_path.iterdir())
 
 
-def test_lists_are_machine_readable(tmp_path):
-    assert any(row["name"] == "mb-sgd" for row in json.loads(tacit("algorithms", "--json").stdout))
-    assert any(row["name"] == "heart-disease" for row in json.loads(tacit("studies", "--json").stdout))
-    assert tacit("--version").stdout.startswith("tacit 0.")
+def test_a_mistake_ends_the_process_without_a_traceback(tmp_path):
+    done = tacit("run", "hart-disease", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean 'heart-disease'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_lists_are_machine_readable(here):
+    assert any(row["name"] == "mb-sgd" for row in json.loads(here("algorithms", "--json")[1]))
+    assert any(row["name"] == "heart-disease" for row in json.loads(here("studies", "--json")[1]))
+    assert here("--version")[1].startswith("tacit 0.")
 
 
 @pytest.mark.parametrize(
@@ -92,11 +116,11 @@ def test_lists_are_machine_readable(tmp_path):
         (("reproduce", "--list"), ("name", "paper", "data")),
     ],
 )
-def test_names_and_numbers_of_papers_are_whole_in_80_columns(command, keys):
-    shown = tacit(*command, COLUMNS="80").stdout
+def test_names_and_numbers_of_papers_are_whole_in_80_columns(command, keys, here):
+    _, shown, _ = here(*command, COLUMNS="80")
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
-    for row in json.loads(tacit(*command, "--json").stdout):
+    for row in json.loads(here(*command, "--json")[1]):
         assert re.search(rf"(?<!\S){re.escape(row['name'])}(?!\S)", shown), row["name"]
         for key in keys:
             assert all(word in shown.split() for word in row[key].split()), row[key]

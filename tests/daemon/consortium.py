@@ -34,11 +34,8 @@ SEED = 7
 def fork_server() -> Any:
     """The context that daemons are started from; what is in the environment at the first call is theirs."""
     os.environ[NOISE_OFF] = "1"
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_backend_optimization_level" not in flags:
-        os.environ["XLA_FLAGS"] = flags + " --xla_backend_optimization_level=0"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tacit.runtime.daemon.server", "opendp.prelude"])
+    context.set_forkserver_preload(["tacit.runtime.daemon.server"])
     return context
 
 
@@ -46,7 +43,7 @@ def policy_tree(name: str = "silo", **changes: Any) -> dict[str, Any]:
     """A permissive policy for tests."""
     tree: dict[str, Any] = {
         "name": name,
-        "budget": {"epsilon": 50.0, "delta": 1e-5},
+        "budget": {"epsilon": 30.0, "delta": 1e-5},
         "allow": {"algorithms": sorted(ALGORITHMS), "min_silos": 2},
         "approval": {"mode": "auto"},
         "data": {"file": "records.npz", "task": "binary", "classes": 2},

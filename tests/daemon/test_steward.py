@@ -7,13 +7,15 @@ import re
 import numpy as np
 import pytest
 
-from tacit.privacy import price
+from tacit.privacy import gdp_epsilon, price
+from tacit.privacy.filter import cost, rule_for
 from tacit.runtime.daemon.answering import remembered
 from tacit.runtime.daemon.notes import MOST_IN_AN_HOUR, RefusalLog
 from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records, policy_from
 from tacit.runtime.daemon.protocol import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
 from tacit.runtime.daemon.shuffling import is_shuffled
 from tacit.runtime.daemon.steward import NOISE_OFF, Steward
+from tacit.silo.spending import LedgerError
 from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of
 
 RECORDS = records_of(0, 40)
@@ -181,21 +183,87 @@ def test_local_steps_are_all_paid_for(make):
     assert account.answers == 1
 
 
-def test_three_studies_cost_their_joint_price_and_then_the_budget_is_gone(make):
-    silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
-    events = []
+def test_what_studies_take_from_an_account_adds_up_and_then_it_is_gone(make):
+    silo = make(budget={"epsilon": 2.0, "delta": 1e-5, "rule": "gdp"})
+    taken, events = [], []
     for plan in (MB, LOCAL, plan_of({"name": "mb-sgd", "num_rounds": 2}, epsilon=0.4)):
-        silo.propose(plan)
+        consent = silo.propose(plan)
+        taken.append(consent.takes)
+        assert consent.rule == "gdp"
+        assert consent.left == pytest.approx(1 - sum(taken))
         for number in range(plan.algorithm["num_rounds"]):
             silo.answer(plan, number)
         silo.client.ask(Finish(study=plan.study))
         events += silo.steward._ledger.accounts[plan.study].debited()
-    reported = silo.steward._ledger.spent(1e-5).epsilon
-    assert reported == pytest.approx(price(events, delta=1e-5).epsilon, rel=1e-9)
-    assert reported < 0.8 * (1.0 + 1.0 + 0.4)
+    ledger = silo.steward._ledger
+    assert ledger.charged == ledger.spent() == pytest.approx(sum(taken))
+    # The filter of Gaussians loses nothing but the part of delta that is set aside.
+    joint = price(events, delta=1e-5 * (1 - 1e-3)).epsilon
+    assert gdp_epsilon((ledger.spent() * ledger.rule.limit) ** 0.5, 1e-5 * (1 - 1e-3)) == pytest.approx(joint, rel=1e-9)
+    assert joint < 0.8 * (1.0 + 1.0 + 0.4)
     refusal = silo.refused("over-budget", Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=1.8)))
-    assert refusal.numbers["epsilon"] > refusal.numbers["limit"] == 2.0
-    assert refusal.numbers["before"] == pytest.approx(reported)
+    assert refusal.numbers["takes"] > refusal.numbers["left"] == pytest.approx(1 - ledger.charged)
+
+
+def test_a_consent_tells_the_plan_s_own_price_and_what_it_takes_from_the_account(make):
+    """By the Renyi filter a plan takes more than its price: that is what later plans may follow messages for."""
+    silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
+    consent = silo.propose(POISSON)
+    ledger = silo.steward._ledger
+    assert (consent.rule, ledger.rule.order) == ("renyi", rule_for("renyi", 2.0, 1e-5).order)
+    assert (
+        consent.takes
+        == ledger.charged
+        == pytest.approx(cost(ledger.rule, ledger.accounts[POISSON.study].events).loss / ledger.rule.limit)
+    )
+    assert 0.99 < consent.epsilon <= 1.0
+    assert consent.takes + consent.left == pytest.approx(1.0)
+    again = silo.propose(POISSON)
+    assert (again.takes, again.left) == (consent.takes, consent.left)
+
+
+def test_batches_that_the_owner_or_the_rule_does_not_allow_are_refused(make):
+    silo = make(allow={"sampling": ["full", "one-pass"]})
+    assert silo.propose(MB).rule == "gdp"
+    assert 'expected sampling "full" or "one-pass"' in str(silo.refused("not-allowed", Propose(plan=POISSON)))
+    silo = make(budget={"epsilon": 50.0, "delta": 1e-5, "rule": "gdp"})
+    assert 'under the rule "gdp", not sampling "poisson"' in str(silo.refused("not-allowed", Propose(plan=POISSON)))
+
+
+def test_a_policy_cannot_switch_the_rule_of_a_ledger_in_use(make):
+    silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
+    silo.propose(MB)
+    silo.steward.close()
+    usual = silo.policy
+    for change in ({"rule": "gdp"}, {"rule": "fixed-in-advance"}, {"delta": 1e-6}):
+        budget = usual.budget.model_copy(update=change)
+        silo.policy = usual.model_copy(update={"budget": budget})
+        with pytest.raises(LedgerError, match="since before its first study"):
+            silo.open()
+    # A default that would be another one today gives way to the ledger's own rule.
+    silo.policy = usual.model_copy(update={"allow": usual.allow.model_copy(update={"sampling": ("full",)})})
+    silo.open()
+    assert silo.policy.limit.default == "gdp"
+    assert silo.steward._ledger.rule.name == "renyi"
+
+
+def test_an_account_that_its_owner_has_made_smaller_answers_nothing_more(make, caplog):
+    silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
+    silo.propose(MB)
+    silo.answer(MB, 0)
+    silo.steward.close()
+    lowered = silo.policy.budget.model_copy(update={"epsilon": 0.8})
+    usual, silo.policy = silo.policy, silo.policy.model_copy(update={"budget": lowered})
+    caplog.set_level("INFO")
+    silo.open()
+    assert "the account is overdrawn" in caplog.text
+    assert "overdrawn" in str(silo.refused("over-budget", *silo.ask(MB, 1)))
+    silo.refused("over-budget", Propose(plan=MB))
+    silo.refused("over-budget", Propose(plan=LOCAL))
+    silo.steward.close()
+    silo.policy = usual
+    silo.open()
+    silo.answer(MB, 1)
 
 
 def test_the_owner_is_asked(make):
@@ -224,7 +292,8 @@ def test_a_proposal_that_nobody_approves_is_forgotten(make):
 
 
 def test_a_study_expires_and_what_it_did_not_use_goes_back(make):
-    silo = make(budget={"epsilon": 1.05, "delta": 1e-6}, approval={"mode": "auto", "study_days": 2.0})
+    budget = {"epsilon": 1.05, "delta": 1e-6, "rule": "gdp"}
+    silo = make(budget=budget, approval={"mode": "auto", "study_days": 2.0})
     silo.propose(MB)
     silo.answer(MB, 0)
     silo.refused("over-budget", Propose(plan=LOCAL))
@@ -351,8 +420,10 @@ def test_the_log_says_what_waits_and_what_was_refused_with_its_numbers(make, cap
     silo = make(approval={"mode": "manual"}, budget={"epsilon": 4.0, "delta": 1e-6})
     dear = plan_of({"name": "mb-sgd"}, epsilon=8.0)
     refusal = silo.refused("over-budget", Propose(plan=dear))
-    assert "epsilon 7.998 for the study alone is more than the silo's whole budget of 4" in str(refusal)
-    assert re.search(r"refused, over-budget: epsilon 7.998 .* budget of 4.*limit 4\)", caplog.text)
+    assert re.search(r"fits the account of epsilon=4 at delta=1e-06 .* it would take \d+\.\d% of it", str(refusal))
+    assert re.search(
+        r"refused, over-budget: Expected a study that fits .*takes \d.*epsilon 4, delta 1e-06\)", caplog.text
+    )
     for _ in range(2):
         silo.propose(MB)
         silo.refused("over-budget", Propose(plan=dear))

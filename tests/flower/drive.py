@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from experiments.consortium import train
+from experiments.parties import Consortium, Silo, free_port
 from tacit.runtime.certificates import Authority, node_key
 from tacit.runtime.daemon.steward import NOISE_OFF
 from tacit.runtime.flower.commands import supernode_command
-from tacit.runtime.flower.consortium import Consortium, Silo, free_port
-from tacit.runtime.flower.demo import train
 from tacit.runtime.server.terms import DEPLOYED
 from tacit.studies.spec import Study, study_from
 from tests.daemon.consortium import SEED, records_of

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.consortium import frames_in
 from tacit.channel.sealing import open_layer
 from tacit.privacy.binomial import grid_for
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.entropy import SeededEntropy
 from tacit.runtime.daemon.protocol import Plan
-from tacit.runtime.flower.demo import frames_in
 from tacit.runtime.participation import participation, roster
 from tacit.runtime.program import split_keys
 from tacit.runtime.server.checkpoint import load_checkpoint
@@ -123,7 +123,7 @@ def test_run_folder_and_ledgers_agree(world, channel):
 @pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])
 def test_run_folders_hold_no_token_of_flowers(world, channel):
     folder = Path(world[1]["folders"][channel])
-    assert json.loads((folder / "provenance.json").read_text())["command"] == "python -m tacit.runtime.flower.demo"
+    assert json.loads((folder / "provenance.json").read_text())["command"] == "python -m experiments.consortium"
     for path in folder.rglob("*"):
         assert not path.is_file() or b"--token" not in path.read_bytes(), path
 

@@ -20,10 +20,10 @@ import numpy as np
 import tomli_w
 from rich.console import Console
 
+from experiments.parties import Consortium, below
 from tacit.errors import TacitError
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.flower.commands import write_connection
-from tacit.runtime.flower.consortium import Consortium, below
 from tacit.runtime.flower.watch import follow
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.runtime.server.conductor import fresh_state

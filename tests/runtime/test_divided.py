@@ -47,7 +47,7 @@ def holders(table, features, attributes, seed=0):
     return left, right
 
 
-@pytest.mark.parametrize(("features", "attributes"), [(1, 1), (3, 1), (2, 4)])
+@pytest.mark.parametrize(("features", "attributes"), [(1, 1), (2, 3)])
 def test_where_records_lie_changes_nothing_but_noise(features, attributes):
     table = records()
     start = PROBLEM.objective.init(jax.random.key(0))
@@ -78,15 +78,15 @@ def test_an_idle_division_says_noise_that_looks_like_any_other():
     left, right = holders(table, 1, 2)
     algorithm = built(noise=3.0)
     work = algorithm.rounds["step"].server.ask(algorithm.init(PROBLEM.objective.init(jax.random.key(0))))
-    batch = right[0].index[:6]
+    batch = right[0].index
     heard = [left[0].outputs(TERM, work.params, batch)]
     silo = algorithm.rounds["step"].silo
     said = [
-        np.stack([np.ravel(part.gradients(TERM, silo, work, STRENGTH, heard, 6, r).duals) for r in range(60)])
+        np.stack([np.ravel(part.gradients(TERM, silo, work, STRENGTH, heard, 15, r).duals) for r in range(30)])
         for part in right
     ]
     clip = float(silo.release.clip(work)["duals"])
-    expected = 3.0 * 2**0.5 * 2 * clip / 6
+    expected = 3.0 * 2**0.5 * 2 * clip / 15
     for values in said:
         assert values.std(ddof=1) == pytest.approx(expected, rel=0.25)
     assert abs(said[1].mean()) < 4 * expected / said[1].size ** 0.5
@@ -94,7 +94,7 @@ def test_an_idle_division_says_noise_that_looks_like_any_other():
 
 def test_batches_are_used_as_told():
     table = records()
-    left, right = holders(table, 2, 2)
+    left, right = holders(table, 1, 1)
     start = PROBLEM.objective.init(jax.random.key(0))
     everything = np.concatenate([part.index for part in left])
     halves = [everything[:15], everything[15:]]

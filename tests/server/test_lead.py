@@ -138,8 +138,8 @@ def test_what_would_be_refused_again_is_not_to_be_resumed(manual, tmp_path, monk
             lead(root, Nearby(manual))
 
     printed, error = followed(root, monkeypatch, begin)
-    assert "refusal: silo clinic, code over-budget, text epsilon" in printed
-    assert "whole budget of 2; ask for less. Asking again would end in the same way" in error
+    assert "refusal: silo clinic, code over-budget, text Expected a study that fits the account of epsilon=2" in printed
+    assert "100.0% is left; ask for less. Asking again would end in the same way" in error
     assert "Go on with --resume" not in error
 
 

@@ -27,11 +27,6 @@ from tacit.objectives import squared as squared_loss
 from tacit.silo import SLACK, clipped_sum, is_tapped, plain_sum
 from tacit.silo.gradients import _general_sum, _tapped_width, is_formed
 
-# Rounding decides here, and a compiler that computes a difference anew for its norm and for its sum may round it twice.
-compiled_as_by_users = partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
-)
-
 
 def positions(width, *, bias=True):
     """A layer applied at each of three positions, then a dense one: few positions make a wide layer stay in factors."""
@@ -195,7 +190,7 @@ def test_no_record_adds_more_than_the_bound_for_nearby_points(name, distance, sc
     data = records(objective, n=40, scale=scale)
     bound = jnp.float32(0.3 * distance)
 
-    @compiled_as_by_users
+    @jax.jit
     def one(i):
         return clipped_sum(query, (new, old), data, jnp.arange(40) == i, bound)
 
@@ -210,7 +205,7 @@ def test_no_record_adds_more_than_the_bound_for_nearby_points_and_weights_of_the
     query = GradientQuery(objective, lambda w: w[0], lambda w: (w[1], w[2] - w[1]))
     function = clipped_sum if path == "tapped" else _general_sum
 
-    @compiled_as_by_users
+    @jax.jit
     def one(new, direction, distance, weights, data, i, bound):
         old = jax.tree.map(lambda a, b: a + distance * b, new, direction)
         return function(query, ((new, old), *weights), data, jnp.arange(10) == i, bound)
@@ -237,7 +232,7 @@ def test_cancelling_positions_are_not_taken_for_nothing():
     signs = np.asarray([1.0, -1.0, 1e-4], np.float32)[None, :, None]
     data = {"x": jnp.asarray(x * signs), "y": jnp.zeros(30, jnp.int32)}
 
-    @compiled_as_by_users
+    @jax.jit
     def one(i, bound):
         return clipped_sum(gradient_at(objective), w, data, jnp.arange(30) == i, bound)
 
@@ -259,7 +254,7 @@ def test_rounding_is_not_let_up_to_the_bound():
     other = jax.tree.map(lambda leaf: 3.3 * leaf, w)  # the gradient is linear in the parameters
     query = GradientQuery(objective, lambda w: w[:2], lambda w: w[2:])
     data = records(MODELS["positions, formed"])
-    function = compiled_as_by_users(partial(clipped_sum, query))
+    function = jax.jit(partial(clipped_sum, query))
     rounding = [norm64(function((w, other, 3.3, -1.0), data, jnp.arange(11) == i, 1e-12)) for i in range(11)]
     assert 0 < max(rounding) < 1e-14
     assert norm64(function((w, other, 3.3, 0.0), data, jnp.ones(11, bool), 1e6)) > 1.0
@@ -289,7 +284,7 @@ def test_a_record_that_is_not_finite_adds_nothing_and_spoils_nothing(name, path,
     bad = {**data, "x": data["x"].at[4].set(1e30)}
     if path == "general":
         bad["x"] = data["x"].at[4].set(poison)
-    function = compiled_as_by_users(partial(clipped_sum if path == "tapped" else _general_sum, query))
+    function = jax.jit(partial(clipped_sum if path == "tapped" else _general_sum, query))
     everyone = jnp.ones(11, bool)
     with_bad = function(work, bad, everyone, 0.4)
     without = function(work, data, everyone & (jnp.arange(11) != 4), 0.4)
@@ -307,7 +302,7 @@ def test_a_hostile_broadcast_or_bound_says_nothing(name, hostile):
     broken = jax.tree.map(lambda leaf: leaf.at[0].set(hostile), point(objective))
     query = gradient_at(objective)
     present = jnp.ones(11, bool)
-    function = compiled_as_by_users(partial(clipped_sum, query))
+    function = jax.jit(partial(clipped_sum, query))
     nothing = function(point(objective), data, present, hostile)
     assert norm64(nothing) == 0
     said = function(broken, data, present, 1.0)

@@ -18,6 +18,7 @@ from tacit.studies.spec import load_study
         ("trusted", "equal"),
         ("trusted", "records"),
         ("shuffled-sum", "equal"),
+        ("shuffled-sum", "records"),
     ],
 )
 def test_one_round_has_as_much_noise_in_its_mean_as_the_plan_says(channel, weights):

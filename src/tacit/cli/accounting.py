@@ -1,5 +1,6 @@
 """`tacit price` and `tacit calibrate`: what noise costs and what noise a budget needs, from numbers alone."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -22,15 +23,16 @@ from tacit.privacy import (
     calibrate,
     capped,
     price,
-    risk_of,
+    risk_of_price,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MEANING = {
-    "gdp": "exact Gaussian composition",
+    "gdp": "Gaussian composition, as if every record were in every batch",
     "pld": "privacy loss distributions, rounded to the private side",
+    "pure": "the sum of the local randomisers' epsilons",
     "rdp": "Renyi DP (a looser bound)",
     "zcdp": "zero-concentrated DP (a looser bound)",
     "none": "no noise, no privacy",
@@ -136,8 +138,9 @@ def _report(paid: Price, max_participations: int | None, plot: Path | None, as_j
         "releases",
         f"{event.count} of {event.batch} records, sampling {event.sampling}, out of {event.records} records",
     )
-    table.add_row("accountant", f"{paid.accountant}: {_MEANING[paid.accountant]}")
-    table.add_row("in plain words", risk_of(paid.events).sentence)
+    meaning = "exact Gaussian composition" if paid.accountant == "gdp" and paid.exact else _MEANING[paid.accountant]
+    table.add_row("accountant", f"{paid.accountant}: {meaning}")
+    table.add_row("in plain words", risk_of_price(paid).sentence)
     if max_participations is not None:
         table.add_row("participation", SILO_SAMPLING)
     if plot is not None:
@@ -213,8 +216,12 @@ def _variant(event: Event, sampling: Sampling, batch: int, rounds: int, sigma: f
 def _curve(axes: "Axes", xs: Sequence[float], events: Sequence[Event | None], delta: float, label: str) -> None:
     priced = []
     for x, event in zip(xs, events, strict=True):
-        epsilon = 0.0 if event is None else price([event], delta=delta).epsilon
-        if 0 < epsilon < math.inf:
-            priced.append((x, epsilon))
+        if event is None:
+            continue
+        # What cannot be priced is not drawn; it is a neighbour of what was asked for.
+        with contextlib.suppress(PricingError):
+            epsilon = price([event], delta=delta).epsilon
+            if 0 < epsilon < math.inf:
+                priced.append((x, epsilon))
     if priced:
         axes.plot(*zip(*priced, strict=True), marker=".", label=label)

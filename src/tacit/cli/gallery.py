@@ -1,13 +1,16 @@
-"""``tacit reproduce``."""
+"""``tacit reproduce``: the papers' experiments lie beside the package's source in a checkout, not in the package."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+import tacit
 from tacit.cli.study import Json
 from tacit.cli.tables import print_listing
 from tacit.errors import TacitError
@@ -21,49 +24,54 @@ def reproduce_command(
     results: Annotated[Path, typer.Option(help="The folder of results.")] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Make a figure or table of the papers again, from scratch.
+    """Make a figure or table of the papers again, from scratch; in a checkout of Tacit.
 
     Example: tacit reproduce insurance-linear --results my-results
     """
-    from tacit.studies.gallery import EXHIBITS, find_exhibit, index, reproduce
-
     if sum((name is not None, everything, listing, gallery)) != 1:
         raise TacitError("Expected one of: the name of a result, --all, --list, --gallery.")
+    found = experiments_gallery()
     if listing:
-        _list(as_json)
+        _list(found.EXHIBITS.values(), as_json)
     elif gallery:
         if not results.is_dir():
             raise TacitError(f"No folder {results}; name the folder of results with --results.")
-        (results / "README.md").write_text(index(results), encoding="utf-8")
+        (results / "README.md").write_text(found.index(results), encoding="utf-8")
         typer.echo(str(results / "README.md"))
     else:
-        chosen = list(EXHIBITS.values()) if name is None else [find_exhibit(name)]
-        failed = []
-        for exhibit in chosen:
-            typer.echo(f"{exhibit.name}: about {exhibit.minutes} min; data: {exhibit.data}", err=True)
-            if reproduce(exhibit, results):
-                failed.append(exhibit.name)
-        if failed:
-            raise TacitError(f"Not made: {', '.join(failed)}; what went wrong stands above.")
+        _make(found, list(found.EXHIBITS.values()) if name is None else [found.find_exhibit(name)], results)
 
 
-def _list(as_json: bool) -> None:
-    from tacit.studies.gallery import EXHIBITS
+def experiments_gallery() -> Any:
+    """The module ``experiments.gallery`` of the checkout that this package's source lies in."""
+    root = Path(tacit.__file__).resolve().parents[2]
+    if not (root / "experiments" / "gallery.py").is_file():
+        raise TacitError(
+            f"`tacit reproduce` needs a checkout of Tacit: the papers' experiments are not in the installed package at "
+            f"{Path(tacit.__file__).parent}. Clone the repository and run `make demo` there, then its .venv/bin/tacit."
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module("experiments.gallery")
 
-    rows = [
-        {"name": e.name, "paper": e.source, "claim": e.claim, "minutes": e.minutes, "data": e.data}
-        for e in EXHIBITS.values()
-    ]
+
+def _make(found: Any, chosen: list[Any], results: Path) -> None:
+    failed = []
+    for exhibit in chosen:
+        typer.echo(f"{exhibit.name}: about {exhibit.minutes} min; data: {exhibit.data}", err=True)
+        if found.reproduce(exhibit, results):
+            failed.append(exhibit.name)
+    if failed:
+        raise TacitError(f"Not made: {', '.join(failed)}; what went wrong stands above.")
+
+
+def _list(exhibits: Any, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(rows))
+        names = {"name": "name", "source": "paper", "claim": "claim", "minutes": "minutes", "data": "data"}
+        typer.echo(json.dumps([{said: getattr(e, own) for own, said in names.items()} for e in exhibits]))
         return
     shown = [
-        {
-            "name": e.name,
-            "paper, its claim": f"{e.source}\n{e.claim}",
-            "minutes": str(e.minutes),
-            "data": e.data,
-        }
-        for e in EXHIBITS.values()
+        {"name": e.name, "paper, its claim": f"{e.source}\n{e.claim}", "minutes": str(e.minutes), "data": e.data}
+        for e in exhibits
     ]
     print_listing("tacit reproduce NAME", shown, whole=("name", "minutes", "data"))

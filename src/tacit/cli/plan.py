@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,8 +19,16 @@ if TYPE_CHECKING:
     from tacit.studies.run import Prepared
 
 
-def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> None:
+Policy = Annotated[
+    Path | None,
+    typer.Option(help="A silo's policy.toml: show also what the study takes from that account, and what is left."),
+]
+
+
+def plan_command(study: Study, overrides: Set = None, policy: Policy = None, as_json: Json = False) -> None:
     """Price a study before anything runs: per silo and kind of round, beside the noise that the paper prints.
+
+    With --policy two prices are shown: the plan's own epsilon, and the share of the account that it takes by its rule.
 
     Example: tacit plan heart-disease --set privacy.epsilon=2
     """
@@ -29,10 +38,16 @@ def plan_command(study: Study, overrides: Set = None, as_json: Json = False) -> 
 
     prepared = prepare(load_study(study, overrides or ()))
     plan, found = prepared.plan, _as_data(prepared)
+    if policy is not None:
+        from tacit.cli.status import account_of_plan
+
+        found["account"] = account_of_plan(plan, policy)
     if as_json:
         typer.echo(json.dumps(finite(found)))
         return
     _print_plan(plan, found)
+    if "account" in found:
+        _print_account(found["account"], Console())
     if found["preprocessing_private"]:
         Console().print(UNPRICED)
 
@@ -112,6 +127,18 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
         console.print(bound_text(found["theory"]))
     _print_reading(plan, console)
     print_warnings(found["warnings"], console)
+
+
+def _print_account(account: dict[str, Any], console: Console) -> None:
+    """Both prices of the plan by name, at a silo with this account."""
+    from tacit.cli.status import account_words, percent_of
+
+    table = Table("silo", "own epsilon", "of the account", "left then", title="what the plan takes from this account")
+    for row in account["silos"]:
+        left = "-" if row["left_share"] is None else percent_of(row["left_share"])
+        table.add_row(row["name"], numeral(row["own_epsilon"]), row["refusal"] or percent_of(row["takes_share"]), left)
+    console.print(table)
+    console.print(account_words(account), highlight=False)
 
 
 def _print_mean(found: dict[str, Any], channel: str, console: Console) -> None:
@@ -209,13 +236,13 @@ def _print_fair(found: dict[str, Any], console: Console) -> None:
 
 def _print_reading(plan: Plan, console: Console) -> None:
     """What the price means to people, and what it does not promise."""
-    from tacit.privacy import SILO_SAMPLING, risk_of
+    from tacit.privacy import SILO_SAMPLING, risk_of_price
     from tacit.studies.plan import user_level_of
 
-    priced = [silo for silo in plan.silos if silo.price is not None]
+    priced = [(silo, silo.price) for silo in plan.silos if silo.price is not None]
     if priced:
-        worst = max(priced, key=lambda silo: silo.price.epsilon if silo.price else 0.0)
-        console.print(f"{worst.name}: {risk_of(worst.events).sentence}")
+        worst, paid = max(priced, key=lambda pair: pair[1].epsilon)
+        console.print(f"{worst.name}: {risk_of_price(paid).sentence}")
         whole = user_level_of(plan, worst)
         if whole is not None:
             console.print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,17 +40,19 @@ pad_seconds = 0.1            # replies leave at multiples of this after their re
 [budget]                     # what all studies together may ever cost each record
 epsilon = 4.0
 delta = 1e-6
+# rule = "renyi"             # how studies add up, fixed before the first one; see docs/threat-model.md
 
 [allow]
 algorithms = ["mb-sgd", "accelerated-mb-sgd", "local-sgd"]
 channels = ["direct"]        # and "shuffled-sum" or "shuffled-reports", with [shuffle]; see docs/deployment.md
+# sampling = ["full", "one-pass"]  # nothing else: then a new ledger has the rule "gdp", which loses nothing
 min_silos = 2
 max_rounds = 10000
 max_open = 4
 
 [approval]
 mode = "manual"              # "auto": whatever fits the policy is consented to
-study_days = 30.0            # what a study has not used by then goes back
+study_days = 30.0            # a study that is still open then is closed
 
 [data]
 """
@@ -206,12 +209,12 @@ def join_command(
 def status_command(folder: Folder, as_json: Json = False) -> None:
     """Show whether the daemon runs, the studies that are open, and those that wait for approval.
 
-    Of each waiting study: what it asks for, what would be left of the budget, a number to compare with the owners of
-    other silos, and the command that approves it.
+    Of each waiting study: its own price, what it takes from this silo's account and what would be left, a number to
+    compare with the owners of other silos, and the command that approves it.
 
     Example: tacit silo status clinic
     """
-    from tacit.cli.status import daemon_runs, described, proposal
+    from tacit.cli.status import account_now, account_words, daemon_runs, described, proposal
     from tacit.silo.chain import replay
     from tacit.silo.ledger import waiting
 
@@ -223,13 +226,15 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     pending = [proposal(plan, policy, entries) for plan in plans.values()]
     if as_json:
         shown = [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()]
-        typer.echo(json.dumps({"daemon": runs, "open": shown, "pending": pending}))
+        told = {"daemon": runs, "account": account_now(policy, entries), "open": shown, "pending": pending}
+        typer.echo(json.dumps(told))
         return
     typer.echo(
         "The daemon is running." if runs else f"The daemon is not running; start it with: tacit silo serve {folder}"
     )
     if not entries:
         typer.echo("It has not run before: nothing has been spent.")
+    typer.echo(account_words(account_now(policy, entries)))
     if live:
         table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
         for study, account in live.items():
@@ -248,13 +253,16 @@ def approve_command(
     folder: Folder,
     study: Annotated[str, typer.Argument(help="The study's identity, as `tacit silo status` shows it.")],
 ) -> None:
-    """Approve a proposed study: it is reserved when the server next asks, if it still fits the budget.
+    """Approve a proposed study: it is reserved when the server next asks, if it still fits the account.
+
+    Prints the study's own price and what it takes from this silo's account.
 
     Example: tacit silo approve clinic 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
+    from tacit.cli.status import prices, proposal
     from tacit.silo.ledger import waiting
 
-    _, home = _home(folder)
+    policy, home = _home(folder)
     found = waiting(home.ledger)
     if study not in found:
         listed = ", ".join(found) or "none"
@@ -262,6 +270,8 @@ def approve_command(
     home.approved.mkdir(mode=0o700, exist_ok=True)
     (home.approved / study).touch(mode=0o600)
     typer.echo(f"Approved {study}.")
+    for name, text in prices(proposal(found[study], policy, _books(home))).items():
+        typer.echo(f"  {name:<10} {text}")
 
 
 def ledger_command(
@@ -270,6 +280,8 @@ def ledger_command(
     as_json: Json = False,
 ) -> None:
     """Show what a silo has spent, by study and round, and what is left; verify the ledger's chain.
+
+    Of each study two prices: the epsilon of its own releases, and the share of the account that it takes by its rule.
 
     Example: tacit ledger clinic --rounds
     """
@@ -280,16 +292,23 @@ def ledger_command(
         return
     if not found["length"]:
         typer.echo(
-            f"Nothing has been spent of epsilon {found['budget']:g} at delta {found['delta']:g}: the daemon has not "
-            f"run yet, and makes the ledger when it does (tacit silo serve {folder})."
+            f"Nothing has been spent of epsilon {policy.budget.epsilon:g} at delta {policy.budget.delta:g}: the daemon "
+            f"has not run yet, and makes the ledger when it does (tacit silo serve {folder})."
         )
         return
+    _print_ledger(found, rounds)
+
+
+def _print_ledger(found: dict[str, Any], rounds: bool) -> None:
+    from tacit.cli.status import account_words
+
     console = Console()
-    columns = Column("study", no_wrap=True), "state", "answers", "releases", "epsilon alone"
-    table = Table(*columns, title=f"ledger of {policy.name}")
+    columns = Column("study", no_wrap=True), "state", "answers", "releases", "own epsilon", "of the account"
+    table = Table(*columns, title=f"ledger of {found['silo']}")
     for row in found["studies"]:
         made = ", ".join(f"{kind}: {count}" for kind, count in row["releases"].items()) or "none"
-        table.add_row(row["study"][:_SHORT], row["state"], str(row["answers"]), made, f"{row['epsilon']:.4f}")
+        shown = (f"{row['own_epsilon']:.4f}", "-" if row["takes_share"] is None else f"{100 * row['takes_share']:.1f}%")
+        table.add_row(row["study"][:_SHORT], row["state"], str(row["answers"]), made, *shown)
     console.print(table)
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", title="entries")
@@ -298,8 +317,10 @@ def ledger_command(
             lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
         console.print(lines)
     console.print(
-        f"All studies together: spent epsilon {found['spent']:.4f}, with reservations {found['charged']:.4f}, of "
-        f"{found['budget']:g} at delta {found['delta']:g}. The chain of {found['length']} entries holds."
+        "Own epsilon is of a study's releases alone; of the account is the share that it takes by the account's rule. "
+        f"{account_words(found['account'])} Had all plans and ends been fixed in advance, the releases made would cost "
+        f"epsilon {found['epsilon_if_fixed_in_advance']:.4f} together. The chain of {found['length']} entries holds.",
+        highlight=False,
     )
 
 
@@ -327,19 +348,23 @@ def _books(home: Any) -> list[Any]:
 
 def account_of(folder: Path) -> dict[str, Any]:
     """What a silo has spent, from its verified books, as plain data."""
+    from tacit.cli.status import account_now
     from tacit.privacy import price
     from tacit.silo.chain import replay
-    from tacit.silo.spending import joint_price
+    from tacit.silo.rules import settled
+    from tacit.silo.spending import joint_price, share
 
     policy, home = _home(folder)
     entries = _books(home)
-    accounts, delta = replay(entries), policy.budget.delta
+    rule, accounts, delta = settled(entries, policy.limit), replay(entries), policy.budget.delta
+    kept = sum(account.delta_set_aside for account in accounts.values())
+    shares = {study: share(rule, [account.charged(rule)]) for study, account in accounts.items()}
     return {
         "silo": policy.name,
-        "budget": policy.budget.epsilon,
-        "delta": delta,
-        "spent": joint_price([a.debited() for a in accounts.values()], delta=delta).epsilon,
-        "charged": joint_price([a.charged() for a in accounts.values()], delta=delta).epsilon,
+        "account": account_now(policy, entries),
+        "epsilon_if_fixed_in_advance": joint_price(
+            [a.debited() for a in accounts.values()], delta=delta - kept
+        ).epsilon,
         "length": len(entries),
         "test": bool(entries and entries[0].data.get("test")),
         "studies": [
@@ -348,7 +373,8 @@ def account_of(folder: Path) -> dict[str, Any]:
                 "state": "open" if a.live else "closed",
                 "answers": a.answers,
                 "releases": dict(a.made),
-                "epsilon": price(a.debited(), delta=delta).epsilon,
+                "own_epsilon": price(a.debited(), delta=delta).epsilon,
+                "takes_share": shares[study] if math.isfinite(shares[study]) else None,
             }
             for study, a in accounts.items()
         ],
@@ -359,7 +385,7 @@ def account_of(folder: Path) -> dict[str, Any]:
 
 
 def _detail(entry: Any) -> dict[str, Any]:
-    return {k: v for k, v in entry.data.items() if k in ("round", "kind", "releases", "reason")}
+    return {k: v for k, v in entry.data.items() if k in ("round", "kind", "releases", "reason", "rule")}
 
 
 def _moment(seconds: float) -> str:

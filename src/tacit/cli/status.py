@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,36 +22,123 @@ def daemon_runs(socket: Path) -> bool:
     return False
 
 
-def proposal(plan_text: str, policy: Any, entries: list[Any]) -> dict[str, Any]:
-    """A waiting study as plain data: what its plan says, and the budget before and after its approval.
+def account_now(policy: Any, entries: list[Any]) -> dict[str, Any]:
+    """The account as plain data: its rule and budget, and the shares of it that are spent, charged and left.
 
-    ``comparison`` is the same at every silo of the study, so that owners can compare. ``after`` is None where the study
-    would be refused, and ``refusal`` says why.
+    ``charged`` is what is spent or reserved. ``promised_epsilon`` is the largest that the ledger has had since its
+    first study, which is what holds for all messages together.
     """
+    from tacit.silo.chain import replay
+    from tacit.silo.rules import promised, settled
+    from tacit.silo.spending import rule_words, share
+
+    rule, accounts = settled(entries, policy.limit), replay(entries).values()
+    charged = share(rule, [account.charged(rule) for account in accounts])
+    return {
+        "rule": rule.name,
+        "order": rule.order,
+        "rule_words": rule_words(rule),
+        "epsilon": rule.epsilon,
+        "delta": rule.delta,
+        "promised_epsilon": promised(entries, rule),
+        "spent_share": _finite(share(rule, [account.spent() for account in accounts])),
+        "charged_share": _finite(charged),
+        "left_share": max(0.0, 1 - charged),
+    }
+
+
+def account_words(account: Mapping[str, Any]) -> str:
+    """The account in a sentence or two."""
+    told = f"The account: epsilon {account['epsilon']:g} at delta {account['delta']:g}, rule {account['rule_words']}. "
+    told += (
+        f"Spent {percent_of(account['spent_share'])} of it, with reservations {percent_of(account['charged_share'])}; "
+        f"{percent_of(account['left_share'])} is left."
+    )
+    if account["charged_share"] is None or account["charged_share"] > 1.0:
+        told += " It is overdrawn: nothing more is granted."
+    if account["promised_epsilon"] > account["epsilon"]:
+        told += f" It has had epsilon {account['promised_epsilon']:g}, which is what holds for all messages together."
+    return told
+
+
+def _finite(part: float) -> float | None:
+    """A share as JSON can say it: none where nothing is left to divide by."""
+    return part if math.isfinite(part) else None
+
+
+def percent_of(part: float | None) -> str:
+    """A share of an account as people read it; none is more than all of it."""
+    from tacit.silo.spending import percent
+
+    return percent(math.inf if part is None else part)
+
+
+def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
+    """An account, and what every silo of a study would take from it: the policy's, with the ledger beside it if any.
+
+    The silos' numbers of records are the study's. ``left_share`` is None where studies do not simply add up.
+    """
+    from tacit.runtime.daemon.policy import load_policy
+    from tacit.runtime.daemon.shuffling import TAILS
+    from tacit.runtime.daemon.steward import home_of
+    from tacit.silo.ledger import inspect
+    from tacit.silo.rules import settled
+    from tacit.silo.spending import Charge, share
+
+    policy = load_policy(path)
+    ledger = home_of(path.parent, policy).ledger
+    entries = inspect(ledger) if ledger.exists() else []
+    rule, found = settled(entries, policy.limit), account_now(policy, entries)
+    kept = TAILS * plan.study.algorithm.channel.startswith("shuffled")
+    rows = []
+    for silo in plan.silos:
+        row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}
+        try:
+            takes = share(rule, [Charge(silo.events, kept)])
+            row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": _finite(takes)}
+            if rule.name != "fixed-in-advance":
+                row["left_share"] = max(0.0, found["left_share"] - takes)
+        except TacitError as error:
+            row["refusal"] = str(error)
+        rows.append(row)
+    return {**found, "silos": rows}
+
+
+def proposal(plan_text: str, policy: Any, entries: list[Any]) -> dict[str, Any]:
+    """A waiting study as plain data: what its plan says, its own price, and what it would take from the account.
+
+    ``comparison`` is the same at every silo of the study, so that owners can compare. ``own_epsilon`` is None where the
+    plan cannot be priced, ``takes_share`` where the account cannot hold it; ``refusal`` says why it would be refused.
+    """
+    from tacit.runtime.daemon.account import charge_of, check_sampling
     from tacit.runtime.daemon.contract import consider, record_of
     from tacit.runtime.daemon.protocol import Plan
     from tacit.silo.chain import replay
-    from tacit.silo.spending import joint_price
+    from tacit.silo.rules import settled
+    from tacit.silo.spending import over_budget, share
 
-    plan, budget = Plan.model_validate_json(plan_text), policy.budget
-    charged = [account.charged() for account in replay(entries).values()]
-    records = int(entries[0].data["records"])
+    plan, rule = Plan.model_validate_json(plan_text), settled(entries, policy.limit)
+    charged = [account.charged(rule) for account in replay(entries).values()]
+    before, records = share(rule, charged), int(entries[0].data["records"])
     found: dict[str, Any] = {
         "study": plan.study,
         "comparison": plan.consortium.hex(),
         "plan": json.loads(plan_text),
-        "budget": budget.epsilon,
-        "before": joint_price(charged, delta=budget.delta).epsilon,
-        "after": None,
-        "left": None,
+        "own_epsilon": None,
+        "own_delta": plan.delta,
+        "account": account_now(policy, entries),
+        "takes_share": None,
+        "left_share": None,
         "refusal": None,
     }
     try:
         offer = consider(plan, records=records, record=record_of(plan), allow=policy.allow, shuffle=policy.shuffle)
-        after = joint_price([*charged, offer.events], delta=budget.delta).epsilon
-        found |= {"after": after, "left": max(0.0, budget.epsilon - after)}
-        if after > budget.epsilon:
-            found["refusal"] = f"over-budget: epsilon {after:.4g} in all is more than {budget.epsilon:g}"
+        check_sampling(offer, policy.allow)
+        found["own_epsilon"] = offer.price.epsilon
+        after = share(rule, [*charged, charge_of(offer, rule.epsilon)])
+        if not after <= 1.0:
+            raise over_budget(rule, before, after)
+        found |= {"takes_share": after - before, "left_share": 1 - after}
     except TacitError as error:
         found["refusal"] = str(error)
     return found
@@ -65,20 +153,28 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
     model = " ".join(part for part in (objective.get("model", "linear"), widths) if part)
     features = "x".join(str(width) for width in plan["features"])
     channel = algorithm.get("channel", "direct")
-    used = f"epsilon {row['before']:.4g} of {row['budget']:g} is used or reserved now"
-    if row["refusal"] is None:
-        used += f", {row['after']:.4g} after approval: {row['left']:.4g} left"
-    else:
-        used += f"; the study would be refused: {row['refusal']}"
     lines = {
         "algorithm": f"{algorithm['name']}, {algorithm['num_rounds']} rounds, channel {channel}",
         "model": f"{model}, {plan['task']}, {features} features",
         "silos": f"{plan['silos']}, {come}"
         + ("" if shuffle is None else f", shufflers {', '.join(shuffle['shufflers'])}"),
-        "asks for": f"epsilon {plan['epsilon']:g}, delta {plan['delta']:g}",
-        "budget": used,
+        **prices(row),
         # The whole of both: a part of either might be that of two plans.
         "compare": f"{row['comparison']} (the same at every silo of this study)",
         "approve": f"tacit silo approve {folder} {row['study']}",
     }
     return "\n".join([f"{plan['name']} waits for approval", *(f"  {name:<10} {text}" for name, text in lines.items())])
+
+
+def prices(row: Mapping[str, Any]) -> dict[str, str]:
+    """Both prices of a waiting study by name: the plan's own, and what it takes from the account."""
+    plan, account = row["plan"], row["account"]
+    asked = f"it asks for epsilon {plan['epsilon']:g}"
+    cost = "none can be proved" if row["own_epsilon"] is None else f"epsilon {row['own_epsilon']:.4g}"
+    held = f"epsilon {account['epsilon']:g} at delta {account['delta']:g}, rule {account['rule_words']}"
+    if row["refusal"] is not None:
+        taken = f"the study would be refused: {row['refusal']}"
+    else:
+        takes, used, left = map(percent_of, (row["takes_share"], account["charged_share"], row["left_share"]))
+        taken = f"takes {takes} of this account ({held}); {used} is used or reserved now, {left} would be left"
+    return {"own price": f"{cost} at delta {row['own_delta']:g} ({asked})", "account": taken}

@@ -1,7 +1,7 @@
 """From plan to price: differential-privacy events, accountants, calibration and conversions.
 
 Adjacency is replace-one-record with public sizes. Nothing here imports jax, and dp_accounting is imported
-only when a subsampled schedule is priced.
+only by the looser `rdp` accountant.
 """
 
 from tacit.privacy.accountant import Accountant, Price, capped, colluding, price, spent
@@ -24,7 +24,7 @@ from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu, gdp_tpr
 from tacit.privacy.lemma import lemma_conditions, lemma_epsilon
 from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
 from tacit.privacy.reports import closed_form_epsilon, shuffled_profile
-from tacit.privacy.risk import Risk, risk, risk_of
+from tacit.privacy.risk import Risk, risk, risk_of, risk_of_price
 from tacit.privacy.schedule import gaussian_mu
 from tacit.privacy.statements import Condition, PaperNoise, PaperRelease, Setting
 from tacit.privacy.views import rdp_epsilon, zcdp_epsilon, zcdp_rho
@@ -71,6 +71,7 @@ __all__ = [
     "replace_from_add_remove",
     "risk",
     "risk_of",
+    "risk_of_price",
     "shuffled_profile",
     "spent",
     "split_budget",

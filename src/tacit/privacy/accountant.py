@@ -1,11 +1,14 @@
 """What a schedule of releases costs: events -> (epsilon, delta).
 
-The `tight` accountant uses, for each schedule, the sharpest rigorous statement that is known:
+The `tight` accountant reads the schedule's privacy curve (`tacit.privacy.curve`), the sharpest rigorous statement
+that is known:
 
 - un-subsampled Gaussians (full batch, one-pass, cumulative, and discrete ones through a dominating
   Gaussian) compose exactly: mu^2 is a sum, whatever the order and however adaptive;
 - with subsampled releases or shuffled reports, each kind's privacy profile becomes a privacy loss distribution;
   they are convolved, together with one Gaussian for everything else.
+
+A price says which of them proved it. What cannot be computed tightly is refused, never replaced by a looser number.
 
 Sampling *silos* amplifies nothing for records: whether or not participation is secret, a silo that is in or
 out moves the mean by K records while the noise hides one. So a silo pays for each round it takes part in.
@@ -16,11 +19,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from tacit.privacy import cache, views
+from tacit.privacy import views
+from tacit.privacy.curve import curve_of
 from tacit.privacy.events import Event, PricingError, probability
-from tacit.privacy.gaussian import gdp_epsilon
-from tacit.privacy.pld import Composition
-from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, loss_parts, payable
+from tacit.privacy.participations import is_split_exactly, worst_allocation
+from tacit.privacy.schedule import payable
 
 Accountant = Literal["tight", "rdp", "zcdp"]
 
@@ -32,7 +35,8 @@ class Price:
     Args:
         epsilon: Upper bound; infinite if something is released without noise.
         delta: The delta at which epsilon was read.
-        accountant: What proved it: `gdp`, `pld`, `rdp` or `zcdp`.
+        accountant: What proved it: `gdp`, `pld` or `pure` (see `tacit.privacy.curve`), `rdp`, `zcdp`, or `none`
+            where there is no noise.
         mu: The schedule's Gaussian separation where it is mu-GDP, else None.
         exact: Whether the price is attained: some neighbouring data sets and queries are no more private.
         events: What was priced.
@@ -66,7 +70,7 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
             "for the noise a paper prints, see tacit.algorithms.paper_noise."
         )
     events = tuple(events)
-    paid = payable(events)
+    paid = worst_allocation(payable(events))
     if any(e.noise_multiplier == 0.0 for e in paid):
         return Price(epsilon=math.inf, delta=delta, accountant="none", mu=math.inf, exact=True, events=events)
     if accountant == "rdp":
@@ -79,36 +83,12 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
 
 
 def _tight(events: tuple[Event, ...], paid: tuple[Event, ...], delta: float) -> Price:
-    if has_reports(paid):
-        epsilon = min(_composed(paid, delta), _pure(paid))
-        return Price(epsilon=epsilon, delta=delta, accountant="pld", mu=None, exact=False, events=events)
-    mu = gaussian_mu(paid)
-    by_gdp = gdp_epsilon(mu, delta)
-    plain = Price(
-        epsilon=by_gdp,
-        delta=delta,
-        accountant="gdp",
-        mu=mu,
-        exact=all(e.mechanism != "discrete-gaussian" for e in paid),
-        events=events,
-    )
-    if not any(is_subsampled(e) for e in paid):
-        return plain
-    epsilon = _composed(paid, delta)
-    if by_gdp <= epsilon:
-        return dataclasses.replace(plain, exact=False)
-    return Price(epsilon=epsilon, delta=delta, accountant="pld", mu=None, exact=False, events=events)
-
-
-def _composed(paid: tuple[Event, ...], delta: float) -> float:
-    return cache.remember("epsilon", paid, delta, lambda: Composition(loss_parts(paid), delta).epsilon_at(delta))
-
-
-def _pure(paid: tuple[Event, ...]) -> float:
-    """The sum of the local randomisers' epsilons: a bound with delta = 0 that needs no crowd."""
-    if any(e.mechanism != "reports" for e in paid):
-        return math.inf
-    return math.fsum(entries_of(e) * math.fsum(e.local_epsilons) for e in paid)
+    curve = curve_of(paid, delta)
+    epsilon, proof = curve.price
+    continuous = all(e.mechanism != "discrete-gaussian" for e in paid)
+    exact = is_split_exactly(events) and continuous and not curve.is_composed
+    mu = curve.mu if proof == "gdp" else None
+    return Price(epsilon=epsilon, delta=delta, accountant=proof, mu=mu, exact=exact, events=events)
 
 
 def colluding(events: Iterable[Event], *, delta: float) -> Price:
@@ -128,22 +108,30 @@ def colluding(events: Iterable[Event], *, delta: float) -> Price:
 
 
 def capped(events: Iterable[Event], max_participations: int | None) -> tuple[Event, ...]:
-    """The events with each count limited to the participations that the silo agreed to.
+    """The events of a silo that answers at most this many rounds, of all kinds together.
 
     A plan is priced at this cap, and the silo refuses to answer beyond it; hidden or not, being left out of
-    other rounds amplifies nothing.
+    other rounds amplifies nothing. Which kinds the answers are of is up to the server, so `price` counts the dearest
+    choice (`tacit.privacy.participations`).
 
     Examples:
         >>> plan = Event(kind="g", noise_multiplier=9.0, count=50, records=99, batch=99, sampling="full")
         >>> [silo] = capped([plan], 20)
         >>> silo.count
         20
+        >>> cheap = dataclasses.replace(plan, kind="h", noise_multiplier=18.0)
+        >>> both = price(capped([plan, cheap], 20), delta=1e-6).epsilon
+        >>> both == price([silo], delta=1e-6).epsilon
+        True
     """
     if max_participations is None:
         return tuple(events)
     if max_participations < 0:
         raise PricingError(f"Expected max_participations={max_participations} >= 0.")
-    return tuple(dataclasses.replace(e, count=min(e.count, max_participations)) for e in events)
+    return tuple(
+        dataclasses.replace(e, count=min(e.count, max_participations * e.steps), participations=max_participations)
+        for e in events
+    )
 
 
 def spent(events: Iterable[Event], participations: Mapping[str, int], *, delta: float) -> Price:

@@ -12,6 +12,7 @@ from tacit.privacy import cache
 from tacit.privacy.accountant import Accountant, price
 from tacit.privacy.events import Event, PricingError, positive, probability
 from tacit.privacy.gaussian import gdp_mu
+from tacit.privacy.participations import worst_allocation
 from tacit.privacy.pld import loss_scale
 from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, payable, profile_for
 
@@ -40,7 +41,7 @@ def calibrate(
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     events = tuple(events)
-    paid = payable(events)
+    paid = worst_allocation(payable(events))
     if any(e.noise_multiplier == 0.0 for e in paid):
         raise PricingError(
             "Expected noise_multiplier > 0 for every kind; only ratios matter here, so give 1.0 for each."

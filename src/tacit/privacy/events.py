@@ -62,6 +62,9 @@ class Event:
         streams: Reports only: the noise multiplier of each stream as a multiple of `noise_multiplier`.
         protects: What differs between adjacent data sets. `sensitive-attribute` and `silo` void the
             amplification that `record` enjoys.
+        participations: The most rounds that the silo answers, of all kinds of the schedule together; None means no
+            limit. Each kind's own `count` is limited besides.
+        steps: How many releases of this kind one round makes.
 
     Examples:
         >>> Event(kind="gradient", noise_multiplier=30.5, count=50, records=1234, batch=1234, sampling="full")
@@ -87,6 +90,8 @@ class Event:
     reports: int | None = None
     streams: tuple[float, ...] | None = None
     protects: Protects = "record"
+    participations: int | None = None
+    steps: int = 1
 
     def __post_init__(self) -> None:
         _require_choice("sampling", self.sampling, get_args(Sampling))
@@ -95,8 +100,10 @@ class Event:
         if not isinstance(self.kind, str) or not self.kind:
             raise PricingError(f"Expected kind={self.kind!r} to be a non-empty name of a kind of round.")
         object.__setattr__(self, "noise_multiplier", non_negative("noise_multiplier", self.noise_multiplier))
-        for name, least in (("count", 0), ("records", 1), ("batch", 1), ("passes", 1)):
+        for name, least in (("count", 0), ("records", 1), ("batch", 1), ("passes", 1), ("steps", 1)):
             object.__setattr__(self, name, integer(name, getattr(self, name), least))
+        if self.participations is not None:
+            object.__setattr__(self, "participations", integer("participations", self.participations, 0))
         _check_sampling(self)
         _check_mechanism(self)
         _check_reports(self)

@@ -202,9 +202,9 @@ def events_of(
     """The releases that the silo at ``place`` would make, one event per kind of round.
 
     Formal guarantee: every release of a run of ``algorithm`` in which the silo takes part in at most
-    ``max_participations`` rounds (default: all) is covered. Everything is read from the plan; nothing depends
-    on records or broadcasts. Shuffled reports are priced among the ``company``, which one silo alone need not name. A
-    release whose query is not handed the protected field has no event.
+    ``max_participations`` rounds of all kinds together (default: all) is covered. Everything is read from the plan;
+    nothing depends on records or broadcasts. Shuffled reports are priced among the ``company``, which one silo alone
+    need not name. A release whose query is not handed the protected field has no event.
     """
     if max_participations is not None and max_participations < 1:
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
@@ -283,6 +283,8 @@ def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records:
         kind=kind,
         noise_multiplier=_joint(release, place),
         count=(rounds if cap is None else min(rounds, cap)) * silo.local_steps,
+        participations=cap,
+        steps=1 if cap is None else silo.local_steps,
         records=records,
         batch=batch,
         sampling=release.sampling,

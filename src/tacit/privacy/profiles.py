@@ -17,11 +17,11 @@ import numpy as np
 from scipy import special
 
 from tacit.privacy.events import Event, PricingError
-from tacit.privacy.gaussian import Floats, gauss_delta
+from tacit.privacy.gaussian import Floats, gauss_delta, log_gauss_delta
 
 Profile = Callable[[Floats], Floats]
 
-_MULTIPLICITY_TAIL = 1e-20
+_MULTIPLICITY_TAIL = 1e-26
 
 
 def profile_of(event: Event, multiplier: float) -> Profile:
@@ -95,17 +95,16 @@ def poisson(epsilon: Floats, *, multiplier: float, rate: float) -> Floats:
     eps = np.asarray(epsilon, dtype=np.float64)
     if rate == 1.0:
         return gauss_delta(eps, 1 / multiplier)
-    s = 2 * multiplier
+    s, c = 2 * multiplier, 0.5 / multiplier
     with np.errstate(divide="ignore"):
-        # The likelihood ratio is e^eps at x = s^2 (eps/2 + asinh(w)), with log w as follows.
+        # The likelihood ratio is e^eps at x = s (eps/2 + asinh(w)) deviations, with log w as follows.
         log_sinh = eps / 2 + np.log(-np.expm1(-eps)) - math.log(2.0)
-        log_w = log_sinh + math.log1p(-rate) - math.log(rate) + 0.5 / s**2
+        log_w = log_sinh + math.log1p(-rate) - math.log(rate) + 0.5 * c * c
     x = s * (eps / 2 + _asinh_exp(log_w))
-    upper, middle, lower = special.ndtr(1 / s - x), special.log_ndtr(-x), special.log_ndtr(-x - 1 / s)
-    with np.errstate(over="ignore"):
-        grown = -np.expm1(-eps) * np.exp(eps + middle)
-        delta = rate * (upper - np.exp(eps + lower)) - (1 - rate) * grown
-    return np.clip(delta, 0.0, 1.0)
+    # There the weight 1-q cancels against the two others, each of which is a Gaussian's delta: nothing is subtracted.
+    here, there = c * (x - c / 2), c * (x + c / 2)
+    delta = np.exp(log_gauss_delta(here, c)) + np.exp(eps - there + log_gauss_delta(there, c))
+    return np.clip(rate * delta, 0.0, 1.0)
 
 
 def truncated_poisson(epsilon: Floats, *, multiplier: float, rate: float, records: int, capacity: int) -> Floats:
@@ -191,7 +190,7 @@ def _binomial_tail(k: int, trials: int, chance: float) -> float:
         return 0.0
     if chance == 1.0:
         return 1.0
-    return float(special.bdtrc(k, trials, chance))
+    return float(special.betainc(k + 1, trials - k, chance))
 
 
 def _unsampled_epsilon(epsilon: Floats, rate: float) -> Floats:

@@ -33,15 +33,17 @@ from tacit.privacy.gaussian import Floats
 from tacit.privacy.profiles import Profile, sampled
 
 # Mass of the number of clones outside the window; it counts as certain disclosure.
-_SPREADS = 9.0
+_SPREADS = 10.0
 # Clones are counted in lumps of this share of their mean where that only drops a few: fewer clones are less private.
 _LUMP = 1e-3
-# Relative error of a binomial tail, with room: every term is put on the private side by this much.
+# Relative error of a binomial tail, with room, and that of a logarithm of a factorial: every term is put on the private
+# side by this much.
 _ROUNDING = 1e-10
+_LOG_ROUNDING = 2.0**-49
 # Beyond it exp(epsilon_0) is larger than any crowd: no clone is counted on.
 _MOST_LOCAL = 40.0
 _COMPOSED_STEP = 0.01
-_COMPOSED_LOST = 1e-19
+_COMPOSED_LOST = 1e-24
 
 
 def total_variation(local_epsilon: float) -> float:
@@ -100,7 +102,8 @@ def _clone_sum(eps: Floats, local_epsilon: float, reports: int, beta: float) -> 
     """
     grown, alpha = math.exp(local_epsilon), beta / math.expm1(local_epsilon)
     null = 1 - alpha - grown * alpha
-    k, still, added, lost = _masses(reports - 1, min(2 * alpha, 1.0), null if null > 1e-12 else 0.0)
+    slack = _ROUNDING + _LOG_ROUNDING * float(special.gammaln(reports + 1))
+    k, still, added, lost = _masses(reports - 1, min(2 * alpha, 1.0), null if null > 1e-12 else 0.0, slack)
     ratio = np.exp(eps)[:, None]
     # Coefficients of Bin(a-1; k-1), of Bin(a; k-1) and of Bin(a; k), all with chance one half.
     first = added * alpha * (grown - ratio)
@@ -118,7 +121,7 @@ def _clone_sum(eps: Floats, local_epsilon: float, reports: int, beta: float) -> 
     whole, half = np.where(k == 0, 0.0, whole), np.where(k == 0, np.where(bare, third, 0.0), half)
     size = (np.abs(first) + np.abs(second) + np.abs(third)) * (tail + edge)
     exact: Floats = np.maximum(whole + half, 0.0)
-    return exact.sum(axis=1) + _ROUNDING * size.sum(axis=1) + lost
+    return exact.sum(axis=1) + slack * size.sum(axis=1) + lost
 
 
 def _half_tail(c: Floats, n: Floats) -> Floats:
@@ -139,18 +142,20 @@ def _half_mass(c: Floats, n: Floats) -> Floats:
     return np.where(inner, np.exp(log_mass), 0.0)
 
 
-def _masses(others: int, chance: float, null: float) -> tuple[Floats, Floats, Floats, float]:
-    """Clones in all, the masses with which the victim adds none and one of them, and the mass that is left out."""
+def _masses(others: int, chance: float, null: float, slack: float) -> tuple[Floats, Floats, Floats, float]:
+    """Clones in all, the masses with which the victim adds none and one of them, and the mass that is left out.
+
+    Masses are rounded up by ``slack``: they are upper bounds.
+    """
     mean, spread = others * chance, math.sqrt(others * chance * (1 - chance))
     low = max(0, math.floor(mean - _SPREADS * spread) - 20)
     high = min(others, math.ceil(mean + _SPREADS * spread) + 20)
-    lost = float(special.bdtr(low - 1, others, chance) if low > 0 else 0.0)
-    lost += float(special.bdtrc(high, others, chance) if high < others else 0.0)
+    lost = float(special.betainc(others - low + 1, low, 1 - chance) if low > 0 else 0.0)
+    lost += float(special.betainc(high + 1, others - high, chance) if high < others else 0.0)
     clones = np.arange(low, high + 1, dtype=np.float64)
     logs = special.gammaln(others + 1) - special.gammaln(clones + 1) - special.gammaln(others - clones + 1)
     logs = logs + special.xlogy(clones, chance) + special.xlog1py(others - clones, -chance)
-    # Rounded up: these are upper bounds.
-    law: Floats = np.exp(logs) * (1 + _ROUNDING)
+    law: Floats = np.exp(logs) * (1 + slack)
     if null == 0.0:
         lump = max(1, math.floor(_LUMP * mean))
         firsts = np.arange(0, len(clones), lump)
@@ -211,10 +216,10 @@ def _convolved(profiles: Sequence[Profile], ranges: Sequence[float], step: float
     from tacit.privacy.pld import connect_dots
 
     masses: Floats = np.ones(1)
-    finite = 1.0
+    lost = 0.0
     for profile, farthest in zip(profiles, ranges, strict=True):
         own, beyond = connect_dots(profile, farthest, step)
-        masses, finite = np.convolve(masses, own), finite * (1 - beyond)
+        masses, lost = np.convolve(masses, own), lost + beyond
     half = len(masses) // 2
     losses = np.arange(-half, half + 1) * step
 
@@ -227,7 +232,7 @@ def _convolved(profiles: Sequence[Profile], ranges: Sequence[float], step: float
                 for part in np.array_split(eps, max(1, -(-len(eps) * len(losses) // 8_000_000)))
             ]
         )
-        return np.clip(found + (1 - finite), 0.0, 1.0).reshape(np.shape(epsilon))
+        return np.clip(found + lost, 0.0, 1.0).reshape(np.shape(epsilon))
 
     return composed
 

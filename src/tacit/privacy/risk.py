@@ -10,17 +10,18 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-import numpy as np
 from scipy import special
 
-from tacit.privacy import cache
+from tacit.privacy.accountant import Price
+from tacit.privacy.curve import curve_of
 from tacit.privacy.events import Event, PricingError, non_negative, probability
 from tacit.privacy.gaussian import gdp_tpr
-from tacit.privacy.pld import Composition
-from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled, loss_parts, payable
+from tacit.privacy.participations import worst_allocation
+from tacit.privacy.schedule import payable
 
 FALSE_POSITIVE_RATE = 0.01
-_RISK_DELTA = 1e-6
+# The delta that a curve is made for where no price says one; readings hang on it by less than what they print.
+_USUAL_DELTA = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,9 @@ def risk(*, mu: float | None = None, epsilon: float | None = None, delta: float 
 
 
 def risk_of(events: Iterable[Event]) -> Risk:
-    """Attack risk of a schedule of releases, from its whole privacy profile.
+    """Attack risk of a schedule of releases, from its whole privacy curve.
+
+    Beside a price, `risk_of_price` reads the curve that the price was read from.
 
     Formal guarantee: as `risk`, for the events themselves; exact for un-subsampled Gaussians.
 
@@ -89,22 +92,32 @@ def risk_of(events: Iterable[Event]) -> Risk:
         >>> round(risk_of([plan]).advantage, 3)
         0.092
     """
-    paid = payable(events)
+    return _reading(events, _USUAL_DELTA)
+
+
+def risk_of_price(paid: Price) -> Risk:
+    """Attack risk of what was priced, from the curve that the price was read from.
+
+    The looser accountants (`rdp`, `zcdp`) have no curve here: for them the reading is that of the one pair of epsilon
+    and delta, so that both numbers have one proof.
+
+    Formal guarantee: as `risk_of`, or as `risk` for the looser accountants.
+
+    Examples:
+        >>> from tacit.privacy.accountant import price
+        >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
+        >>> tight, loose = (risk_of_price(price([plan], delta=1e-6, accountant=a)) for a in ("tight", "zcdp"))
+        >>> round(tight.advantage, 3), round(loose.advantage, 3)
+        (0.092, 0.482)
+    """
+    if paid.accountant in ("rdp", "zcdp"):
+        return risk(epsilon=paid.epsilon, delta=paid.delta)
+    return _reading(paid.events, paid.delta)
+
+
+def _reading(events: Iterable[Event], delta: float) -> Risk:
+    paid = worst_allocation(payable(events))
     if any(e.noise_multiplier == 0.0 for e in paid):
         return risk(mu=math.inf)
-    plain = risk(mu=math.inf if has_reports(paid) else gaussian_mu(paid))
-    if not any(is_subsampled(e) for e in paid):
-        return plain
-    advantage = cache.remember("advantage", paid, _RISK_DELTA, lambda: _composed(paid).delta_at(0.0))
-    tpr = cache.remember("tpr", paid, _RISK_DELTA, lambda: _best_tpr(_composed(paid)))
-    return Risk(advantage=min(advantage, plain.advantage), tpr_at_1pct_fpr=min(tpr, plain.tpr_at_1pct_fpr))
-
-
-def _composed(events: tuple[Event, ...]) -> Composition:
-    return Composition(loss_parts(events), _RISK_DELTA)
-
-
-def _best_tpr(composition: Composition) -> float:
-    """min over epsilon of e^epsilon alpha + delta(epsilon); any grid of epsilons gives a valid bound."""
-    grid = np.concatenate([[0.0], np.geomspace(1e-3, -math.log(FALSE_POSITIVE_RATE), 200)])
-    return min(1.0, *(math.exp(e) * FALSE_POSITIVE_RATE + composition.delta_at(float(e)) for e in grid))
+    curve = curve_of(paid, delta)
+    return Risk(advantage=curve.advantage, tpr_at_1pct_fpr=curve.true_positive_rate(FALSE_POSITIVE_RATE))

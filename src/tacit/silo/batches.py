@@ -52,8 +52,10 @@ def secret_batch(
     if sampling == "wor":
         return SecretBatch(permutation(count)[:size], np.ones(size, bool))
     if sampling == "one-pass":
-        if order is None:
-            raise ValueError("Expected the order of a pass for one-pass sampling; draw it once with pass_order.")
+        if order is None or len(order) != count:
+            raise ValueError("Expected an order of all records for one-pass sampling; draw it once with pass_order.")
+        if position < 0:
+            raise ValueError(f"Expected position={position} >= 0: a pass begins with the first record of its order.")
         places = position + np.arange(size)
         return SecretBatch(order[np.minimum(places, count - 1)], places < count)
     if sampling != "poisson":

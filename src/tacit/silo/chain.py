@@ -74,15 +74,28 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
     for entry in entries:
         data = entry.data
         if entry.kind == "reserve":
-            accounts[entry.study] = Account(events_from_json(data["events"]), float(data["expires"]))
+            kept = data["delta_set_aside"] if "delta_set_aside" in data else _set_aside_before(data.get("plan"))
+            accounts[entry.study] = Account(
+                events_from_json(data["events"]), float(data["expires"]), delta_set_aside=float(kept)
+            )
         elif entry.kind == "debit":
             accounts[entry.study] = accounts[entry.study].after(data["kind"], data["releases"], data["round"])
         elif entry.kind == "close":
-            old = accounts[entry.study]
-            accounts[entry.study] = Account(old.events, old.expires, False, old.made, old.last, old.answers)
-        elif entry.kind != "open":
+            accounts[entry.study] = accounts[entry.study].closed()
+        elif entry.kind not in ("open", "rule"):
             raise LedgerError("ledger", f"Entry {entry.seq} is of the unknown kind {entry.kind!r}.")
     return accounts
+
+
+def _set_aside_before(plan: Any) -> float:
+    """What a study of version 0.1, whose entry does not say it, kept of delta: 1e-12 if it went through shufflers.
+
+    A plan that cannot be read counts as if it did.
+    """
+    try:
+        return 0.0 if json.loads(plan)["shuffle"] is None else 1e-12
+    except (ValueError, KeyError, TypeError):
+        return 1e-12
 
 
 class Counter:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Silo, Work
+from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
 from tacit.silo.batches import SecretBatch, secret_batch
 from tacit.silo.engine import Layout, formed_width, layouts, vectors_of
 from tacit.silo.integers import (
@@ -41,7 +41,6 @@ from tacit.silo.release import (
     in_blocks,
     one_by_one,
     own_clip,
-    own_multiplier,
     pass_position,
     release,
     respond,
@@ -201,6 +200,19 @@ def noise_scale(multiplier: float) -> float:
     return sigma
 
 
+def priced_multiplier(terms: Release, place: int) -> PerBlock:
+    """A silo's own noise multiplier, block by block, as the price reads it: in double precision, never rounded."""
+    if terms.noise_multiplier is None:
+        raise DoorError("Expected a private release; this one has no noise.")
+
+    def own(value: Any) -> float:
+        every = np.asarray(value, np.float64)
+        return float(every[place] if every.ndim else every)
+
+    found = terms.noise_multiplier
+    return {name: own(z) for name, z in found.items()} if isinstance(found, Mapping) else own(found)
+
+
 def _plus(one: Sums, other: Sums) -> Sums:
     layers = {name: matrix + other.layers[name] for name, matrix in one.layers.items()}
     return Sums(one.formed + other.formed, layers)
@@ -264,8 +276,10 @@ class Door:
         """
         if self.silo.release.channel != "direct":
             raise DoorError('Expected channel="direct": a silo adds its noise itself, or says nothing.')
+        if len(batches) != self.silo.local_steps:
+            raise DoorError(f"Expected a batch for each of {self.silo.local_steps} local steps, got {len(batches)}.")
         running = self.silo.release.mechanism == "cumulative"
-        multiplier = own_multiplier(self.silo.release, self.place)
+        multiplier = priced_multiplier(self.silo.release, self.place)
         mechanism = DiscreteGaussian(self.engine, multiplier, sampler, previous if running else None)
         noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
 

@@ -1,7 +1,8 @@
 """The engine at the door: each record's vector, computed by jax and stored; nothing here is trusted.
 
-A combination of gradients of dense layers comes in factors (`tacit.silo.gradients` says why differences of neighbouring
-points are taken), everything else is formed, a vector for each record. Whatever this computes, `checked_sum` bounds.
+A combination of gradients of wide dense layers comes in factors (`tacit.silo.gradients` says why differences of
+neighbouring points are taken), everything else is formed, a vector for each record. Whatever this computes,
+`checked_sum` bounds.
 
 What must hold for the price of sampled batches is that a record's vector depends on the broadcast, the record and its
 slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail.
@@ -60,36 +61,41 @@ def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
 
 
 def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> Layout:
-    gradient = _gradient(query, work, block)
-    if gradient is None:
+    if not _is_gradient(query, block):
         return Layout(shape, (), 1)
-    model = gradient.objective.model
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), record)
 
     def terms(work: Work, some: Record) -> dict[str, Any]:
+        gradient = _gradient(query, work, block)
         parts = [factors_of(gradient.objective, point, some) for point in gradient.points(work)]
-        dense = [n for n in shape if not is_formed(model, n, parts[0].inputs[n], parts[0].cotangents[n])]
-        dense = [n for n in dense if parts[0].inputs[n].ndim == 2]
-        return {
-            n: [(t.left, t.right) for t in combination_terms(parts, gradient.weights(work), n, some)] for n in dense
-        }
+        inputs, cotangents, weights = parts[0].inputs, parts[0].cotangents, gradient.weights(work)
+        model = gradient.objective.model
+        dense = [n for n in shape if inputs[n].ndim == 2 and not is_formed(model, n, inputs[n], cotangents[n])]
+        return {n: [(t.left, t.right) for t in combination_terms(parts, weights, n, some)] for n in dense}
 
     found = jax.eval_shape(terms, work, one)
-    fitting = [
-        name
-        for name, own in found.items()
-        if fits_factors(len(own), own[0][0].shape[1] + 1, own[0][1].shape[1], len(shape))
-    ]
-    return Layout(shape, tuple(fitting), max((len(own) for own in found.values()), default=1))
+    widths = {name: (len(own), own[0][0].shape[1] + 1, own[0][1].shape[1]) for name, own in found.items()}
+    factored = [name for name, own in widths.items() if fits_factors(*own, len(shape)) and _is_wide(*own)]
+    return Layout(shape, tuple(factored), max((widths[name][0] for name in factored), default=1))
 
 
-def _gradient(query: Any, work: Work, block: str) -> GradientQuery | None:
-    """The combination of gradients that a block is, where its layers are tapped."""
+def _is_wide(terms: int, inputs: int, outputs: int) -> bool:
+    """Whether a layer's matrix has more entries than its factors; otherwise it is formed, and rounded more finely."""
+    return inputs * outputs > terms * (inputs + outputs)
+
+
+def _is_gradient(query: Any, block: str) -> bool:
+    """Whether a block is a combination of gradients whose layers are tapped."""
     if block == WHOLE:
-        return query if is_tapped(query) else None
-    if isinstance(query, SaddleQuery) and block == "params" and query.saddle.model.layers:
-        return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
-    return None
+        return is_tapped(query)
+    return isinstance(query, SaddleQuery) and block == "params" and bool(query.saddle.model.layers)
+
+
+def _gradient(query: Any, work: Work, block: str) -> GradientQuery:
+    """The combination of gradients that a block is."""
+    if block == WHOLE:
+        return query
+    return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
 
 
 def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Record) -> dict[str, Vectors]:
@@ -98,9 +104,7 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
     plain = None
     for block, layout in blocks.items():
         if layout.factored:
-            gradient = _gradient(silo.query, work, block)
-            assert gradient is not None
-            found[block] = _tapped(gradient, layout, work, records)
+            found[block] = _tapped(_gradient(silo.query, work, block), layout, work, records)
             continue
         if plain is None:
             plain = _plain(silo.query, work, records)
@@ -110,9 +114,10 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
 
 def _plain(query: Any, work: Work, records: Record) -> Statistic:
     if isinstance(query, SaddleQuery) and query.saddle.model.layers:
-        # The parameters' part is in factors; only the duals are formed.
         params, duals = query.point(work)
-        return {"duals": query.game(work).by_duals(params, duals, records)}
+        by_params = jax.vmap(lambda record: query(work, record))(records)["params"]
+        # What nobody asks for is not computed.
+        return {"params": by_params, "duals": query.game(work).by_duals(params, duals, records)}
     return jax.vmap(lambda record: query(work, record))(records)
 
 

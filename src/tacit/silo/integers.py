@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from threadpoolctl import ThreadpoolController
 
 FACTOR = 2**18
@@ -46,8 +46,7 @@ WIDEST = 2**17
 """The most entries of a factor: so many squares add up to at most 2^53."""
 
 _MOST_PRODUCTS = 2**11
-_LESS = 1 - 2.0**-16
-_SMALLER = (1 - 2.0**-12, 1 - 2.0**-7)
+_LESS = 1 - 2.0**-24
 _CLOSE = 2.0**-40
 
 
@@ -135,7 +134,7 @@ def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit
 def _check_shapes(integers: Integers, present: np.ndarray, limit: int) -> None:
     """Raise unless the shapes and types are those that the proof is about; no value of an entry is looked at."""
     records, formed = len(present), integers.formed
-    if not 0 <= limit <= BOUND or present.dtype != np.bool_:
+    if not 0 <= limit <= BOUND or present.dtype != np.bool_ or present.ndim != 1:
         raise ValueError(f"Expected 0 <= limit={limit} <= {BOUND} and a mask of records.")
     if formed.shape[:-1] != (records,) or formed.dtype != np.int64 or formed.shape[1] > 2**40 or records > MOST_RECORDS:
         raise ValueError(f"Expected 64-bit integers of {records} records, got {formed.shape} of {formed.dtype}.")
@@ -185,20 +184,23 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
     """The integers that stand for each record's vector clipped to ``clip``, in units of ``clip / BOUND``.
 
     Each record is scaled by ``limit / BOUND`` too, the weight of its silo. A record with anything that is not finite
-    becomes zero. Nothing is promised: `checked_sum` checks what this returns. But a record that it would leave out is
-    lost for learning, so that those which rounding has carried past the limit are rounded once more, a little smaller.
+    becomes zero. No bound is promised: `checked_sum` checks what this returns. But a record that it would leave out is
+    lost for learning, so that clipped ones are made smaller by as much as rounding may add, about 10^-4 of them for a
+    layer of a thousand inputs and outputs. Where terms cancel that are large beside their sum, a record is made as
+    much smaller as it takes: no entry of a factor may pass FACTOR.
+
+    A record's integers depend on its own vector and its slot alone, and which steps are taken on no vector at all.
     """
     clip = usable_clip(clip)
     vectors, finite = _finite(vectors)
-    scale = np.where(finite & (clip > 0), _scales(vectors, clip or 1.0, limit), 0.0)
-    integers = _rounded(vectors, scale)
-    for smaller in _SMALLER:
-        far = np.sqrt(_squared(integers)) > limit * (1 - 2.0**-24)
-        if not far.any():
-            break
-        scale = np.where(far, scale * smaller, scale)
-        _put(integers, _rounded(_taken(vectors, far), scale[far]), far)
-    return integers
+    norms = np.sqrt(_squared(vectors))
+    scale = np.where(finite & (clip > 0), _scales(vectors, norms, clip or 1.0, limit), 0.0)
+    times = {name: _split(own, scale) for name, own in vectors.layers.items()}
+    room = _LESS * limit - _rounding(vectors, times)
+    smaller = np.clip(room / np.maximum(scale * norms, 1e-300), 0.0, 1.0)
+    formed = np.rint(np.clip(vectors.formed * (scale * smaller)[:, None], -BOUND, BOUND)).astype(np.int64)
+    layers = {name: _rounded(vectors.layers[name], (own.left, own.right * smaller)) for name, own in times.items()}
+    return Integers(formed, layers)
 
 
 @np.errstate(all="ignore")
@@ -213,17 +215,6 @@ def unit_vectors(vectors: Vectors, clip: float) -> Float64[np.ndarray, "records 
     return formed * np.where(finite & (clip > 0), 1.0 / np.maximum(norms, clip or 1.0), 0.0)[:, None]
 
 
-def _taken(vectors: Vectors, rows: np.ndarray) -> Vectors:
-    layers = {name: Factors(left[:, rows], right[:, rows]) for name, (left, right) in vectors.layers.items()}
-    return Vectors(vectors.formed[rows], layers)
-
-
-def _put(integers: Integers, some: Integers, rows: np.ndarray) -> None:
-    integers.formed[rows] = some.formed
-    for name, (left, right) in integers.layers.items():
-        left[:, rows], right[:, rows] = some.layers[name]
-
-
 def _finite(vectors: Vectors) -> tuple[Vectors, Bool[np.ndarray, " records"]]:
     """Vectors in float64 with every record zero that is not finite, before anything is cast."""
     finite = np.isfinite(vectors.formed).all(axis=1)
@@ -231,8 +222,7 @@ def _finite(vectors: Vectors) -> tuple[Vectors, Bool[np.ndarray, " records"]]:
         finite &= np.isfinite(left).all(axis=(0, 2)) & np.isfinite(right).all(axis=(0, 2))
 
     def clean(entries: np.ndarray) -> np.ndarray:
-        found = entries.astype(np.float64)
-        return found if finite.all() else np.where(finite[:, None], found, 0.0)
+        return np.where(finite[:, None], entries.astype(np.float64), 0.0)
 
     layers = {name: Factors(clean(left), clean(right)) for name, (left, right) in vectors.layers.items()}
     return Vectors(clean(vectors.formed), layers), finite
@@ -246,35 +236,51 @@ def _squared(vectors: Any) -> Float64[np.ndarray, " records"]:
     return np.maximum(squared, 0.0)
 
 
-def _scales(vectors: Vectors, clip: float, limit: int) -> Float64[np.ndarray, " records"]:
+def _scales(
+    vectors: Vectors, norms: Float64[np.ndarray, " records"], clip: float, limit: int
+) -> Float64[np.ndarray, " records"]:
     """What each record's vector is multiplied by: its clip, and the units; no entry of a factor may pass FACTOR."""
-    norms = np.sqrt(_squared(vectors))
-    scale = _LESS * limit * np.minimum(1.0 / clip, 1.0 / np.maximum(norms, 1e-300))
+    scale = limit * np.minimum(1.0 / clip, 1.0 / np.maximum(norms, 1e-300))
     for left, right in vectors.layers.values():
         largest = np.abs(left).max(axis=2, initial=0.0) * np.abs(right).max(axis=2, initial=0.0)
         scale = np.minimum(scale, _LESS * BOUND / np.maximum(largest.max(axis=0), 1e-300))
     return scale
 
 
-def _rounded(vectors: Vectors, scale: Float[np.ndarray, " records"]) -> Integers:
-    formed = np.rint(np.clip(vectors.formed * scale[:, None], -BOUND, BOUND)).astype(np.int64)
-    return Integers(formed, {name: _round_factors(own, scale) for name, own in vectors.layers.items()})
+class _Times(NamedTuple):
+    """What both factors of each term are multiplied by, and the norms that they have then."""
+
+    left: Float64[np.ndarray, "terms records"]
+    right: Float64[np.ndarray, "terms records"]
+    norms: tuple[Float64[np.ndarray, "terms records"], Float64[np.ndarray, "terms records"]]
 
 
-def _round_factors(factors: Factors, scale: Float[np.ndarray, " records"]) -> IntegerFactors:
-    """Both factors of each term, scaled so that rounding harms neither much more than the other."""
-    left, right = factors
+def _rounding(vectors: Vectors, times: Mapping[str, _Times]) -> Float64[np.ndarray, " records"]:
+    """How far rounding may move each record's integers from its scaled vector, at most."""
+    squared = np.full(len(vectors.formed), vectors.formed.shape[1] / 4.0)
+    for name, (left, right) in vectors.layers.items():
+        (ours, theirs), inputs, outputs = times[name].norms, left.shape[2], right.shape[2]
+        moved = ours * outputs**0.5 / 2 + theirs * inputs**0.5 / 2 + (inputs * outputs) ** 0.5 / 4
+        squared = squared + moved.sum(axis=0) ** 2
+    return np.sqrt(squared)
+
+
+def _split(factors: Factors, scale: Float64[np.ndarray, " records"]) -> _Times:
+    """Multipliers whose product is the scale, such that rounding harms neither factor much more than the other."""
     inputs, outputs = (max(side.shape[2], 1) for side in factors)
-    sizes = [np.sqrt(np.einsum("tri,tri->tr", side, side)) for side in factors]
+    ours, theirs = (np.sqrt(np.einsum("tri,tri->tr", side, side)) for side in factors)
     peaks = [np.abs(side).max(axis=2, initial=0.0) for side in factors]
-    wanted = np.sqrt(scale * sizes[1] / sizes[0]) * (inputs / outputs) ** 0.25
-    least, most = scale * peaks[1] / FACTOR, FACTOR / peaks[0]
-    ours = np.minimum(np.maximum(wanted, least), most)
-    theirs = scale / ours
-    usable = np.isfinite(ours) & np.isfinite(theirs) & (sizes[0] > 0) & (sizes[1] > 0)
-    return IntegerFactors(
-        *(
-            np.rint(np.clip(side * np.where(usable, times, 0.0)[..., None], -FACTOR, FACTOR)).astype(np.int32)
-            for side, times in ((left, ours), (right, theirs))
-        )
+    wanted = np.sqrt(scale * theirs / ours) * (inputs / outputs) ** 0.25
+    left = np.minimum(np.maximum(wanted, scale * peaks[1] / FACTOR), FACTOR / peaks[0])
+    right = scale / left
+    usable = np.isfinite(left) & np.isfinite(right) & (ours > 0) & (theirs > 0)
+    left, right = np.where(usable, left, 0.0), np.where(usable, right, 0.0)
+    return _Times(left, right, (left * ours, right * theirs))
+
+
+def _rounded(factors: Factors, times: tuple[np.ndarray, np.ndarray]) -> IntegerFactors:
+    sides = (
+        np.rint(np.clip(side * own[..., None], -FACTOR, FACTOR)).astype(np.int32)
+        for side, own in zip(factors, times, strict=True)
     )
+    return IntegerFactors(*sides)

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacit.privacy import Event, Price
+from tacit.privacy import Event, PricingError
+from tacit.privacy.filter import Rule
 from tacit.silo.chain import Counter, Entry, entry_after, lock, replay, verify
-from tacit.silo.spending import Account, LedgerError, events_to_json, joint_price
+from tacit.silo.rules import Limit, rule_body, rules_in, settled
+from tacit.silo.spending import Account, Charge, LedgerError, events_to_json, over_budget, share
 
 T = TypeVar("T")
 
@@ -41,14 +43,6 @@ CREATE TABLE replies(study TEXT NOT NULL, round INTEGER NOT NULL, request TEXT N
 
 
 @dataclass(frozen=True)
-class Limit:
-    """What all studies together may ever cost each record."""
-
-    epsilon: float
-    delta: float
-
-
-@dataclass(frozen=True)
 class Reply:
     """An answer as it left: the digest of the request that it answers, a header and the bytes of the message."""
 
@@ -61,7 +55,9 @@ class Ledger:
     """One ledger, held by one process.
 
     ``identity`` says what the ledger protects (digest and number of the records, whether this is a test build); a
-    ledger that was opened for something else refuses. ``checked`` is a moment that the owner has vouched for.
+    ledger that was opened for something else refuses. ``limit`` is the owner's budget and rule: the rule is written
+    into the chain before the first study, and a limit that asks for another later is refused (``tacit.silo.rules``).
+    ``checked`` is a moment that the owner has vouched for.
     """
 
     def __init__(
@@ -69,6 +65,7 @@ class Ledger:
         path: Path,
         counter: Path,
         identity: Mapping[str, Any],
+        limit: Limit,
         clock: Callable[[], float] = time.time,
         checked: float = 0.0,
     ) -> None:
@@ -89,10 +86,10 @@ class Ledger:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = _connect(path)
             undo.callback(self._database.close)
-            self._load(identity)
+            self._load(identity, limit)
             self._undo = undo.pop_all()
 
-    def _load(self, identity: Mapping[str, Any]) -> None:
+    def _load(self, identity: Mapping[str, Any], limit: Limit) -> None:
         try:
             fresh = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
             entries = [] if fresh else read_entries(self._database)
@@ -102,7 +99,8 @@ class Ledger:
         self._counter.check(entries)
         self._accounts = replay(entries)
         if self._head is None:
-            body = {**identity, "ledger": uuid.uuid4().hex}
+            self._rule, self._share = limit.fresh, 0.0
+            body = {**identity, "ledger": uuid.uuid4().hex, **rule_body(self._rule)}
             with self._write("open", "", body) as database:
                 for statement in _TABLES.split(";\n"):
                     database.execute(statement) if statement.strip() else None
@@ -112,7 +110,21 @@ class Ledger:
         if different:
             raise LedgerError("identity", _mismatch(self.path, different))
         self.now()
+        self._rule = settled(entries, limit)
+        self._share = self._priced_again()
         self._counter.advance(self._head)
+        if rules_in(entries)[-1:] != [self._rule]:
+            with self._write("rule", "", rule_body(self._rule)):
+                pass
+
+    def _priced_again(self) -> float:
+        """The share that is charged, found anew; a past that the rule cannot price is no past of an account by it."""
+        try:
+            return self._charged(self._accounts)
+        except PricingError as error:
+            raise LedgerError(
+                "rule", f'The ledger holds studies that the rule "{self._rule.name}" cannot price: {error}'
+            ) from None
 
     @contextlib.contextmanager
     def _write(self, kind: str, study: str, body: Mapping[str, Any]) -> Iterator[sqlite3.Connection]:
@@ -172,50 +184,73 @@ class Ledger:
         """Every study that ever reserved anything."""
         return self._accounts
 
-    def charged(self, delta: float) -> Price:
-        """What all studies together cost at most: releases made, and those still reserved."""
-        return joint_price([account.charged() for account in self._accounts.values()], delta=delta)
+    @property
+    def rule(self) -> Rule:
+        """The rule that decides what still fits."""
+        return self._rule
 
-    def spent(self, delta: float) -> Price:
-        """What the releases made so far cost together."""
-        return joint_price([account.debited() for account in self._accounts.values()], delta=delta)
+    @property
+    def charged(self) -> float:
+        """The share of the account that is spent or reserved; above 1 nothing more is granted."""
+        return self._share
+
+    def spent(self) -> float:
+        """The share of the account that the releases made so far have used up for good."""
+        return share(self._rule, [account.spent() for account in self._accounts.values()])
+
+    def _charged(self, accounts: Mapping[str, Account], *more: Charge) -> float:
+        return share(self._rule, [*(account.charged(self._rule) for account in accounts.values()), *more])
 
     def reserve(
-        self, study: str, plan: str, events: tuple[Event, ...], *, limit: Limit, expires: float, state: bytes
-    ) -> Price:
-        """Set aside what a study may release.
+        self,
+        study: str,
+        plan: str,
+        events: tuple[Event, ...],
+        *,
+        delta_set_aside: float,
+        expires: float,
+        state: bytes,
+    ) -> float:
+        """Set aside what a study may release, and ``delta_set_aside`` for its noise's tails; returns the share charged.
 
-        Formal guarantee: after it, everything released or reserved is (epsilon, delta)-DP within ``limit`` together;
-        a study that does not fit is refused and leaves no trace. With subsampled releases or shuffled reports
-        this is proved for plans that were settled without reading the messages of earlier studies (``joint_price``).
+        Formal guarantee: after it, everything released or reserved is (epsilon, delta)-DP within the ledger's rule
+        together; a study that does not fit is refused and leaves no trace. By the rules ``gdp`` and ``renyi`` this
+        holds even if plans, and the moments at which studies end, were chosen after reading messages; by
+        ``fixed-in-advance`` only if they were settled before.
         """
         if study in self._accounts:
             raise LedgerError("study", f"Expected a new study, but {study} has been reserved before.")
-        parts = [account.charged() for account in self._accounts.values()]
-        price = joint_price([*parts, events], delta=limit.delta)
-        # Written so that a price which is not a number is refused.
-        if not price.epsilon <= limit.epsilon:
-            before = joint_price(parts, delta=limit.delta).epsilon
-            raise LedgerError(
-                "over-budget",
-                f"Expected all studies together within epsilon={limit.epsilon} at delta={limit.delta}, got "
-                f"{price.epsilon:.4f} with this one and {before:.4f} without; ask for less.",
-                {"epsilon": price.epsilon, "before": before, "limit": limit.epsilon, "delta": limit.delta},
-            )
-        body = {"events": events_to_json(events), "expires": expires, "plan": plan}
+        charge = Charge(events, delta_set_aside)
+        after = self._charged(self._accounts, charge)
+        # Written so that a share which is not a number is refused.
+        if not after <= 1.0:
+            raise over_budget(self._rule, self._share, after)
+        body = {
+            "events": events_to_json(events),
+            "expires": expires,
+            "plan": plan,
+            "delta_set_aside": delta_set_aside,
+        }
         with self._write("reserve", study, body) as database:
             row = (study, plan, self.now(), 0, state)
             database.execute("INSERT OR REPLACE INTO studies VALUES(?, ?, ?, ?, ?)", row)
-        self._accounts[study] = Account(events, expires)
-        return price
+        self._accounts[study] = Account(events, expires, delta_set_aside=delta_set_aside)
+        self._share = after
+        return after
 
     def debit(self, study: str, round_number: int, kind: str, releases: int, *, reply: Reply, state: bytes) -> None:
-        """Pay for one answer; when this returns, debit, reply and state are on disk and the reply may leave."""
+        """Pay for one answer; when this returns, debit, reply and state are on disk and the reply may leave.
+
+        Formal guarantee: no answer is paid for from an account that is overdrawn, as it can be after its owner has
+        lowered epsilon, or where studies of version 0.1 cost more by the rule of today.
+        """
         account = self._accounts.get(study)
         if account is None:
             raise LedgerError("study", f"Expected a study with a reservation, got {study}.")
         if account.expires <= self.now():
             raise LedgerError("expired", f"The reservation of {study} has expired.")
+        if not self._share <= 1.0:
+            raise over_budget(self._rule, self._share, self._share)
         after = account.after(kind, releases, round_number)
         body = {"round": round_number, "kind": kind, "releases": releases, "request": reply.request}
         with self._write("debit", study, body) as database:
@@ -225,19 +260,19 @@ class Ledger:
         self._accounts[study] = after
 
     def finish(self, study: str, reason: str) -> Entry:
-        """Close a study: what it did not use goes back, its stored replies and state are forgotten."""
+        """Close a study for good: by a filter what it did not use goes back; replies and state are forgotten."""
         account = self._accounts[study]
         if account.live:
             body = {"reason": reason, "made": dict(account.made), "answers": account.answers}
             with self._write("close", study, body) as database:
                 database.execute("DELETE FROM replies WHERE study = ?", (study,))
                 database.execute("UPDATE studies SET state = NULL WHERE study = ?", (study,))
-            closed = Account(account.events, account.expires, False, account.made, account.last, account.answers)
-            self._accounts[study] = closed
+            self._accounts[study] = account.closed()
+            self._share = self._charged(self._accounts)
         return self.head
 
     def expire(self) -> None:
-        """Close every study whose time is up: what it did not use goes back."""
+        """Close every study whose time is up."""
         for study, account in list(self._accounts.items()):
             if account.live and account.expires <= self.now():
                 self.finish(study, "expired")
@@ -300,8 +335,7 @@ def _mismatch(path: Path, different: list[str]) -> str:
         f"The records, or the schema that they are read by, are not those that the ledger {path} was opened for "
         f"({', '.join(different)} differ); a ledger belongs to one fixed set of records. Either put the files back as "
         "they were, or serve the changed records from a new folder (tacit silo init), whose ledger begins at zero: for "
-        "every record that is in both sets, what both ledgers spend adds up, so give the new policy what the old one "
-        "has left (tacit ledger). See New patients in docs/deployment.md."
+        "every record that is in both sets the budgets of both ledgers add up. See New patients in docs/deployment.md."
     )
 
 

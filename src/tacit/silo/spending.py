@@ -1,20 +1,23 @@
-"""What a silo has promised and released, study by study, and what all of it costs together.
+"""What a silo has promised and released, study by study, and how much of its account that takes.
 
-Plans of different studies are priced as one composition, never by adding epsilons. Inside a study everything that is
-not subsampled is one Gaussian of known separation, whatever its passes and running sums; across studies those
-separations add up in squares, because each study cuts its own passes and keeps its own sums. Subsampled releases and
-shuffled reports keep their privacy loss distributions.
+By a filter (``tacit.privacy.filter``) what studies take adds up. Under the rule ``fixed-in-advance`` plans of different
+studies are priced as one composition. Inside a study everything that is not subsampled is one Gaussian of known
+separation, whatever its passes and running sums; across studies those separations add up in squares, because each study
+cuts its own passes and keeps its own sums. Subsampled releases and shuffled reports keep their loss distributions.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, PricingError, price
+from tacit.privacy.filter import Rule, cost
+from tacit.privacy.participations import is_whole, limit_of, worst_allocation
 from tacit.privacy.schedule import gaussian_mu, is_subsampled, payable
 
 # A reciprocal in float arithmetic may round to the cheap side; this is far above what it loses.
@@ -30,6 +33,13 @@ class LedgerError(TacitError):
         self.numbers = dict(numbers or {})
 
 
+class Charge(NamedTuple):
+    """What counts against an account: releases, and the part of delta that their study keeps for its noise's tails."""
+
+    events: tuple[Event, ...]
+    delta_set_aside: float
+
+
 @dataclass(frozen=True)
 class Account:
     """One study in the ledger: the terms that were reserved, and how many releases of each kind were debited.
@@ -43,22 +53,47 @@ class Account:
     made: Mapping[str, int] = field(default_factory=dict)
     last: int = -1
     answers: int = 0
+    delta_set_aside: float = 0.0
 
     def debited(self) -> tuple[Event, ...]:
         """The releases that were made."""
         return tuple(dataclasses.replace(e, count=self.made.get(e.kind, 0)) for e in self.events)
 
-    def charged(self) -> tuple[Event, ...]:
-        """What counts against the budget: everything that may still be released while the study lives."""
-        return self.events if self.live else self.debited()
+    def spent(self) -> Charge:
+        """What the answers so far have used up for good.
+
+        A release of a full or sampled batch counts by itself. Passes over the records and running sums count whole
+        from the first answer on: their price is not a sum over releases, and where they end may follow messages.
+        """
+        begun = any(self.made.get(event.kind, 0) for event in self.events if is_whole(event))
+        events = tuple(
+            (event if begun else dataclasses.replace(event, count=0)) if is_whole(event) else made
+            for event, made in zip(self.events, self.debited(), strict=True)
+        )
+        return Charge(events, self.delta_set_aside if self.answers else 0.0)
+
+    def charged(self, rule: Rule) -> Charge:
+        """What counts against the account: what may still be released while the study lives, what was spent after.
+
+        Only a filter gives anything back, and only after the study was closed for good.
+        """
+        if self.live or rule.name == "fixed-in-advance":
+            return Charge(self.events, self.delta_set_aside)
+        return self.spent()
+
+    def closed(self) -> Account:
+        """The account of the study after its end, which nothing opens again."""
+        return dataclasses.replace(self, live=False)
 
     def after(self, kind: str, releases: int, round_number: int) -> Account:
         """The account with one more answer, or a refusal if the reservation does not cover it.
 
-        Formal guarantee: no sequence of answers releases more of a kind than was reserved.
+        Formal guarantee: no sequence of answers releases more of a kind than was reserved, nor has more answers in all
+        than the reserved events allow.
         """
         reserved = {event.kind: event.count for event in self.events}
         made = self.made.get(kind, 0) + releases
+        limit = limit_of(self.events)
         if not self.live:
             raise LedgerError("closed", "Expected a study that is open; this one has ended.")
         if releases < 1 or made > reserved.get(kind, 0):
@@ -67,19 +102,55 @@ class Account:
                 f"Expected at most {reserved.get(kind, 0)} releases of kind {kind!r} as reserved, got {made}; "
                 "propose a new study for more.",
             )
+        if limit is not None and self.answers >= limit:
+            raise LedgerError(
+                "exhausted", f"Expected at most {limit} answers as reserved; propose a new study for more."
+            )
         if round_number <= self.last:
             raise LedgerError("round", f"Expected a round after {self.last}, got {round_number}.")
         return dataclasses.replace(self, made={**self.made, kind: made}, last=round_number, answers=self.answers + 1)
 
 
-def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
-    """The price of the releases of several studies together.
+def share(rule: Rule, charges: Iterable[Charge]) -> float:
+    """How much of an account these charges take together, as a share of its budget: 1 is all of it.
 
-    Formal guarantee: for Gaussian releases that are not subsampled, all messages of all studies are (epsilon,
-    delta)-DP for each record even if later plans were chosen after reading earlier messages (separations of Gaussians
-    form a filter). With subsampled releases or shuffled reports among them, full batches of reports included, the same
-    holds for plans that were settled without reading the messages of earlier studies; queries, as always, may follow
-    the messages.
+    Formal guarantee: while the share of everything released or reserved is at most 1, all messages together are
+    (epsilon, delta)-DP for each record: by a filter whatever plans and ends depend on, under ``fixed-in-advance`` if
+    they were settled without reading messages.
+    """
+    charges = list(charges)
+    _check_one_silo(charges)
+    if rule.name == "fixed-in-advance":
+        return _joint_share(rule, charges)
+    costs = [cost(rule, charge.events) for charge in charges]
+    loss = math.fsum(found.loss for found in costs)
+    mass = math.fsum([found.mass for found in costs] + [charge.delta_set_aside for charge in charges])
+    if rule.limit <= 0.0:
+        return math.inf
+    return max(loss / rule.limit, mass / rule.set_aside)
+
+
+def _check_one_silo(charges: Iterable[Charge]) -> None:
+    for name in ("records", "protects"):
+        values = sorted({str(getattr(event, name)) for charge in charges for event in charge.events})
+        if len(values) > 1:
+            raise PricingError(f"Expected one value of {name} in an account, got {', '.join(values)}.")
+
+
+def _joint_share(rule: Rule, charges: Sequence[Charge]) -> float:
+    kept = math.fsum(charge.delta_set_aside for charge in charges)
+    if kept > rule.set_aside:
+        return math.inf
+    together = joint_price([charge.events for charge in charges], delta=rule.delta - kept)
+    return together.epsilon / rule.epsilon
+
+
+def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
+    """The price of the releases of several studies together, as one composition.
+
+    Formal guarantee: all messages of all studies are (epsilon, delta)-DP for each record if the plans, and the moments
+    at which they end, were settled without reading messages of earlier studies; queries, as always, may follow the
+    messages. Where plans follow messages only a filter bounds an account (``share``).
 
     >>> full = dict(kind="g", count=8, records=99, batch=99, sampling="full")
     >>> one, two = Event(noise_multiplier=30.0, **full), Event(noise_multiplier=40.0, **full)
@@ -89,7 +160,7 @@ def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
     """
     merged: dict[Event, int] = {}
     for events in studies:
-        paid = payable(events)
+        paid = worst_allocation(payable(events))
         plain = [event for event in paid if not is_subsampled(event)]
         if plain:
             whole = dataclasses.replace(_one_gaussian(plain), kind="studies")
@@ -110,6 +181,31 @@ def _one_gaussian(events: Sequence[Event]) -> Event:
     silent = any(event.noise_multiplier == 0.0 for event in events)
     multiplier = 0.0 if silent else _SHAVE / gaussian_mu(events)
     return Event(kind="study", noise_multiplier=multiplier, count=1, records=n, batch=n, sampling="full")
+
+
+def over_budget(rule: Rule, before: float, after: float) -> LedgerError:
+    """The refusal of what does not fit an account that has ``before`` charged and would have ``after``."""
+    numbers = {"takes": after - before, "left": max(0.0, 1 - before), "epsilon": rule.epsilon, "delta": rule.delta}
+    held = f"the account of epsilon={rule.epsilon:g} at delta={rule.delta:g} (rule {rule_words(rule)})"
+    if not before <= 1.0:
+        words = f"{held} is overdrawn: {percent(before)} of it is used or reserved. Nothing more is granted."
+        return LedgerError("over-budget", words[0].upper() + words[1:], numbers)
+    return LedgerError(
+        "over-budget",
+        f"Expected a study that fits {held}: it would take {percent(after - before)} of it, and "
+        f"{percent(1 - before)} is left; ask for less.",
+        numbers,
+    )
+
+
+def rule_words(rule: Rule) -> str:
+    """A rule in a few words."""
+    return rule.name if rule.order is None else f"{rule.name} of order {rule.order:g}"
+
+
+def percent(part: float) -> str:
+    """A share of an account as people read it."""
+    return "more than all" if math.isinf(part) else f"{100 * part:.1f}%"
 
 
 def events_to_json(events: Iterable[Event]) -> list[dict[str, Any]]:

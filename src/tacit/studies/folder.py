@@ -19,7 +19,7 @@ import numpy as np
 import tomli_w
 
 from tacit.algorithm import GUARANTEES
-from tacit.privacy import risk_of
+from tacit.privacy import risk_of_price
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.studies.plan import crossing_json, user_level_of
 from tacit.studies.run import Result, summary
@@ -40,7 +40,7 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
             "epsilon_without_shuffler": None
             if silo.price is None
             else without_shuffler(silo.events, delta=silo.price.delta),
-            "risk": None if silo.price is None else vars(risk_of(silo.events)),
+            "risk": None if silo.price is None else vars(risk_of_price(silo.price)),
             "user_level": user_level_of(result.prepared.plan, silo),
         }
         for silo, spent in zip(result.prepared.plan.silos, result.epsilon_spent, strict=True)

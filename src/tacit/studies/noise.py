@@ -8,7 +8,7 @@ import numpy as np
 
 from tacit.algorithm import CROWDED, Algorithm
 from tacit.privacy import Event
-from tacit.privacy.crowd import counted_silos
+from tacit.privacy.crowd import counted_silos, record_weights
 from tacit.privacy.plan import SiloPlan
 from tacit.privacy.randomisers import noise_over_clip
 from tacit.studies.spec import Study
@@ -33,11 +33,13 @@ def mean_over_clip(study: Study, silos: tuple[SiloPlan, ...], algorithm: Algorit
         events = [event for silo in silos for event in silo.events if event.kind == kind]
         if part.participants == "in turn" or len(events) != len(silos):
             continue
-        weights = np.ones(len(silos))
+        by_records = study.run.weights == "records"
+        counts = np.asarray([silo.records for silo in silos], float)
+        weights = counts / counts.sum() if by_records else np.full(len(silos), 1 / len(silos))
         if channel in CROWDED:
-            weights = np.asarray([event.batch for event in events], float)
-        elif study.run.weights == "records":
-            weights = np.asarray([silo.records for silo in silos], float)
-        own = np.asarray([said_over_clip(study, silos, event, fewest) for event in events]) * weights / weights.sum()
+            # The noise of a record is as large at a silo whose records count little.
+            sizes = np.asarray([event.batch for event in events])
+            weights = sizes * record_weights(weights, sizes)[1]
+        own = np.asarray([said_over_clip(study, silos, event, fewest) for event in events]) * weights
         found[kind] = float(own.max() if channel == "trusted" else np.sqrt(np.sum(own**2)))
     return found

@@ -14,7 +14,7 @@ import numpy as np
 from tacit.algorithm import CROWDED, GUARANTEES, Algorithm
 from tacit.algorithms import find
 from tacit.objectives import Problem
-from tacit.privacy import Event, PaperNoise, price, risk_of, user_level
+from tacit.privacy import Event, PaperNoise, price, risk_of_price, user_level
 from tacit.privacy.crowd import colluding_silos
 from tacit.privacy.doubts import doubts
 from tacit.privacy.fair_designs import fair_designs
@@ -254,7 +254,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
         "epsilon_without_shuffler": None
         if silo.price is None
         else without_shuffler(silo.events, delta=silo.price.delta),
-        "risk": None if silo.price is None else dataclasses.asdict(risk_of(silo.events)),
+        "risk": None if silo.price is None else dataclasses.asdict(risk_of_price(silo.price)),
         "user_level": user_level_of(plan, silo),
         "paper": None
         if paper is None

@@ -256,7 +256,14 @@ def _watched(prepared: Prepared, target: float, tries: NegativeBinomial) -> floa
 
 def _repeated(events: Sequence[Event], number: int) -> list[Event]:
     """The releases of so many candidates, each with batches and noise of its own."""
-    return [dataclasses.replace(event, count=event.count * number) for event in events]
+    return [
+        dataclasses.replace(
+            event,
+            count=event.count * number,
+            participations=None if event.participations is None else event.participations * number,
+        )
+        for event in events
+    ]
 
 
 def tune(plan: TunePlan, progress: Progress | None = None) -> Tuned:

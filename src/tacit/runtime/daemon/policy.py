@@ -12,9 +12,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tacit.algorithm import SAMPLINGS, Sampling
 from tacit.errors import TacitError, explained, unknown
 from tacit.privacy.doubts import MOST_DELTA
+from tacit.privacy.filter import RuleName
 from tacit.silo import check_records
+from tacit.silo.rules import Limit
 
 _log = logging.getLogger("tacit.silo")
 Count = Annotated[int, Field(ge=1)]
@@ -28,11 +31,20 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class BudgetSection(_Section):
-    """What all studies together may ever cost each record."""
+MOST_EPSILON = 40.0
 
-    epsilon: Annotated[float, Field(gt=0)]
+
+class BudgetSection(_Section):
+    """What all studies together may ever cost each record, and the rule by which the ledger adds it up.
+
+    Without a ``rule`` the ledger keeps its own; a new one gets ``gdp`` where the policy allows nothing but full batches
+    and single passes through the direct channel, and else ``renyi``. An epsilon above `MOST_EPSILON` hides nothing, and
+    the noise of the door could not be told from exact noise at it.
+    """
+
+    epsilon: Annotated[float, Field(gt=0, le=MOST_EPSILON)]
     delta: Annotated[float, Field(gt=0, lt=MOST_DELTA)]
+    rule: RuleName | None = None
 
 
 class AllowSection(_Section):
@@ -40,6 +52,7 @@ class AllowSection(_Section):
 
     algorithms: tuple[str, ...]
     channels: tuple[Literal["direct", "shuffled-sum", "shuffled-reports"], ...] = ("direct",)
+    sampling: Annotated[tuple[Sampling, ...], Field(min_length=1)] = SAMPLINGS
     min_silos: Count = 2
     max_rounds: Count = 10_000
     max_parameters: Count = 1_000_000
@@ -128,6 +141,13 @@ class Policy(_Section):
         if "shuffled-reports" in self.allow.channels and (self.shuffle is None or not self.shuffle.max_local_epsilon):
             raise ValueError("set shuffle.max_local_epsilon where shuffled reports are allowed")
         return self
+
+    @property
+    def limit(self) -> Limit:
+        """The budget and its rule, as the ledger takes them."""
+        plain = set(self.allow.sampling) <= {"full", "one-pass"} and set(self.allow.channels) == {"direct"}
+        budget = self.budget
+        return Limit(budget.epsilon, budget.delta, budget.rule, default="gdp" if plain else "renyi")
 
     @property
     def last_second(self) -> float:

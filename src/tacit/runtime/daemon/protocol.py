@@ -96,7 +96,7 @@ class Plan(_Strict):
     classes: Annotated[int, Field(ge=2, le=10_000)] | None = None
     objective: dict[str, Any] = {}
     algorithm: dict[str, Any]
-    epsilon: Annotated[float, Field(gt=0, le=1000)]
+    epsilon: Annotated[float, Field(gt=0, le=40)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     max_participations: Annotated[int, Field(ge=1)] | None = None
     silos: Annotated[int, Field(ge=1, le=100_000)]
@@ -207,13 +207,20 @@ class Welcome(_Strict):
 
 
 class Consent(_Strict):
-    """The price at this silo, and whether it takes part: ``consented``, or ``pending`` its owner's approval."""
+    """Whether the silo takes part (``consented``, or ``pending`` its owner's approval), and two prices.
+
+    ``epsilon`` and ``delta`` are the plan's own price. ``takes`` is the share of this silo's account that the study
+    takes by the account's ``rule``, and ``left`` the share that is left then for all later studies.
+    """
 
     type: Literal["consent"] = "consent"
     study: str
     state: Literal["consented", "pending"]
     epsilon: float
     delta: float
+    rule: str
+    takes: float
+    left: float
     noise_multipliers: dict[str, float]
     next_round: int
 

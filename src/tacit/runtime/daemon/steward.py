@@ -22,6 +22,7 @@ from tacit import __version__
 from tacit.channel.sealing import Signer
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
+from tacit.runtime.daemon import account as accounts
 from tacit.runtime.daemon.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.runtime.daemon.contract import Offer, consider
 from tacit.runtime.daemon.notes import RefusalLog
@@ -29,7 +30,6 @@ from tacit.runtime.daemon.policy import Policy, PolicyError, digest
 from tacit.runtime.daemon.protocol import (
     VERSION,
     Answer,
-    Consent,
     Finish,
     Hello,
     Message,
@@ -47,10 +47,10 @@ from tacit.runtime.daemon.protocol import (
     write_arrays,
 )
 from tacit.runtime.daemon.reporting import fewest, sealed_reports
-from tacit.runtime.daemon.shuffling import TAILS, is_shuffled, sealed_answer
+from tacit.runtime.daemon.shuffling import sealed_answer
 from tacit.runtime.shuffler.config import read_secret
 from tacit.silo.integers import MOST_RECORDS
-from tacit.silo.ledger import Ledger, Limit, Reply
+from tacit.silo.ledger import Ledger, Reply
 from tacit.silo.spending import Account, LedgerError
 
 NOISE_OFF = "TACIT_INSECURE_TEST"
@@ -130,7 +130,12 @@ class Steward:
         self._ledger: Ledger | None = self._open()
 
     def _open(self) -> Ledger:
-        return Ledger(self.home.ledger, self.home.counter, self._identity, self._clock, self.policy.checked_second)
+        home, policy = self.home, self.policy
+        found = Ledger(
+            home.ledger, home.counter, self._identity, policy.limit, clock=self._clock, checked=policy.checked_second
+        )
+        accounts.tell_owner(found)
+        return found
 
     def close(self) -> None:
         """Let go of the ledger, when the answer at hand is paid for."""
@@ -220,17 +225,18 @@ class Steward:
         if is_new and self._open_studies(ledger) >= self.policy.allow.max_open:
             raise RefusalError("busy", f"expected at most {self.policy.allow.max_open} open studies")
         if account is not None:
-            return self._consent(self._worker(ledger, study).offer, "consented", account.last + 1)
+            offer = self._worker(ledger, study).offer
+            return accounts.consent(ledger, offer, accounts.reserved(ledger, study), next_round=account.last + 1)
         worker = self._considered(plan)
         offer = worker.offer
         if self.policy.approval.mode == "manual" and not self._is_approved(study):
-            self._would_fit(ledger, offer)
+            standing = accounts.proposed(ledger, offer)
             ledger.hold(study, plan.model_dump_json())
             if is_new:
                 _log.info("study %s (%s) waits for approval: tacit silo status %s", study, plan.name, self.home.folder)
-            return self._consent(offer, "pending", 0)
+            return accounts.consent(ledger, offer, standing, state="pending")
         self._reserve(ledger, worker)
-        return self._consent(offer, "consented", 0)
+        return accounts.consent(ledger, offer, accounts.reserved(ledger, study))
 
     def _open_studies(self, ledger: Ledger) -> int:
         return sum(account.live for account in ledger.accounts.values()) + len(ledger.pending())
@@ -244,18 +250,11 @@ class Steward:
         if terms not in self._prepared:
             owner = self.policy
             offer = consider(plan, records=self._count, record=self._record, allow=owner.allow, shuffle=owner.shuffle)
+            accounts.check_sampling(offer, owner.allow)
             while len(self._prepared) >= _MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[terms] = Worker(offer, self._records, self._samplers)
         return self._prepared[terms].serving(plan)
-
-    def _would_fit(self, ledger: Ledger, offer: Offer) -> None:
-        """Refuse before the owner is asked: what cannot be paid for need not be approved."""
-        alone = price(offer.events, delta=self.policy.budget.delta).epsilon
-        if not alone <= self.policy.budget.epsilon:
-            numbers = {"epsilon": alone, "limit": self.policy.budget.epsilon}
-            text = f"epsilon {alone:.4g} for the study alone is more than the silo's whole budget of"
-            raise RefusalError("over-budget", f"{text} {self.policy.budget.epsilon:g}; ask for less", numbers)
 
     def _is_approved(self, study: str) -> bool:
         return (self.home.approved / study).is_file()
@@ -263,34 +262,19 @@ class Steward:
     def _reserve(self, ledger: Ledger, worker: Worker) -> None:
         offer = worker.offer
         study = offer.plan.study
+        # Refused where the rule cannot price it, or no account would hold it.
+        accounts.proposed(ledger, offer)
+        charge = accounts.charge_of(offer, ledger.rule.epsilon)
         ledger.reserve(
             study,
             offer.plan.model_dump_json(),
-            offer.events,
-            limit=Limit(self.policy.budget.epsilon, self.policy.budget.delta - self._tails(ledger, offer)),
+            charge.events,
+            delta_set_aside=charge.delta_set_aside,
             expires=ledger.now() + self.policy.approval.study_days * _DAY,
             state=worker.begin().to_bytes(),
         )
         self._workers[study] = worker
-        _log.info("study %s reserved: epsilon %.4f at delta %g", study, offer.price.epsilon, offer.price.delta)
-
-    def _tails(self, ledger: Ledger, offer: Offer) -> float:
-        """The part of delta that this study and all earlier ones through shufflers keep for short tails."""
-        kept = TAILS * (is_shuffled(offer.plan) + sum(is_shuffled(ledger.plan(study)) for study in ledger.accounts))
-        if kept > 1e-3 * self.policy.budget.delta:
-            raise RefusalError("over-budget", "the tails of so many shuffled studies do not fit delta")
-        return kept
-
-    def _consent(self, offer: Offer, state: Any, next_round: int) -> bytes:
-        consent = Consent(
-            study=offer.plan.study,
-            state=state,
-            epsilon=offer.price.epsilon,
-            delta=offer.price.delta,
-            noise_multipliers={event.kind: event.noise_multiplier for event in offer.events},
-            next_round=next_round,
-        )
-        return frame(consent.model_dump_json())
+        accounts.tell_reserved(ledger, offer)
 
     def _worker(self, ledger: Ledger, study: str) -> Worker:
         """The worker of an open study, built again from its stored plan after a restart."""
@@ -334,12 +318,19 @@ class Steward:
         receipt = Receipt(
             study=request.study,
             answers=account.answers,
-            epsilon=price(account.debited(), delta=plan.delta - TAILS * is_shuffled(plan)).epsilon,
+            epsilon=price(account.debited(), delta=plan.delta - self._kept(plan, account)).epsilon,
             delta=plan.delta,
             entry=ledger.head.seq,
             hash=ledger.head.hash,
         )
         return frame(receipt.model_dump_json())
+
+    def _kept(self, plan: Plan, account: Account) -> float:
+        """What a plan keeps of its delta; of one that this Tacit would not build again, what its account kept."""
+        try:
+            return accounts.kept_of_plan(self._considered(plan).offer)
+        except TacitError:
+            return account.delta_set_aside
 
     def _answer(self, ledger: Ledger, request: Answer, payload: bytes) -> bytes:
         account = self._account(ledger, request.study)

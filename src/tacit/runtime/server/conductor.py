@@ -211,7 +211,10 @@ class Conductor:
             if self._shuffled is not None:
                 self._shuffled.check({name: response})
             self.consents[name] = response
-            self._tell("consent", {"silo": name, "epsilon": response.epsilon, "delta": response.delta})
+            own = {"epsilon": response.epsilon, "delta": response.delta}
+            self._tell(
+                "consent", {"silo": name, **own, "takes_of_account": response.takes, "left_of_account": response.left}
+            )
         return response.state == "consented"
 
     def _look(self, missing: Iterable[str]) -> None:

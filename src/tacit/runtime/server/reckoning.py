@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from tacit.privacy import Event, PricingError, price, risk_of
+from tacit.privacy import Event, PricingError, price, risk_of_price
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.shuffling import bare_events
 from tacit.runtime.server.conductor import Conductor
@@ -72,8 +72,7 @@ def risk_at(conductor: Conductor, place: int) -> dict[str, Any] | None:
         return None
     named = conductor.consents[point.silos[place]].epsilon
     try:
-        if abs(price(events, delta=point.plan.delta).epsilon - named) > _SAME * named:
-            return None
-        return vars(risk_of(events))
+        paid = price(events, delta=point.plan.delta)
+        return vars(risk_of_price(paid)) if abs(paid.epsilon - named) <= _SAME * named else None
     except PricingError:
         return None

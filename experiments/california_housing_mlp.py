@@ -1,0 +1,436 @@
+"""California housing, ten silos, a small network: shuffled reports beside other channels, and local steps.
+
+``python -m experiments.california_housing_mlp`` writes ``results/california-housing-mlp``. It can be stopped
+and started again: every finished part is kept in ``parts.json``. ``--tiny`` tries everything on a small setting.
+
+The step size follows the rule of the CE-PSGM paper's appendix A.2: begin at a large one (8 here, 0.5 there: targets
+in [0, 1] make gradients small, and full batches from 0.5 are never halved), look at the training loss every 20 rounds,
+and halve and restart when it has grown by more than 5% three times in a row; here also when it ends above where it
+began, which noise alone can do within the first look, and as long as halving lowers the loss at the end. Clip and step
+are chosen by training loss on one seed. This search is outside the guarantee, as the paper's is; the prices are those
+of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from experiments.common import columns, grid_of, interval, noise_for, records_of, seeds_of
+from experiments.folder import Data, Experiment, Parts, save, table
+from tacit import data
+from tacit.algorithm import Algorithm
+from tacit.algorithms import find
+from tacit.geometry.proximal import tree_norm
+from tacit.objectives import Objective, Problem, mlp, squared
+from tacit.privacy import Budget, plan_silos
+from tacit.privacy.parties import without_shuffler
+from tacit.privacy.randomisers import terms_of
+from tacit.runtime.simulate import Seed, simulate_grid
+
+HIDDEN = 10
+"""Width of the hidden layer, of softplus units: the network of Murata and Suzuki 2023, to whom the paper refers."""
+OBJECTIVE = Objective(mlp((8, HIDDEN, 1), activation=jax.nn.softplus), squared())
+DIMENSION = 8 * HIDDEN + HIDDEN + HIDDEN + 1
+DELTA = 1e-5
+MOMENTUM, SLOPE = 0.1, 1.0
+LOOK = 20
+TOGETHER = 2
+LEVEL_STEPS = slice(1, 8)
+"""Steps that are tried at every level of heterogeneity: 4, 2, ..., 1/16."""
+MEASURES = {"train_loss": "train loss", "squared_gradient": "squared gradient norm", "test_loss": "test loss"}
+LEVEL_MEASURES = ("train_loss", "squared_gradient")
+LOWEST = 1 / 3  # of a mean: where a band is cut, lest it fill a logarithmic axis
+OPEN: dict[str, Any] = {"clip_norm": None, "noise_multiplier": None, "channel": "open"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the study is."""
+
+    rounds: int = 500
+    epsilons: tuple[float, ...] = (0.4, 0.8, 1.6)
+    seeds: int = 5
+    clips: tuple[float, ...] = (0.3, 1.0)
+    first_step: float = 8.0
+    halvings: int = 14
+    records: int | None = None
+    levels: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    local_rounds: int = 100
+    local_seeds: int = 3
+
+
+TINY = Size(40, (0.8,), 2, (1.0,), 0.5, 2, 30, (0.0, 1.0), 8, 1)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method of the comparison; ``streams`` is how many vectors a silo says in a round."""
+
+    label: str
+    algorithm: str
+    channel: str
+    own: dict[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    streams: int = 2
+
+    def build(self, rounds: int, **point: Any) -> Algorithm:
+        """The algorithm at a point of the grid."""
+        common = {"num_rounds": rounds, "batch_size": self.batch, "sampling": "wor" if self.batch else "full"}
+        slope = {} if self.algorithm == "mb-sgd" else {"difference_slope": SLOPE}
+        given = {**common, **slope, "channel": self.channel, **self.own, **point}
+        return find(self.algorithm).build(Problem(OBJECTIVE), **given)
+
+    def stand_in(self, noise: float, records: int, silos: int) -> tuple[Arm, dict[str, float]]:
+        """The same method with Gaussian noise at a trusted server, as large as its own: quick to search."""
+        if self.channel == "shuffled-sum":
+            return replace(self, channel="trusted"), {"noise_multiplier": noise}
+        if self.channel != "shuffled-reports":
+            return self, {"noise_multiplier": noise}
+        own = {name: value for name, value in self.own.items() if name != "randomiser"}
+        deviation = terms_of(self.own["randomiser"], DIMENSION, 1 / noise).deviation
+        equal = deviation * math.sqrt(silos * (self.batch or records)) / 2
+        local = {"local_noise": noise / equal} if own.get("local_steps", 1) > 1 else {}
+        return replace(self, channel="trusted", own={**own, **local}), {"noise_multiplier": equal}
+
+    def bytes_per_round(self, records: int) -> float:
+        """What one silo says in one round, on average over turns of local steps."""
+        local = 4 * DIMENSION / 10 if self.own.get("local_steps", 1) > 1 else 0.0
+        if self.channel != "shuffled-reports":
+            return self.streams * (8 if self.channel == "shuffled-sum" else 4) * DIMENSION + local
+        size = terms_of(self.own["randomiser"], DIMENSION, 1.0).report_bytes
+        return self.streams * (self.batch or records) * size + local
+
+
+def arms(local_batch: int) -> tuple[Arm, ...]:
+    """The methods of the comparison."""
+    storm = {"momentum": MOMENTUM}
+    local = {"local_steps": 4, "local_batch_size": local_batch}
+    fresh = {"phase_length": 10}
+    reports = "shuffled-reports"
+    return (
+        Arm("MB-PSGM-FG, Duchi reports", "mb-psgm-fg", reports, {**storm, "randomiser": "duchi"}),
+        Arm("MB-PSGM-FG, PrivUnit2 reports", "mb-psgm-fg", reports, {**storm, "randomiser": "privunit2"}),
+        Arm("MB-PSGM-FG, shuffled sum", "mb-psgm-fg", "shuffled-sum", storm),
+        Arm(
+            "CE-PSGM, PrivUnit2 reports",
+            "ce-psgm",
+            reports,
+            {**storm, **local, "randomiser": "privunit2"},
+            4 * local_batch,
+        ),
+        Arm("SDP FedProx-SPIDER", "prox-spider", "shuffled-sum", fresh, streams=1),
+        Arm("DIFF2-GD (trusted)", "diff2-gd", "trusted", fresh, streams=1),
+        Arm("DIFF2-BVR-LSGD (trusted)", "diff2-bvr-lsgd", "trusted", {**fresh, **local}, streams=1),
+    )
+
+
+def houses(size: Size, seed: int, level: float | None) -> data.Federation:
+    """Ten silos of houses, drawn alike, or by sorted target at a level of heterogeneity."""
+    kind = {"partition": "iid"} if level is None else {"partition": "sorted-target", "level": level}
+    return data.load(
+        "california-housing", silos=10, seed=seed, validation=0.0, test=0.2, records_per_silo=size.records, **kind
+    )
+
+
+def repetitions(size: Size, number: int, level: float | None = None) -> tuple[list[Seed], list[int]]:
+    """Seeds, another partition and another start each, and the number of records of each silo."""
+    loaded = [houses(size, seed, level) for seed in range(number)]
+    return seeds_of(loaded, OBJECTIVE, ("train", "test")), records_of(loaded[0])
+
+
+def measure(params: Any, evaluation: Any) -> dict[str, Any]:
+    """Training loss, squared norm of its gradient, and test loss."""
+
+    def risk(w: Any, part: str) -> Any:
+        return OBJECTIVE.losses(w, evaluation[part]).mean()
+
+    value, slope = jax.value_and_grad(lambda w: risk(w, "train"))(params)
+    return {"train_loss": value, "squared_gradient": tree_norm(slope) ** 2, "test_loss": risk(params, "test")}
+
+
+def traces(
+    build: Callable[..., Algorithm], points: Sequence[dict[str, Any]], seeds: Sequence[Seed], every: int
+) -> dict[str, np.ndarray]:
+    """Measurements with axes (seeds, points, looks)."""
+    return dict(simulate_grid(build, columns(points), seeds, measure=measure, measure_every=every).trace)
+
+
+def rises(losses: np.ndarray, start: float) -> bool:
+    """Whether the loss grew by more than 5% three looks in a row, or ends above where it began, or is lost."""
+    grown = ~(losses[1:] <= 1.05 * losses[:-1])
+    in_a_row = bool(np.any(grown[2:] & grown[1:-1] & grown[:-2]))
+    return in_a_row or not np.all(np.isfinite(losses)) or bool(losses[-1] > start)
+
+
+def after_another(losses: np.ndarray, best: int | None, start: float) -> tuple[int | None, bool]:
+    """The best of the halved steps so far (losses: steps x looks, the newest last), and whether to halve again.
+
+    The first whose loss does not rise, and shorter ones as long as they end lower.
+    """
+    newest = len(losses) - 1
+    held = not rises(losses[-1], start)
+    if best is None:
+        return (newest if held else None), True
+    better = held and bool(losses[-1, -1] < losses[best, -1])
+    return (newest if better else best), better
+
+
+def apart(size: Size, level: float) -> dict[str, float]:
+    """How far silos' gradients and Hessians are from those of all, at most, at a trained model.
+
+    The theory of local steps speaks of Hessians: the local steps correct the mean gradient by differences alone.
+    """
+    loaded = houses(size, 0, level)
+    start, shape = ravel_pytree(OBJECTIVE.init(jax.random.key(0)))
+    parts = [{name: jnp.asarray(silo.train[name]) for name in ("x", "y")} for silo in loaded.silos]
+
+    def risk(w: Any, records: Any) -> Any:
+        return OBJECTIVE.losses(shape(w), records).mean()
+
+    everybody = jax.tree.map(lambda *columns: jnp.concatenate(columns), *parts)
+    descend = jax.jit(lambda w: jax.lax.fori_loop(0, 500, lambda _, w: w - 0.25 * jax.grad(risk)(w, everybody), w))
+    trained = descend(start)
+    slope, bend = jax.jit(jax.grad(risk)), jax.jit(jax.hessian(risk))
+    whole = bend(trained, everybody)
+    return {
+        "target": float(np.std([np.mean(part["y"]) for part in parts])),
+        "gradient": max(float(jnp.linalg.norm(slope(trained, part) - slope(trained, everybody))) for part in parts),
+        "hessian": max(float(jnp.linalg.norm(bend(trained, part) - whole, 2)) for part in parts),
+        "smoothness": float(jnp.linalg.norm(whole, 2)),
+    }
+
+
+def priced(arm: Arm, rounds: int, records: Sequence[int], epsilon: float) -> tuple[dict[str, float], Data]:
+    """The noise multiplier of all silos at this budget, and what it costs with and without shufflers."""
+    budget = Budget(epsilon=epsilon, delta=DELTA, honest=1.0, fewest=len(records))
+    unit = arm.build(rounds, clip_norm=1.0, noise_multiplier=1.0, step_size=0.1)
+    plans, noise = plan_silos(unit, [str(i) for i in range(len(records))], records, budget)
+    if noise is None:
+        raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
+    multiplier = float(noise.max())
+    return {"noise_multiplier": multiplier}, {
+        "epsilon": max(p.price.epsilon for p in plans if p.price is not None),
+        "without_shuffler": without_shuffler(plans[0].events, delta=DELTA),
+        "local_epsilon": 1 / multiplier if arm.channel == "shuffled-reports" else None,
+    }
+
+
+class Study:
+    """The study at one size, writing what it finds into a folder."""
+
+    def __init__(self, folder: Path, size: Size) -> None:
+        self.folder, self.size = folder, size
+        self.steps = [size.first_step * 0.5**i for i in range(size.halvings)]
+        self.look = max(1, min(LOOK, size.rounds // 10))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.parts = Parts(folder / "parts.json", asdict(size))
+
+    def searched(
+        self,
+        build: Callable[..., Algorithm],
+        terms: dict[str, Any],
+        clips: Sequence[float | None],
+        seeds: Sequence[Seed],
+    ) -> dict[str, Any]:
+        """Clip and step by the rule, on training loss alone: a search that is not private."""
+        best: dict[str, Any] = {}
+        start = float(measure(seeds[0].params, seeds[0].evaluation)["train_loss"])
+        for clip in clips:
+            own = {**terms} if clip is None else {**terms, "clip_norm": clip}
+            step, last = self.halved(partial(build, **own), seeds[:1], start)
+            if not best or last < best["loss"]:
+                best = {**own, "step_size": step, "loss": last}
+        return best
+
+    def halved(self, build: Callable[..., Algorithm], seeds: Sequence[Seed], start: float) -> tuple[float, float]:
+        """The step of the rule and the loss that it ends with; a few are run together, until halving helps no more."""
+        losses, best = np.zeros((0, 0)), None
+        for first in range(0, len(self.steps), TOGETHER):
+            steps = self.steps[first : first + TOGETHER]
+            found = traces(build, [{"step_size": own} for own in steps], seeds, self.look)["train_loss"][0]
+            for row in found:
+                losses = np.vstack([losses.reshape(-1, len(row)), row])
+                best, more = after_another(losses, best, start)
+                if not more and best is not None:
+                    return self.steps[best], float(losses[best, -1])
+        return (self.steps[-1], math.inf) if best is None else (self.steps[best], float(losses[best, -1]))
+
+    def curve(self, arm: Arm, epsilon: float | None, clips: Sequence[float]) -> Data:
+        """One method at one budget: searched, then run on every seed."""
+        size = self.size
+        seeds, records = repetitions(size, size.seeds)
+        terms, price = ({}, {"epsilon": None}) if epsilon is None else priced(arm, size.rounds, records, epsilon)
+        quick, quick_terms = arm, terms
+        if terms:
+            quick, quick_terms = arm.stand_in(terms["noise_multiplier"], min(records), len(records))
+
+        def build(arm: Arm = arm, **point: Any) -> Algorithm:
+            return arm.build(size.rounds, **({} if terms else OPEN), **point)
+
+        searching = partial(build, quick)
+        chosen = self.searched(searching, quick_terms, clips if terms else [None], seeds)
+        point = {name: value for name, value in chosen.items() if name != "loss"} | terms
+        found = traces(build, [point], seeds, self.look)
+        # Schedules with local steps have two rounds for one of the others.
+        double = len(build(**point).schedule) // size.rounds
+        constant = float(np.var(np.asarray(seeds[0].evaluation["train"]["y"])) / 2)
+        reached = found["train_loss"][:, 0] <= 0.6 * constant
+        return {
+            "chosen": point,
+            **price,
+            "final": {name: interval(values[:, 0, -1]) for name, values in found.items()},
+            "mean": {name: values[:, 0].mean(axis=0).tolist() for name, values in found.items()},
+            "std": {name: values[:, 0].std(axis=0).tolist() for name, values in found.items()},
+            "rounds": (self.look * (1 + np.arange(reached.shape[1])) / double).tolist(),
+            "rounds_to_target": [
+                self.look * (int(np.argmax(row)) + 1) / double if row.any() else None for row in reached
+            ],
+            "bytes_per_silo_and_round": arm.bytes_per_round(max(records)),
+        }
+
+    def heterogeneity(self, level: float) -> Data:
+        """Local steps against none at one level of heterogeneity: without privacy, and at the largest budget."""
+        size = self.size
+        seeds, records = repetitions(size, size.local_seeds, level)
+        local = {"local_steps": 8, "local_batch_size": max(4, min(records) // 8)}
+        steps = self.steps[LEVEL_STEPS] if len(self.steps) > LEVEL_STEPS.stop else self.steps
+        found: Data = {}
+        for label, name, own in (("mini-batch", "mb-psgm-fg", {}), ("local steps", "ce-psgm-fg", local)):
+            arm = Arm(label, name, "trusted", {"momentum": MOMENTUM, **own})
+            unit = partial(arm.build, size.local_rounds, clip_norm=1.0, step_size=0.1)
+            noise = float(noise_for(unit, records, max(size.epsilons), DELTA).max())
+            for kind, fixed in (("not private", OPEN), ("private", {"clip_norm": 1.0, "noise_multiplier": noise})):
+                build = partial(arm.build, size.local_rounds, **fixed)
+                trace = traces(build, grid_of(step_size=steps), seeds, len(build(step_size=0.1).schedule))
+                last = {k: np.where(np.isfinite(trace[k]), trace[k], np.inf)[:, :, -1] for k in LEVEL_MEASURES}
+                best = int(np.argmin(last["train_loss"].mean(axis=0)))
+                measures = {k: interval(values[:, best]) for k, values in last.items()}
+                found[f"{label}, {kind}"] = {"step_size": steps[best], **measures}
+        return found
+
+    def run(self) -> Data:
+        """All parts."""
+        size, part = self.size, self.parts.get
+        curves: Data = {}
+        for arm in arms(max(2, (size.records or 1651) // 16)):
+            # The clip is chosen at one budget and kept at the others.
+            middle = size.epsilons[len(size.epsilons) // 2]
+            first = part(f"{arm.label} {middle:g}", partial(self.curve, arm, middle, size.clips))
+            clip = [first["chosen"]["clip_norm"]]
+            curves[arm.label] = {
+                f"{e:g}": part(f"{arm.label} {e:g}", partial(self.curve, arm, e, clip)) for e in size.epsilons
+            }
+        open_arm = Arm("not private", "mb-psgm-fg", "open", {"momentum": MOMENTUM})
+        curves["not private"] = {"none": part("not private", partial(self.curve, open_arm, None, []))}
+        levels = {f"{v:g}": part(f"level {v:g}", partial(self.heterogeneity, v)) for v in size.levels}
+        distances = {f"{v:g}": part(f"apart {v:g}", partial(apart, size, v)) for v in size.levels}
+        return {"curves": curves, "heterogeneity": levels, "apart": distances}
+
+
+def compute(given: argparse.Namespace) -> Data:
+    """Everything that is not finished."""
+    size = TINY if given.tiny else Size()
+    study = Study(given.out, size)
+    found = study.run()
+    network = {"delta": DELTA, "hidden": HIDDEN, "dimension": DIMENSION, "cpu_minutes": study.parts.cpu_minutes}
+    return {**network, "rounds": size.rounds, "seeds": size.seeds, "size": asdict(size), **found}
+
+
+def draw(folder: Path, data: Data) -> None:
+    """The paper's figure, and local steps by heterogeneity."""
+    draw_curves(folder / "figure.png", data["curves"])
+    draw_levels(folder / "heterogeneity.png", data["heterogeneity"])
+
+
+def budgets_of(curves: Data) -> list[str]:
+    """The budgets of the private methods."""
+    return list(next(iter(curves.values())))
+
+
+def draw_curves(path: Path, curves: Data) -> None:
+    """Three measures against rounds, a row for each budget; bands of one standard deviation."""
+    budgets = budgets_of(curves)
+    figure, grid = plt.subplots(len(budgets), 3, figsize=(12, 3.2 * len(budgets)), layout="constrained", squeeze=False)
+    for row, epsilon in zip(grid, budgets, strict=True):
+        for axis, (name, title) in zip(row, MEASURES.items(), strict=True):
+            for label, found in curves.items():
+                curve = found.get(epsilon, found.get("none"))
+                mean, std = np.asarray(curve["mean"][name]), np.asarray(curve["std"][name])
+                style = "--" if label == "not private" else "-"
+                [line] = axis.plot(curve["rounds"], mean, label=label, linestyle=style)
+                low = np.maximum(mean - std, LOWEST * mean)
+                axis.fill_between(curve["rounds"], low, mean + std, color=line.get_color(), alpha=0.15, lw=0)
+            axis.set(yscale="log", xlabel="round", ylabel=title, title=rf"$\epsilon$ = {epsilon}")
+    grid[0, 0].legend(fontsize=6)
+    save(figure, path)
+
+
+def draw_levels(path: Path, levels: Data) -> None:
+    """Local steps against none over the heterogeneity of the partition."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for axis, name in zip(axes, LEVEL_MEASURES, strict=True):
+        for label in next(iter(levels.values())):
+            values = [row[label][name] for row in levels.values()]
+            style = {"linestyle": "-" if label.endswith(", private") else "--", "marker": "o", "label": label}
+            means, widths = (np.asarray([v[part] for v in values]) for part in ("mean", "std"))
+            bars = [np.minimum(widths, (1 - LOWEST) * means), widths]
+            axis.errorbar([float(v) for v in levels], means, bars, **style)
+        axis.set(yscale="log", xlabel="heterogeneity (0: iid, 1: sorted by target)", ylabel=name.replace("_", " "))
+    axes[0].legend(fontsize=7)
+    save(figure, path)
+
+
+def words(data: Data) -> Data:
+    """The comparison of all methods, and of local steps over levels of heterogeneity."""
+    size = Size(**data.get("size", {}))
+    header = ["method", "epsilon", "train loss", "squared gradient", "test loss", "bytes per silo and round"]
+    rows = [
+        [label, budget, *_compared(curve)] for label, own in data["curves"].items() for budget, curve in own.items()
+    ]
+    return {
+        "budgets": ", ".join(budgets_of(data["curves"])),
+        "first_step": size.first_step,
+        "local_rounds": size.local_rounds,
+        "largest": max(size.epsilons),
+        "compared": table([*header, "rounds to target", "local epsilon", "epsilon without shuffler"], rows),
+        "spread": _spread(data),
+    }
+
+
+def _compared(curve: Data) -> list[str]:
+    """One method at one budget as cells of the table."""
+    final, reached = curve["final"], [r for r in curve["rounds_to_target"] if r is not None]
+    measures = [final[name] for name in MEASURES]
+    scores = [f"{one['mean']:.4g} ± {one['std']:.2g}" for one in measures]
+    rounds = f"{np.mean(reached):.0f} ({len(reached)}/{len(curve['rounds_to_target'])})" if reached else "never"
+    local = "" if curve.get("local_epsilon") is None else f"{curve['local_epsilon']:.3f}"
+    left = "" if curve.get("without_shuffler") is None else f"{curve['without_shuffler']:.0f}"
+    return [*scores, f"{curve['bytes_per_silo_and_round']:.0f}", rounds, local, left]
+
+
+def _spread(data: Data) -> str:
+    """Losses at every level, and how far silos are apart there."""
+    labels, rows = list(next(iter(data["heterogeneity"].values()))), []
+    for level, row in data["heterogeneity"].items():
+        far = data["apart"][level]
+        losses = [f"{row[label]['train_loss']['mean']:.4g}" for label in labels]
+        rows.append([level, *losses, f"{far['gradient']:.3f}", f"{far['hessian'] / far['smoothness']:.3f}"])
+    return table(["level", *labels, "gradients apart", "Hessians apart, of the largest eigenvalue"], rows)
+
+
+EXPERIMENT = Experiment("california-housing-mlp", compute, draw, words, tiny=True)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -1,0 +1,5 @@
+"""``python -m experiments.fair NAME``."""
+
+from experiments.fair.driver import main
+
+main()

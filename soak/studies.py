@@ -1,0 +1,213 @@
+"""What the attacker proposes: records that it makes itself, and studies of every algorithm about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from soak.releases import ATTACKED
+
+_ONE_PASS = ("one-pass-accelerated", "prox-sgd")
+_FULL = ("ce-psgm-fg", "mb-psgm-fg")
+_SLOPED = ("prox-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
+_PHASED = ("prox-svrg", "pl-svrg", "prox-spider")
+_STEPPING = ("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd", "local-sgd")
+
+
+@dataclass(frozen=True)
+class Silo:
+    """Records to serve."""
+
+    x: np.ndarray
+    y: np.ndarray
+    task: str
+    classes: int | None
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study at one silo: its algorithm, its objective, and the price asked for."""
+
+    number: int
+    silo: str
+    algorithm: dict[str, Any]
+    objective: dict[str, Any]
+    epsilon: float
+
+    @property
+    def model(self) -> str:
+        """The model, with its widths."""
+        return self.objective["model"]
+
+    def plan(self, silo: Silo, nonce: str) -> dict[str, Any]:
+        """The plan as the protocol has it, for a consortium of one."""
+        return {
+            "version": 1,
+            "name": f"attack-{self.number}",
+            "nonce": nonce,
+            "features": list(silo.x.shape[1:]),
+            "task": silo.task,
+            "classes": silo.classes,
+            "objective": self.objective,
+            "algorithm": self.algorithm,
+            "epsilon": self.epsilon,
+            "delta": 1e-5,
+            "max_participations": None,
+            "silos": 1,
+            "place": 0,
+            "everyone": True,
+            "shuffle": None,
+        }
+
+
+def silos() -> dict[str, Silo]:
+    """Small silos: ordinary records, hostile ones, equal ones, one alone, zeros, labels and images."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((24, 3)).astype(np.float32)
+    harsh = rng.standard_normal((8, 3)).astype(np.float32)
+    harsh[:5] = [[0, 0, 0], [1e30, -1e30, 1e30], [1e-30, 1e-38, 0], [1, 1, 1], [1, 1, 1]]
+    y = rng.standard_normal(24).astype(np.float32)
+    far = np.array([0, 1e30, 1e-30, 1, 1, -1e30, 1e8, -1], np.float32)
+    images = rng.standard_normal((4, 6, 6, 1)).astype(np.float32) * np.array([1, 1e30, 1e-30, 0], np.float32).reshape(
+        4, 1, 1, 1
+    )
+    return {
+        "plain": Silo(x, y, "regression", None),
+        "harsh": Silo(harsh, far, "regression", None),
+        "twins": Silo(np.ones((2, 3), np.float32), np.ones(2, np.float32), "regression", None),
+        "alone": Silo(np.full((1, 2), 0.7, np.float32), np.full(1, -3.0, np.float32), "regression", None),
+        "zeros": Silo(np.zeros((4, 3), np.float32), np.zeros(4, np.float32), "regression", None),
+        "binary": Silo(harsh, np.arange(8, dtype=np.int32) % 2, "binary", 2),
+        "classes": Silo(x[:6], np.arange(6, dtype=np.int32) % 3, "multiclass", 3),
+        "images": Silo(images, np.array([0, 1, 2, 1], np.int32), "multiclass", 3),
+    }
+
+
+def shapes_of(objective: dict[str, Any], silo: Silo) -> list[tuple[int, ...]]:
+    """The arrays of a model: of each layer the biases, then the weights."""
+    outputs = (silo.classes or 1) if objective["loss"] == "softmax" else 1
+    shapes: list[tuple[int, ...]] = []
+    size = silo.x.shape[-1]
+    if objective["model"] == "cnn":
+        side = silo.x.shape[1]
+        for channels in objective["channels"]:
+            shapes += [(channels,), (25 * size, channels)]
+            size, side = channels, (side - 4) // 2
+        size *= side * side
+    for width in (*objective.get("hidden", ()), outputs):
+        shapes += [(width,), (size, width)]
+        size = width
+    return shapes
+
+
+def core(only: list[str], rounds: int) -> list[Study]:
+    """Few studies that compile fast: one with zeros, one with images, and one of every algorithm with a small network.
+
+    Sampling takes long to price, so only those have it whose differences are attacked best so.
+    """
+    paired = "alternate-spider" if "alternate-spider" in only else only[0]
+    found = [
+        ("zeros", paired, {}, {"model": "linear", "loss": "squared"}),
+        ("images", paired, {}, {"model": "cnn", "channels": [1], "hidden": [2], "loss": "softmax"}),
+    ]
+    for name in only:
+        sampled = {"sampling": "wor", "batch_size": 2} if name in (*_PHASED, "alternate-spider") else {}
+        found.append(("plain", name, sampled, {"model": "mlp", "hidden": [4], "loss": "squared"}))
+    rng = np.random.default_rng(0)
+    return [
+        Study(number, silo, _algorithm(rng, name, silos()[silo].records, rounds, sampled), objective, 8.0)
+        for number, (silo, name, sampled, objective) in enumerate(found)
+    ]
+
+
+def random_study(rng: np.random.Generator, number: int, silo: str, name: str, rounds: int) -> Study:
+    """A study of one algorithm about one silo, drawn at random."""
+    held = silos()[silo]
+    sampled: dict[str, Any] = {}
+    if rng.random() < 0.6:
+        sampled = {
+            "sampling": str(rng.choice(["wor", "wr", "poisson", "one-pass"], p=[0.4, 0.2, 0.2, 0.2])),
+            "batch_size": int(rng.integers(1, max(held.records // 2, 1) + 1)),
+        }
+    algorithm = _algorithm(rng, name, held.records, rounds, sampled)
+    algorithm["clip_norm"] = float(rng.choice([1.0, 1e-3, 1e3, 1e6, 1e-12, 1e-30], p=[0.6, 0.1, 0.1, 0.1, 0.05, 0.05]))
+    if name in _SLOPED:
+        algorithm["difference_slope"] = float(rng.choice([1.0, 1e-3, 1e3, 1e6]))
+    if name in ("prox-svrg", "prox-spider"):
+        algorithm["phase_length"] = int(rng.choice([2, 3, 5]))
+        algorithm["num_rounds"] -= algorithm["num_rounds"] % algorithm["phase_length"]
+        algorithm["num_rounds"] = max(algorithm["num_rounds"], algorithm["phase_length"])
+    if name in _STEPPING:
+        algorithm["step_size"] = float(rng.choice([0.1, 1e-4, 10.0, 1e5]))
+        algorithm["local_steps"] = int(rng.integers(2, 5))
+    epsilon = float(rng.choice([30.0, 8.0, 2.0], p=[0.15, 0.35, 0.5]))
+    return Study(number, silo, algorithm, _objective(rng, held, name), epsilon)
+
+
+def _algorithm(
+    rng: np.random.Generator, name: str, records: int, rounds: int, sampled: dict[str, Any]
+) -> dict[str, Any]:
+    algorithm = {"name": name, "num_rounds": rounds, "step_size": 0.1, "clip_norm": 1.0} | sampled
+    if name in _FULL or (name == "mu2-sgd" and sampled.get("sampling") != "one-pass"):
+        algorithm = {key: value for key, value in algorithm.items() if key not in ("sampling", "batch_size")}
+    if name in _ONE_PASS:
+        algorithm |= {"sampling": "one-pass", "batch_size": 1}
+    if name in _SLOPED:
+        algorithm["difference_slope"] = 100.0
+    if name in _PHASED:
+        algorithm["phase_length"] = 2
+    if name == "pl-svrg":
+        algorithm["restarts"] = 2
+    if name in _STEPPING:
+        algorithm["local_steps"] = 2
+        algorithm["num_rounds"] = rounds if name == "local-sgd" else max(rounds // 2, 1)
+    if name == "fedfdp":
+        algorithm["fairness"] = float(rng.choice([0.5, 1e6]))
+    if "batch_size" in algorithm and name in ("ce-psgm", "mb-psgm", "diff2-gd", "diff2-bvr-lsgd"):
+        algorithm["first_batch_size"] = algorithm["batch_size"]
+    if algorithm.get("sampling") == "one-pass":
+        steps = algorithm.get("local_steps", 1) if name == "local-sgd" else 1
+        algorithm["num_rounds"] = max(min(algorithm["num_rounds"], records // (algorithm["batch_size"] * steps)), 1)
+    if name in _PHASED:
+        whole = 4 if name == "pl-svrg" else 2
+        algorithm["num_rounds"] = max(algorithm["num_rounds"] // whole * whole, whole)
+    return algorithm
+
+
+def _objective(rng: np.random.Generator, silo: Silo, name: str) -> dict[str, Any]:
+    losses = {
+        "regression": [
+            {"loss": "squared"},
+            {"loss": "squared"},
+            {"loss": "absolute"},
+            {"loss": "pinball", "quantile": 0.3},
+            {"loss": "absolute", "smoothness": 1.0},
+        ],
+        "binary": [{"loss": "logistic"}, {"loss": "softmax"}, {"loss": "hinge"}, {"loss": "hinge", "smoothness": 1.0}],
+        "multiclass": [{"loss": "softmax"}],
+    }[silo.task]
+    objective = dict(losses[rng.integers(len(losses))])
+    if silo.x.ndim > 2:
+        return objective | {
+            "model": "cnn",
+            "channels": [int(rng.integers(1, 3))],
+            "hidden": [int(rng.choice([1, 2, 8]))],
+        }
+    if name == "local-sgd" and rng.random() < 0.3:
+        objective["regulariser"] = str(rng.choice(["l2-ball:1", "l1:0.1", "squared-l2:0.5"]))
+    if rng.random() < 0.3:
+        return objective | {"model": "linear"}
+    hidden = [[1], [2], [4], [16], [3, 3]][rng.integers(5)]
+    return objective | {"model": "mlp", "hidden": hidden, "activation": str(rng.choice(["relu", "softplus", "tanh"]))}
+
+
+def known(names: list[str]) -> list[str]:
+    """The algorithms to attack, of those that Tacit lists."""
+    return [name for name in names if name in ATTACKED]

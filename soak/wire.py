@@ -1,0 +1,149 @@
+"""A silo's daemon from outside: its process, its socket and its frames, written from docs/protocol.md alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_PATIENCE = 600.0  # pricing and compiling take seconds, on a busy machine minutes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One frame that a daemon sent: its header, and its arrays' bytes."""
+
+    header: dict[str, Any]
+    payload: bytes
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The payload cut into the arrays that the header describes."""
+        found, at = [], 0
+        for spec in self.header["arrays"]:
+            dtype = np.dtype(spec["dtype"])
+            size = dtype.itemsize * int(np.prod(spec["shape"], dtype=np.int64))
+            found.append(np.frombuffer(self.payload[at : at + size], dtype).reshape(spec["shape"]))
+            at += size
+        if at != len(self.payload):
+            raise ValueError(f"Expected a payload of {at} bytes as the header says, got {len(self.payload)}.")
+        return found
+
+
+class Connection:
+    """One connection to a daemon's socket: requests and replies, one after another."""
+
+    def __init__(self, path: Path):
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(_PATIENCE)
+        self._socket.connect(str(path))
+
+    def ask(self, header: dict[str, Any], payload: bytes = b"") -> Reply:
+        """Send one frame and read the reply."""
+        text = json.dumps(header).encode()
+        self._socket.sendall(struct.pack(">II", 4 + len(text) + len(payload), len(text)) + text + payload)
+        body = self._read(struct.unpack(">I", self._read(4))[0])
+        length = struct.unpack(">I", body[:4])[0]
+        return Reply(json.loads(body[4 : 4 + length]), body[4 + length :])
+
+    def answer(self, study: str, number: int, arrays: list[np.ndarray]) -> Reply:
+        """Ask for one round's answer to a broadcast."""
+        specs = [{"shape": list(array.shape), "dtype": array.dtype.str} for array in arrays]
+        header = {"type": "answer", "study": study, "round": number, "arrays": specs}
+        return self.ask(header, b"".join(array.tobytes() for array in arrays))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(size - len(parts))
+            if not part:
+                raise ConnectionError(f"The daemon hung up after {len(parts)} of {size} bytes.")
+            parts += part
+        return bytes(parts)
+
+
+def tacit(*words: str) -> str:
+    """What a command of Tacit prints, as installed: no flags for XLA."""
+    command = [sys.executable, "-m", "tacit", *words]
+    return subprocess.run(command, env=_environment(), check=True, capture_output=True, text=True).stdout
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | {"JAX_PLATFORMS": "cpu"}
+
+
+class Daemon:
+    """A real daemon in a process of its own, with noise, that consents to whatever fits a large budget."""
+
+    def __init__(self, folder: Path, records: dict[str, np.ndarray], task: str, classes: int | None, names: list[str]):
+        self.folder, self._log = folder, folder / "log"
+        folder.mkdir(mode=0o700)
+        np.savez(folder / "records.npz", x=records["x"], y=records["y"])
+        (folder / "policy.toml").write_text(_policy(folder, task, classes, names))
+        for path in folder.iterdir():
+            path.chmod(0o600)
+        command = [sys.executable, "-m", "tacit", "silo", "serve", str(folder)]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+        self._wait()
+
+    def _wait(self) -> None:
+        until = time.monotonic() + _PATIENCE
+        while not self.socket.exists():
+            if not self.alive or time.monotonic() > until:
+                raise RuntimeError(f"The daemon does not serve: {self._log.read_text()}")
+            time.sleep(0.05)
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.folder / "door" / "silo.sock"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait(60)
+
+    def ledger(self) -> dict[str, Any]:
+        """What `tacit ledger` shows, its chain verified."""
+        return json.loads(tacit("ledger", str(self.folder), "--json"))
+
+
+def _policy(folder: Path, task: str, classes: int | None, names: list[str]) -> str:
+    return f"""
+name = "{folder.name}"
+pad_seconds = 0.0
+counter = "{folder}/counter"
+[budget]
+epsilon = 40.0
+delta = 0.05
+[allow]
+algorithms = {json.dumps(names)}
+min_silos = 1
+max_open = 100
+[approval]
+mode = "auto"
+[data]
+file = "records.npz"
+task = "{task}"
+{"" if classes is None else f"classes = {classes}"}
+"""

@@ -1,0 +1,79 @@
+"""The California housing study: its step rule, its resumption, and every part of it but the training itself."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import california_housing_mlp as study
+from tacit import data
+from tacit.studies.spec import load_study
+
+
+def test_a_step_is_halved_when_the_loss_rises_three_looks_in_a_row():
+    falling = np.array([1.0, 0.9, 1.0, 0.8, 0.9, 0.7, 0.7])
+    rising = np.array([1.0, 0.9, 1.0, 1.1, 1.3, 0.7, 0.7])
+    lost = np.array([1.0, 0.9, np.nan, 0.8, 0.8, 0.8, 0.8])
+    assert [study.rises(row, 1.0) for row in (falling, rising, lost)] == [False, True, True]
+    assert study.rises(falling, 0.5)  # it never fell below the start
+
+
+def test_steps_are_halved_until_one_holds_and_on_while_that_helps():
+    rows = np.array([[1.0, 0.9, 1.0, 1.2, 1.4, 0.5], *([1.0, 0.9, 0.9, 0.8, 0.8, end] for end in (0.7, 0.6, 0.65))])
+    best, said = None, []
+    for number in range(1, 5):
+        best, more = study.after_another(rows[:number], best, 1.0)
+        said.append((best, more))
+    assert said == [(None, True), (1, True), (2, True), (2, False)]
+
+
+def test_finished_parts_are_not_computed_again(tmp_path):
+    made = []
+    for _ in range(2):
+        found = study.Study(tmp_path, study.TINY).parts.get("An arm, 0.8", lambda: made.append(1) or {"a": 1})
+    assert (found, made) == ({"a": 1}, [1])
+
+
+def test_the_shipped_study_is_the_papers_setting():
+    shipped = load_study("california-housing-mlp")
+    assert (shipped.algorithm.num_rounds, shipped.algorithm.channel) == (500, "shuffled-reports")
+    assert shipped.objective.hidden == (study.HIDDEN,)
+
+
+def test_prices_choices_tables_and_figures_fit_together(tmp_path, monkeypatch):
+    """Training is replaced by made-up traces; every arm is built, priced, chosen, drawn and written."""
+    try:
+        data.load("california-housing", silos=10, records_per_silo=30)
+    except data.DataError:
+        pytest.skip("the data set is not on this machine")
+
+    def made_up(build, points, seeds, every):
+        for point in points:
+            build(**point)
+        looks = np.linspace(0.05, 0.01, 10)[None, None] * np.ones((len(seeds), len(points), 1))
+        return dict.fromkeys(("train_loss", "squared_gradient", "test_loss"), looks)
+
+    monkeypatch.setattr(study, "traces", made_up)
+    folder = tmp_path / study.EXPERIMENT.name
+    study.EXPERIMENT.main(["--tiny", "--out", str(folder)])
+    written = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    private = [c for label, by in written["curves"].items() if label != "not private" for c in by.values()]
+    assert len(private) == 7
+    assert all(0 < c["epsilon"] <= 0.8 for c in private)
+    duchi, privunit = (written["curves"][f"MB-PSGM-FG, {name} reports"]["0.8"] for name in ("Duchi", "PrivUnit2"))
+    assert duchi["bytes_per_silo_and_round"] < privunit["bytes_per_silo_and_round"] / 40
+    assert duchi["without_shuffler"] > duchi["epsilon"]
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert "which is not private" in " ".join(page.split())
+    assert {"figure.png", "heterogeneity.png"} <= {path.name for path in folder.iterdir()}
+
+
+def test_sorting_by_target_moves_gradients_further_apart_than_hessians():
+    try:
+        alike, sorted_ = (study.apart(study.TINY, level) for level in (0.0, 1.0))
+    except data.DataError:
+        pytest.skip("the data set is not on this machine")
+    assert sorted_["target"] > 3 * alike["target"]
+    grown = {name: sorted_[name] / alike[name] for name in ("gradient", "hessian")}
+    assert grown["gradient"] > 1.5 * grown["hessian"]
+    assert 0 < sorted_["hessian"] < sorted_["smoothness"]

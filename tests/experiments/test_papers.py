@@ -1,0 +1,121 @@
+"""The papers' experiments on small sizes: what their pages claim can be seen in seconds, or fails."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.cifar10_cnn import EPSILONS, LABELS, ROUNDS, arm_of
+from experiments.folder import Parts
+from experiments.mlp_curves import Arm, Curves
+from experiments.nonconvex_rates import metered
+from experiments.sdp_against_central import compare, ratio
+from experiments.sparse_regression import Sizes
+from experiments.support_recovery import recovery
+from tacit import geometry
+from tacit.algorithms import find
+from tacit.objectives import Objective, Problem, mlp, softmax
+from tacit.runtime.simulate import Seed, simulate
+from tacit.silo import enrol
+
+
+def test_the_shuffled_sum_is_near_central_dp_and_far_from_noise_at_every_silo():
+    sizes = Sizes(silos=4, records=400, features=30)
+    terms = {"mb-sgd": {"num_rounds": 8, "step_size": 10.0, "clip_norm": 0.5, "output": "last"}}
+    found = compare(sizes, geometry.squared_l2(0.001), range(16), (1.0,), terms)["algorithms"]["mb-sgd"]
+    [near], excess = found["sdp_over_central"], {c: row[0]["mean"] for c, row in found["excess"].items()}
+    assert near["mean"] == pytest.approx(excess["shuffled-sum"] / excess["trusted"])
+    assert 0.8 < near["mean"] < 1.4  # three deviations of 16 draws around 1.09
+    assert excess["direct"] > 2.5 * excess["trusted"]  # four silos: four times the variance
+
+
+def test_a_ratio_of_paired_means_knows_its_spread():
+    rng = np.random.default_rng(0)
+    shared, other = rng.normal(5, 1, 400), rng.normal(5, 0.1, 400)
+    assert ratio(2 * shared, shared) == {"mean": pytest.approx(2.0), "half90": pytest.approx(0.0, abs=1e-9)}
+    assert ratio(shared, other)["half90"] == pytest.approx(1.645 * 0.2 / 20, rel=0.1)
+
+
+@pytest.mark.parametrize(("penalty", "strength"), [("lasso", 0.008), ("group lasso", 0.012)])
+def test_the_support_is_found_privately_and_not_for_free(penalty, strength):
+    sizes = Sizes(silos=4, records=500, features=30)
+    terms = {"strength": strength, "clip_norm": 0.4, "num_rounds": 6}
+    rows = recovery(sizes, penalty, "shuffled-sum", range(5), (0.05, 8.0), **terms)
+    assert rows[1]["exact"] == 1.0
+    assert rows[0]["exact"] < 0.5
+    assert rows[0]["missed"] + rows[0]["false"] > 1
+
+
+DATA = np.random.default_rng(0).normal(size=(3, 20, 4)).astype(np.float32)
+NETWORK = Objective(mlp((4, 3, 2)), softmax())
+
+
+def silos(scale=1.0):
+    return enrol([{"x": scale * x, "y": (x[:, 0] > 0).astype(np.int32)} for x in DATA])
+
+
+def test_meters_change_nothing_and_add_up_the_noise():
+    problem, start = Problem(NETWORK), NETWORK.init(jax.random.key(0))
+    size = sum(leaf.size for leaf in jax.tree.leaves(start))
+    common = {"clip_norm": 0.5, "noise_multiplier": 0.7, "num_rounds": 5, "step_size": 0.1}
+    common |= {"batch_size": None, "sampling": "full"}
+    sizes = {"records": 20, "silos": 3, "dimension": size, "step_size": 0.1}
+    fresh = size * (0.7 * 2 * 0.5 / 20) ** 2 / 3
+    reduced = {**common, "phase_length": 5, "difference_slope": None}
+    # Differences are clipped to 2C, so that each has four times the variance of an anchor.
+    for made, adds_up, released, held in (
+        (find("mb-sgd").build(problem, output="last", **common), False, 5, 5),
+        (find("prox-spider").build(problem, **reduced), True, 1 + 4 * 4, 1 + 5 + 9 + 13 + 17),
+        (find("prox-svrg").build(problem, **reduced), False, 1 + 4 * 4, 1 + 4 * 5),
+    ):
+        plain = simulate(made, start, silos(), key=jax.random.key(1)).params
+        params, totals = simulate(metered(made, adds_up=adds_up, **sizes), start, silos(), key=jax.random.key(1)).params
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), params, plain)
+        np.testing.assert_allclose(totals, np.array([released, held, 0.01 * held]) * fresh, rtol=1e-4)
+
+
+def test_runs_of_tuning_are_not_repeated_and_give_the_same():
+    seeds = []
+    for number in range(3):
+        records = {"x": jnp.asarray(DATA[number]), "y": jnp.asarray((DATA[number][:, 0] > 0).astype(np.int32))}
+        evaluation = {"validation": records, "test": records}
+        key = jax.random.key(number)
+        seeds.append(Seed(key, NETWORK.init(key), silos(1.0 + number), evaluation))
+    again = [seeds[0]._replace(key=seeds[0].key)]
+    arm = Arm("MB-SGD", "mb-sgd", {"output": "last"}, lambda e: [{"clip_norm": 1.0, "move": m} for m in (0.1, 1.0)])
+    rows = [
+        Curves(NETWORK, tuning, seeds, [20] * 3, 1e-5, 3, epsilons=(1.0, 8.0)).curve(arm)
+        for tuning in (seeds[:1], again)
+    ]
+    for kept, run in zip(*rows, strict=True):
+        assert kept["point"] == run["point"]
+        np.testing.assert_allclose(kept["by_seed"], run["by_seed"], atol=1e-4)
+    assert [row["epsilon"] for row in rows[0]] == [1.0, 8.0]
+
+
+def test_a_part_is_made_once_and_anew_for_other_settings(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return [{"epsilon": 1.0}]
+
+    path = tmp_path / "parts.json"
+    for settings, times in (([1], 1), ([1], 1), ([2], 2)):
+        parts = Parts(path, settings)
+        assert parts.get("curve", make) == [{"epsilon": 1.0}]
+        assert len(made) == times
+    assert json.loads(path.read_text())["settings"] == parts.fingerprint
+    assert parts.cpu_minutes >= 0
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_later_rounds_of_the_image_study_take_the_settings_of_the_earlier(label):
+    early, late = (EPSILONS[rounds] for rounds in ROUNDS)
+    assert set(late) <= set(early)
+    first = arm_of(label).points(late[0])
+    earlier = [{"epsilon": e, "point": {**first[-1], "noise_multiplier": 3.0}} for e in early]
+    assert arm_of(label, earlier).points(late[0]) == [first[-1]]
+    assert arm_of(label).static["batch_size"] * arm_of(label).static.get("local_steps", 1) == 100

@@ -1,0 +1,148 @@
+"""Every algorithm that a daemon runs: the door without noise says what the simulator says, message by message.
+
+Both are given the same batches, in the same slots. They differ by rounding alone. The simulator clips in float32, to
+2e-6 of the magnitudes that go into a norm. The door makes what it clips 2^-16 smaller and rounds factors to 2^-18 of
+their size. So messages agree to about 2e-5 of the clip; three times that is allowed.
+
+`tests/algorithms/test_conformance.py` holds the compiled program to the plain loop in every setting; here it is
+compared with the loop of one whose messages the door confirmed.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tacit.algorithms import ALGORITHMS
+from tacit.channel import weighted_mean
+from tacit.privacy.binomial import grid_for
+from tacit.runtime.debug import _answerer, _bring, _desk
+from tacit.runtime.participation import participation
+from tacit.runtime.program import silo_key, split_keys, turns_of
+from tacit.runtime.simulate import simulate
+from tacit.silo import SiloView, enrol, step_keys
+from tacit.silo.batches import SecretBatch
+from tacit.silo.door import Door, no_noise
+from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
+from tacit.silo.simulated import batch_of
+from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, start, tables
+
+SAMPLINGS = {
+    "full": {"sampling": "full"},
+    "wor": {"sampling": "wor", "batch_size": 8},
+    "wr": {"sampling": "wr", "batch_size": 8},
+    "poisson": {"sampling": "poisson", "batch_size": 8, "capacity": 12},
+    "one-pass": {"sampling": "one-pass", "batch_size": 2},
+}
+NEAR = 6e-5
+KEY = jax.random.key(1)
+SIZE = 20
+SETTINGS = {
+    "mb-sgd": ("wr", MLP),
+    "local-sgd": ("poisson", LOGISTIC),
+    "prox-svrg": ("poisson", LOGISTIC),
+    "pl-svrg": ("wor", LOGISTIC),
+    "mu2-sgd": ("one-pass", LOGISTIC),
+    "ce-psgm": ("wor", LOGISTIC),
+}
+"""Where an algorithm runs otherwise than in the first sampling of its row, with a logistic model."""
+
+
+def batches_of(silo):
+    """Draws what the simulator draws for a round, as the door takes it; compiled once."""
+
+    @jax.jit
+    def drawn(order, keys, positions):
+        desk = SiloView(None, SIZE, SIZE, order, 0)
+        return [batch_of(silo.release, desk, *own)[1] for own in zip(keys, positions, strict=True)]
+
+    def draw(desk, key, position):
+        if silo.release.sampling == "full":
+            return [SecretBatch(np.arange(SIZE), np.ones(SIZE, bool))] * silo.local_steps
+        positions = position + silo.stride * np.arange(silo.local_steps)
+        found = drawn(desk.order, list(step_keys(key, silo.local_steps)[:, 0]), list(positions))
+        return [SecretBatch(np.asarray(batch.rows), np.asarray(batch.present)) for batch in found]
+
+    return draw
+
+
+def side_by_side(build, problem, data, each):
+    """Play the plain loop without noise, and at each message ask the door as well: ``each`` compares. The output."""
+    quiet, noisy = build(0.0), build(1.0)
+    keys = split_keys(KEY)
+    turns = turns_of(quiet, 1, participation(len(data)), len(data), keys)
+    desks = [_desk(quiet, keys, table, place) for place, table in enumerate(data)]
+    plain = {kind: _answerer(part, keys, None) for kind, part in quiet.rounds.items()}
+    # One door for all silos, which are of one size: it is compiled once.
+    doors = {kind: Door(part.silo, data[0], place=0, form=False) for kind, part in noisy.rounds.items()}
+    draws = {kind: batches_of(part.silo) for kind, part in quiet.rounds.items()}
+    servers = {kind: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for kind, part in quiet.rounds.items()}
+    state, memories = quiet.init(start(problem)), [quiet.memory(start(problem)) for _ in data]
+    for number, kind in enumerate(quiet.schedule):
+        silo, position = quiet.rounds[kind].silo, int(turns.position[number])
+        broadcast, messages = servers[kind][0](state), []
+        places, weights, taken, before = (row[number] for row in turns.roster)
+        for place, last in zip(places[taken], before[taken], strict=True):
+            own = broadcast, memories[place]
+            batches = draws[kind](desks[place], silo_key(keys, place, number), position)
+            doors[kind].records = data[place]
+            found = doors[kind].answer(*own, batches=batches, sampler=no_noise, previous=None)
+            message, memories[place] = plain[kind](_bring(desks[place]), *own, number, position, last)
+            each(silo.release.clip(silo.start(*own)), found, message, memories[place])
+            messages.append(message)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        state = servers[kind][1](state, weighted_mean(stacked, jnp.asarray(weights[taken])))
+    return quiet, quiet.output(state)
+
+
+def compare(said, clip, found, message, memory):
+    """A local step moves a message by a step size of a release, so the clip is the scale of it all."""
+    limit = max(float(jnp.max(jnp.asarray(own))) for own in jax.tree.leaves(clip))
+    for ours, theirs in ((found.message, message), (found.memory, memory)):
+        for one, other in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+            np.testing.assert_allclose(one, other, atol=NEAR * limit)
+    said.append(max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(found.message)))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not ALGORITHMS[name].reads_attribute])
+def test_the_door_says_what_the_simulator_says(name):
+    sampling, problem = SETTINGS.get(name, (CASES[name].samplings[0], LOGISTIC))
+    data = [{key: table[key] for key in "xy"} for table in tables(sizes=(SIZE, SIZE))]
+    rounds = {"num_rounds": CASES[name].parameters.get("num_rounds", 4)}
+    terms = {"channel": "direct", **SAMPLINGS[sampling], **rounds}
+    said = []
+    build = partial(lambda noise: CASES[name].build(problem, noise_multiplier=noise, **terms))
+    algorithm, output = side_by_side(build, problem, data, partial(compare, said))
+    assert len(said) >= 2 * (len(algorithm.schedule) // 2)
+    assert max(said) > 1e-2
+    if name == "mb-sgd":
+        compiled = simulate(algorithm, start(problem), enrol(data), key=KEY, noise="each").params
+        assert largest_difference(output, compiled) < 1e-5
+
+
+@pytest.mark.parametrize("problem", [LOGISTIC, MLP], ids=["logistic", "mlp"])
+def test_a_shuffled_sum_without_coins_is_the_exact_mean_to_the_grid(problem):
+    """Each record is rounded at random by less than a step of the grid; the mean of all of them errs far less."""
+    data = [{key: table[key] for key in "xy"} for table in tables(sizes=(SIZE, SIZE))]
+    terms = {"channel": "shuffled-sum", "noise_multiplier": 1.0, "num_rounds": 1}
+    part = CASES["mb-sgd"].build(problem, **terms).rounds["gradient"]
+    exact = CASES["mb-sgd"].build(problem, **{**terms, "channel": "direct", "noise_multiplier": 0.0})
+    point = start(problem)
+    dimension = sum(leaf.size for leaf in jax.tree.leaves(point))
+    own = ShareTerms(grid_for(2 * SIZE, dimension), 0, dimension)
+    door, total, keys = Door(part.silo, data[0], place=0, form=True), 0, split_keys(KEY)
+    mechanism = BinomialShare(door.engine, own, no_coins, 1.0)
+    answer, means = _answerer(exact.rounds["gradient"], keys, None), []
+    for place, table in enumerate(data):
+        door.records = table
+        total = total + door.release(point, door.batch(0, None), mechanism)
+        means.append(answer(_bring(_desk(exact, keys, table, place)), point, (), 0, 0, -1)[0])
+    found = mean_of_total(total, part.silo, point, point, own, records=2 * SIZE, each=1 / (2 * SIZE))
+    expected = jax.tree.map(lambda *leaves: sum(leaves) / 2, *means)
+    step = 2 * 0.7 / own.grid
+    # Variance at most a quarter of a step squared for each of the records.
+    assert largest_difference(found, expected) < 6 * step / 2 / np.sqrt(2 * SIZE)
+    assert largest_difference(found, expected) > 1e-3 * step
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected)) > 2 * step
