@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import tacit
+from tacit.data import load
 from tacit.errors import TacitError
+from tacit.objectives import Objective, linear, logistic
+from tacit.silo import enrol
 from tests.algorithms.table import LOGISTIC, least_squares, tables
 
 BUDGET = tacit.Budget(epsilon=2.0, delta=1e-4)
@@ -95,3 +98,19 @@ def test_the_sensitive_attribute_alone_can_be_protected():
     assert {event.protects for silo in found.silos for event in silo.events} == {"sensitive-attribute"}
     with pytest.raises(ValueError, match="whole records"):
         tacit.fit(LOGISTIC, tables(), SGD, budget=BUDGET, clip_norm=1.0, protects="sensitive-attribute")
+
+
+def test_a_federation_hands_the_attribute_to_those_who_read_it(monkeypatch):
+    federation = load("synthetic", sizes=[30, 30], features=3, groups=2)
+    problem = tacit.Problem(Objective(linear(3, 1), logistic()))
+    seen = []
+
+    def watched(tables, names):
+        seen.append(set(tables[0]))
+        return enrol(tables, names)
+
+    monkeypatch.setattr("tacit.fitting.enrol", watched)
+    fair = tacit.steffle(step_size=0.1, num_rounds=1, strength=0.5, frequencies=(0.5, 0.5))
+    for algorithm in (SGD, fair, lambda problem, terms: SGD(problem, terms)):
+        tacit.fit(problem, federation, algorithm, budget=BUDGET, clip_norm=1.0, measure_every=0)
+    assert seen == [{"x", "y"}, {"x", "y", "s"}, {"x", "y", "s"}]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Sampling, Terms
-from tacit.algorithms import ALGORITHMS, find
+from tacit.algorithms import ALGORITHMS, Recipe, find
 from tacit.data import Federation
 from tacit.errors import TacitError
 from tacit.objectives import Problem
@@ -78,7 +78,7 @@ def fit(
     True
     """
     _check(algorithm, budget, clip_norm)
-    tables, names = _tables(silos, protects)
+    tables, names = _tables(silos, _reads_attribute(algorithm))
     enrolled = enrol(tables, names)
     records = [int(n) for n in enrolled.counts]
     scheme = sampling or ("full" if batch_size is None else "poisson")
@@ -130,12 +130,17 @@ def _check(algorithm: Any, budget: Budget | None, clip_norm: Number | None) -> N
         raise TacitError("Expected clip_norm, a bound on each record's part in a message, for a budget; none is given.")
 
 
+def _reads_attribute(algorithm: Any) -> bool:
+    """Whether an algorithm of the table reads the sensitive attribute; one of somebody's own may."""
+    entry = ALGORITHMS.get(algorithm.name) if isinstance(algorithm, Recipe) else None
+    return entry is None or entry.reads_attribute
+
+
 def _tables(
-    silos: Federation | Sequence[Mapping[str, np.ndarray]], protects: Protects
+    silos: Federation | Sequence[Mapping[str, np.ndarray]], with_attribute: bool
 ) -> tuple[list[Mapping[str, np.ndarray]], list[str]]:
-    """Each silo's training records and name; the sensitive attribute of a federation only where it is protected."""
+    """Each silo's training records and name; of a federation the sensitive attribute only where it is read."""
     if isinstance(silos, Federation):
-        kept = protects == "sensitive-attribute"
-        tables = [{k: v for k, v in silo.train.items() if k != "s" or kept} for silo in silos.silos]
+        tables = [{k: v for k, v in silo.train.items() if k != "s" or with_attribute} for silo in silos.silos]
         return [*tables], [silo.name for silo in silos.silos]
     return list(silos), [f"silo {i}" for i in range(len(silos))]

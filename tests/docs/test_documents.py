@@ -48,8 +48,7 @@ def heavy_ball(monkeypatch):
 
 def test_one_file_and_one_row_pass_the_shared_tests(heavy_ball):
     for sampling in ("full", "poisson", "one-pass"):
-        fast, slow = conformance.both(CASES["heavy-ball"], LOGISTIC, conformance.SAMPLINGS[sampling], (1, 2))
-        assert largest_difference(fast.params, slow.params) < 1e-5
+        conformance.test_simulate_equals_the_plain_loop("heavy-ball", sampling, "one or two")
     conformance.test_without_noise_it_converges_to_the_known_solution("heavy-ball")
     conformance.test_error_falls_as_noise_falls("heavy-ball")
     conformance.test_the_open_channel_needs_no_clip_and_no_noise("heavy-ball")
