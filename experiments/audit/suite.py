@@ -86,7 +86,7 @@ def sensitivities(seed: int, say: Say) -> list[dict[str, Any]]:
         for entry in ALGORITHMS.values():
             try:
                 problem = Problem(objective, smoothness=1.0, lipschitz=1.0, radius=1.0)
-                algorithm = entry.factory(problem, **parameters_for(entry, _CLIMBED), noise_multiplier=2.0)
+                algorithm = entry.build(problem, **parameters_for(entry, _CLIMBED), noise_multiplier=2.0)
             except ValueError:
                 continue
             key = key_for(f"{entry.name} {name}", seed)

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from tacit.algorithms import steffle
+from tacit.algorithms import find
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.sensitivity import audit_extremes, audit_sensitivity
 from tacit.audit.transcript import Seat
@@ -12,17 +12,18 @@ from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy import calibrate, events_of
 
 DELTA = 1e-5
+ATTRIBUTE = {"protects": "sensitive-attribute"}
 DESIGNS = {
-    "full batch": {"sampling": "full", "batch_size": None},
-    "fixed epochs": {"sampling": "one-pass", "batch_size": 2, "passes": 5},
-    "secret batch": {"sampling": "poisson", "batch_size": 2},
+    "full batch": {"sampling": "full", "batch_size": None, **ATTRIBUTE},
+    "fixed epochs": {"sampling": "one-pass", "batch_size": 2, "passes": 5, **ATTRIBUTE},
+    "secret batch": {"sampling": "poisson", "batch_size": 2, **ATTRIBUTE},
     "record": {"sampling": "full", "batch_size": None, "protects": "record"},
     "record, secret batch": {"sampling": "poisson", "batch_size": 2, "protects": "record"},
 }
 
 
 def built(design, noise):
-    return steffle(
+    return find("steffle").build(
         attackers_problem(),
         step_size=0.2,
         num_rounds=10,
@@ -55,7 +56,7 @@ def test_the_designs_that_ship_hold(design):
 @pytest.mark.parametrize("design", ["full batch", "record"])
 def test_no_swap_moves_a_statistic_further_than_is_priced(design):
     objective = Objective(linear(3, 1), logistic())
-    algorithm = steffle(
+    algorithm = find("steffle").build(
         Problem(objective, lipschitz=2.0, smoothness=1.0),
         step_size=0.2,
         num_rounds=2,

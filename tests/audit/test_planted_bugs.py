@@ -103,7 +103,7 @@ def test_a_budget_per_round_that_was_meant_for_all_rounds():
     one = subject(find("mb-sgd"), once, epsilon=EPSILON, delta=DELTA)
     [event] = events_of(one.algorithm, place=0, silos=1, records=4)
     parameters = {"step_size": 0.2, "num_rounds": 6, "clip_norm": 1.0, "batch_size": None, "sampling": "full"}
-    six = find("mb-sgd").factory(attackers_problem(), **parameters, noise_multiplier=event.noise_multiplier)
+    six = find("mb-sgd").build(attackers_problem(), **parameters, noise_multiplier=event.noise_multiplier)
     claim = price([event], delta=DELTA)
     result = audit_mechanism(
         six, one.seat, delta=DELTA, trials=8000, key=jax.random.key(0), label="planted", claim=claim

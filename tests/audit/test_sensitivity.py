@@ -24,7 +24,7 @@ NETWORK = Objective(mlp((3, 4, 1)), logistic())
 def built(name, objective):
     entry = find(name)
     problem = Problem(objective, smoothness=1.0, lipschitz=1.0, radius=1.0)
-    return entry.factory(problem, **parameters_for(entry, FULL), noise_multiplier=2.0)
+    return entry.build(problem, **parameters_for(entry, FULL), noise_multiplier=2.0)
 
 
 @pytest.mark.parametrize(("name", "objective"), [("prox-spider", SQUARES), ("mu2-sgd", SQUARES), ("mb-sgd", NETWORK)])

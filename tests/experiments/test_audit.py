@@ -10,10 +10,10 @@ from experiments.audit.fair import BATCH, RECORDS, ROUNDS, printed_fair_claim
 from experiments.audit.papers import printed_claim
 from experiments.audit.suite import page, violations
 from experiments.folder import Parts
-from tacit.algorithms import find
+from tacit.algorithms import find, paper_noise
 from tacit.audit.table import SETTINGS, Subject, subject
 from tacit.audit.worst_case import CANARIES
-from tacit.privacy import paper_noise, price
+from tacit.privacy import price
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments
 
@@ -33,7 +33,7 @@ def test_enough_noise_is_not_refuted():
 
 def test_the_proof_stays_below_the_certified_price():
     noise = multi_pass_experiments(
-        Setting(records=1234, rounds=50, batch=370, epsilon=12.0, delta=1 / 1234**2, sampling="wr")
+        Setting(records=1234, num_rounds=50, batch_size=370, epsilon=12.0, delta=1 / 1234**2, sampling="wr")
     )
     assert (
         printed_claim(12.0, trials=20_000, seed=1).epsilon_lower_bound < price(noise.events, delta=noise.delta).epsilon
@@ -46,7 +46,7 @@ def test_the_printed_design_is_refuted(epochs, at_least):
     found = printed_fair_claim(1.0, trials=400_000, seed=0, epochs=epochs)
     assert found.violated
     sampling = "one-pass" if epochs else "wor"
-    terms = {"records": RECORDS, "rounds": ROUNDS, "batch": BATCH, "epsilon": 1.0, "delta": 1 / RECORDS**2}
+    terms = {"records": RECORDS, "num_rounds": ROUNDS, "batch_size": BATCH, "epsilon": 1.0, "delta": 1 / RECORDS**2}
     priced = paper_noise("steffle", sampling=sampling, **terms).epsilon_certified
     assert at_least < found.epsilon_lower_bound <= priced
 

@@ -140,6 +140,7 @@ def test_no_multiplier_is_no_randomiser_and_a_zero_clip_says_nothing():
             key=jax.random.key(0),
             noise_multiplier=multiplier,
             randomiser="auto",
+            weight=1.0,
         )
 
     np.testing.assert_allclose(total(100.0, 0.0), x.sum(axis=0), rtol=1e-4)

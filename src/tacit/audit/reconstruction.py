@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit import data
-from tacit.algorithm import Channel, Params
-from tacit.algorithms import mb_sgd
+from tacit.algorithm import Channel, Params, Terms
+from tacit.algorithms.mb_sgd import mb_sgd
 from tacit.objectives import Objective, Problem, mlp, softmax
 from tacit.privacy import gdp_mu
 from tacit.silo import answer, check_records, view_of
@@ -107,16 +107,8 @@ def _message(
     objective: Objective, model: Params, images: Any, classes: Any, channel: Channel, multiplier: Any, seed: int
 ) -> Params:
     """One answer of the silo to one round of minibatch SGD over all its records."""
-    algorithm = mb_sgd(
-        Problem(objective),
-        step_size=0.1,
-        num_rounds=1,
-        clip_norm=CLIP,
-        noise_multiplier=multiplier,
-        batch_size=None,
-        sampling="full",
-        channel=channel,
-    )
+    terms = Terms(clip_norm=CLIP, noise_multiplier=multiplier, batch_size=None, sampling="full", channel=channel)
+    algorithm = mb_sgd(step_size=0.1, num_rounds=1)(Problem(objective), terms)
     records = {k: jnp.asarray(v) for k, v in check_records({"x": images, "y": classes}, "silo").items()}
     desk = view_of(records, len(classes), None, 0)
     return answer(algorithm.rounds["gradient"].silo, model, (), desk, key=jax.random.key(seed), position=0)[0]

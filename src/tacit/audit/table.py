@@ -94,30 +94,29 @@ def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
     """One algorithm in one setting; only the algorithm's own refusal makes it absent."""
     problem, given = attackers_problem(), parameters_for(entry, setting)
     try:
-        unit = entry.factory(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
+        unit = entry.build(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
         events = events_of(unit, place=0, silos=1, records=setting.records)
         if setting.channel == "open":
             return Subject(entry, setting, unit)
         factor = calibrate(events, epsilon=epsilon, delta=delta)[0].noise_multiplier / events[0].noise_multiplier
-        return Subject(entry, setting, entry.factory(problem, **given, noise_multiplier=factor))
+        return Subject(entry, setting, entry.build(problem, **given, noise_multiplier=factor))
     except ValueError as error:
         return Subject(entry, setting, None, str(error))
 
 
 def parameters_for(entry: Entry, setting: Setting) -> dict[str, Any]:
-    """Parameters that build this algorithm, without its noise."""
-    common = {
-        "step_size": 0.2,
-        "num_rounds": setting.rounds,
+    """Parameters and terms that build this algorithm, without its noise."""
+    given: dict[str, Any] = {
         "clip_norm": CLIP,
         "batch_size": setting.batch,
         "sampling": setting.sampling,
         "channel": setting.channel,
+        "step_size": 0.2,
+        "num_rounds": setting.rounds,
     }
-    given = {}
+    if entry.reads_attribute:
+        given["protects"] = "sensitive-attribute"
     for name, parameter in entry.parameters.items():
-        if name in common:
-            given[name] = common[name]
-        elif (parameter.default is inspect.Parameter.empty or name in _ALWAYS) and name != "noise_multiplier":
+        if name not in given and (parameter.default is inspect.Parameter.empty or name in _ALWAYS):
             given[name] = _OWN.get(name, 2 if "int" in str(parameter.annotation) else 0.5)
     return given

@@ -204,7 +204,7 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
     name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
     if name not in allow.algorithms:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
-    if name in ALGORITHMS and ALGORITHMS[name].can_protect_attribute:
+    if name in ALGORITHMS and ALGORITHMS[name].reads_attribute:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
