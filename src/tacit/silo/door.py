@@ -24,7 +24,7 @@ from jaxtyping import Bool, Int64
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
 from tacit.silo.batches import SecretBatch, secret_batch
-from tacit.silo.engine import Layout, formed_width, layouts, vectors_of
+from tacit.silo.engine import Layout, layouts, vectors_of, whole
 from tacit.silo.integers import (
     BOUND,
     MOST_RECORDS,
@@ -52,10 +52,7 @@ Sampler = Callable[[int, float], Int64[np.ndarray, " size"]]
 LARGEST_NOISE = 2.0**56
 """More noise than this, in units of a sum, would not fit 64 bits with its tails."""
 
-MOST_DISTANCE = 2.0**-110
-"""How far a sample of the noise may be from the exact discrete Gaussian, in total variation."""
-
-_FORMED_FLOATS = 2**21
+_STORED_FLOATS = 2**21
 _MOST_AT_ONCE = 2**13
 
 
@@ -90,7 +87,7 @@ class Engine:
             record = {name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in records.items()}
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), work)
             found = layouts(self._silo, shapes, record)
-            self._blocks = {n: Layout(own.shape, (), 1) for n, own in found.items()} if self._form else found
+            self._blocks = {name: whole(own.shape) for name, own in found.items()} if self._form else found
         return self._blocks
 
     def stored(
@@ -99,7 +96,8 @@ class Engine:
         """The vectors of every slot, some slots at a time, as NumPy arrays; slots without a record hold zeros."""
         blocks, slots = self.blocks(work, records), len(present)
         terms = max(layout.terms for layout in blocks.values())
-        chunk = min(slots, _MOST_AT_ONCE, MOST_TERMS // terms, max(1, _FORMED_FLOATS // formed_width(blocks)))
+        width = max(1, sum(layout.width for layout in blocks.values()))
+        chunk = min(slots, _MOST_AT_ONCE, MOST_TERMS // terms, max(1, _STORED_FLOATS // width))
         for first in range(0, slots, chunk):
             there = np.zeros(chunk, bool)
             here = present[first : first + chunk]

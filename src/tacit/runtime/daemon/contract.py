@@ -29,16 +29,18 @@ from tacit.runtime.daemon.shuffling import (
     coordinates,
     terms_of,
 )
-from tacit.silo.door import MOST_DISTANCE, noise_scale
+from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
 from tacit.silo.local_reports import ReportTerms
 from tacit.silo.release import own_clip
+from tacit.silo.sampler import sampler_delta
 from tacit.silo.shares import BlockTerms
 from tacit.studies.assemble import Builder, builder_of, problem_of
 from tacit.studies.spec import study_from
 
 # Schedules grow with the product of a plan's counts; beyond this none is worth building.
 _MOST_WORK = 10**7
+_MOST_LAYERS = 32
 _NOT_COUNTS = {"batch_size", "capacity"}
 _DISCRETE = ("cumulative", "discrete-gaussian")
 
@@ -208,6 +210,9 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
+    widths = [plan.objective.get(name) for name in ("hidden", "channels")]
+    if sum(len(own) for own in widths if isinstance(own, list | tuple)) > _MOST_LAYERS:
+        raise RefusalError("not-allowed", f"expected a model of at most {_MOST_LAYERS} layers")
     if plan.silos < allow.min_silos:
         raise RefusalError("not-allowed", f"expected at least {allow.min_silos} silos", {"silos": plan.silos})
     if not isinstance(rounds, int) or not 1 <= rounds <= allow.max_rounds:
@@ -299,18 +304,6 @@ def secure_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event
 def samples_of(events: Sequence[Event], dimensions: Mapping[str, int]) -> int:
     """How many discrete Gaussians these releases draw: one for every coordinate of each."""
     return sum(event.count * dimensions[event.kind] for event in events if event.mechanism in _DISCRETE)
-
-
-def sampler_delta(samples: int, epsilon: float) -> float:
-    """The part of delta that is kept because noise is drawn from a table and not from the exact discrete Gaussian.
-
-    Formal guarantee: releases that are (epsilon, delta)-DP with exact noise are (epsilon, delta + this)-DP with as many
-    samples of `tacit.silo.sampler`, each within `MOST_DISTANCE` of exact ones.
-
-    >>> sampler_delta(10**6, 1.0) < 1e-26
-    True
-    """
-    return samples * MOST_DISTANCE * (1.0 + math.exp(min(epsilon, 700.0)))
 
 
 def _positions(algorithm: Algorithm) -> tuple[int, ...]:
