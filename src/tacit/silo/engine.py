@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Int64
 
 from tacit.algorithm import Record, Silo, Statistic, Work
+from tacit.objectives.objective import Model
 from tacit.objectives.query import GradientQuery, differences, gradient_at
 from tacit.objectives.saddle import SaddleQuery
 from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped
@@ -60,13 +61,14 @@ def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
 
 
 def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> Layout:
-    gradient = _gradient(query, work, block)
-    if gradient is None:
+    model = _tapped_model(query, block)
+    if model is None:
         return Layout(shape, (), 1)
-    model = gradient.objective.model
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), record)
 
     def terms(work: Work, some: Record) -> dict[str, Any]:
+        # Made anew from this work: an objective may hold some of it, as a saddle function at its duals does.
+        gradient = _gradient(query, work, block)
         parts = [factors_of(gradient.objective, point, some) for point in gradient.points(work)]
         dense = [n for n in shape if not is_formed(model, n, parts[0].inputs[n], parts[0].cotangents[n])]
         dense = [n for n in dense if parts[0].inputs[n].ndim == 2]
@@ -81,13 +83,19 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
     return Layout(shape, tuple(fitting), max((len(own) for own in found.values()), default=1))
 
 
-def _gradient(query: Any, work: Work, block: str) -> GradientQuery | None:
-    """The combination of gradients that a block is, where its layers are tapped."""
+def _tapped_model(query: Any, block: str) -> Model | None:
+    """The model of which a block is a combination of gradients, where its layers are tapped."""
     if block == WHOLE:
-        return query if is_tapped(query) else None
-    if isinstance(query, SaddleQuery) and block == "params" and query.saddle.model.layers:
-        return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
-    return None
+        return query.objective.model if is_tapped(query) else None
+    saddle = isinstance(query, SaddleQuery) and block == "params" and query.saddle.model.layers
+    return query.saddle.model if saddle else None
+
+
+def _gradient(query: Any, work: Work, block: str) -> GradientQuery:
+    """The combination of gradients that a block of a tapped model is."""
+    if block == WHOLE:
+        return query
+    return gradient_at(query.game(work).at(query.point(work)[1]), lambda work: query.point(work)[0])
 
 
 def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Record) -> dict[str, Vectors]:
@@ -96,19 +104,17 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
     plain = None
     for block, layout in blocks.items():
         if layout.factored:
-            gradient = _gradient(silo.query, work, block)
-            assert gradient is not None
-            found[block] = _tapped(gradient, layout, work, records)
+            found[block] = _tapped(_gradient(silo.query, work, block), layout, work, records)
             continue
         if plain is None:
-            plain = _plain(silo.query, work, records)
+            plain = _plain(silo.query, blocks, work, records)
         found[block] = Vectors(_ravel(plain if block == WHOLE else plain[block]), {})
     return found
 
 
-def _plain(query: Any, work: Work, records: Record) -> Statistic:
-    if isinstance(query, SaddleQuery) and query.saddle.model.layers:
-        # The parameters' part is in factors; only the duals are formed.
+def _plain(query: Any, blocks: Mapping[str, Layout], work: Work, records: Record) -> Statistic:
+    if isinstance(query, SaddleQuery) and "params" in blocks and blocks["params"].factored:
+        # Only the duals are formed.
         params, duals = query.point(work)
         return {"duals": query.game(work).by_duals(params, duals, records)}
     return jax.vmap(lambda record: query(work, record))(records)
