@@ -8,7 +8,7 @@ may depend, and an engine that remembers (`tacit.audit.stored_engine`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,20 +17,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tacit
 from tacit.algorithm import CROWDED
 from tacit.algorithms import ALGORITHMS
 from tacit.audit.stored_engine import StoredEngine
 from tacit.audit.worst_case import attackers_problem
-from tacit.channel.sealing import new_secret
+from tacit.channel.sealing import new_secret, public_key
 from tacit.privacy import Price, price
 from tacit.privacy.crowd import counted_silos
 from tacit.runtime.daemon.answering import EXACT, TEST_BUILD, Remembered, Worker
 from tacit.runtime.daemon.contract import Offer, builder_from, consider
 from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
-from tacit.runtime.daemon.protocol import Plan, Shuffle
+from tacit.runtime.daemon.protocol import VERSION, Plan, Shuffle, Welcome
+from tacit.runtime.server.terms import plan_for
 from tacit.silo.local_reports import MOST_LOCAL, total_of_reports
 from tacit.silo.shares import in_order
 from tacit.studies.assemble import Builder
+from tacit.studies.run import Prepared
 
 RECORD = {"x": jax.ShapeDtypeStruct((1,), jnp.float32), "y": jax.ShapeDtypeStruct((), jnp.float32)}
 """The shape of a record of the attacker's problem."""
@@ -81,10 +84,35 @@ def deploy(plan: Plan, records: tuple[int, ...]) -> Deployed:
 
 
 def _offer(plan: Plan, records: int) -> Offer:
+    return offer(plan, records, record=RECORD, build=_attackers)
+
+
+def offer(plan: Plan, records: int, *, record: Any, build: Callable[[Plan, int], Builder]) -> Offer:
     """What a daemon offers whose owner allows everything."""
     allow = AllowSection(algorithms=tuple(ALGORITHMS), channels=("direct", *CROWDED), min_silos=1)  # type: ignore[arg-type]
     trusted = ShuffleSection(shufflers={_SHUFFLER: _key(0)}, colluding=0, min_shufflers=1, max_local_epsilon=1e6)
-    return consider(plan, records=records, record=RECORD, allow=allow, shuffle=trusted, build=_attackers)
+    return consider(plan, records=records, record=record, allow=allow, shuffle=trusted, build=build)
+
+
+def proposed(prepared: Prepared) -> Plan:
+    """The plan that a server would propose for a study, at place 0; a study that cannot be deployed raises."""
+    federation, study = prepared.federations[0], prepared.study
+    facts = [
+        Welcome(
+            version=VERSION,
+            tacit=tacit.__version__,
+            silo=silo.name,
+            records=silo.records,
+            features=federation.feature_shape,
+            task=federation.task,
+            classes=federation.num_classes,
+            noise="",
+        )
+        for silo in prepared.plan.silos
+    ]
+    if study.algorithm.channel not in CROWDED:
+        return plan_for(study, facts, {})
+    return plan_for(study, facts, {_SHUFFLER: _key(0)}, public_key(_key(1)))
 
 
 def _attackers(plan: Plan, records: int) -> Builder:
@@ -106,7 +134,7 @@ class Engines:
 
 @dataclass(frozen=True)
 class Cast:
-    """The workers of one world: the silo under attack first. ``begun`` is what each remembers before the first round."""
+    """The workers of one world, the silo under attack first, and what each remembers before the first round."""
 
     workers: tuple[Worker, ...]
     begun: tuple[Remembered, ...]
@@ -131,7 +159,9 @@ class Cast:
         offer = self.workers[0].offer
         size = offer.algorithm.rounds[kind].silo.release.batch_size
         batch = sum(self.records) if size is None else len(self.records) * int(np.max(size))
-        return np.concatenate([np.full(own.dimension, own.coins * batch / 2) for _, own in in_order(offer.shares[kind])])
+        return np.concatenate(
+            [np.full(own.dimension, own.coins * batch / 2) for _, own in in_order(offer.shares[kind])]
+        )
 
 
 def _read(said: list[dict[str, list[bytes]]], streams: Mapping[str, Any]) -> np.ndarray:
@@ -141,7 +171,12 @@ def _read(said: list[dict[str, list[bytes]]], streams: Mapping[str, Any]) -> np.
 
 
 def cast_of(
-    deployed: Deployed, tables: list[dict[str, np.ndarray]], begun: tuple[Remembered, ...], *, engines: Engines, quiet: bool
+    deployed: Deployed,
+    tables: list[dict[str, np.ndarray]],
+    begun: tuple[Remembered, ...],
+    *,
+    engines: Engines,
+    quiet: bool,
 ) -> Cast:
     """Workers with these records.
 

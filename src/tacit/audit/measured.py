@@ -1,7 +1,8 @@
 """How far replacing one record moves what a door adds up, before noise.
 
-Everything runs as it ships, from the engine to the sum; noise and coins are those of a test build. The noise is made for
-a distance of 2 BOUND (of a shuffled sum: twice the reach of the grid), so a ratio above one is a price that is too low.
+Everything runs as it ships, from the engine to the sum; noise and coins are those of a test build. The noise is made
+for a distance of 2 BOUND (of a shuffled sum: twice the reach of the grid), so a ratio above one is a price that is too
+low.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class MeasuredShare(MeasuredSum):
 
     def distance(self, block: str) -> float:
         """Twice the reach of the block's grid."""
-        own = dict((name or "", terms) for name, terms in in_order(self.terms))[block]  # type: ignore[arg-type]
+        assert self.terms is not None
+        [own] = [terms for name, terms in in_order(self.terms) if (name or "") == block]
         return 2.0 * rounding_bound(own.grid, own.dimension)
 
     def mechanism(self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Blocks:

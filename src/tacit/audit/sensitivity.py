@@ -1,8 +1,8 @@
 """The sensitivity audit: search for the swap of one record that moves a silo's statistic most.
 
 What is measured is the door's own sum of integers, before noise, of two neighbouring silos (`tacit.audit.measured`). A
-ratio of one is the whole priced sensitivity, and more means that the price is too low. Three searches choose what a hostile server and record may choose (the broadcast, both versions of the record, all
-other records):
+ratio of one is the whole priced sensitivity, and more means that the price is too low. Three searches choose what a
+hostile server and record may choose (the broadcast, both versions of the record, all other records):
 
     gradient ascent      climbs, from many starts, in the simulator, whose statistic has gradients
     whole float range    draws magnitudes from all of float32, where rounding, underflow and overflow live

@@ -1,7 +1,7 @@
 """Transcripts of simulated silos: what no daemon takes, and what is attacked in the simulator therefore.
 
-That is the trusted and the open channel, releases that protect the sensitive attribute alone, and running sums and local
-steps beside a shuffled sum. A trial plays the schedule with a fresh key; the messages come out of
+That is the trusted and the open channel, releases that protect the sensitive attribute alone, and running sums and
+local steps beside a shuffled sum. A trial plays the schedule with a fresh key; the messages come out of
 ``tacit.silo.simulated``. What is attacked here is a simulation: no guarantee to a record rests on it.
 """
 

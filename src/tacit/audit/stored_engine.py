@@ -1,8 +1,8 @@
 """The engine of a door with a memory, so that many trials share what it computed.
 
 At a door a record's vector depends on the broadcast, the record and its slot alone. So a trial that asks again what an
-earlier one asked gets the stored vectors or integers; what the door does with them (sampling, check, sum, noise) it does
-in every trial. No guarantee rests on an engine, and so none on this one.
+earlier one asked gets the stored vectors or integers; what the door does with them (sampling, check, sum, noise) it
+does in every trial. No guarantee rests on an engine, and so none on this one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class StoredEngine(Engine):
         super().__init__(silo, form=form)
         self._shelves: OrderedDict[tuple[Any, ...], _Shelf] = OrderedDict()
 
-    def stored(self, work: Work, records: Record, present: np.ndarray) -> Iterator[tuple[dict[str, Vectors], np.ndarray]]:
+    def stored(
+        self, work: Work, records: Record, present: np.ndarray
+    ) -> Iterator[tuple[dict[str, Vectors], np.ndarray]]:
         """As the engine that ships."""
         return self._kept((), work, records, present, partial(super().stored, work))
 

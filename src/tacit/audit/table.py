@@ -1,6 +1,7 @@
 """Every algorithm of the table, in every way it can be run: what the full audit goes through.
 
-What a daemon takes is attacked at its door; what it refuses and the simulator runs is attacked there, and says so. A later algorithm is audited by being in the table: parameters of its own that have no default are filled in by name, or
+What a daemon takes is attacked at its door; what it refuses and the simulator runs is attacked there, and says so. A
+later algorithm is audited by being in the table: parameters of its own that have no default are filled in by name, or
 by their type.
 """
 

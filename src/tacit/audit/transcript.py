@@ -39,7 +39,9 @@ class Scene(Protocol):
     """
 
     @property
-    def varied(self) -> bool: ...
+    def varied(self) -> bool:
+        """Whether quiet transcripts differ."""
+        ...
 
     def draw(self, world: int, trials: int, *, quiet: bool = False) -> np.ndarray:
         """Fresh transcripts with axes (trials, rounds, numbers in a message); ``quiet`` ones are without noise."""
@@ -50,10 +52,14 @@ class Target(Protocol):
     """A silo that can be attacked; ``path`` says through which code its messages come."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """``"door"`` or ``"simulated"``."""
+        ...
 
     @property
-    def algorithm(self) -> Algorithm: ...
+    def algorithm(self) -> Algorithm:
+        """The algorithm with its noise."""
+        ...
 
     def claim(self, kind: str | None) -> Price:
         """What is claimed about its releases, or about those of one kind."""

@@ -107,7 +107,9 @@ class Engine:
             there = np.zeros(chunk, bool)
             here = present[first : first + chunk]
             there[: len(here)] = here
-            some = {name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()}
+            some = {
+                name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()
+            }
             # Stored: what is rounded, checked and added from here on are these very numbers.
             yield jax.tree.map(np.asarray, self._vectors(work, some)), there
 

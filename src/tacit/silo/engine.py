@@ -72,7 +72,9 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
         parts = [factors_of(gradient.objective, point, some) for point in gradient.points(work)]
         dense = [n for n in shape if not is_formed(model, n, parts[0].inputs[n], parts[0].cotangents[n])]
         dense = [n for n in dense if parts[0].inputs[n].ndim == 2]
-        return {n: [(t.left, t.right) for t in combination_terms(parts, gradient.weights(work), n, some)] for n in dense}
+        return {
+            n: [(t.left, t.right) for t in combination_terms(parts, gradient.weights(work), n, some)] for n in dense
+        }
 
     found = jax.eval_shape(terms, work, one)
     fitting = [
