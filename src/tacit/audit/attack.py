@@ -21,7 +21,7 @@ from tacit.audit.transcript import Scene
 
 _STILL_TRIALS = 4
 _QUIET_TRIALS = 2048
-_SKETCH_TRIALS = 512
+_SKETCH_TRIALS = 256
 _MOST_ATOMS = 48
 _CERTAIN = 1e9
 _CANDIDATES = 100
@@ -63,7 +63,7 @@ def strongest(scenes: Sequence[Scene]) -> Scene:
     """The scene whose worlds are farthest apart, in the noise of the whole transcript; ties go to the first."""
     apart = []
     for scene in scenes:
-        quiet = [_clean(scene.draw(world, _quiet_trials(scene) // 4 + 1, quiet=True)) for world in (0, 1)]
+        quiet = [_clean(scene.draw(world, _quiet_trials(scene, _SKETCH_TRIALS), quiet=True)) for world in (0, 1)]
         shift = quiet[0].mean(axis=0) - quiet[1].mean(axis=0)
         noise = _clean(scene.draw(1, _SKETCH_TRIALS))
         weights = _fisher(shift, noise, max(float(np.abs(shift).max()), 1e-30))
@@ -71,8 +71,8 @@ def strongest(scenes: Sequence[Scene]) -> Scene:
     return scenes[int(np.argmax(np.asarray(apart) >= 0.9 * max(apart)))]
 
 
-def _quiet_trials(scene: Scene) -> int:
-    return _QUIET_TRIALS if scene.varied else _STILL_TRIALS
+def _quiet_trials(scene: Scene, most: int) -> int:
+    return min(_QUIET_TRIALS, most) if scene.varied else _STILL_TRIALS
 
 
 def _clean(values: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ def fit(scene: Scene, trials: int) -> Model:
     broken = [float(np.mean(~np.isfinite(part).all(axis=(1, 2)))) for part in noisy]
     sign = _CERTAIN * float(np.sign(broken[0] - broken[1]))
     noisy = [_clean(part) for part in noisy]
-    quiet = [_clean(scene.draw(world, _quiet_trials(scene), quiet=True)) for world in (0, 1)]
+    quiet = [_clean(scene.draw(world, _quiet_trials(scene, trials), quiet=True)) for world in (0, 1)]
     spread = max(float(np.abs(quiet[0].mean(axis=0) - quiet[1].mean(axis=0)).max()), float(np.ptp(quiet[0])), 1e-30)
     # What varies without noise is no noise.
     variance = np.mean([n.var(axis=0) - q.var(axis=0) for n, q in zip(noisy, quiet, strict=True)], axis=0)

@@ -22,7 +22,7 @@ from tacit.errors import TacitError, unknown
 from tacit.privacy import Price, gdp_epsilon
 
 CONFIDENCES = (0.95, 0.99)
-_FEWEST_TRIALS = 1000
+FEWEST_TRIALS = 1000
 
 
 class AuditError(TacitError):
@@ -108,8 +108,8 @@ def audit_mechanism(
     ``1 - confidence``. At a door that is over the system's entropy, and ``seed`` is not used; in the simulator it is
     over the seed.
     """
-    if trials < _FEWEST_TRIALS:
-        raise AuditError(f"Expected trials={trials} >= {_FEWEST_TRIALS}; fewer prove nothing.")
+    if trials < FEWEST_TRIALS:
+        raise AuditError(f"Expected trials={trials} >= {FEWEST_TRIALS}; fewer prove nothing.")
     if not 0.5 <= confidence < 1:
         raise AuditError(f"Expected 0.5 <= confidence={confidence} < 1; a common choice is 0.95.")
     if kind is not None and kind not in target.algorithm.rounds:
@@ -117,9 +117,9 @@ def audit_mechanism(
     claim = target.claim(kind) if claim is None else claim
     route = "gdp" if claim.mu is not None and math.isfinite(claim.mu) else "direct"
     scene = strongest(target.scenes(canary=canary, kind=kind, seed=seed))
-    model = fit(scene, max(1000, min(trials // 40, 5000)))
+    model = fit(scene, max(400, min(trials // 40, 5000)))
     # Rare events decide the direct route, so its threshold deserves more trials.
-    one, zero = _scores(scene, model, max(1000, trials // (8 if route == "direct" else 20)))
+    one, zero = _scores(scene, model, max(400, trials // (8 if route == "direct" else 20)))
     strength = partial(_strength, route, claim.delta)
     rule = best_rule(one, zero, trials // 2, strength, calibrated=model.weights is None)
     counts = rule.count(*_scores(scene, model, trials // 2))

@@ -72,9 +72,7 @@ def mechanisms(
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The opposite canary on everything with all trials; the others, which only find bugs, on schedules with fewer."""
     parts, required, refused = [], {}, {}
-    for some in subjects(epsilon=EPSILON, delta=DELTA):
-        if some.entry.name not in algorithms:
-            continue
+    for some in subjects(epsilon=EPSILON, delta=DELTA, algorithms=algorithms):
         if some.target is None:
             refused[some.label] = some.refusal
             continue

@@ -8,7 +8,7 @@ by their type.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +82,9 @@ class Subject:
         return f"{self.entry.name}, {self.setting.name}"
 
 
-def subjects(*, epsilon: float, delta: float) -> Iterator[Subject]:
-    """Every algorithm in every setting."""
-    for entry in ALGORITHMS.values():
+def subjects(*, epsilon: float, delta: float, algorithms: Container[str]) -> Iterator[Subject]:
+    """These algorithms in every setting."""
+    for entry in (entry for name, entry in ALGORITHMS.items() if name in algorithms):
         for setting in SETTINGS:
             yield subject(entry, setting, epsilon=epsilon, delta=delta)
 

@@ -122,9 +122,6 @@ class DoorTarget:
 
     def scenes(self, *, canary: Canary, kind: str | None, seed: int) -> Sequence[Scene]:
         """A turning and a steady server. The seed decides nothing: everything random is the door's own."""
-        return [self._staged(canary, kind, turning) for turning in (True, False)]
-
-    def _staged(self, canary: Canary, kind: str | None, turning: bool) -> DoorScene:
         deployed, offer, algorithm = self.deployed, self.deployed.own, self.algorithm
         plan, records = offer.plan, deployed.records
         numbers = tuple(n for n in range(offer.rounds) if offer.may_answer(n))[: plan.max_participations]
@@ -141,12 +138,16 @@ class DoorTarget:
             for still in (False, True)
         )
         shapes = message_shapes(algorithm, start_point(), pairs)
-        broadcasts = hostile_broadcasts(algorithm, start_point(), shapes, turning)
-        said = tuple(_as_read(loud[0], number, broadcasts[number]) for number in numbers)
         width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape)) for shape in shapes.values())
         heard = np.asarray([kind is None or algorithm.schedule[n] == kind for n in numbers])
         varied = bool(samplings - {"full", "one-pass"}) or bool(offer.shares) or bool(offer.streams)
-        return DoorScene(loud, quiet, numbers, said, heard, width, varied)  # type: ignore[arg-type]
+
+        def staged(turning: bool) -> DoorScene:
+            broadcasts = hostile_broadcasts(algorithm, start_point(), shapes, turning)
+            said = tuple(_as_read(loud[0], number, broadcasts[number]) for number in numbers)
+            return DoorScene(loud, quiet, numbers, said, heard, width, varied)  # type: ignore[arg-type]
+
+        return staged(True), staged(False)
 
 
 def _bystanders(records: int) -> dict[str, np.ndarray]:

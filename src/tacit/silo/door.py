@@ -264,7 +264,7 @@ class Door:
     def release(self, work: Work, batch: SecretBatch, mechanism: Mechanism) -> Any:
         """What a mechanism says about a batch."""
         rows = {name: column[batch.rows] for name, column in self.records.items()}
-        bound = jax.tree.map(float, self._clip(work))
+        bound = jax.tree.map(np.asarray, self._clip(work))
         return release(self.silo, work, rows, batch.present, bound=bound, size=self.size, mechanism=mechanism)
 
     def answer(
