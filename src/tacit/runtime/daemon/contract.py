@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,9 +102,17 @@ def _tuples(value: Any) -> Any:
 
 
 def consider(
-    plan: Plan, *, records: int, record: Any, allow: AllowSection, shuffle: ShuffleSection | None = None
+    plan: Plan,
+    *,
+    records: int,
+    record: Any,
+    allow: AllowSection,
+    shuffle: ShuffleSection | None = None,
+    build: Callable[[Plan, int], Builder] = builder_from,
 ) -> Offer:
     """Build and price a plan for a silo with this many records of this shape; a plan that is not allowed is refused.
+
+    ``build`` makes the algorithm of a plan; the audit puts its own problem into it.
 
     Formal guarantee: a run of the offer's algorithm with the noise and grids that it names, in which the silo answers
     as the plan says, releases no more than the offer's events, which are (epsilon, delta)-DP as the plan asks.
@@ -114,7 +122,7 @@ def consider(
     if plan.shuffle is not None:
         check_shuffle(plan, records, allow, shuffle)
     try:
-        return _offer(plan, records, record, allow, shuffle)
+        return _offer(build(plan, records), plan, records, record, allow, shuffle)
     except TacitError:
         raise
     except Exception as error:
@@ -122,8 +130,9 @@ def consider(
         raise RefusalError("bad-plan", f"the plan cannot be built: {str(error)[:300]}") from None
 
 
-def _offer(plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None) -> Offer:
-    builder = builder_from(plan, records)
+def _offer(
+    builder: Builder, plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None
+) -> Offer:
     unit = builder.build(noise_multiplier=1.0)
     shapes = shapes_of(unit, builder, record)
     _check_built(unit, shapes, allow, _channels(plan))
