@@ -16,8 +16,8 @@ from tacit.privacy import calibrate, events_of
 DELTA = 1e-5
 ATTRIBUTE = {"protects": "sensitive-attribute"}
 DESIGNS = {
-    "full batch": {"sampling": "full", "batch_size": None},
-    "fixed epochs": {"sampling": "one-pass", "batch_size": 2, "passes": 5},
+    "full batch": {"sampling": "full", "batch_size": None, **ATTRIBUTE},
+    "fixed epochs": {"sampling": "one-pass", "batch_size": 2, "passes": 5, **ATTRIBUTE},
     "record": {"sampling": "full", "batch_size": None, "protects": "record"},
 }
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tacit.audit import suite
+from experiments.audit import suite
 from tacit.audit.journal import Journal, Part, code
 from tacit.audit.mechanism import AuditError
 

@@ -168,8 +168,12 @@ def test_a_batch_that_is_placed_by_content(monkeypatch):
             yield turned, there
 
     def placed(self, work, batch, mechanism):
-        order = np.argsort(self.records["y"][batch.rows], kind="stable")
-        return right(self, work, SecretBatch(batch.rows[order], batch.present), mechanism)
+        held, order = self.records, np.argsort(self.records["y"], kind="stable")
+        self.records = {name: column[order] for name, column in held.items()}
+        try:
+            return right(self, work, batch, mechanism)
+        finally:
+            self.records = held
 
     monkeypatch.setattr(door.Engine, "stored", by_slot)
     assert moved().largest <= 1.0
