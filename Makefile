@@ -60,13 +60,14 @@ bench-peers: .venv-peers/installed
 audit: $(VENV)/installed
 	$(BIN)/python -m tacit.audit --trials 1000000 --seed 0
 
-# Kill daemons at random points and send them a hundred thousand hostile messages; fifty daemons at once; kill every
-# party of a consortium over Flower, and cut its network (the last needs root).
+# Kill daemons at random points and send them a hundred thousand hostile messages; price two thousand extreme schedules;
+# fifty daemons at once; kill every party of a consortium over Flower, and cut its network (the last needs root).
 soak: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[soak]"
 	$(BIN)/python -m soak.kill --times 200
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.fuzz --messages 100000
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m soak.bytes --runs 50000
+	$(BIN)/python -m soak.accountant
 	$(BIN)/python -m soak.load --silos 50 --rounds 20
 	$(BIN)/python -m soak.deployment --kills 12 --cuts 3
 
