@@ -36,7 +36,7 @@ _API = {
         "absolute",
         "pinball",
     ),
-    "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of", "risk", "user_level"),
+    "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of_price", "risk_of", "risk", "user_level"),
     "tacit.studies.spec": ("load_study", "parse_study", "Study"),
     "tacit.studies.run": ("prepare", "run", "Result"),
     "tacit.studies.report": ("write_report",),

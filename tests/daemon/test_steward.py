@@ -13,7 +13,6 @@ from tacit.runtime.daemon.answering import remembered
 from tacit.runtime.daemon.notes import MOST_IN_AN_HOUR, RefusalLog
 from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records, policy_from
 from tacit.runtime.daemon.protocol import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
-from tacit.runtime.daemon.shuffling import is_shuffled
 from tacit.runtime.daemon.steward import NOISE_OFF, Steward
 from tacit.silo.spending import LedgerError
 from tests.daemon.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of
@@ -117,12 +116,6 @@ def test_no_noise_is_kept_beside_what_it_hides(make):
         silo.answer(plan, 0)
         state = remembered(silo.steward._books().state(plan.study))
         assert bool(state.noise) == kept
-
-
-def test_a_stored_plan_that_cannot_be_read_counts_as_shuffled():
-    assert not is_shuffled(MB)
-    assert not is_shuffled(MB.model_dump_json())
-    assert all(is_shuffled(text) for text in (None, "", "[]", "{}", "not json", '{"shuffle": {"future": 1}}'))
 
 
 def test_poisson_batches_are_priced_alike_at_every_place(make):

@@ -101,7 +101,7 @@ def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):
 
 
 def test_a_study_that_too_many_refuse_ends_before_it_begins(world, tmp_path):
-    plan = plan_like(everyone=False, epsilon=900.0, nonce="ce")
+    plan = plan_like(everyone=False, epsilon=40.0, nonce="ce")
     conductor = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)))
     with pytest.raises(RefusalError) as caught:
         conductor.run()

@@ -89,7 +89,7 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
     ledger = home_of(path.parent, policy).ledger
     entries = inspect(ledger) if ledger.exists() else []
     rule, found = settled(entries, policy.limit), account_now(policy, entries)
-    kept = TAILS * plan.study.algorithm.channel.startswith("shuffled")
+    kept = TAILS * (plan.study.algorithm.channel == "shuffled-sum")
     rows = []
     for silo in plan.silos:
         row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}

@@ -9,7 +9,7 @@ from tacit.privacy import PricingError
 from tacit.runtime.daemon.contract import Offer
 from tacit.runtime.daemon.policy import AllowSection
 from tacit.runtime.daemon.protocol import Consent, RefusalError, frame
-from tacit.runtime.daemon.shuffling import TAILS, is_shuffled
+from tacit.runtime.daemon.shuffling import TAILS
 from tacit.silo.ledger import Ledger
 from tacit.silo.sampler import sampler_delta
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
@@ -26,12 +26,12 @@ class Standing(NamedTuple):
 
 def charge_of(offer: Offer) -> Charge:
     """What a study reserves: its releases, what it keeps of delta for short tails, and how many samples it draws."""
-    return Charge(offer.events, TAILS * is_shuffled(offer.plan), offer.samples)
+    return Charge(offer.events, TAILS * bool(offer.shares), offer.samples)
 
 
 def kept_of_plan(offer: Offer) -> float:
     """What a plan keeps of its own delta, of the same."""
-    return TAILS * is_shuffled(offer.plan) + sampler_delta(offer.samples, offer.plan.epsilon)
+    return TAILS * bool(offer.shares) + sampler_delta(offer.samples, offer.plan.epsilon)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:

@@ -69,16 +69,6 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
         raise RefusalError("unpriceable", f"expected delta >= {_LEAST_DELTA} for binomial noise, with its short tails")
 
 
-def is_shuffled(plan: Plan | str | None) -> bool:
-    """Whether a plan goes through shufflers; a stored one that cannot be read counts as if it did."""
-    if isinstance(plan, Plan):
-        return plan.shuffle is not None
-    try:
-        return json.loads(plan or "")["shuffle"] is not None
-    except (ValueError, KeyError, TypeError):
-        return True
-
-
 def bare_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
     """The releases of an algorithm at a silo with this many records, before any rounding of noise."""
     shuffle = plan.shuffle
