@@ -126,7 +126,7 @@ class Attacker:
         everyone = rng.random() < 0.7
         changes = {
             "nonce": f"{rng.randrange(10**6):06x}",
-            "epsilon": rng.choice([0.3] * 9 + [500.0]),
+            "epsilon": rng.choice([0.3] * 9 + [39.0]),
             "everyone": everyone,
             "max_participations": None if everyone else 2,
             "silos": rng.choice([4] * 9 + [1]),

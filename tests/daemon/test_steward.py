@@ -219,7 +219,7 @@ def test_batches_that_the_owner_or_the_rule_does_not_allow_are_refused(make):
     silo = make(allow={"sampling": ["full", "one-pass"]})
     assert silo.propose(MB).rule == "gdp"
     assert 'expected sampling "full" or "one-pass"' in str(silo.refused("not-allowed", Propose(plan=POISSON)))
-    silo = make(budget={"epsilon": 50.0, "delta": 1e-5, "rule": "gdp"})
+    silo = make(budget={"epsilon": 40.0, "delta": 1e-5, "rule": "gdp"})
     assert 'under the rule "gdp", not sampling "poisson"' in str(silo.refused("not-allowed", Propose(plan=POISSON)))
 
 
@@ -270,7 +270,7 @@ def test_the_owner_is_asked(make):
     (silo.home.approved / MB.study).touch()
     silo.answer(MB, 0)
     assert silo.propose(MB).next_round == 1
-    silo.refused("over-budget", Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=51.0)))
+    silo.refused("over-budget", Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=39.0)))
 
 
 def test_a_proposal_that_nobody_approves_is_forgotten(make):

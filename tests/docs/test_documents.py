@@ -67,7 +67,7 @@ def test_one_file_and_one_row_are_an_algorithm_for_everybody(heavy_ball):
     with pytest.raises(StudyError, match="momentum"):
         prepare(load_study("heart-disease", [*chosen, "algorithm.momentun=0.5"]))
     setting = Setting("schedule", "full", 3, 4, None, 0.7)
-    assert subject(heavy_ball, setting, epsilon=1.0, delta=1e-5).algorithm is not None
+    assert subject(heavy_ball, setting, epsilon=1.0, delta=1e-5).target is not None
 
 
 def test_without_momentum_the_skeleton_is_minibatch_sgd(heavy_ball):

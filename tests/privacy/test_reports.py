@@ -173,7 +173,7 @@ def test_fewer_honest_reports_cost_more_and_a_colluding_shuffler_costs_most():
     ]
     np.testing.assert_allclose(prices, [0.797, 1.167, 2.861], rtol=5e-3)
     alone = colluding([event(noise_multiplier=local, count=2, streams=(1.0,))], delta=1e-5).epsilon
-    assert alone == pytest.approx(2 * 0.744)
+    assert alone == pytest.approx(2 * 0.744, rel=1e-4)
 
 
 def test_sampling_amplifies_streams_once():

@@ -84,7 +84,7 @@ def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):
     sockets = [daemon.home.socket for daemon in daemons]
     down = [False]
     transport = Flaky(sockets, lambda ask, at: down[0] and at == str(sockets[0]))
-    algorithm = {**PSGM, "name": "ce-psgm", "local_steps": 2, "num_rounds": 2}
+    algorithm = {**PSGM, "channel": "direct", "name": "ce-psgm", "local_steps": 2, "num_rounds": 2}
     plan, who = plan_like(name="turns", algorithm=algorithm, everyone=False), participation(4, (3, 4))
     conductor = conductor_of(plan, world, tmp_path, transport=transport, who=who)
 

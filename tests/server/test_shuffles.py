@@ -92,7 +92,7 @@ def test_some_silos_of_many_through_shuffled_sums_equal_the_simulation(world, ta
 
 def test_blocks_through_shuffled_sums_equal_the_simulation(world, tables, tmp_path):
     _, _, seals = world
-    plan = plan_like(seals, algorithm={**PSGM, "name": "mb-psgm"})
+    plan = plan_like(seals, algorithm={**PSGM, "name": "mb-psgm", "channel": "shuffled-sum"})
     conductor = conductor_of(plan, world, tmp_path)
     receipts = conductor.run()
     assert set(conductor._shuffled.terms["estimate"]) == {"difference", "gradient"}

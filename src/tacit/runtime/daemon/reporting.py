@@ -32,9 +32,9 @@ def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | Non
         release = part.silo.release
         if part.participants == "in turn" or release.mechanism != "gaussian":
             raise RefusalError("not-allowed", "expected rounds of many silos through shuffled reports")
-        check_one_batch(release)
         if release.sampling not in ("full", "wor"):
             raise RefusalError("bad-plan", 'expected sampling "full" or "wor" through shuffled reports')
+        check_one_batch(release)
         if release.randomiser not in ("auto", "duchi"):
             raise RefusalError(
                 "not-allowed", 'expected randomiser "auto" or "duchi": reports of others are floating-point numbers'
