@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithms import mb_psgm_fg
+from tacit.algorithm import Terms
+from tacit.algorithms.ce_psgm import mb_psgm_fg
 from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.runtime.participation import participation
 from tacit.runtime.program import advance, split_keys, start, turns_of
@@ -34,10 +35,10 @@ def round_of(width: int, randomiser: str) -> tuple[Callable[[], Any], int]:
     rng = np.random.default_rng(0)
     silos = enrol([{"x": rng.normal(size=(RECORDS, 8)), "y": rng.normal(size=RECORDS)} for _ in range(SILOS)])
     params = problem.objective.init(KEY)
-    terms: dict[str, Any] = {"step_size": 0.01, "clip_norm": 1.0, "difference_slope": 1.0, "randomiser": randomiser}
-    algorithm = mb_psgm_fg(
-        problem, num_rounds=ROUNDS + 1, noise_multiplier=1.0, batch_size=None, sampling="full", **terms
-    )
+    terms = Terms(1.0, 1.0, None, "full", channel="shuffled-reports")
+    how: Any = randomiser
+    recipe = mb_psgm_fg(step_size=0.01, num_rounds=ROUNDS + 1, difference_slope=1.0, randomiser=how)
+    algorithm = recipe(problem, terms)
     who = participation(SILOS, honest=1.0)
     turns = jax.tree.map(lambda rows: rows[1:], turns_of(algorithm, 0, who, SILOS, split_keys(KEY)))
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tacit.algorithm import Algorithm
-from tacit.algorithms import mb_sgd
+from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax
 from tacit.runtime.participation import participation
 from tacit.runtime.program import advance, split_keys, start, turns_of
@@ -44,7 +44,7 @@ def silos_of(number: int, records: int, features: int) -> Silos:
 
 def algorithm_of(problem: Problem, batch: int | None, private: bool) -> Algorithm:
     terms = {"clip_norm": 1.0, "noise_multiplier": 1.0} if private else {"clip_norm": None, "noise_multiplier": None}
-    return mb_sgd(
+    return find("mb-sgd").build(
         problem,
         step_size=0.1,
         num_rounds=ROUNDS,

@@ -90,7 +90,7 @@ class Arm:
         common = {"num_rounds": rounds, "batch_size": self.batch, "sampling": "wor" if self.batch else "full"}
         slope = {} if self.algorithm == "mb-sgd" else {"difference_slope": SLOPE}
         given = {**common, **slope, "channel": self.channel, **self.own, **point}
-        return find(self.algorithm).factory(Problem(OBJECTIVE), **given)
+        return find(self.algorithm).build(Problem(OBJECTIVE), **given)
 
     def stand_in(self, noise: float, records: int, silos: int) -> tuple[Arm, dict[str, float]]:
         """The same method with Gaussian noise at a trusted server, as large as its own: quick to search."""

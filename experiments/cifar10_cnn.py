@@ -24,8 +24,8 @@ from experiments.mlp_curves import (
     paired_with,
 )
 from tacit import data
+from tacit.algorithms import paper_noise
 from tacit.objectives import Objective, cnn, softmax
-from tacit.privacy import paper_noise
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass, multi_pass_experiments
 
@@ -143,11 +143,11 @@ def _edges(curves: dict[str, Rows]) -> list[str]:
 
 def _constants(records: int, delta: float) -> str:
     """Noise over ours, and what it is worth, for the theorem and for the paper's experiments, of minibatch SGD."""
-    common: dict[str, Any] = {"records": records, "batch": BATCH, "delta": delta, "sampling": "poisson"}
+    common: dict[str, Any] = {"records": records, "batch_size": BATCH, "delta": delta, "sampling": "poisson"}
     rows = []
     for rounds in ROUNDS:
         for epsilon in EPSILONS[rounds]:
-            setting = Setting(rounds=rounds, epsilon=epsilon, **common)
+            setting = Setting(num_rounds=rounds, epsilon=epsilon, **common)
             noises = (multi_pass(setting), multi_pass_experiments(setting))
             cells = [(f"{noise.ratio:.2f}", f"{noise.epsilon_certified:.3g}") for noise in noises]
             rows.append([rounds, f"{epsilon:g}", *cells[0], *cells[1]])
@@ -157,7 +157,7 @@ def _constants(records: int, delta: float) -> str:
 
 def _failing(records: int, delta: float) -> str:
     """Where the theorem's conditions do not hold, so that its noise is used outside of it."""
-    terms: dict[str, Any] = {"records": records, "rounds": ROUNDS[0], "batch": BATCH, "delta": delta}
+    terms: dict[str, Any] = {"records": records, "num_rounds": ROUNDS[0], "batch_size": BATCH, "delta": delta}
     said = []
     for epsilon in EPSILONS[ROUNDS[0]]:
         found = paper_noise("mb-sgd", epsilon=epsilon, sampling="poisson", **terms)

@@ -18,9 +18,8 @@ import numpy as np
 from experiments.common import best_by, grid_of, interval, noise_for, train
 from experiments.folder import Data, save, table
 from tacit.algorithm import Algorithm
-from tacit.algorithms import local_sgd, mb_sgd
+from tacit.algorithms import find, paper_noise
 from tacit.objectives import Objective, Problem
-from tacit.privacy import paper_noise
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments
 from tacit.runtime.participation import Participation, participation
@@ -55,10 +54,10 @@ class Design:
         common: dict[str, Any] = {"num_rounds": self.rounds, "batch_size": None, "sampling": "full"}
 
         def minibatch(**point: Any) -> Algorithm:
-            return mb_sgd(problem, **common, output="last", **point)
+            return find("mb-sgd").build(problem, **common, output="last", **point)
 
         def local(**point: Any) -> Algorithm:
-            return local_sgd(problem, **common, local_steps=self.local_steps, **point)
+            return find("local-sgd").build(problem, **common, local_steps=self.local_steps, **point)
 
         def opened(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
             return lambda **point: build(clip_norm=None, noise_multiplier=None, channel="open", **point)
@@ -68,8 +67,8 @@ class Design:
             return noise_for(partial(build, **point), records, epsilon, delta)
 
         def theorem(epsilon: float) -> np.ndarray:
-            terms: dict[str, Any] = {"rounds": self.rounds, "epsilon": epsilon, "delta": delta, "sampling": "full"}
-            found = [paper_noise("mb-sgd", records=n, batch=n, **terms) for n in records]
+            terms: dict[str, Any] = {"num_rounds": self.rounds, "epsilon": epsilon, "delta": delta, "sampling": "full"}
+            found = [paper_noise("mb-sgd", records=n, **terms) for n in records]
             return np.asarray([noise.releases[0].noise_multiplier for noise in found if noise is not None], np.float32)
 
         delta = 1 / min(records) ** 2
@@ -149,7 +148,9 @@ def _experiments_noise(records: int, rounds: int, delta: float, epsilons: Sequen
     """What the noise of the paper's own experiments, which rests on an unstated constant, is worth on full batches."""
     words = []
     for epsilon in epsilons:
-        setting = Setting(records=records, rounds=rounds, batch=records, epsilon=epsilon, delta=delta, sampling="full")
+        setting = Setting(
+            records=records, num_rounds=rounds, batch_size=records, epsilon=epsilon, delta=delta, sampling="full"
+        )
         found = multi_pass_experiments(setting)
         words.append(
             f"{found.ratio:.2f} times ours at epsilon = {epsilon:g} (certified: {found.epsilon_certified:.3g})"

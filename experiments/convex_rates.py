@@ -17,7 +17,7 @@ import numpy as np
 from experiments.common import slope
 from experiments.folder import Data, Experiment, save, table
 from tacit.algorithm import Algorithm
-from tacit.algorithms import accelerated_mb_sgd, mb_sgd
+from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Loss, Model, Objective, Problem, linear, squared
 from tacit.runtime.simulate import Seed, simulate_grid
@@ -75,7 +75,10 @@ def _rounds() -> dict[str, Any]:
     def gap(params: Any, _: Any) -> dict[str, Any]:
         return {"gap": 0.5 * (eigenvalues * (params["linear"]["w"][:, 0] - 1.0) ** 2).sum()}
 
-    built = {"MB-SGD": mb_sgd(problem, output="last", **terms), "accelerated": accelerated_mb_sgd(problem, **terms)}
+    built = {
+        "MB-SGD": find("mb-sgd").build(problem, output="last", **terms),
+        "accelerated": find("accelerated-mb-sgd").build(problem, **terms),
+    }
     traces = {
         name: simulate_grid(lambda a=algorithm: a, {}, [seed], measure=gap).trace["gap"][0, 0]
         for name, algorithm in built.items()
@@ -122,7 +125,7 @@ def _linear_losses(said: Statement, records: int, silos: int, dimension: int) ->
         x[:, 0] = np.where(np.arange(records) < round(records * (1 + norm) / 2), 1.0, -1.0)
         tables.append({"x": x, "y": np.zeros(records)})
         means.append(float(x[:, 0].astype(float).mean()))
-    found = _trained(accelerated_mb_sgd, said, objective, tables, silos)["linear"]["w"]
+    found = _trained(said, objective, tables, silos)["linear"]["w"]
     along = np.asarray(found, float)[:, 0, 0, 0].reshape(len(SIZES), SEEDS)
     excess = np.asarray(means)[:, None] * (1 - along)
     return excess[excess.mean(axis=1).argmax()]
@@ -138,16 +141,16 @@ def _mean_estimation(said: Statement, records: int, silos: int, dimension: int) 
     objective = Objective(model, Loss(lambda outputs, targets: 0.5 * (outputs**2).sum(axis=1)))
     x = np.random.default_rng(0).normal(size=(records, dimension))
     x = 0.5 * x / np.linalg.norm(x, axis=1, keepdims=True)
-    found = _trained(mb_sgd, said, objective, [{"x": x, "y": np.zeros(records)}], silos)["w"]
+    found = _trained(said, objective, [{"x": x, "y": np.zeros(records)}], silos)["w"]
     return 0.5 * ((np.asarray(found, float)[:, 0] - x.mean(axis=0)) ** 2).sum(axis=1)
 
 
-def _trained(factory: Any, said: Statement, objective: Objective, tables: list[Any], silos: int) -> Any:
+def _trained(said: Statement, objective: Objective, tables: list[Any], silos: int) -> Any:
     """The models for each table (which all silos hold) and seed, in one program."""
     problem = Problem(objective, l2_ball(1.0))
 
     def build() -> Algorithm:
-        return factory(problem, **said.parameters)
+        return find(said.algorithm).build(problem, **said.parameters)
 
     start = objective.init(jax.random.key(0))
     seeds = [

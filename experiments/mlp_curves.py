@@ -20,9 +20,8 @@ from matplotlib.axes import Axes
 from experiments.common import Rows, best_by, epsilon_axis, interval, noise_for, train
 from experiments.folder import Parts, save, table
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
+from tacit.algorithms import find, paper_noise
 from tacit.objectives import Objective, Problem
-from tacit.privacy import paper_noise
 from tacit.runtime.participation import Participation
 from tacit.runtime.simulate import Seed
 
@@ -36,7 +35,7 @@ class Arm:
     """One algorithm with its static parameters, and the points that are tried at each budget.
 
     A point has a ``clip_norm``, a ``move`` (step size x clip: how far a clipped gradient moves the model) and own
-    numbers. ``paper`` are the terms of the theorem that prices it, where there is one.
+    numbers. ``paper`` are further terms of the theorem that prices it, where there is one.
     """
 
     label: str
@@ -57,7 +56,7 @@ def family(
     last = phases[-1]
     made = [
         Arm("MB-SGD", "mb-sgd", {"output": "last"}, plain, {"sampling": "full"}),
-        *(Arm(f"SPIDER q={q}", "prox-spider", {"phase_length": q}, reduced, {"period": q}) for q in phases),
+        *(Arm(f"SPIDER q={q}", "prox-spider", {"phase_length": q}, reduced, {}) for q in phases),
         Arm(f"SVRG q={last}", "prox-svrg", {"phase_length": last}, reduced),
         Arm("Local SGD", "local-sgd", {"local_steps": 4, **(local_batches or {})}, local),
     ]
@@ -87,13 +86,13 @@ class Curves:
     tried: dict[str, int] = field(default_factory=dict)
 
     def builder(self, arm: Arm, channel: str = "direct") -> Callable[..., Algorithm]:
-        """The arm's factory as a function of the numbers of a point."""
+        """The arm's algorithm as a function of the numbers of a point."""
         common = {"batch_size": None, "sampling": "full", "channel": channel, "num_rounds": self.rounds}
-        factory, problem = find(arm.algorithm).factory, Problem(self.objective)
+        entry, problem = find(arm.algorithm), Problem(self.objective)
 
         def build(noise_multiplier: Any, move: Any = 1.0, clip_norm: Any = 1.0, **own: Any) -> Algorithm:
             terms = {"clip_norm": clip_norm, "step_size": move / clip_norm, "noise_multiplier": noise_multiplier}
-            return factory(problem, **{**common, **terms, **arm.static, **own})
+            return entry.build(problem, **{**common, **terms, **arm.static, **own})
 
         return build
 
@@ -102,9 +101,8 @@ class Curves:
         own = {name: value for name, value in point.items() if name not in ("move", "clip_norm")}
         least, cap = min(self.records), None if self.who is None else self.who.cap
         if not ours and arm.paper is not None:
-            batch = arm.static.get("batch_size") or least
-            terms: dict[str, Any] = {"records": least, "rounds": self.rounds, "batch": batch, "delta": self.delta}
-            noise = paper_noise(arm.algorithm, epsilon=epsilon, **terms, **arm.paper)
+            told: dict[str, Any] = {**arm.static, **arm.paper, "num_rounds": self.rounds}
+            noise = paper_noise(arm.algorithm, records=least, epsilon=epsilon, delta=self.delta, **told)
             if noise is None:
                 raise ValueError(f"Expected a theorem for {arm.algorithm}.")
             return noise.releases[0].noise_multiplier

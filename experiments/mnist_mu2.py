@@ -15,7 +15,9 @@ import numpy as np
 from experiments.common import best_by, grid_of, interval, together, train
 from experiments.folder import Data, Experiment, save, table
 from tacit import data
-from tacit.algorithms import mu2_sgd
+from tacit.algorithm import Terms
+from tacit.algorithms import find
+from tacit.algorithms.mu2_sgd import mu2_sgd
 from tacit.data import Federation
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, softmax
@@ -94,7 +96,7 @@ def _paper(channel: str, silos: int) -> list[dict[str, float]]:
     problem = Problem(OBJECTIVE, l2_ball(0.05))
 
     def build(**point: Any) -> Any:
-        return mu2_sgd(problem, **{**terms[0], **point})
+        return find("mu2-sgd").build(problem, **{**terms[0], **point})
 
     federation = _federation("pixels", 0.0)
     found = train(build, points, [_seed(federation, silos, "test", 0)], OBJECTIVE, rounds=rounds)
@@ -111,16 +113,9 @@ def _budgets() -> dict[str, float]:
 
 def _builder(channel: str, rounds: int) -> Any:
     def build(step: Any, rho: Any) -> Any:
-        return mu2_sgd(
-            Problem(OBJECTIVE, l2_ball(RADIUS)),
-            step_size=step / rounds,
-            num_rounds=rounds,
-            clip_norm=CLIP,
-            noise_multiplier=rounds**0.5 / rho,
-            batch_size=1,
-            sampling="one-pass",
-            channel=channel,  # type: ignore[arg-type]
-        )
+        terms = Terms(CLIP, rounds**0.5 / rho, 1, "one-pass", channel=channel)  # type: ignore[arg-type]
+        recipe = mu2_sgd(step_size=step / rounds, num_rounds=rounds)
+        return recipe(Problem(OBJECTIVE, l2_ball(RADIUS)), terms)
 
     return build
 

@@ -19,7 +19,7 @@ import numpy as np
 from experiments.common import slope
 from experiments.folder import Data, Experiment, save, table
 from tacit.algorithm import Algorithm, Message, Params, Round, Server, State
-from tacit.algorithms import mb_sgd, prox_spider, prox_svrg
+from tacit.algorithms import find
 from tacit.objectives import Loss, Model, Objective, Problem
 from tacit.objectives.models import dense
 from tacit.privacy import gdp_epsilon
@@ -117,27 +117,27 @@ def metered(
 
 
 def _arms(problem: Problem) -> dict[str, tuple[Callable[..., Algorithm], int]]:
-    """Name: factory of (noise, step, ratio), and phase length."""
+    """Name: algorithm by (noise, step, ratio), and phase length."""
     fixed: dict[str, Any] = {"num_rounds": ROUNDS, "clip_norm": 2.5, "batch_size": None, "sampling": "full"}
 
     sizes: dict[str, Any] = {"records": RECORDS, "silos": SILOS, "dimension": DIMENSION + 1}
 
     def sgd(noise_multiplier: Any, step_size: Any, ratio: Any) -> Algorithm:
         own = {"noise_multiplier": noise_multiplier, "step_size": step_size, "output": "last"}
-        return metered(mb_sgd(problem, **own, **fixed), step_size=step_size, adds_up=False, **sizes)
+        return metered(find("mb-sgd").build(problem, **own, **fixed), step_size=step_size, adds_up=False, **sizes)
 
-    def reduced(factory: Any, phase: int) -> Callable[..., Algorithm]:
+    def reduced(name: str, phase: int) -> Callable[..., Algorithm]:
         def build(noise_multiplier: Any, step_size: Any, ratio: Any) -> Algorithm:
             own = {"noise_multiplier": noise_multiplier, "step_size": step_size, "difference_noise": ratio}
-            made = factory(problem, phase_length=phase, difference_slope=1.0, **own, **fixed)
-            return metered(made, step_size=step_size, adds_up=factory is prox_spider, **sizes)
+            made = find(name).build(problem, phase_length=phase, difference_slope=1.0, **own, **fixed)
+            return metered(made, step_size=step_size, adds_up=name == "prox-spider", **sizes)
 
         return build
 
     arms: dict[str, tuple[Callable[..., Algorithm], int]] = {"MB-SGD": (sgd, 1)}
     for phase in PHASES:
-        arms[f"SPIDER q={phase}"] = reduced(prox_spider, phase), phase
-        arms[f"SVRG q={phase}"] = reduced(prox_svrg, phase), phase
+        arms[f"SPIDER q={phase}"] = reduced("prox-spider", phase), phase
+        arms[f"SVRG q={phase}"] = reduced("prox-svrg", phase), phase
     return arms
 
 

@@ -18,7 +18,6 @@ from experiments.folder import Data, Experiment, save, table
 from experiments.sparse_regression import DELTA, Sizes, builder, regression, trained
 from tacit import geometry
 from tacit.algorithm import Channel, Params
-from tacit.algorithms import find
 from tacit.geometry import Regulariser
 from tacit.objectives import Problem
 from tacit.runtime.simulate import Seed
@@ -79,7 +78,7 @@ def compare(
     for name, own in terms.items():
         measured = {}
         for channel in STYLES:
-            build = builder(find(name).factory, problem, channel, **own)
+            build = builder(name, problem, channel, **own)
             measured[channel] = measure(trained(build, seeds, sizes, epsilons))
         found["algorithms"][name] = {
             "excess": {c: [interval(v) for v in excess.T] for c, (excess, _) in measured.items()},

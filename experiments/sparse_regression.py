@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.common import noise_for
 from tacit.algorithm import Algorithm, Channel, Params
+from tacit.algorithms import find
 from tacit.geometry import Regulariser
 from tacit.objectives import Objective, Problem, linear, squared
 from tacit.runtime.simulate import Seed, simulate_grid
@@ -66,13 +67,11 @@ def trained(build: Callable[..., Algorithm], seeds: Sequence[Seed], sizes: Sizes
     return simulate_grid(build, {"noise_multiplier": np.stack(noise)}, seeds).params
 
 
-def builder(
-    factory: Callable[..., Algorithm], problem: Problem, channel: Channel, **terms: Any
-) -> Callable[..., Algorithm]:
-    """A factory as a function of the noise multiplier alone; full batches unless the terms say otherwise."""
+def builder(name: str, problem: Problem, channel: Channel, **terms: Any) -> Callable[..., Algorithm]:
+    """An algorithm as a function of the noise multiplier alone; full batches unless the terms say otherwise."""
     plain = {"batch_size": None, "sampling": "full", "channel": channel}
 
     def build(noise_multiplier: Any) -> Algorithm:
-        return factory(problem, noise_multiplier=noise_multiplier, **{**plain, **terms})
+        return find(name).build(problem, noise_multiplier=noise_multiplier, **{**plain, **terms})
 
     return build

@@ -17,7 +17,6 @@ from experiments.folder import Data, Experiment, save, table
 from experiments.sparse_regression import DELTA, Sizes, builder, regression, trained
 from tacit import geometry
 from tacit.algorithm import Channel
-from tacit.algorithms import mb_sgd
 from tacit.geometry import Regulariser
 
 SIZES, DRAWS, TUNING = Sizes(), 40, 10
@@ -66,7 +65,7 @@ def recovery(
     """
     problem, seeds = regression(sizes, penalty_of(penalty, strength, sizes), draws)
     terms = {"step_size": sizes.features / 1.2, "clip_norm": clip_norm, "num_rounds": num_rounds, "output": "last"}
-    params = trained(builder(mb_sgd, problem, channel, **terms), seeds, sizes, epsilons)
+    params = trained(builder("mb-sgd", problem, channel, **terms), seeds, sizes, epsilons)
     chosen = np.asarray(params["linear"]["w"])[..., 0] != 0
     true = sizes.truth != 0
     return [

@@ -59,7 +59,8 @@ def kind_of(algorithm: dict[str, Any], number: int) -> str:
     if name in _GRADIENTS:
         return "gradient"
     if name in _PAIRED:
-        return "anchor" if number % (phase or 2) == 0 else "difference"
+        fresh = "gradient" if name.endswith("spider") else "anchor"
+        return fresh if number % (phase or 2) == 0 else "difference"
     if name in (*_MOMENTUM, *_DIFFERENCES):
         turns = algorithm.get("local_steps", 1) > 1
         if turns and number % 2:

@@ -62,7 +62,7 @@ def _one(point: Point) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from tacit.algorithms import mb_sgd
+    from tacit.algorithms import find
     from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax
     from tacit.runtime.participation import participation
     from tacit.runtime.program import advance, split_keys, start, turns_of
@@ -71,7 +71,9 @@ def _one(point: Point) -> dict[str, Any]:
     model = linear(*point.sizes) if plain else mlp(point.sizes)
     problem = Problem(Objective(model, logistic() if plain else softmax()))
     terms: dict[str, Any] = {"batch_size": min(point.batch, point.records), "sampling": "wor", "output": "last"}
-    algorithm = mb_sgd(problem, step_size=0.1, num_rounds=ROUNDS, clip_norm=1.0, noise_multiplier=1.0, **terms)
+    algorithm = find("mb-sgd").build(
+        problem, step_size=0.1, num_rounds=ROUNDS, clip_norm=1.0, noise_multiplier=1.0, **terms
+    )
     keys, who = split_keys(jax.random.key(0)), participation(point.silos)
     turns = turns_of(algorithm, 0, who, point.silos, keys)
     params = problem.objective.init(jax.random.key(0))

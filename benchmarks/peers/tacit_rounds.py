@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from benchmarks.peers.works import CHECK_STEP, Layers, Prepared, Work, data, difference, start
 from tacit.algorithm import Algorithm
-from tacit.algorithms import mb_sgd, prox_spider
+from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, cnn, linear, logistic, mlp, softmax
 from tacit.runtime.participation import participation
 from tacit.runtime.program import advance, split_keys, turns_of
@@ -39,8 +39,8 @@ def algorithm_of(work: Work, problem: Problem, **changes: Any) -> Algorithm:
         **changes,
     }
     if work.algorithm == "spider":
-        return prox_spider(problem, phase_length=2, difference_slope=None, **terms)
-    return mb_sgd(problem, output="last", **terms)
+        return find("prox-spider").build(problem, phase_length=2, difference_slope=None, **terms)
+    return find("mb-sgd").build(problem, output="last", **terms)
 
 
 def silos_of(work: Work, records: int) -> Silos:

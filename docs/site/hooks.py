@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ _FENCE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)", re.DOTALL)
 _FACTS = re.compile(r"<!-- facts: ([a-z0-9, -]+) -->")
 _API = {
-    "tacit": ("fit", "Fit", "Budget", "Problem"),
+    "tacit": ("fit", "Fit", "Budget", "Problem", "Terms", "Recipe"),
+    "tacit.algorithms": ("find", "paper_noise"),
     "tacit.data": ("load",),
     "tacit.objectives": (
         "Objective",
@@ -34,7 +36,7 @@ _API = {
         "absolute",
         "pinball",
     ),
-    "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of", "risk", "paper_noise", "user_level"),
+    "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of_price", "risk_of", "risk", "user_level"),
     "tacit.studies.spec": ("load_study", "parse_study", "Study"),
     "tacit.studies.run": ("prepare", "run", "Result"),
     "tacit.studies.report": ("write_report",),
@@ -109,7 +111,24 @@ def facts(names: list[str]) -> str:
     for name in names:
         entry = ALGORITHMS[name]
         rows.append(f"| `{entry.name}` | {entry.paper} | {entry.guarantee} | {entry.assumes} |")
-    return "\n".join(rows)
+    calls = "\n".join(call(name) for name in names)
+    return "\n".join(rows) + f"\n\n```\n{calls}\n```\n" + letters(names[0])
+
+
+def call(name: str) -> str:
+    """How an algorithm is called in Python: parameters without a default first, then the others with theirs."""
+    entry = ALGORITHMS[name]
+    parts = [p.name for p in entry.parameters.values() if p.default is p.empty]
+    parts += [f"{p.name}={p.default!r}" for p in entry.parameters.values() if p.default is not p.empty]
+    start = f"tacit.{entry.recipe.__name__}("
+    return textwrap.fill(f"{start}{', '.join(parts)})", 100, subsequent_indent=" " * len(start))
+
+
+def letters(name: str) -> str:
+    """The paper's letters and the names that they have here."""
+    cells = [[cell.replace("|", "&#124;") for cell in pair] for pair in ALGORITHMS[name].letters.items()]
+    rows = [f"| {letter} | {here} |" for letter, here in cells]
+    return "\n".join(["", "| paper | here |", "| --- | --- |", *rows, ""]) if rows else ""
 
 
 def page_of(name: str) -> str:

@@ -12,7 +12,8 @@ from typing import get_args
 import numpy as np
 
 from tacit.algorithm import Channel
-from tacit.privacy import Event, calibrate, paper_noise, price, risk_of
+from tacit.algorithms import paper_noise
+from tacit.privacy import Event, calibrate, price, risk_of
 from tacit.privacy.gaussian import gdp_tpr
 from tacit.studies.charts import Bar, bars, curves
 from tacit.studies.drawing import trust_drawing
@@ -82,7 +83,7 @@ def noise_by_design() -> str:
     for label, batch, sampling in designs:
         [event] = calibrate([_event(1.0, 50, batch, sampling)], epsilon=1.0, delta=DELTA)
         rows.append(Bar(label, event.noise_multiplier * 2 / batch, look="private"))
-    same = {"records": RECORDS, "rounds": 50, "batch": RECORDS, "sampling": "full"}
+    same = {"records": RECORDS, "num_rounds": 50, "sampling": "full"}
     printed = paper_noise("mb-sgd", **same, epsilon=1.0, delta=DELTA)
     rows.append(Bar("all records, the theorem's printed noise", printed.sigma_over_clip[0], look="open"))
     return bars(rows, name="Noise per coordinate, in units of the clip")

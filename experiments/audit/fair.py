@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from experiments.audit.papers import Exceeded, promising, proven
-from tacit.privacy.papers import paper_noise
+from tacit.algorithms import paper_noise
 
 RECORDS, ROUNDS, BATCH = 1234, 50, 88
 
@@ -34,7 +34,7 @@ def printed_fair_claim(
 ) -> Exceeded:
     """Attack the printed noise for this epsilon at delta = 1/n^2, with fresh batches or (``epochs``) fixed passes."""
     delta = 1 / records**2
-    printed = paper_noise("steffle", records=records, rounds=rounds, batch=batch, epsilon=epsilon, delta=delta)
+    printed = paper_noise("steffle", records=records, num_rounds=rounds, batch_size=batch, epsilon=epsilon, delta=delta)
     assert printed is not None
     multiplier = printed.releases[0].noise_multiplier
     generator = np.random.default_rng(seed)

@@ -59,7 +59,7 @@ def printed_claim(
 ) -> Exceeded:
     """Attack the printed noise for this epsilon, at delta = 1/n^2, with batches drawn with replacement."""
     delta = 1 / records**2
-    setting = Setting(records=records, rounds=ROUNDS, batch=batch, epsilon=epsilon, delta=delta, sampling="wr")
+    setting = Setting(records=records, num_rounds=ROUNDS, batch_size=batch, epsilon=epsilon, delta=delta, sampling="wr")
     [event] = multi_pass_experiments(setting).events
     generator = np.random.default_rng(seed)
     z = event.noise_multiplier

@@ -6,22 +6,19 @@ import datetime
 import json
 import platform
 import zlib
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
-import jax
-
-import tacit
 from experiments.audit.fair import printed_fair_claim
 from experiments.audit.papers import EPSILONS, printed_claim
-from experiments.folder import Parts, render
-from tacit.algorithms import ALGORITHMS
+from experiments.folder import render
+from tacit.algorithms import ALGORITHMS, find
+from tacit.audit.journal import Journal, Part, code
 from tacit.audit.mechanism import AuditResult, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
-from tacit.audit.sensitivity import SensitivityResult, audit_extremes, audit_sensitivity
-from tacit.audit.table import Setting, Subject, parameters_for, subjects
+from tacit.audit.sensitivity import SensitivityResult, audit_extremes, audit_hostile_points, audit_sensitivity
+from tacit.audit.table import SETTINGS, Setting, Subject, parameters_for, subject, subjects
 from tacit.audit.training import audit_training
 from tacit.audit.worst_case import CANARIES
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, squared
@@ -34,69 +31,97 @@ _OBJECTIVES = {
     "logistic regression": (Objective(linear(3, 1), logistic()), 3),
     "least squares": (Objective(linear(3, 1, bias=False), squared()), 3),
     "two-layer network": (Objective(mlp((3, 4, 1)), logistic()), 3),
+    "two-layer network, squared": (Objective(mlp((3, 4, 1)), squared()), 3),
 }
-_CLIMBED = Setting("full batch", "full", 4, 3, None, None)
+_CLIMBED = (
+    Setting("full batch", "full", 4, 3, None, None),
+    Setting("shuffled sum", "full", 4, 3, None, None, "shuffled-sum"),
+)
+_SEARCHES: dict[str, Callable[..., list[SensitivityResult]]] = {
+    "gradient ascent": audit_sensitivity,
+    "whole float range": audit_extremes,
+    "hostile points": audit_hostile_points,
+}
+# What a release costs beside one at the door: a simulated one next to nothing, a share its coins.
+_COSTS = {"shuffled-sum": 8.0, "shuffled-reports": 2.0}
+_SIMULATED = 0.05
+_SEARCHED = 10.0
 
 
-def key_for(label: str, seed: int) -> jax.Array:
-    """A key of its own for each part of the audit, so that parts share no randomness."""
-    return jax.random.fold_in(jax.random.key(seed), zlib.crc32(label.encode()))
+def seed_for(label: str, seed: int) -> int:
+    """A seed of its own for each part of the audit, so that parts share no randomness."""
+    return zlib.crc32(f"{seed} {label}".encode())
 
 
 def audit_subject(subject: Subject, canary: Any, *, trials: int, seed: int) -> AuditResult:
     """Attack one algorithm in one setting with one canary."""
-    if subject.algorithm is None:
+    if subject.target is None:
         raise ValueError(f"{subject.label} cannot be run: {subject.refusal}")
-    return audit_mechanism(
-        subject.algorithm,
-        subject.seat,
-        delta=DELTA,
-        trials=trials,
-        key=key_for(f"{subject.label} {canary}", seed),
-        label=subject.label,
-        canary=canary,
-    )
+    seed = seed_for(f"{subject.label} {canary}", seed)
+    return audit_mechanism(subject.target, trials=trials, seed=seed, label=subject.label, canary=canary)
 
 
-def _row(subject: Subject, canary: Any, *, trials: int, seed: int) -> dict[str, Any]:
-    return audit_subject(subject, canary, trials=trials, seed=seed).as_json()
+def _attacked(algorithm: str, setting: str, canary: Any, trials: int, seed: int) -> dict[str, Any]:
+    """The row of one attack, from names alone, as a process of its own makes it."""
+    [found] = [own for own in SETTINGS if own.name == setting]
+    some = subject(find(algorithm), found, epsilon=EPSILON, delta=DELTA)
+    return audit_subject(some, canary, trials=trials, seed=seed).as_json()
 
 
-def mechanisms(trials: int, seed: int, say: Say, parts: Parts) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def mechanisms(
+    trials: int, seed: int, say: Say, journal: Journal, algorithms: Container[str] = tuple(ALGORITHMS), jobs: int = 1
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The opposite canary on everything with all trials; the others, which only find bugs, on schedules with fewer."""
-    rows, refused = [], {}
-    for subject in subjects(epsilon=EPSILON, delta=DELTA):
-        if subject.algorithm is None:
-            refused[subject.label] = subject.refusal
+    parts, required, refused = [], {}, {}
+    for some in subjects(epsilon=EPSILON, delta=DELTA, algorithms=algorithms):
+        if some.target is None:
+            refused[some.label] = some.refusal
             continue
-        several = subject.setting.channel == "direct" and subject.setting.name == "schedule"
+        setting, built = some.setting, some.target.algorithm
+        releases = sum(built.rounds[kind].silo.local_steps for kind in built.schedule)
+        cost = _SIMULATED if some.target.path == "simulated" else _COSTS.get(setting.channel, 1.0)
+        several = setting.channel == "direct" and setting.name == "schedule"
         for canary in CANARIES if several else CANARIES[:1]:
-            share = subject.setting.share if canary == CANARIES[0] else 0.05
-            attack = partial(_row, subject, canary, trials=max(int(trials * share), 2000), seed=seed)
-            found = parts.get(f"{subject.label}, {canary}", attack)
-            rows.append(found | {"required": subject.setting.tight if canary == CANARIES[0] else None})
-            say(f"{subject.label}, {canary}: {found['epsilon_lower_bound']:.3f} of {found['epsilon_claimed']}")
-    return rows, refused
+            share = setting.share if canary == CANARIES[0] else 0.05
+            own, name = max(int(trials * share), 2000), f"{some.label}, {canary}"
+            given = (some.entry.name, setting.name, canary, own, seed)
+            parts.append(Part(name, own * releases * cost, _attacked, given))
+            required[name] = setting.tight if canary == CANARIES[0] else None
+    journal.fill(parts, jobs=jobs, say=say)
+    return [journal.rows[part.name] | {"required": required[part.name]} for part in parts], refused
 
 
-def sensitivities(seed: int, say: Say) -> list[dict[str, Any]]:
-    """Both searches for every algorithm that can be run with full batches, on three kinds of model."""
-    rows = []
-    for name, (objective, features) in _OBJECTIVES.items():
-        for entry in ALGORITHMS.values():
-            try:
-                problem = Problem(objective, smoothness=1.0, lipschitz=1.0, radius=1.0)
-                algorithm = entry.factory(problem, **parameters_for(entry, _CLIMBED), noise_multiplier=2.0)
-            except ValueError:
-                continue
-            key = key_for(f"{entry.name} {name}", seed)
-            for search, found in (
-                ("gradient ascent", audit_sensitivity(algorithm, objective, features, key=key)),
-                ("whole float range", audit_extremes(algorithm, objective, features, key=key)),
-            ):
-                rows += [_sensitivity_row(entry.name, name, search, result) for result in found]
-                say(f"{entry.name}, {name}, {search}: {max(result.largest for result in found):.4f}")
-    return rows
+def _searched(algorithm: str, model: str, setting: int, seed: int) -> list[dict[str, Any]]:
+    """The rows of all searches for one algorithm and model; none where it cannot be run that way."""
+    entry, (objective, features) = find(algorithm), _OBJECTIVES[model]
+    try:
+        problem = Problem(objective, smoothness=1.0, lipschitz=1.0, radius=1.0)
+        built = entry.build(problem, **parameters_for(entry, _CLIMBED[setting]), noise_multiplier=2.0)
+    except ValueError:
+        return []
+    own = seed_for(f"{algorithm} {model} {setting}", seed)
+    return [
+        _sensitivity_row(f"{algorithm}, {_CLIMBED[setting].name}", model, name, result)
+        for name, search in _SEARCHES.items()
+        for result in search(built, objective, features, seed=own)
+    ]
+
+
+def sensitivities(seed: int, say: Say, journal: Journal, jobs: int = 1) -> list[dict[str, Any]]:
+    """All searches for every algorithm that can be run with full batches, on four kinds of model."""
+    parts = [
+        Part(
+            f"sensitivity of {name}, {_CLIMBED[setting].name}, {model}",
+            _SEARCHED,
+            _searched,
+            (name, model, setting, seed),
+        )
+        for model in _OBJECTIVES
+        for name in ALGORITHMS
+        for setting in range(len(_CLIMBED))
+    ]
+    journal.fill(parts, jobs=jobs, say=say)
+    return [row for part in parts for row in journal.rows[part.name]]
 
 
 def _sensitivity_row(algorithm: str, model: str, search: str, result: SensitivityResult) -> dict[str, Any]:
@@ -107,15 +132,17 @@ def _sensitivity_row(algorithm: str, model: str, search: str, result: Sensitivit
         "search": search,
         "largest_share": result.largest,
         "tries": result.tries,
+        "path": result.path,
         "violated": result.violated,
     }
 
 
-def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
+def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dict[str, Any]:
     """Everything, written as ``audit.json``, ``audit.md`` and ``reconstruction.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = Parts(folder / "parts.json", {"version": tacit.__version__, "trials": trials, "seed": seed})
-    rows, refused = mechanisms(trials, seed, say, parts)
+    journal = Journal(folder / "journal.jsonl", trials=trials, seed=seed)
+    rows, refused = mechanisms(trials, seed, say, journal, jobs=jobs)
+    moved = sensitivities(seed, say, journal, jobs)
     half = max(trials // 2, 1000)
     papers = [printed_claim(epsilon, trials=half, seed=seed) for epsilon in EPSILONS]
     papers += [printed_fair_claim(1.0, trials=half, seed=seed, epochs=epochs) for epochs in (False, True)]
@@ -123,12 +150,12 @@ def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
     runs = [
         audit_training(load_study("heart-disease", [f"privacy.epsilon={e:g}"]), seed=seed).as_json() for e in (1.0, 8.0)
     ]
-    picture = reconstruct(epsilon=EPSILON, delta=DELTA, seed=seed)
+    picture = reconstruct(epsilon=EPSILON, delta=DELTA)
     draw_picture(picture, folder / "reconstruction.png")
     found = {
         "made": {
             "command": command(trials, seed),
-            "version": tacit.__version__,
+            **code(),
             "seed": seed,
             "machine": platform.platform(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -136,7 +163,7 @@ def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
         "setting": {"epsilon": EPSILON, "delta": DELTA, "trials": trials},
         "mechanisms": rows,
         "refused": refused,
-        "sensitivity": sensitivities(seed, say),
+        "sensitivity": moved,
         "one_run": [{"study": study.name, **row} for row in runs],
         "papers": [paper.as_json() for paper in papers],
         "reconstruction": picture.as_json(),
@@ -144,7 +171,6 @@ def run(folder: Path, *, trials: int, seed: int, say: Say) -> dict[str, Any]:
     found["violations"] = violations(found)
     (folder / "audit.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     (folder / "audit.md").write_text(page(found), encoding="utf-8")
-    parts.path.unlink()
     return found
 
 

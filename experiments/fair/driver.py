@@ -16,10 +16,9 @@ from experiments.fair.page import PAGES, Page, draw, words
 from experiments.fair.training import DELTA, Arena, Method, Scale, Trainer, constant_error, curve, methods, noise_at
 from experiments.folder import Data, Experiment, Parts
 from tacit.algorithm import Algorithm
-from tacit.algorithms import steffle
+from tacit.algorithms import find, paper_noise
 from tacit.objectives import Problem
 from tacit.objectives.fairness import Notion
-from tacit.privacy import paper_noise
 
 LEVELS = (0.0, 0.75)
 EPSILONS: dict[Notion, tuple[float, ...]] = {"demographic-parity": (1.0, 3.0, 9.0), "equalized-odds": (1.0, 3.0)}
@@ -126,14 +125,14 @@ def _printed(page: Page, scale: Scale) -> dict[str, Any]:
     rounds = epochs * (least // batch)
     decay_every = max(1, 10 * (least // batch))
     fixed: dict[str, Any] = {"num_rounds": rounds, "clip_norm": 100.0, "batch_size": batch, "passes": epochs}
-    fixed |= {"sampling": "one-pass", "frequencies": frequencies, "decay": 0.8, "decay_every": decay_every}
+    fixed |= {"sampling": "one-pass", "protects": "sensitive-attribute"}
+    fixed |= {"frequencies": frequencies, "decay": 0.8, "decay_every": decay_every}
 
     def build(**point: Any) -> Algorithm:
-        return steffle(problem, **fixed, **point)
+        return find("steffle").build(problem, **fixed, **point)
 
     dials, steps, epsilons = (0.0, 0.5, 1.0, 2.0, 5.0), (0.25, 1.0), EPSILONS["demographic-parity"]
-    terms: dict[str, Any] = {"records": least, "rounds": rounds, "batch": batch, "delta": DELTA, "sampling": "one-pass"}
-    prices = {e: paper_noise("steffle", epsilon=e, **terms) for e in epsilons}
+    prices = {e: paper_noise("steffle", records=least, epsilon=e, delta=DELTA, **fixed) for e in epsilons}
     noise = {e: price.releases[0].noise_multiplier for e, price in prices.items() if price is not None}
     points = [
         {"strength": d, "step_size": s, "noise_multiplier": noise[e]} for e in epsilons for s in steps for d in dials

@@ -23,7 +23,7 @@ from experiments.common import columns, grid_of, noise_for, together
 from experiments.fair.compare import dominated
 from tacit import data
 from tacit.algorithm import Algorithm, Params, Record
-from tacit.algorithms import fedfdp, lagrangian_dual, local_sgd, mb_sgd, steffle
+from tacit.algorithms import find
 from tacit.data import Federation, SiloData
 from tacit.fairness import demographic_parity_gap, equalized_odds_gap
 from tacit.objectives import Objective, Problem, linear, logistic
@@ -140,25 +140,25 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     """SteFFLe, its variants and the baselines, each with its own dial and settings to tune."""
     common: dict[str, Any] = {"num_rounds": rounds, "batch_size": None, "sampling": "full"}
     opened: dict[str, Any] = {"clip_norm": 1e6, "noise_multiplier": None, "channel": "open"}
-    fair = {"frequencies": frequencies, "notion": notion}
+    fair = {"frequencies": frequencies, "notion": notion, "protects": "sensitive-attribute"}
     wide = {"step_size": (4.0, 8.0)}
 
     def ours(**point: Any) -> Algorithm:
-        return steffle(problem, **{**common, **fair, "clip_norm": 100.0, **point})
+        return find("steffle").build(problem, **{**common, **fair, "clip_norm": 100.0, **point})
 
     def tran(**point: Any) -> Algorithm:
-        return lagrangian_dual(problem, **{**common, **fair, **point})
+        return find("lagrangian-dual").build(problem, **{**common, **fair, **point})
 
     def ling(**point: Any) -> Algorithm:
-        return fedfdp(problem, **{**common, "loss_clip": 2.0, **point})
+        return find("fedfdp").build(problem, **{**common, "loss_clip": 2.0, **point})
 
     def with_(build: Callable[..., Algorithm], **changes: Any) -> Callable[..., Algorithm]:
         return lambda **point: build(**{**changes, **point})
 
     clipped = {"step_size": (8.0, 32.0), "clip_norm": (0.1, 0.5)}
     bounded = {**wide, "clip_norm": (0.5, 5.0)}
-    averaged = with_(lambda **p: local_sgd(problem, **{**common, **p}), local_steps=5, **opened)
-    central = with_(lambda **p: mb_sgd(problem, **{**common, "output": "last", **p}), **opened)
+    averaged = with_(lambda **p: find("local-sgd").build(problem, **{**common, **p}), local_steps=5, **opened)
+    central = with_(lambda **p: find("mb-sgd").build(problem, **{**common, "output": "last", **p}), **opened)
     attribute, whole = "sensitive attribute", "ISRL-DP, whole record"
     return [
         Method("central ERM", central, None, (0.0,), wide, "none", pooled=True, private=False),

@@ -1,29 +1,58 @@
 """Tacit: private federated learning without a trusted server.
 
+Every algorithm is a function here, such as `tacit.mb_sgd`; its recipe goes to `tacit.fit`.
+
 >>> import tacit
 >>> tacit.Budget(epsilon=1.0, delta=1e-5).delta
 1e-05
+>>> tacit.mb_sgd(step_size=8.0, num_rounds=30).name
+'mb-sgd'
 """
 
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tacit.algorithm import Terms as Terms
+    from tacit.algorithms.catalogue import *  # noqa: F403
     from tacit.fitting import Fit as Fit
     from tacit.fitting import fit as fit
     from tacit.objectives import Problem as Problem
     from tacit.privacy import Budget as Budget
+    from tacit.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
-__all__ = ["Budget", "Fit", "Problem", "__version__", "fit"]
+__all__ = ["Budget", "Fit", "Problem", "Recipe", "Terms", "__version__", "fit"]
 
 # Looked up when first used: prices and data need no jax, and the command line answers quickly.
-_HOMES = {"Budget": "tacit.privacy", "Fit": "tacit.fitting", "Problem": "tacit.objectives", "fit": "tacit.fitting"}
+_HOMES = {
+    "Budget": "tacit.privacy",
+    "Fit": "tacit.fitting",
+    "Problem": "tacit.objectives",
+    "Recipe": "tacit.recipe",
+    "Terms": "tacit.algorithm",
+    "fit": "tacit.fitting",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    # Python asks here for a submodule before it imports it.
+    found = None if name.startswith("_") or find_spec(f"tacit.{name}") else _algorithms().get(name)
+    if found is None:
         raise AttributeError(f"module 'tacit' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_algorithms()])
+
+
+def _algorithms() -> dict[str, Any]:
+    """The algorithms by the names of their functions."""
+    rows = importlib.import_module("tacit.algorithms.catalogue").ALGORITHMS.values()
+    return {row.recipe.__name__: row.recipe for row in rows}

@@ -1,4 +1,4 @@
-"""The five types that every algorithm is written in. Read this file first.
+"""The five types that every algorithm is written in, and the terms on which it releases. Read this file first.
 
 An algorithm is a set of *kinds of round*. A round has a silo half and a server half; privacy sits between
 the two and belongs to neither:
@@ -13,7 +13,8 @@ are post-processing by signature: the author of an algorithm has no way to leak.
 Price is static, content is dynamic. Noise multiplier, batch, sampling, mechanism and schedule are fixed before
 anything runs, so the whole price is known in advance; the clip may depend on the (public) broadcast. Noise has
 standard deviation ``noise_multiplier x sensitivity`` and the sensitivity is computed from clip, batch and
-adjacency (replace one record in one silo), never written down by hand.
+adjacency (replace one record in one silo), never written down by hand. A study's clip, noise, batches and channel are
+one object, its `Terms`; an algorithm makes every `Release` from them and says only what is its own.
 
 This module imports no jax: ``tacit.privacy`` reads plans out of these types without jax.
 """
@@ -21,10 +22,15 @@ This module imports no jax: ``tacit.privacy`` reads plans out of these types wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
+
+from tacit.recipe import Fixed as Fixed
+from tacit.recipe import Recipe as Recipe
+from tacit.recipe import preset as preset
+from tacit.recipe import recipe as recipe
 
 Params = Any  # a pytree of arrays: the model
 State = Any  # a pytree: what the server remembers
@@ -34,11 +40,14 @@ Memory = Any  # a pytree: released values that a silo keeps between rounds
 Record = Any  # one record: a dict of arrays
 Statistic = Any  # a pytree: what a query computes from one record
 Message = Any  # a pytree: what a silo says
+Info = Mapping[str, Any]  # named numbers: what people look at, by round
 
 # One number, or one per silo; it may be a traced jax value when a grid is compiled.
 Number = Any
 # One number, or one per named block of the statistic.
 PerBlock = Any
+# A bound on the norm of a record's statistic, from public or released values alone.
+Clip = Callable[[Work], PerBlock]
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative"]
@@ -94,7 +103,7 @@ class Release:
     through the records, in the same batches each time.
     """
 
-    clip: Callable[[Work], PerBlock]
+    clip: Clip
     noise_multiplier: PerBlock
     batch_size: Number | None
     sampling: Sampling
@@ -116,6 +125,91 @@ class Release:
                 f"Expected passes={self.passes} to be 1, or more with one-pass sampling in batches of one size for all "
                 "silos."
             )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms an algorithm's statistics leave a silo: one object, from the study to every `Release`.
+
+    Fields are those of `Release`; ``clip_norm`` is the bound of every statistic for which the algorithm has none of its
+    own. Numbers may be traced, or arrays with one entry per silo. Through the ``"open"`` channel clip and noise may be
+    ``None``; elsewhere only a clip may, where every statistic has a bound of its own.
+    """
+
+    clip_norm: Number | None
+    noise_multiplier: Number | None
+    batch_size: Number | None
+    sampling: Sampling
+    capacity: Number | None = None
+    channel: Channel = "direct"
+    protects: Protects = "record"
+
+    @classmethod
+    def split(cls, given: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
+        """The terms among named values, and the rest: a study names an algorithm's parameters beside its terms.
+
+        >>> named = {"clip_norm": 1.0, "noise_multiplier": 2.0, "batch_size": None, "sampling": "full", "step_size": 3}
+        >>> terms, own = Terms.split(named)
+        >>> terms.clip_norm, own
+        (1.0, {'step_size': 3})
+        """
+        names = {field.name for field in fields(cls)}
+        return (
+            cls(**{name: value for name, value in given.items() if name in names}),
+            {name: value for name, value in given.items() if name not in names},
+        )
+
+    def drawn(self, batch_size: Number | None, sampling: Sampling | None, capacity: Number | None = None) -> Terms:
+        """The same terms for batches that are drawn otherwise; as they are, where no sampling is given."""
+        if sampling is None:
+            return self
+        return replace(self, batch_size=batch_size, sampling=sampling, capacity=capacity)
+
+    def release(
+        self,
+        *,
+        clip: Clip | None = None,
+        noise: PerBlock = 1.0,
+        groups: int | None = None,
+        passes: int = 1,
+        mechanism: Mechanism = "gaussian",
+        randomiser: Randomiser = "auto",
+    ) -> Release:
+        """A release on these terms.
+
+        ``clip`` is the algorithm's own bound in place of ``clip_norm``; ``noise`` is how many times the noise
+        multiplier it has, one number or one for each block; ``groups`` is how many values ``s`` takes, for algorithms
+        that can protect it alone.
+        """
+        alone = self.protects == "sensitive-attribute"
+        if alone and groups is None:
+            raise ValueError(
+                'Expected protects="record": this algorithm protects whole records; use steffle or lagrangian-dual to '
+                "protect the sensitive attribute alone."
+            )
+        return Release(
+            clip=(lambda work: self.clip_norm) if clip is None else clip,
+            noise_multiplier=_times(self.noise_multiplier, noise),
+            batch_size=self.batch_size,
+            sampling=self.sampling,
+            capacity=self.capacity,
+            mechanism=mechanism,
+            channel=self.channel,
+            protects=self.protects,
+            randomiser=randomiser,
+            groups=groups if alone else None,
+            passes=passes,
+        )
+
+
+def _times(noise_multiplier: Number | None, ratio: PerBlock) -> PerBlock:
+    """The noise multiplier of a release, or of each of its blocks; none where there is no noise."""
+    if noise_multiplier is None or (isinstance(ratio, float | int) and ratio == 1):
+        return noise_multiplier
+    if isinstance(ratio, Mapping):
+        return {block: _times(noise_multiplier, own) for block, own in ratio.items()}
+    by_silo = isinstance(noise_multiplier, list | tuple)
+    return (np.asarray(noise_multiplier) if by_silo else noise_multiplier) * ratio
 
 
 def _broadcast_is_work(broadcast: Broadcast, memory: Memory) -> Work:
@@ -207,15 +301,23 @@ def _no_memory(params: Params) -> Memory:
     return ()
 
 
+def _no_info(state: State) -> Info:
+    return {}
+
+
 @dataclass(frozen=True)
 class Algorithm:
-    """Kinds of round and the order in which they happen. ``schedule`` is static: the price is read from it."""
+    """Kinds of round and the order in which they happen. ``schedule`` is static: the price is read from it.
+
+    The state is what the next round or the output needs. ``info`` is what people look at, computed from it.
+    """
 
     init: Callable[[Params], State]
     rounds: Mapping[str, Round]
     schedule: Sequence[str]
     output: Callable[[State], Params]
     memory: Callable[[Params], Memory] = _no_memory
+    info: Callable[[State], Info] = _no_info
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.schedule) - set(self.rounds))

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tacit.algorithm import Params
-from tacit.algorithms import find
+from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Sampling, Terms
+from tacit.algorithms import ALGORITHMS, Recipe, find
 from tacit.data import Federation
-from tacit.errors import TacitError, unknown
+from tacit.errors import TacitError
 from tacit.objectives import Problem
 from tacit.privacy.doubts import doubts
 from tacit.privacy.plan import Budget, SiloPlan, plan_silos
 from tacit.runtime.participation import participation
-from tacit.runtime.simulate import Progress, simulate
+from tacit.runtime.simulate import Outcome, Progress, Seed, simulate_grid
 from tacit.silo import enrol
+
+_MEASUREMENTS = 50  # of a run, unless somebody asks for more
 
 
 class Fit(NamedTuple):
-    """A trained model, what each silo paid for it, and measurements on the training records by round."""
+    """A trained model, what each silo paid for it, and how training went.
+
+    ``trace`` holds an array for each measurement, with one entry for each of the rounds in ``trace["round"]``: the loss
+    and its metrics on the training records of all silos, and what the algorithm says of itself. Measurements are exact,
+    which a simulation can afford: no price covers them, so they are not for those whom the records are hidden from.
+    """
 
     params: Params
     silos: tuple[SiloPlan, ...]
@@ -33,68 +41,106 @@ class Fit(NamedTuple):
 def fit(
     problem: Problem,
     silos: Federation | Sequence[Mapping[str, np.ndarray]],
+    algorithm: Callable[[Problem, Terms], Algorithm],
     *,
-    algorithm: str,
     budget: Budget | None,
+    clip_norm: Number | None = None,
+    batch_size: Number | None = None,
+    sampling: Sampling | None = None,
+    capacity: Number | None = None,
+    channel: Channel = "direct",
+    protects: Protects = "record",
     seed: int = 0,
     participants: int | Sequence[int] | None = None,
     weights: Sequence[float] | None = None,
+    measure_every: int | None = None,
     progress: Progress | None = None,
-    **parameters: Any,
 ) -> Fit:
     """Train ``problem`` on silos in this process, each silo's messages within ``budget`` for each of its records.
 
     ``silos`` is a federation (its training records are used) or one table ``{"x": features, "y": targets}`` per silo.
-    ``budget=None`` trains without privacy, and says so by plans without a price; a budget that promises little warns.
-    ``parameters`` are the algorithm's: ``step_size``, ``num_rounds``, ``clip_norm``, and for mini-batches
-    ``batch_size`` and ``sampling``.
+    ``algorithm`` is a recipe such as ``tacit.mb_sgd(...)``, or any function of a problem and `Terms` that returns an
+    `Algorithm`. ``budget=None`` trains without privacy, clip and noise, and says so by plans without a price; a budget
+    that promises little warns. ``clip_norm`` bounds each record's part, and is needed with a budget. ``sampling`` is
+    ``"full"``, or ``"poisson"`` where there is a ``batch_size``, unless it is given. The trace has about fifty entries,
+    or one for every ``measure_every``-th round (0: none) and the last.
 
+    >>> import tacit
     >>> from tacit.data import load
-    >>> from tacit.objectives import Objective, Problem, linear, logistic
+    >>> from tacit.objectives import Objective, linear, logistic
     >>> hospitals = load("heart-disease")
     >>> problem = Problem(Objective(linear(*hospitals.feature_shape, 1), logistic()))
-    >>> result = fit(problem, hospitals, algorithm="mb-sgd", budget=Budget(epsilon=1.0, delta=1e-5),
-    ...              step_size=4.0, clip_norm=0.35, num_rounds=30)
+    >>> result = fit(problem, hospitals, tacit.mb_sgd(step_size=4.0, num_rounds=30),
+    ...              budget=Budget(epsilon=1.0, delta=1e-5), clip_norm=0.35)
     >>> [round(silo.price.epsilon, 2) for silo in result.silos]
     [1.0, 1.0, 1.0, 1.0]
+    >>> bool(result.trace["loss"][-1] < result.trace["loss"][0])
+    True
     """
-    tables, names = _tables(silos)
+    _check(algorithm, budget, clip_norm)
+    tables, names = _tables(silos, _reads_attribute(algorithm))
     enrolled = enrol(tables, names)
     records = [int(n) for n in enrolled.counts]
-    entry = find(algorithm)
-    strange = sorted(set(parameters) - set(entry.parameters))
-    if strange:
-        raise TacitError(unknown(f"parameter of {algorithm}", strange[0], set(entry.parameters) - {"noise_multiplier"}))
-    defaults = {"batch_size": None, "sampling": "full" if parameters.get("batch_size") is None else "poisson"}
-    chosen = {**defaults, **parameters, "channel": "open" if budget is None else parameters.get("channel", "direct")}
-    if budget is None:
-        chosen = {"clip_norm": None, **chosen}
-    try:
-        unit = entry.factory(problem, noise_multiplier=1.0, **chosen)
-    except TypeError as error:
-        raise TacitError(f"{algorithm} cannot be built: {error}.") from None
+    scheme = sampling or ("full" if batch_size is None else "poisson")
+    unit = Terms(clip_norm, 1.0, batch_size, scheme, capacity, "open" if budget is None else channel, protects)
     cap, honest = (None, None) if budget is None else (budget.max_participations, budget.honest)
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
     who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
     # Shuffled channels are priced for the crowd that is sure to come.
-    plans, noise = plan_silos(unit, names, records, budget and dataclasses.replace(budget, fewest=who.fewest))
+    limit = budget and dataclasses.replace(budget, fewest=who.fewest)
+    plans, noise = plan_silos(algorithm(problem, unit), names, records, limit)
     if budget is not None:
         for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):
             warnings.warn(doubt, stacklevel=2)
     key_run, key_init = jax.random.split(jax.random.key(seed))
-    outcome = simulate(
-        entry.factory(problem, noise_multiplier=noise, **chosen),
-        problem.objective.init(key_init),
-        enrolled,
-        key=key_run,
-        who=who,
-        progress=progress,
+    pooled = {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
+    start = Seed(key_run, problem.objective.init(key_init), enrolled, pooled)
+    trained = algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise))
+    outcome = _simulate(problem, trained, start, measure_every, who=who, progress=progress)
+    trace = {name: values[0, 0] for name, values in outcome.trace.items()}
+    params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
+    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {})
+
+
+def _simulate(problem: Problem, algorithm: Algorithm, start: Seed, measure_every: int | None, **how: Any) -> Outcome:
+    """The run; its output is the model beside what the algorithm says of itself."""
+    every = max(1, len(algorithm.schedule) // _MEASUREMENTS) if measure_every is None else measure_every
+
+    def output(state: Any) -> Any:
+        return algorithm.output(state), dict(algorithm.info(state))
+
+    def measure(found: Any, evaluation: Any) -> dict[str, Any]:
+        params, info = found
+        return {**problem.objective.measure(params, evaluation), **info}
+
+    watched = dataclasses.replace(algorithm, output=output)
+    return simulate_grid(
+        lambda: watched, {}, [start], measure=measure if every else None, measure_every=every or 1, **how
     )
-    return Fit(outcome.params, plans, outcome.trace)
 
 
-def _tables(silos: Federation | Sequence[Mapping[str, np.ndarray]]) -> tuple[list[Mapping[str, np.ndarray]], list[str]]:
+def _check(algorithm: Any, budget: Budget | None, clip_norm: Number | None) -> None:
+    """Raise unless there is an algorithm to train with, and a clip where there is a budget."""
+    if isinstance(algorithm, str) or not callable(algorithm):
+        known = algorithm if algorithm in ALGORITHMS else "mb-sgd"
+        required = [p.name for p in find(known).parameters.values() if p.default is inspect.Parameter.empty]
+        call = f"tacit.{known.replace('-', '_')}({', '.join(f'{name}=...' for name in required)})"
+        raise TacitError(f"Expected an algorithm such as {call}, got {algorithm!r}; names are for studies.")
+    if budget is not None and clip_norm is None:
+        raise TacitError("Expected clip_norm, a bound on each record's part in a message, for a budget; none is given.")
+
+
+def _reads_attribute(algorithm: Any) -> bool:
+    """Whether an algorithm of the table reads the sensitive attribute; one of somebody's own may."""
+    entry = ALGORITHMS.get(algorithm.name) if isinstance(algorithm, Recipe) else None
+    return entry is None or entry.reads_attribute
+
+
+def _tables(
+    silos: Federation | Sequence[Mapping[str, np.ndarray]], with_attribute: bool
+) -> tuple[list[Mapping[str, np.ndarray]], list[str]]:
+    """Each silo's training records and name; of a federation the sensitive attribute only where it is read."""
     if isinstance(silos, Federation):
-        kept = [{k: v for k, v in silo.train.items() if k != "s"} for silo in silos.silos]
-        return [*kept], [silo.name for silo in silos.silos]
+        tables = [{k: v for k, v in silo.train.items() if k != "s" or with_attribute} for silo in silos.silos]
+        return [*tables], [silo.name for silo in silos.silos]
     return list(silos), [f"silo {i}" for i in range(len(silos))]

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tacit.algorithms import accelerated_mb_sgd, mb_sgd, one_pass_accelerated
+from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, squared
 from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol
@@ -51,9 +51,13 @@ def smooth_convex():
     rounds = 500
     common = {"num_rounds": rounds, **OPEN}
     return {
-        "last": gaps(lambda p: mb_sgd(p, step_size=0.5, output="last", **common), LOG_UNIFORM, rounds),
-        "average": gaps(lambda p: mb_sgd(p, step_size=0.5, output="average", **common), LOG_UNIFORM, rounds),
-        "accelerated": gaps(lambda p: accelerated_mb_sgd(p, step_size=0.5, **common), LOG_UNIFORM, rounds),
+        "last": gaps(lambda p: find("mb-sgd").build(p, step_size=0.5, output="last", **common), LOG_UNIFORM, rounds),
+        "average": gaps(
+            lambda p: find("mb-sgd").build(p, step_size=0.5, output="average", **common), LOG_UNIFORM, rounds
+        ),
+        "accelerated": gaps(
+            lambda p: find("accelerated-mb-sgd").build(p, step_size=0.5, **common), LOG_UNIFORM, rounds
+        ),
     }
 
 
@@ -76,7 +80,9 @@ def test_strongly_convex_stages_halve_the_gap():
     length = int(np.ceil(4 * np.sqrt(2 / 0.01)))
     stages = (length,) * 6
     found = gaps(
-        lambda p: accelerated_mb_sgd(p, step_size=[0.5] * 6, stages=stages, num_rounds=6 * length, **OPEN),
+        lambda p: find("accelerated-mb-sgd").build(
+            p, step_size=[0.5] * 6, stages=stages, num_rounds=6 * length, **OPEN
+        ),
         eigenvalues,
         6 * length,
     )
@@ -91,7 +97,7 @@ def test_strongly_convex_sgd_falls_as_one_over_rounds():
     hessian = x.T @ x / len(x)
     mu = np.linalg.eigvalsh(hessian)[0]
     rounds = 4000
-    algorithm = mb_sgd(
+    algorithm = find("mb-sgd").build(
         problem,
         step_size=2 / (mu * (np.arange(rounds) + 20)),
         output=np.arange(rounds) + 1.0,
@@ -122,18 +128,18 @@ def test_three_rounds_by_hand():
         w = (a * mu * md + ((1 - a) * mu + c) * w - a * eigenvalues * (md - 1)) / (mu + c)
         ag = a * w + (1 - a) * ag
     tables, problem = quadratic(eigenvalues)
-    algorithm = accelerated_mb_sgd(problem, step_size=step, num_rounds=3, strong_convexity=mu, **OPEN)
+    algorithm = find("accelerated-mb-sgd").build(problem, step_size=step, num_rounds=3, strong_convexity=mu, **OPEN)
     found = simulate(algorithm, start(problem), enrol(tables), key=jax.random.key(0)).params
     np.testing.assert_allclose(np.asarray(found["linear"]["w"])[:, 0], ag, rtol=1e-5)
 
 
 def test_a_stage_starts_afresh_from_the_aggregate():
     tables, problem = quadratic([0.1, 1.0])
-    both = accelerated_mb_sgd(problem, step_size=[0.5, 0.25], stages=(4, 3), num_rounds=7, **OPEN)
+    both = find("accelerated-mb-sgd").build(problem, step_size=[0.5, 0.25], stages=(4, 3), num_rounds=7, **OPEN)
     found = simulate(both, start(problem), enrol(tables), key=jax.random.key(0)).params
     params = start(problem)
     for rounds, step in ((4, 0.5), (3, 0.25)):
-        stage = accelerated_mb_sgd(problem, step_size=step, num_rounds=rounds, **OPEN)
+        stage = find("accelerated-mb-sgd").build(problem, step_size=step, num_rounds=rounds, **OPEN)
         params = simulate(stage, params, enrol(tables), key=jax.random.key(0)).params
     assert largest_difference(found, params) < 1e-6
 
@@ -141,15 +147,15 @@ def test_a_stage_starts_afresh_from_the_aggregate():
 def test_stages_must_add_up():
     _, problem = quadratic([1.0])
     with pytest.raises(ValueError, match="add up to num_rounds=5"):
-        accelerated_mb_sgd(problem, step_size=0.5, stages=(2, 2), num_rounds=5, **OPEN)
+        find("accelerated-mb-sgd").build(problem, step_size=0.5, stages=(2, 2), num_rounds=5, **OPEN)
 
 
 def test_one_pass_comes_near_the_optimum_and_takes_no_second_look():
     made, problem, solution = least_squares(sizes=(1200, 1200))
     terms = {"clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": 20, "num_rounds": 60, "step_size": 0.8}
-    algorithm = one_pass_accelerated(problem, **terms)
+    algorithm = find("one-pass-accelerated").build(problem, **terms, sampling="one-pass")
     found = simulate(algorithm, start(problem), enrol(made), key=jax.random.key(0)).params
     error = np.linalg.norm(np.asarray(found["linear"]["w"])[:, 0] - solution)
     assert error < 0.05 * np.linalg.norm(solution)
     with pytest.raises(ValueError, match="accelerated-mb-sgd"):
-        one_pass_accelerated(problem, **terms, sampling="wor")
+        find("one-pass-accelerated").build(problem, **terms, sampling="wor")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import ce_psgm, ce_psgm_fg, diff2_gd, mb_psgm, prox_spider
+from tacit.algorithms import find
 from tacit.privacy import Company, events_of
 from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
@@ -19,6 +19,7 @@ COMMON = {
     "batch_size": None,
     "sampling": "full",
     "difference_slope": 1e3,
+    "channel": "shuffled-reports",
 }
 
 
@@ -44,7 +45,7 @@ def transcription(made, w, *, rounds, local_steps, momentum, step):
 @pytest.mark.parametrize("local_steps", [1, 3])
 def test_it_is_algorithm_1(local_steps):
     made, problem, _ = least_squares()
-    algorithm = ce_psgm(problem, local_steps=local_steps, momentum=0.4, **COMMON)
+    algorithm = find("ce-psgm").build(problem, local_steps=local_steps, momentum=0.4, **COMMON)
     scale = 1.0 if _is_half_square(problem) else 2.0
     found = simulate(algorithm, start(problem), enrol(made), key=jax.random.key(0)).params
     first = np.asarray(start(problem)["linear"]["w"])[:, 0].astype(np.float64)
@@ -61,27 +62,27 @@ def _is_half_square(problem):
 def test_what_a_preset_settles_is_no_parameter():
     """That presets are CE-PSGM otherwise is tested with all algorithms."""
     _, problem, _ = least_squares()
-    with pytest.raises(ValueError, match="every record"):
-        ce_psgm_fg(problem, local_steps=2, **{**COMMON, "sampling": "wor", "batch_size": 3})
+    with pytest.raises(ValueError, match='Expected sampling="full" for ce-psgm-fg'):
+        find("ce-psgm-fg").build(problem, local_steps=2, **{**COMMON, "sampling": "wor", "batch_size": 3})
     with pytest.raises(TypeError, match="local_steps"):
-        mb_psgm(problem, local_steps=3, **COMMON)
+        find("mb-psgm").build(problem, local_steps=3, **COMMON)
 
 
 def test_diff2_gd_is_spider_through_a_trusted_server():
     made, problem, _ = least_squares()
-    noisy = {**COMMON, "noise_multiplier": 1.0, "clip_norm": 1.0, "difference_slope": 0.5}
-    spider = prox_spider(problem, phase_length=2, channel="trusted", **noisy)
+    noisy = {**COMMON, "noise_multiplier": 1.0, "clip_norm": 1.0, "difference_slope": 0.5, "channel": "trusted"}
+    spider = find("prox-spider").build(problem, phase_length=2, **noisy)
     silos, point = enrol(made), start(problem)
     found = [
         simulate(algorithm, point, silos, key=jax.random.key(2)).params
-        for algorithm in (diff2_gd(problem, phase_length=2, **noisy), spider)
+        for algorithm in (find("diff2-gd").build(problem, phase_length=2, **noisy), spider)
     ]
     assert largest_difference(*found) < 1e-5
 
 
 def test_a_record_enters_two_r_minus_one_shuffles_and_the_local_steps_of_its_turns():
     _, problem, _ = least_squares()
-    algorithm = ce_psgm(problem, local_steps=4, **{**COMMON, "noise_multiplier": 1.0, "num_rounds": 7})
+    algorithm = find("ce-psgm").build(problem, local_steps=4, **{**COMMON, "noise_multiplier": 1.0, "num_rounds": 7})
     counts = []
     for place in range(3):
         events = events_of(algorithm, place=place, silos=3, records=40, company=Company((40, 40, 40), 1.0, 3))
@@ -96,4 +97,4 @@ def test_a_record_enters_two_r_minus_one_shuffles_and_the_local_steps_of_its_tur
 def test_nonsense_is_refused(changes):
     _, problem, _ = least_squares()
     with pytest.raises(ValueError, match="Expected"):
-        ce_psgm(problem, **{**COMMON, **changes})
+        find("ce-psgm").build(problem, **{**COMMON, **changes})

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tacit.algorithm import Terms
 from tacit.algorithms.column_statistics import column_bound, column_statistics
 from tacit.algorithms.validation_score import validation_score
 from tacit.objectives import Objective, linear, logistic, squared
@@ -19,8 +20,12 @@ from tacit.studies.standardise import shares_of_tree
 KINDS = ("moments", "quantiles", "histogram")
 
 
+def once(noise):
+    return Terms(clip_norm=None, noise_multiplier=noise, batch_size=None, sampling="full")
+
+
 def statistics(kind, columns, bins=8, noise=1.0):
-    return column_statistics(columns=range(columns), statistic=kind, bins=bins, noise_multiplier=noise)
+    return column_statistics(once(noise), columns=range(columns), statistic=kind, bins=bins)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,7 +50,7 @@ def test_without_noise_statistics_are_those_of_the_records():
     got = {
         kind: np.asarray(
             simulate(
-                column_statistics(columns=(0, 2), statistic=kind, bins=8, noise_multiplier=1e-7),
+                column_statistics(once(1e-7), columns=(0, 2), statistic=kind, bins=8),
                 jnp.zeros(()),
                 enrol(tables),
                 key=jax.random.key(0),
@@ -82,7 +87,7 @@ def test_bins_must_be_a_power_of_two():
 @pytest.mark.parametrize("loss", [logistic(), squared()], ids=["classes", "numbers"])
 def test_a_score_moves_by_one_over_n(loss):
     objective = Objective(linear(2, 1), loss)
-    silo = validation_score(objective, noise_multiplier=1.0).rounds["score"].silo
+    silo = validation_score(objective, once(1.0)).rounds["score"].silo
     params = jax.tree.map(lambda leaf: leaf + 3.0, objective.init(jax.random.key(0)))
     records = [{"x": jnp.asarray(x), "y": jnp.asarray(y)} for x in ([1.0, 1.0], [-1.0, -1.0]) for y in (0.0, 1.0)]
     found = [float(silo.query(params, record)) for record in records]
@@ -95,6 +100,6 @@ def test_a_score_without_noise_is_the_error():
     generator = np.random.default_rng(1)
     x, y = generator.normal(size=(30, 2)).astype(np.float32), generator.integers(0, 2, 30)
     params = {"linear": {"w": jnp.ones((2, 1)), "b": jnp.zeros(1)}}
-    algorithm = validation_score(objective, noise_multiplier=1e-7)
+    algorithm = validation_score(objective, once(1e-7))
     got = simulate(algorithm, params, enrol([{"x": x, "y": y}]), key=jax.random.key(0)).params
     assert float(got) == pytest.approx(((x.sum(axis=1) > 0) != y).mean(), abs=1e-4)

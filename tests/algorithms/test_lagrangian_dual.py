@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import lagrangian_dual
-from tacit.algorithms.fed_sgda import SgdaPoint
+from tacit.algorithms import find
+from tacit.algorithms.sgda import SgdaPoint
 from tacit.objectives import Objective, Problem, linear, logistic
 
 NORM = 2.0
@@ -16,8 +16,8 @@ def built(**changes):
     objective = Objective(linear(3, 1), logistic())
     problem = Problem(objective, lipschitz=(NORM**2 + 1) ** 0.5, smoothness=(NORM**2 + 1) / 4)
     terms = {"step_size": 1.0, "num_rounds": 1, "clip_norm": 100.0, "noise_multiplier": 1.0, "batch_size": None}
-    terms |= {"sampling": "full", "frequencies": (0.3, 0.7), "multiplier_step": 1.0}
-    return lagrangian_dual(problem, **{**terms, **changes}).rounds["step"].silo
+    terms |= {"sampling": "full", "frequencies": (0.3, 0.7), "multiplier_step": 1.0, "protects": "sensitive-attribute"}
+    return find("lagrangian-dual").build(problem, **{**terms, **changes}).rounds["step"].silo
 
 
 def moved(silo, point, x, y):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tacit.algorithms import mb_sgd
+from tacit.algorithms import find
 from tacit.privacy import price
 from tacit.privacy.plan import Budget, events_of, plan_silos
 from tacit.runtime.debug import debug
@@ -26,8 +26,10 @@ UNEQUAL = {
 def test_silos_may_differ_in_records_budget_clip_batch_and_weight():
     """n_i, epsilon_i, L_i, K_i and p_i by silo, a random number of silos each round: both runtimes agree."""
     budget = Budget(epsilon=(0.5, 2.0, 8.0), delta=1e-4)
-    plans, noise = plan_silos(mb_sgd(LOGISTIC, noise_multiplier=1.0, **UNEQUAL), "abc", (30, 17, 24), budget)
-    algorithm = mb_sgd(LOGISTIC, noise_multiplier=noise, **UNEQUAL)
+    plans, noise = plan_silos(
+        find("mb-sgd").build(LOGISTIC, noise_multiplier=1.0, **UNEQUAL), "abc", (30, 17, 24), budget
+    )
+    algorithm = find("mb-sgd").build(LOGISTIC, noise_multiplier=noise, **UNEQUAL)
     for place, (plan, epsilon) in enumerate(zip(plans, (0.5, 2.0, 8.0), strict=True)):
         events = events_of(algorithm, place=place, silos=3, records=plan.records)
         assert 0.99 * epsilon < price(events, delta=1e-4).epsilon <= epsilon
@@ -48,7 +50,7 @@ def test_the_output_is_the_weighted_mean_of_the_iterates_before_the_last():
     for step in steps:
         iterates.append(w)
         w = w - step * x.T @ (x @ w - y) / 20
-    algorithm = mb_sgd(
+    algorithm = find("mb-sgd").build(
         problem,
         step_size=steps,
         output=weights,
@@ -65,4 +67,4 @@ def test_the_output_is_the_weighted_mean_of_the_iterates_before_the_last():
 
 def test_weights_must_be_usable():
     with pytest.raises(ValueError, match="6 non-negative weights"):
-        mb_sgd(LOGISTIC, noise_multiplier=1.0, output=[1.0, 2.0], **UNEQUAL)
+        find("mb-sgd").build(LOGISTIC, noise_multiplier=1.0, output=[1.0, 2.0], **UNEQUAL)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tacit.algorithm import Release, Silo
-from tacit.algorithms import mu2_sgd
+from tacit.algorithms import find
 from tacit.algorithms.mu2_sgd import Mu2Points
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, logistic
@@ -25,7 +25,7 @@ PROBLEM = Problem(Objective(linear(5, 1, bias=False), logistic()), l2_ball(1.5))
 
 def mu2(**changes):
     terms = {"step_size": 0.05, "num_rounds": 12, "clip_norm": 2.0, "noise_multiplier": 0.5, "batch_size": 1}
-    return mu2_sgd(PROBLEM, **{**terms, "sampling": "one-pass", **changes})
+    return find("mu2-sgd").build(PROBLEM, **{**terms, "sampling": "one-pass", **changes})
 
 
 def test_without_noise_it_is_the_papers_recursion():

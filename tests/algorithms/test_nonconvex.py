@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tacit import geometry
-from tacit.algorithms import alternate_spider, mb_sgd, pl_svrg, prox_sgd, prox_spider, prox_svrg
+from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.privacy import events_of, price
 from tacit.runtime.simulate import simulate
@@ -22,10 +22,10 @@ def run(algorithm, problem, silos=None, noise="each"):
     return simulate(algorithm, start(problem), silos, key=jax.random.key(5), noise=noise).params
 
 
-@pytest.mark.parametrize("factory", [prox_spider, prox_svrg])
-def test_phases_of_one_round_are_proximal_minibatch_sgd_exactly(factory):
-    special = factory(LASSO, num_rounds=5, phase_length=1, difference_slope=1.0, **COMMON)
-    plain = mb_sgd(LASSO, num_rounds=5, output="last", **COMMON)
+@pytest.mark.parametrize("name", ["prox-spider", "prox-svrg"])
+def test_phases_of_one_round_are_proximal_minibatch_sgd_exactly(name):
+    special = find(name).build(LASSO, num_rounds=5, phase_length=1, difference_slope=1.0, **COMMON)
+    plain = find("mb-sgd").build(LASSO, num_rounds=5, output="last", **COMMON)
     assert largest_difference(run(special, LASSO), run(plain, LASSO)) == 0.0
 
 
@@ -44,9 +44,9 @@ def shrink(w, step):
 OPEN = {"step_size": 0.7, "clip_norm": None, "noise_multiplier": None, "batch_size": None, "sampling": "full"}
 
 
-def found_by(factory, **parameters):
+def found_by(name, **parameters):
     silos, problem, _ = quadratic()
-    algorithm = factory(problem, channel="open", **{**OPEN, **parameters})
+    algorithm = find(name).build(problem, channel="open", **{**OPEN, **parameters})
     return np.asarray(run(algorithm, problem, silos)["linear"]["w"])[:, 0]
 
 
@@ -56,7 +56,9 @@ def test_spider_follows_the_loop_of_the_paper():
     for r in range(7):
         h = gradient(w) if r % 3 == 0 else h + gradient(w) - gradient(before)
         before, w = w, shrink(w - 0.7 * h, 0.7)
-    np.testing.assert_allclose(found_by(prox_spider, num_rounds=7, phase_length=3, difference_slope=1.0), w, atol=1e-6)
+    np.testing.assert_allclose(
+        found_by("prox-spider", num_rounds=7, phase_length=3, difference_slope=1.0), w, atol=1e-6
+    )
 
 
 def test_alternate_spider_follows_the_two_updates_of_the_paper():
@@ -69,7 +71,7 @@ def test_alternate_spider_follows_the_two_updates_of_the_paper():
         v1 = gradient(w1) - gradient(w0) + v2
         w2 = shrink(w1 - 0.7 * v1, 0.7)
         v2 = gradient(w2)
-    np.testing.assert_allclose(found_by(alternate_spider, num_rounds=6), w2, atol=1e-6)
+    np.testing.assert_allclose(found_by("alternate-spider", num_rounds=6), w2, atol=1e-6)
 
 
 def test_svrg_with_restarts_follows_the_loop_of_the_paper():
@@ -83,22 +85,22 @@ def test_svrg_with_restarts_follows_the_loop_of_the_paper():
                 w = shrink(w - 0.7 * (gradient(w) - gradient(anchor) + g), 0.7)
                 iterates.append(w)
         handed = iterates[pick]
-    got = found_by(prox_svrg, num_rounds=12, phase_length=3, restarts=2, picks=picks)
+    got = found_by("prox-svrg", num_rounds=12, phase_length=3, restarts=2, picks=picks)
     np.testing.assert_allclose(got, handed, atol=1e-6)
 
 
 def test_the_picked_iterate_is_the_one_of_a_shorter_run():
     parameters = {"phase_length": 3, "difference_slope": 1.0}
     np.testing.assert_array_equal(
-        found_by(prox_spider, num_rounds=7, pick=4, **parameters), found_by(prox_spider, num_rounds=4, **parameters)
+        found_by("prox-spider", num_rounds=7, pick=4, **parameters), found_by("prox-spider", num_rounds=4, **parameters)
     )
-    np.testing.assert_array_equal(found_by(prox_spider, num_rounds=3, pick=0, **parameters), np.zeros(3))
+    np.testing.assert_array_equal(found_by("prox-spider", num_rounds=3, pick=0, **parameters), np.zeros(3))
 
 
-@pytest.mark.parametrize("factory", [prox_spider, prox_svrg])
-def test_measurements_by_round_follow_the_iterates(factory):
+@pytest.mark.parametrize("name", ["prox-spider", "prox-svrg"])
+def test_measurements_by_round_follow_the_iterates(name):
     silos, problem, gradient = quadratic()
-    algorithm = factory(problem, channel="open", num_rounds=4, phase_length=2, difference_slope=None, **OPEN)
+    algorithm = find(name).build(problem, channel="open", num_rounds=4, phase_length=2, difference_slope=None, **OPEN)
     outcome = simulate(
         algorithm, start(problem), silos, key=jax.random.key(0), measure=lambda p: {"w": p["linear"]["w"][0, 0]}
     )
@@ -110,7 +112,7 @@ def test_measurements_by_round_follow_the_iterates(factory):
 
 def test_a_difference_of_nearby_points_is_clipped_to_its_own_small_bound():
     """In float64 no record adds more than min(2C, C_s ||dw||), and the bound shrinks with the distance."""
-    algorithm = prox_spider(MLP, num_rounds=2, phase_length=2, difference_slope=0.4, **COMMON)
+    algorithm = find("prox-spider").build(MLP, num_rounds=2, phase_length=2, difference_slope=0.4, **COMMON)
     silo = algorithm.rounds["difference"].silo
     new = start(MLP)
     step = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape), new)
@@ -137,18 +139,18 @@ def test_a_difference_of_nearby_points_is_clipped_to_its_own_small_bound():
 
 
 def test_every_release_is_priced_and_the_constant_differences_are_not_made():
-    """E anchors and E (Q-1) differences for SVRG; every q-th of R for SPIDER."""
+    """E anchors and E (Q-1) differences for SVRG; every q-th of R is a gradient for SPIDER."""
     shape = {"place": 0, "silos": 3, "records": 30}
     parameters = {**COMMON, "noise_multiplier": 8.0, "difference_noise": 0.5, "phase_length": 4}
-    svrg = events_of(pl_svrg(MLP, num_rounds=24, restarts=2, **parameters), **shape)
+    svrg = events_of(find("pl-svrg").build(MLP, num_rounds=24, restarts=2, **parameters), **shape)
     assert [(e.kind, e.count, e.noise_multiplier) for e in svrg] == [("anchor", 6, 8.0), ("difference", 18, 4.0)]
-    spider = events_of(prox_spider(MLP, num_rounds=9, difference_slope=1.0, **parameters), **shape)
-    assert [(e.kind, e.count) for e in spider] == [("anchor", 3), ("difference", 6)]
+    spider = events_of(find("prox-spider").build(MLP, num_rounds=9, difference_slope=1.0, **parameters), **shape)
+    assert [(e.kind, e.count) for e in spider] == [("difference", 6), ("gradient", 3)]
     assert price(spider, delta=1e-6).mu == pytest.approx(np.sqrt(3 / 8.0**2 + 6 / 4.0**2))
 
 
 def test_differences_may_be_sampled_otherwise_than_anchors():
-    algorithm = prox_svrg(
+    algorithm = find("prox-svrg").build(
         MLP, num_rounds=4, phase_length=2, difference_sampling="poisson", difference_batch_size=6, **COMMON
     )
     anchor, difference = events_of(algorithm, place=0, silos=1, records=30)
@@ -158,27 +160,27 @@ def test_differences_may_be_sampled_otherwise_than_anchors():
 def test_proximal_sgd_takes_the_step_of_its_theorem():
     made, problem, solution = least_squares(sizes=(400, 400))
     known = Problem(problem.objective, problem.regulariser, smoothness=1.0)
-    parameters = {"num_rounds": 40, "clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": 10}
-    theorem = run(prox_sgd(known, **parameters), known, enrol(made))
-    written = run(prox_sgd(problem, step_size=0.5, **parameters), problem, enrol(made))
+    parameters = {"num_rounds": 40, "clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": 10, "sampling": "one-pass"}
+    theorem = run(find("prox-sgd").build(known, **parameters), known, enrol(made))
+    written = run(find("prox-sgd").build(problem, step_size=0.5, **parameters), problem, enrol(made))
     assert largest_difference(theorem, written) == 0.0
     assert np.linalg.norm(np.asarray(theorem["linear"]["w"])[:, 0] - solution) < 0.2 * np.linalg.norm(solution)
     with pytest.raises(ValueError, match="smoothness"):
-        prox_sgd(problem, **parameters)
+        find("prox-sgd").build(problem, **parameters)
     with pytest.raises(ValueError, match="one-pass"):
-        prox_sgd(known, sampling="full", **parameters)
+        find("prox-sgd").build(known, **{**parameters, "sampling": "full"})
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("name", "parameters", "message"),
     [
-        (lambda: prox_spider(MLP, num_rounds=4, phase_length=0, difference_slope=1.0, **COMMON), "at least one round"),
-        (lambda: prox_spider(MLP, num_rounds=4, phase_length=2, difference_slope=1.0, pick=5, **COMMON), "pick=5"),
-        (lambda: prox_svrg(MLP, num_rounds=5, phase_length=2, restarts=2, **COMMON), "multiple of restarts"),
-        (lambda: prox_svrg(MLP, num_rounds=4, phase_length=2, restarts=2, picks=[3, 1], **COMMON), "from 0 to 2"),
-        (lambda: pl_svrg(MLP, num_rounds=4, phase_length=2, restarts=1, **COMMON), "prox-svrg"),
+        ("prox-spider", {"phase_length": 0, "difference_slope": 1.0}, "at least one round"),
+        ("prox-spider", {"phase_length": 2, "difference_slope": 1.0, "pick": 5}, "pick=5"),
+        ("prox-svrg", {"num_rounds": 5, "phase_length": 2, "restarts": 2}, "multiple of restarts"),
+        ("prox-svrg", {"phase_length": 2, "restarts": 2, "picks": [3, 1]}, "from 0 to 2"),
+        ("pl-svrg", {"phase_length": 2, "restarts": 1}, "prox-svrg"),
     ],
 )
-def test_mistakes_are_named(build, message):
+def test_mistakes_are_named(name, parameters, message):
     with pytest.raises(ValueError, match=message):
-        build()
+        find(name).build(MLP, **{"num_rounds": 4, **COMMON, **parameters})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tacit.algorithm import Algorithm
-from tacit.algorithms import steffle
+from tacit.algorithms import find
 from tacit.fairness import chi_squared
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, mlp, softmax
 from tacit.privacy import events_of, price
@@ -15,7 +15,14 @@ from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol, exact_statistic, view_of
 from tacit.theory import fermi_stationarity
 
-COMMON = {"num_rounds": 300, "clip_norm": 1e4, "noise_multiplier": 0.0, "batch_size": None, "sampling": "full"}
+COMMON = {
+    "num_rounds": 300,
+    "clip_norm": 1e4,
+    "noise_multiplier": 0.0,
+    "batch_size": None,
+    "sampling": "full",
+    "protects": "sensitive-attribute",
+}
 
 
 def made(classes=2, groups=2, n=240, seed=0):
@@ -59,7 +66,7 @@ def test_without_noise_the_divergence_falls_and_the_gradient_of_phi_vanishes(nam
 
     def build(strength):
         terms = {"frequencies": p, "notion": notion, "classes": classes, "radius": 20.0, **COMMON, "num_rounds": 600}
-        return steffle(own, step_size=0.03, strength=strength, **terms)
+        return find("steffle").build(own, step_size=0.03, strength=strength, **terms)
 
     @jax.jit
     def measured(w):
@@ -86,7 +93,7 @@ def test_bounds_that_follow_the_duals_are_never_active_and_nearly_attained(notio
     lipschitz = (norm**2 + 1) ** 0.5
     own = Problem(Objective(linear(3, 1), logistic()), lipschitz=lipschitz, smoothness=lipschitz**2 / 4)
     p = shares(table, notion, 2, groups)
-    algorithm = steffle(own, step_size=0.1, strength=1.3, frequencies=p, notion=notion, **COMMON)
+    algorithm = find("steffle").build(own, step_size=0.1, strength=1.3, frequencies=p, notion=notion, **COMMON)
     step = algorithm.rounds["step"]
     rng = np.random.default_rng(1)
     records = {k: jnp.asarray(v) for k, v in table.items()}
@@ -112,7 +119,9 @@ def test_duals_stay_in_their_ball_and_start_where_predictions_are_independent():
     p = shares(table, "demographic-parity", 2, 2)[0]
     own = problem(2)
     common = {**COMMON, "num_rounds": 30}
-    algorithm = steffle(own, step_size=0.3, strength=1.0, frequencies=p, radius=0.1, dual_step_size=5.0, **common)
+    algorithm = find("steffle").build(
+        own, step_size=0.3, strength=1.0, frequencies=p, radius=0.1, dual_step_size=5.0, **common
+    )
     start = own.objective.init(jax.random.key(0))
     state = algorithm.init(start)
     records = {k: jnp.asarray(v) for k, v in table.items()}
@@ -120,7 +129,9 @@ def test_duals_stay_in_their_ball_and_start_where_predictions_are_independent():
     np.testing.assert_allclose(state.duals, best, atol=1e-5)
     end = simulate(algorithm, start, enrol([table]), key=jax.random.key(0)).state
     assert float(jnp.linalg.norm(end.duals - state.duals)) <= 0.1 * (1 + 1e-5)
-    printed = steffle(own, step_size=0.3, strength=1.0, frequencies=p, around_independence=False, **common)
+    printed = find("steffle").build(
+        own, step_size=0.3, strength=1.0, frequencies=p, around_independence=False, **common
+    )
     assert not np.any(printed.init(start).duals)
 
 
@@ -129,7 +140,9 @@ def test_designs_are_priced_as_they_are():
 
     def events(**changes):
         terms = {**COMMON, "num_rounds": 20, "noise_multiplier": 5.0, "strength": 1.0, "frequencies": (0.5, 0.5)}
-        return events_of(steffle(own, step_size=0.1, **{**terms, **changes}), place=0, silos=1, records=100)
+        return events_of(
+            find("steffle").build(own, step_size=0.1, **{**terms, **changes}), place=0, silos=1, records=100
+        )
 
     [full] = events()
     assert (full.sampling, full.protects, full.count) == ("full", "sensitive-attribute", 20)
@@ -153,7 +166,7 @@ def test_the_full_batch_needs_the_least_noise(records, rounds, batch):
 
 
 def test_a_secret_batch_gets_its_loss_from_records_without_the_attribute():
-    algorithm = steffle(
+    algorithm = find("steffle").build(
         problem(2),
         step_size=0.1,
         num_rounds=2,
@@ -161,6 +174,7 @@ def test_a_secret_batch_gets_its_loss_from_records_without_the_attribute():
         noise_multiplier=1.0,
         batch_size=20,
         sampling="poisson",
+        protects="sensitive-attribute",
         strength=1.0,
         frequencies=(0.5, 0.5),
     )
@@ -185,7 +199,7 @@ def test_the_histogram_is_close_and_paid_for(notion, protects):
     own = problem(2)
 
     def build(noise):
-        return steffle(
+        return find("steffle").build(
             own,
             step_size=0.1,
             num_rounds=20,
@@ -230,4 +244,6 @@ def test_the_histogram_is_close_and_paid_for(notion, protects):
 )
 def test_what_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        steffle(problem(2), step_size=0.1, **COMMON, **{"strength": 1.0, "frequencies": (0.5, 0.5), **changes})
+        find("steffle").build(
+            problem(2), step_size=0.1, **COMMON, **{"strength": 1.0, "frequencies": (0.5, 0.5), **changes}
+        )

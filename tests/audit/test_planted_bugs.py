@@ -1,132 +1,219 @@
-"""The auditor earns its keep: bugs that are planted into the shipping code are found, each of them."""
-
-import importlib
+"""The auditor earns its keep: bugs that are planted into the code of the door are found, each of them."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from experiments.audit.suite import DELTA, EPSILON, key_for
 from tacit.algorithms import find
+from tacit.audit import deployed
 from tacit.audit.mechanism import audit_mechanism
-from tacit.audit.table import Setting, subject
-from tacit.audit.worst_case import attackers_problem
+from tacit.audit.sensitivity import audit_hostile_points
+from tacit.audit.table import Setting, parameters_for, subject
+from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.privacy import price
-from tacit.privacy.plan import events_of
-from tacit.runtime import program
+from tacit.runtime.daemon.answering import EXACT
+from tacit.silo import door, integers, local_reports, shares
+from tacit.silo.batches import SecretBatch
+from tacit.silo.sampler import discrete_gaussian
 
-# The package holds functions of the same names.
-answering = importlib.import_module("tacit.silo.simulated")
-gradients = importlib.import_module("tacit.silo.gradients")
-
-FULL = Setting("full", "full", 6, 4, None, None)
-WITHOUT_REPLACEMENT = Setting("wor", "wor", 6, 8, 2, None)
-
-
-def audit(setting=FULL, *, canary="opposite", trials=8000, claim=None):
-    some = subject(find("mb-sgd"), setting, epsilon=EPSILON, delta=DELTA)
-    return audit_mechanism(
-        some.algorithm,
-        some.seat,
-        delta=DELTA,
-        trials=trials,
-        key=key_for(setting.name, 0),
-        label="planted",
-        canary=canary,
-        claim=claim,
-    )
+FULL = Setting("full", "full", 1, 4, None, None)
+TWICE = Setting("twice", "full", 2, 4, None, None)
+WITHOUT_REPLACEMENT = Setting("wor", "wor", 1, 256, 1, None)
+SUM = Setting("sum", "full", 1, 4, None, None, "shuffled-sum")
+REPORTS = Setting("reports", "full", 1, 4, None, None, "shuffled-reports")
+# So large that a bug shows in few trials.
+EPSILON, DELTA, TRIALS = 4.0, 1e-5, 1000
 
 
-@pytest.mark.parametrize("canary", ["opposite", "overflow"])
-@pytest.mark.parametrize("setting", [FULL, WITHOUT_REPLACEMENT], ids=lambda s: s.name)
-def test_without_a_bug_nothing_is_found(setting, canary):
-    assert not audit(setting, canary=canary).violated
+def audit(setting=FULL, *, canary="opposite", epsilon=EPSILON):
+    some = subject(find("mb-sgd"), setting, epsilon=epsilon, delta=DELTA)
+    assert some.target.path == "door"
+    return audit_mechanism(some.target, trials=TRIALS, seed=0, label="planted", canary=canary)
+
+
+@pytest.mark.parametrize("setting", [FULL, WITHOUT_REPLACEMENT, SUM, REPORTS], ids=lambda s: s.name)
+def test_without_a_bug_nothing_is_found(setting):
+    assert not audit(setting).violated
 
 
 def test_noise_for_half_the_sensitivity(monkeypatch):
-    right = answering.standard_deviation
-    monkeypatch.setattr(answering, "standard_deviation", lambda *terms: right(*terms) / 2)
-    result = audit()
-    assert result.violated
-    assert result.epsilon_lower_bound > 1.5 * EPSILON
-
-
-def test_clipping_the_mean_instead_of_each_record(monkeypatch):
-    def clip_the_sum(query, work, records, present, bound):
-        total = gradients.plain_sum(query, work, records, present)
-        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(total)))
-        return jax.tree.map(lambda leaf: leaf * jnp.minimum(1.0, present.sum() * bound / norm), total)
-
-    monkeypatch.setattr(answering, "clipped_sum", clip_the_sum)
-    # Beside silent records the loud one alone decides the direction of the whole mean.
-    poisson = Setting("poisson", "poisson", 6, 8, 8, None)
-    assert audit(poisson).violated
-
-
-def test_noise_used_again_in_every_round(monkeypatch):
-    right = program.silo_key
-    monkeypatch.setattr(program, "silo_key", lambda keys, place, number: right(keys, place, 0))
+    right = door.noise_scale
+    monkeypatch.setattr(door, "noise_scale", lambda multiplier: right(multiplier) / 2)
     assert audit().violated
 
 
-def test_amplification_claimed_while_the_batch_is_revealed(monkeypatch):
-    """As SteFFLe is printed: an un-noised message beside the noisy one tells whether the record is in the batch."""
-    right = answering.privatise
-
-    def revealing(silo, work, desk, *, keys, position, **rest):
-        released = right(silo, work, desk, keys=keys, position=position, **rest)
-        batch = answering.draw(
-            keys[0],
-            silo.release.sampling,
-            count=desk.count,
-            batch_size=silo.release.batch_size,
-            capacity=desk.count,
-            slots=silo.release.batch_size,
-            padded=desk.padded,
-            order=None,
-            position=position,
-        )
-        return {"released": released, "inside": jnp.any((batch.rows == 0) & batch.present).astype(jnp.float32)}
-
-    monkeypatch.setattr(answering, "privatise", revealing)
-    monkeypatch.setattr("tacit.audit.transcript.hostile_broadcasts", _steady)
-    assert audit(Setting("revealed", "wr", 8, 16, 1, None), trials=8000).violated
+def test_a_sampler_with_half_the_deviation(monkeypatch):
+    halved = EXACT._replace(gaussian=lambda size, sigma: discrete_gaussian(size, sigma / 2))
+    monkeypatch.setattr(deployed, "EXACT", halved)
+    assert audit().violated
 
 
-def _steady(algorithm, params, shapes, turning):
-    """The server half does not know the message that the bug adds, so the hostile server repeats itself."""
-    return [algorithm.rounds[kind].server.ask(algorithm.init(params)) for kind in algorithm.schedule]
+def test_noise_used_again_in_every_round(monkeypatch):
+    """The hostile server turns what it says around, so that noise that is the same twice cancels."""
+    drawn, calls = {}, []
+
+    def again(size, sigma):
+        calls.append(size)
+        if len(calls) % TWICE.rounds == 1:
+            drawn[size] = discrete_gaussian(size, sigma)
+        return drawn[size]
+
+    monkeypatch.setattr(deployed, "EXACT", EXACT._replace(gaussian=again))
+    assert audit(TWICE).violated
 
 
-def test_a_budget_per_round_that_was_meant_for_all_rounds():
-    once = Setting("once", "full", 1, 4, None, None)
-    one = subject(find("mb-sgd"), once, epsilon=EPSILON, delta=DELTA)
-    [event] = events_of(one.algorithm, place=0, silos=1, records=4)
-    parameters = {"step_size": 0.2, "num_rounds": 6, "clip_norm": 1.0, "batch_size": None, "sampling": "full"}
-    six = find("mb-sgd").factory(attackers_problem(), **parameters, noise_multiplier=event.noise_multiplier)
-    claim = price([event], delta=DELTA)
-    result = audit_mechanism(
-        six, one.seat, delta=DELTA, trials=8000, key=jax.random.key(0), label="planted", claim=claim
-    )
-    assert result.violated
-
-
-def test_a_record_that_is_not_finite_leaks(monkeypatch):
-    def unmasked(squared, magnitude, bound, present):
-        factor = jnp.minimum(1.0, bound / jnp.sqrt(squared + 1e-30))
-        return jnp.where(present, factor, 0.0), present
-
-    monkeypatch.setattr(gradients, "scales", unmasked)
-    result = audit(canary="overflow")
-    assert result.violated
-    assert result.counts.rates == (1.0, 0.0)
-
-
-def test_a_seed_that_the_server_knows(monkeypatch):
-    def from_the_server(keys, place, number):
-        return jax.random.fold_in(jax.random.key(0), number)
-
-    monkeypatch.setattr(program, "silo_key", from_the_server)
+def test_noise_that_the_server_knows(monkeypatch):
+    monkeypatch.setattr(deployed, "EXACT", EXACT._replace(gaussian=lambda size, sigma: np.full(size, int(sigma))))
     result = audit()
     assert result.violated
     assert result.counts.rates == (1.0, 0.0)
+
+
+def test_too_few_coins_of_a_shuffled_sum(monkeypatch):
+    few = EXACT._replace(coins=lambda coins, width: shares.count_heads(coins // 4, width))
+    monkeypatch.setattr(deployed, "EXACT", few)
+    assert audit(SUM).violated
+
+
+def test_reports_that_lie_too_seldom(monkeypatch):
+    right = local_reports.threshold
+    monkeypatch.setattr(local_reports, "threshold", lambda epsilon: right(2 * epsilon))
+    assert audit(REPORTS).violated
+
+
+def test_a_batch_that_is_not_secret(monkeypatch):
+    """Amplification is claimed, but the record is in every batch."""
+
+    def known(sampling, *, size, **rest):
+        return SecretBatch(np.arange(size), np.ones(size, bool))
+
+    monkeypatch.setattr(door, "secret_batch", known)
+    assert audit(WITHOUT_REPLACEMENT, epsilon=1.0).violated
+
+
+def test_a_budget_per_round_that_was_meant_for_all_rounds():
+    settings = [Setting("rounds", "full", rounds, 4, None, None) for rounds in (1, 4)]
+    one, four = (
+        subject(find("mb-sgd"), own, epsilon=e, delta=DELTA) for own, e in zip(settings, (4, 9.9), strict=True)
+    )
+    [event], [another] = (some.target.deployed.own.events for some in (one, four))
+    assert another.noise_multiplier == pytest.approx(event.noise_multiplier, rel=0.1)
+    claim = price([event], delta=DELTA)
+    assert audit_mechanism(four.target, trials=TRIALS, seed=0, label="planted", claim=claim).violated
+
+
+NETWORK = Objective(mlp((3, 4, 1)), squared())
+
+
+def moved(tries=200):
+    """The most that the door's sum was moved, in units of its price, by points that are alike."""
+    entry = find("prox-svrg")
+    problem = Problem(NETWORK, smoothness=1.0, lipschitz=1.0, radius=1.0)
+    given = parameters_for(entry, Setting("full batch", "full", 4, 3, None, None))
+    built = entry.build(problem, **given, noise_multiplier=2.0)
+    found = {result.kind: result for result in audit_hostile_points(built, NETWORK, 3, seed=0, tries=tries)}
+    return found["difference"]
+
+
+def test_the_door_as_it_ships_is_never_moved_beyond_its_price():
+    assert 0.99 < moved().largest <= 1.0
+
+
+def unchecked(monkeypatch):
+    """Take the check of norms out of the sum, and leave it where integers are made."""
+    right, norms = door.checked_sum, integers.layer_norms
+
+    def added(stored, present, limit):
+        with monkeypatch.context() as only_here:
+            only_here.setattr(integers, "layer_norms", lambda left, right: np.zeros(left.shape[1]))
+            return right(stored, present, limit)
+
+    monkeypatch.setattr(door, "checked_sum", added)
+    assert integers.layer_norms is norms
+
+
+def test_a_sum_that_keeps_every_record(monkeypatch):
+    """The check is what the promise rests on: broken integers alone do not break it."""
+    right = door.quantise
+
+    def too_loud(vectors, clip, limit):
+        made = right(vectors, clip, limit)
+        louder = {n: own._replace(right=np.clip(2 * own.right, -(2**18), 2**18)) for n, own in made.layers.items()}
+        return made._replace(layers=louder)
+
+    monkeypatch.setattr(door, "quantise", too_loud)
+    assert moved().largest <= 1.0
+    unchecked(monkeypatch)
+    assert moved().violated
+
+
+def test_added_numbers_that_are_not_those_that_were_checked(monkeypatch):
+    right = integers._added
+    monkeypatch.setattr(integers, "_added", lambda left, values, kept: right(2 * left, values, kept))
+    assert moved().violated
+
+
+def test_a_batch_that_is_placed_by_content(monkeypatch):
+    """An engine may say other things in other slots, if records keep theirs; sorting them moves all others."""
+    plain, right = door.Engine.stored, door.Door.release
+
+    def by_slot(self, work, records, present):
+        for blocks, there in plain(self, work, records, present):
+            signs = np.where(np.arange(len(there)) % 2, -1, 1).astype(np.float32)[:, None]
+            turned = {
+                name: own._replace(layers={n: f._replace(right=signs * f.right) for n, f in own.layers.items()})
+                for name, own in blocks.items()
+            }
+            yield turned, there
+
+    def placed(self, work, batch, mechanism):
+        held, order = self.records, np.argsort(self.records["y"], kind="stable")
+        self.records = {name: column[order] for name, column in held.items()}
+        try:
+            return right(self, work, batch, mechanism)
+        finally:
+            self.records = held
+
+    monkeypatch.setattr(door.Engine, "stored", by_slot)
+    assert moved().largest <= 1.0
+    monkeypatch.setattr(door.Door, "release", placed)
+    assert moved().violated
+
+
+def test_a_fused_twin_of_what_was_clipped(monkeypatch):
+    """As version 0.1 did it: the norm is that of a difference of rounded gradients, and what is added is rounded once.
+
+    A compiler does that where it fuses a product with the sum that it goes into. At equal points the norm is zero.
+    """
+
+    right = door.DiscreteGaussian.sums
+
+    def fused(self, work, records, present, clips):
+        query = self.engine._silo.query
+        if len(query.points(work)) < 2:
+            return right(self, work, records, present, clips)
+        new, old = (np.asarray(_rows(query, point, records)) for point in query.points(work))
+        with jax.enable_x64(True):
+            wide = [{n: jnp.asarray(v, jnp.float64) for n, v in records.items()}]
+            point = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), query.points(work)[0])
+            exact = np.asarray(_rows(query, point, *wide))
+        with np.errstate(all="ignore"):
+            norms = np.linalg.norm((new - old).astype(np.float64), axis=1, keepdims=True)
+            clipped = (exact - old) * np.minimum(1.0, clips[""] / np.maximum(norms, 1e-300))
+            units = np.nan_to_num(clipped.sum(axis=0) * (integers.BOUND / (clips[""] or 1.0)), posinf=0.0, neginf=0.0)
+        return {"": integers.Sums(np.clip(np.rint(units), -(2.0**62), 2.0**62).astype(np.int64), {})}
+
+    monkeypatch.setattr(door.DiscreteGaussian, "sums", fused)
+    assert moved(tries=30).largest > 1e3
+
+
+def _rows(query, point, records):
+    found = jax.vmap(lambda record: jax.grad(query.objective.loss)(point, record))(records)
+    return jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(found)], axis=1)
+
+
+def test_a_record_that_is_not_finite_leaks(monkeypatch):
+    """Without the rule that what is not finite counts as nothing, a cast makes numbers of it; the check drops them."""
+    monkeypatch.setattr(integers, "_finite", lambda vectors: (vectors, np.ones(len(vectors.formed), bool)))
+    assert not audit(canary="overflow").violated

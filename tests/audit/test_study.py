@@ -15,7 +15,8 @@ from tacit.studies.run import run as run_study
 from tacit.studies.spec import load_study
 
 KEYS = {"epsilon_claimed", "epsilon_lower_bound", "confidence", "trials", "tightness"}
-SMALL = ["algorithm.num_rounds=4"]
+# A large epsilon shows in few trials.
+SMALL = ["algorithm.num_rounds=2", "privacy.epsilon=4"]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,10 @@ def folder(tmp_path_factory):
 
 
 def test_a_study_is_attacked_with_its_own_schedule_and_noise(folder):
-    found = audit_study(load_study("heart-disease", SMALL), trials=8000, canaries=("opposite",))
+    found = audit_study(load_study("heart-disease", SMALL), trials=1500, canaries=("opposite",))
     assert found.keys() >= KEYS
-    assert found["epsilon_claimed"] == pytest.approx(1.0, rel=1e-3)
+    assert found["path"] == "door"
+    assert found["epsilon_claimed"] == pytest.approx(4.0, rel=1e-3)
     assert 0.4 < found["tightness"] <= 1
     assert not found["violated"]
     page = write_audit(folder, found).read_text()
@@ -40,8 +42,18 @@ def test_a_study_is_attacked_with_its_own_schedule_and_noise(folder):
     assert "data:image/png" in write_audit(folder, found, picture=True).read_text()
 
 
+@pytest.mark.parametrize(("channel", "path"), [("shuffled-sum", "door"), ("trusted", "simulated")])
+def test_a_study_is_attacked_where_it_would_be_answered(channel, path):
+    """In the sum of all honest silos' shares, as their daemons build them; no daemon takes a trusted server."""
+    study = load_study("heart-disease", ["algorithm.num_rounds=1", "privacy.epsilon=4", f"algorithm.channel={channel}"])
+    found = audit_study(study, trials=1000, canaries=("opposite",))
+    assert found["path"] == path
+    assert found["results"][0]["label"].endswith("simulated") == (path == "simulated")
+    assert 0.4 < found["tightness"] <= 1
+
+
 def test_the_confidence_is_shared_among_canaries():
-    found = audit_study(load_study("heart-disease", SMALL), trials=2000, canaries=("opposite", "overflow"))
+    found = audit_study(load_study("heart-disease", SMALL), trials=1000, canaries=("opposite", "overflow"))
     assert [row["confidence"] for row in found["results"]] == [0.975, 0.975]
     assert found["confidence"] == 0.95
     assert found["epsilon_lower_bound"] == max(row["epsilon_lower_bound"] for row in found["results"])
@@ -71,7 +83,7 @@ def run():
 def test_the_command_prints_one_json_object(run, monkeypatch, folder):
     plain = audit_study
     monkeypatch.setattr("tacit.audit.study.audit_study", lambda *a, **k: plain(*a, **k, canaries=("opposite",)))
-    done = run("heart-disease", "--set", SMALL[0], "--trials", "2000", "--into", str(folder), "--json")
+    done = run("heart-disease", "--set", SMALL[0], "--trials", "1000", "--into", str(folder), "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output).keys() >= KEYS
     assert (folder / "audit.json").is_file()

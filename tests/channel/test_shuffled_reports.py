@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tacit.algorithm import GUARANTEES
-from tacit.algorithms import mb_sgd, mu2_sgd, prox_svrg
+from tacit.algorithms import find
 from tacit.channel import MismatchError, ReportShuffler, TooFewError, digest, mean_of_reports
 from tacit.privacy import Budget, Company, PricingError, events_of, plan_silos
 from tacit.privacy.randomisers import terms_of
@@ -26,9 +26,11 @@ THROUGH = {"channel": CHANNEL, **COMMON}
 @pytest.mark.parametrize(
     ("algorithm", "problem", "who"),
     [
-        (mb_sgd(MLP, num_rounds=2, **THROUGH), MLP, None),
+        (find("mb-sgd").build(MLP, num_rounds=2, **THROUGH), MLP, None),
         (
-            prox_svrg(LOGISTIC, num_rounds=3, phase_length=2, **{**THROUGH, "sampling": "wor", "batch_size": 6}),
+            find("prox-svrg").build(
+                LOGISTIC, num_rounds=3, phase_length=2, **{**THROUGH, "sampling": "wor", "batch_size": 6}
+            ),
             LOGISTIC,
             (1, 2),
         ),
@@ -46,8 +48,8 @@ def test_any_algorithm_runs_through_the_channel_in_both_runtimes(algorithm, prob
 def test_the_mean_of_reports_is_the_mean_of_records_with_the_stated_spread():
     made, problem, _ = least_squares()
     terms = {**COMMON, "num_rounds": 1, "output": "last", "step_size": 1.0}
-    algorithm = mb_sgd(problem, channel=CHANNEL, **terms)
-    exact = mb_sgd(problem, **{**terms, "noise_multiplier": 0.0})
+    algorithm = find("mb-sgd").build(problem, channel=CHANNEL, **terms)
+    exact = find("mb-sgd").build(problem, **{**terms, "noise_multiplier": 0.0})
     silos, point = enrol(made), start(problem)
     seeds = [Seed(jax.random.key(s), point, silos) for s in range(60)]
     moves = np.asarray(simulate_grid(lambda: algorithm, {}, seeds).params["linear"]["w"])[:, 0, :, 0]
@@ -58,7 +60,7 @@ def test_the_mean_of_reports_is_the_mean_of_records_with_the_stated_spread():
 
 
 def test_the_price_counts_honest_reports_of_all_silos():
-    algorithm = mb_sgd(MLP, num_rounds=5, channel=CHANNEL, **COMMON)
+    algorithm = find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **COMMON)
     [event] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 1.0, 3))
     assert (event.mechanism, event.reports, event.streams) == ("reports", 65, (1.0,))
     [fewer] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 0.7, 3))
@@ -67,7 +69,7 @@ def test_the_price_counts_honest_reports_of_all_silos():
     assert pair.reports == 17
     with pytest.raises(PricingError, match="company"):
         events_of(algorithm, place=0, silos=3, records=24)
-    unit = mb_sgd(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": 1.0})
+    unit = find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": 1.0})
     crowd = Budget(epsilon=1.0, delta=1e-5, honest=1.0, fewest=3)
     plans, noise = plan_silos(unit, ["a", "b", "c"], [24, 17, 24], crowd)
     assert all(plan.price.epsilon <= 1.0 for plan in plans)
@@ -76,15 +78,19 @@ def test_the_price_counts_honest_reports_of_all_silos():
 
 def test_what_cannot_be_shuffled_is_refused():
     _, problem, _ = least_squares()
-    part = mb_sgd(problem, num_rounds=1, channel=CHANNEL, **COMMON).rounds["gradient"].silo
+    part = find("mb-sgd").build(problem, num_rounds=1, channel=CHANNEL, **COMMON).rounds["gradient"].silo
     desk = view_of({"x": np.ones((3, 4), np.float32), "y": np.ones(3, np.float32)}, 3, None, 0)
     with pytest.raises(ValueError, match="crowd"):
         answer(part, start(problem), (), desk, key=jax.random.key(0), position=0)
-    poisson = mb_sgd(problem, num_rounds=1, channel=CHANNEL, **{**COMMON, "sampling": "poisson", "batch_size": 4})
+    poisson = find("mb-sgd").build(
+        problem, num_rounds=1, channel=CHANNEL, **{**COMMON, "sampling": "poisson", "batch_size": 4}
+    )
     with pytest.raises(ValueError, match="poisson"):
         simulate(poisson, start(problem), enrol(least_squares()[0]), key=jax.random.key(0))
     with pytest.raises(ValueError, match="running sum"):
-        mu2_sgd(problem, num_rounds=2, channel=CHANNEL, **{**COMMON, "sampling": "one-pass", "batch_size": 1})
+        find("mu2-sgd").build(
+            problem, num_rounds=2, channel=CHANNEL, **{**COMMON, "sampling": "one-pass", "batch_size": 1}
+        )
     assert "shuffle DP" in GUARANTEES[CHANNEL]
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from tacit.algorithm import GUARANTEES
-from tacit.algorithms import mb_sgd, prox_spider, prox_svrg
+from tacit.algorithms import find
 from tacit.channel import SumShuffler, TooFewError
 from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
@@ -90,10 +90,16 @@ THROUGH = {"channel": "shuffled-sum", **COMMON}
 @pytest.mark.parametrize(
     ("algorithm", "problem", "participants"),
     [
-        (mb_sgd(MLP, num_rounds=3, **THROUGH), MLP, None),
-        (prox_spider(LOGISTIC, num_rounds=4, phase_length=2, difference_slope=1.0, **THROUGH), LOGISTIC, 2),
+        (find("mb-sgd").build(MLP, num_rounds=3, **THROUGH), MLP, None),
         (
-            prox_svrg(LOGISTIC, num_rounds=4, phase_length=2, **{**THROUGH, "batch_size": 6, "sampling": "wor"}),
+            find("prox-spider").build(LOGISTIC, num_rounds=4, phase_length=2, difference_slope=1.0, **THROUGH),
+            LOGISTIC,
+            2,
+        ),
+        (
+            find("prox-svrg").build(
+                LOGISTIC, num_rounds=4, phase_length=2, **{**THROUGH, "batch_size": 6, "sampling": "wor"}
+            ),
             LOGISTIC,
             None,
         ),
@@ -116,11 +122,11 @@ def spread_of(channel, honest=1.0):
     who = participation(10, honest=honest)
 
     def weights(**changes):
-        algorithm = mb_sgd(problem, channel=channel, **{**common, **changes})
+        algorithm = find("mb-sgd").build(problem, channel=channel, **{**common, **changes})
         found = simulate(algorithm, start(problem), enrol(made), key=jax.random.key(2), who=who).params
         return np.asarray(found["linear"]["w"])[:, 0]
 
-    clean = mb_sgd(problem, **{**common, "noise_multiplier": 0.0})
+    clean = find("mb-sgd").build(problem, **{**common, "noise_multiplier": 0.0})
     base = np.asarray(simulate(clean, start(problem), enrol(made), key=jax.random.key(2)).params["linear"]["w"])[:, 0]
     return np.sqrt(np.mean((weights() - base) ** 2)), 4.0 * 2.0 / 1000
 
@@ -136,11 +142,11 @@ def test_the_error_is_that_of_a_trusted_server_and_grows_with_collusion():
 
 def test_it_is_priced_with_room_for_short_tails_and_stated_as_shuffle_dp():
     _, problem, _ = least_squares()
-    unit = mb_sgd(problem, channel="shuffled-sum", num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
+    unit = find("mb-sgd").build(problem, channel="shuffled-sum", num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
     plans, noise = plan_silos(unit, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, fewest=2))
     assert plans[0].price.epsilon <= 1.0
     assert plans[0].price.delta == 1e-6
-    direct = mb_sgd(problem, num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
+    direct = find("mb-sgd").build(problem, num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
     assert noise[0] == pytest.approx(plan_silos(direct, ["a"], [40], Budget(epsilon=1.0, delta=1e-6))[1][0], rel=1e-5)
     assert "shuffle DP" in GUARANTEES["shuffled-sum"]
     with pytest.raises(ValueError, match="short tails"):
@@ -157,10 +163,12 @@ def test_a_silo_says_nothing_without_a_crowd_nor_with_a_random_batch():
     _, problem, _ = least_squares()
     desk = view_of({k: jnp.asarray(v) for k, v in least_squares()[0][0].items()}, 40, None, 0)
     own = {"key": jax.random.key(0), "position": 0}
-    alone = mb_sgd(problem, channel="shuffled-sum", num_rounds=1, **COMMON).rounds["gradient"].silo
+    alone = find("mb-sgd").build(problem, channel="shuffled-sum", num_rounds=1, **COMMON).rounds["gradient"].silo
     with pytest.raises(ValueError, match="crowd"):
         answer(alone, start(problem), (), desk, **own)
-    random = mb_sgd(problem, channel="shuffled-sum", num_rounds=1, **{**COMMON, "sampling": "poisson", "batch_size": 4})
+    random = find("mb-sgd").build(
+        problem, channel="shuffled-sum", num_rounds=1, **{**COMMON, "sampling": "poisson", "batch_size": 4}
+    )
     with pytest.raises(ValueError, match="poisson"):
         answer(random.rounds["gradient"].silo, start(problem), (), desk, crowd=Crowd(9.0, 9.0, jnp.ones(1)), **own)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import mb_sgd
+from tacit.algorithms import find
 from tacit.channel.sealing import new_secret
 from tacit.privacy.crowd import record_weights
 from tacit.runtime.daemon.answering import TEST_BUILD, Worker
@@ -59,7 +59,7 @@ def moved(params, point):
 def algorithm_of(channel, noise):
     _, problem, _ = world()
     terms = {"step_size": 1.0, "num_rounds": 1, "clip_norm": CLIP, "output": "last", "noise_multiplier": noise}
-    return mb_sgd(problem, channel=channel, **terms, batch_size=None, sampling="full")
+    return find("mb-sgd").build(problem, channel=channel, **terms, batch_size=None, sampling="full")
 
 
 def simulated(channel, noise, weights, seeds):

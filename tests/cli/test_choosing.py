@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tacit.choosing import Situation, candidates, recipe, winner
+from tacit.choosing import Situation, candidates, study_for, winner
 from tacit.cli import app
 from tacit.data.csv_silos import silo_records
 from tacit.errors import TacitError
@@ -71,7 +71,7 @@ def test_the_study_that_choose_writes_runs(tmp_path):
 @pytest.mark.parametrize("sizes", [(1000, 1000), (212, 205, 86, 140), (699, 700, 701), (2, 3, 7)])
 def test_made_up_silos_train_on_as_many_records_as_were_asked_for(sizes):
     situation = Situation(convex=True, smoothness=1, sizes=sizes, dimension=3, epsilon=1)
-    study = study_from(recipe(situation, winner(candidates(situation))))
+    study = study_from(study_for(situation, winner(candidates(situation))))
     assert tuple(len(silo.train["y"]) for silo in federation_of(study, 0).silos) == sizes
 
 
@@ -82,7 +82,7 @@ def test_choose_and_plan_agree_on_the_conditions_of_shuffled_reports():
     reports = {c.algorithm: c for c in found if "psgm" in c.algorithm}
     assert len(reports) == 4
     assert all(any(text.startswith("eps0 that fits") for text in c.failed) for c in reports.values())
-    plan = prepare(study_from(recipe(situation, reports["mb-psgm-fg"]) | {"run": {"alone": False}})).plan
+    plan = prepare(study_from(study_for(situation, reports["mb-psgm-fg"]) | {"run": {"alone": False}})).plan
     smallest = min(plan.silos, key=lambda silo: silo.records)
     printed = {c.text for c in paper_of(plan, smallest).conditions if not c.holds}
     assert printed

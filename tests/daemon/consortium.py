@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import multiprocessing
 import os
 import signal
@@ -20,12 +21,14 @@ import numpy as np
 import tomli_w
 
 from tacit.algorithms import ALGORITHMS
+from tacit.privacy.binomial import grid_for
 from tacit.runtime.daemon.client import Client
 from tacit.runtime.daemon.contract import builder_from, record_of, shapes_of
 from tacit.runtime.daemon.permissions import write_private
 from tacit.runtime.daemon.policy import Policy, load_policy
 from tacit.runtime.daemon.protocol import Hello, Plan, read_frame, write_arrays
 from tacit.runtime.daemon.server import serve
+from tacit.runtime.daemon.shuffling import coordinates
 from tacit.runtime.daemon.steward import NOISE_OFF, Home, Steward, home_of
 
 SEED = 7
@@ -161,6 +164,27 @@ def plan_of(algorithm: dict[str, Any], objective: dict[str, Any] | None = None, 
         "place": 0,
     }
     return Plan.model_validate({**terms, **changes})
+
+
+def as_direct(plan: Plan) -> Plan:
+    """The same study with direct messages: what shuffled sums stand for, before their random rounding."""
+    algorithm = {name: value for name, value in plan.algorithm.items() if name != "channel"}
+    return plan.model_copy(update={"algorithm": algorithm, "shuffle": None})
+
+
+def rounding_of(plan: Plan) -> float:
+    """How far rounding may move the model of a study without noise: hardly in direct messages, six deviations in sums.
+
+    A record is rounded at random to a grid, by at most half a step in deviation; every round adds a step's worth.
+    """
+    if plan.shuffle is None:
+        return 1e-5
+    builder, sizes = builder_from(plan, 100), plan.shuffle.records
+    shapes = shapes_of(builder.build(noise_multiplier=1.0), builder, record_of(plan))
+    step = 2 * plan.algorithm["clip_norm"] / grid_for(sum(sizes), coordinates(shapes.params))
+    _, each = plan.shuffle.record_weights(None)
+    deviation = step / 2 * math.sqrt(sum(sizes)) * float(each)
+    return float(plan.algorithm["num_rounds"] * plan.algorithm["step_size"] * 6 * deviation)
 
 
 def wait_for(condition: Any, seconds: float) -> bool:

@@ -126,7 +126,7 @@ class Attacker:
         everyone = rng.random() < 0.7
         changes = {
             "nonce": f"{rng.randrange(10**6):06x}",
-            "epsilon": rng.choice([0.3] * 9 + [500.0]),
+            "epsilon": rng.choice([0.3] * 9 + [39.0]),
             "everyone": everyone,
             "max_participations": None if everyone else 2,
             "silos": rng.choice([4] * 9 + [1]),
@@ -227,7 +227,7 @@ class Attacker:
     def small_talk(self) -> bytes:
         """Hello, status and finish, for studies that exist and studies that do not."""
         study = self.rng.choice(sorted(self.live)) if self.live else self._known().study
-        talk = [{"type": "hello"}, {"type": "hello", "version": 2}, {"type": "status", "study": study}]
+        talk = [{"type": "hello"}, {"type": "hello", "version": 3}, {"type": "status", "study": study}]
         talk += [{"type": "finish", "study": study}] * 4 + [{"type": "finish", "study": "f" * 64}, {"type": "goodbye"}]
         return frame(json.dumps(self.rng.choice(talk)))
 

@@ -67,7 +67,7 @@ def check_books(daemon: Daemon, plan: Plan, replies: dict[int, bytes]) -> None:
 def kill_often(folder: Path, times: int, *, seed: int, rounds: int = 40, report: Any = None) -> Tally:
     """Kill a daemon at random points; run studies to their end over as many daemons as it takes."""
     rng, context = random.Random(seed), fork_server()
-    make_home(folder, records_of(0, 40), budget={"epsilon": 1000.0})
+    make_home(folder, records_of(0, 40), budget={"epsilon": 40.0})
     daemon = Daemon(folder, context)
     daemon.ready()
     kills = answers = studies = during = 0

@@ -102,7 +102,7 @@ def orders_of(plan, daemons):
 def case_plan(name, **changes):
     case = CASES[name]
     common = {"name": name, "step_size": 0.2, "num_rounds": 6, "clip_norm": 0.7, "sampling": "full"}
-    return plan_of({**common, **case.parameters, **changes}, name=name)
+    return plan_of({**common, **case.parameters, "channel": "direct", **changes}, name=name)
 
 
 @pytest.mark.parametrize("name", FAIR)

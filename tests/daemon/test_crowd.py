@@ -64,6 +64,19 @@ def test_a_test_build_is_never_in_a_pile_with_a_real_silo(make, monkeypatch, cha
     assert piles[0] == piles[1] != piles[2]
 
 
+@pytest.mark.parametrize("channel", ["shuffled-sum", "shuffled-reports"])
+@pytest.mark.parametrize(
+    "sizes", [{"batch_size": [2, 2, 2, 40]}, {"difference_sampling": "wor", "difference_batch_size": [2, 2, 2, 40]}]
+)
+def test_batches_that_differ_by_silo_are_refused(make, channel, sizes):
+    """Each silo would flip the coins of its own batch, and count on those of the largest."""
+    plan = crowd_plan(channel)
+    own = {"name": "prox-spider", "phase_length": 2, "difference_slope": 1.0, "clip_norm": 1.0, "step_size": 0.1}
+    plan = plan.model_copy(update={"algorithm": {**plan.algorithm, **own, **sizes}})
+    with pytest.raises(RefusalError):
+        make().ask(Propose(plan=plan))
+
+
 SIZES = (40, *range(45, 85))
 
 

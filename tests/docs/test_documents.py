@@ -1,17 +1,24 @@
 """What the documents say is true: code runs, commands exist."""
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import jax
 import pytest
 from typer.testing import CliRunner
 
+import tacit
+from tacit.algorithms import ALGORITHMS, Entry
+from tacit.audit.table import Setting, subject
 from tacit.cli import app
-from tacit.runtime.debug import debug
 from tacit.runtime.simulate import simulate
-from tacit.silo import enrol, rows_of
-from tests.algorithms.table import LOGISTIC, Case, largest_difference, start, tables
+from tacit.silo import enrol
+from tacit.studies.run import prepare
+from tacit.studies.spec import StudyError, load_study
+from tests.algorithms import test_conformance as conformance
+from tests.algorithms.table import CASES, LOGISTIC, Case, largest_difference, start, tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,15 +33,49 @@ def test_the_python_of_the_readme_runs(capsys):
     assert "cleveland" in capsys.readouterr().out
 
 
-def test_the_skeleton_is_an_algorithm():
-    [block] = blocks("CONTRIBUTING.md", "python")
-    scope: dict = {"__name__": "skeleton"}
-    exec(compile(block, "CONTRIBUTING.md", "exec"), scope)
-    algorithm = Case("heavy-ball", scope["heavy_ball"]).build(LOGISTIC)
+@pytest.fixture
+def heavy_ball(monkeypatch):
+    """The file and the row of the five steps, as if they stood where the steps say."""
+    code, row = blocks("CONTRIBUTING.md", "python")
+    module = types.ModuleType("tacit.algorithms.heavy_ball")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, "CONTRIBUTING.md", "exec"), module.__dict__)
+    entry = eval(row, {"Entry": Entry, "heavy_ball": module.heavy_ball})
+    monkeypatch.setitem(ALGORITHMS, entry.name, entry)
+    monkeypatch.setitem(CASES, entry.name, Case(entry.name))
+    return entry
+
+
+def test_one_file_and_one_row_pass_the_shared_tests(heavy_ball):
+    for sampling in ("full", "poisson", "one-pass"):
+        conformance.test_simulate_equals_the_plain_loop("heavy-ball", sampling, "one or two")
+    conformance.test_without_noise_it_converges_to_the_known_solution("heavy-ball")
+    conformance.test_error_falls_as_noise_falls("heavy-ball")
+    conformance.test_the_open_channel_needs_no_clip_and_no_noise("heavy-ball")
+
+
+def test_one_file_and_one_row_are_an_algorithm_for_everybody(heavy_ball):
+    assert tacit.heavy_ball is heavy_ball.recipe
+    assert "heavy_ball" in dir(tacit)
+    assert heavy_ball.letters == {"m": "momentum", "eta": "step_size"}
+    silos = tables()
+    found = tacit.fit(LOGISTIC, silos, tacit.heavy_ball(step_size=0.1, num_rounds=4), budget=None)
+    assert found.trace["velocity_norm"].shape == (4,)
+    chosen = ["algorithm.name=heavy-ball", "algorithm.output=none", "run.seeds=1"]
+    plan = prepare(load_study("heart-disease", [*chosen, "algorithm.momentum=0.5"])).plan
+    assert all(silo.price.epsilon <= 1.0 for silo in plan.silos)
+    with pytest.raises(StudyError, match="momentum"):
+        prepare(load_study("heart-disease", [*chosen, "algorithm.momentun=0.5"]))
+    setting = Setting("schedule", "full", 3, 4, None, 0.7)
+    assert subject(heavy_ball, setting, epsilon=1.0, delta=1e-5).target is not None
+
+
+def test_without_momentum_the_skeleton_is_minibatch_sgd(heavy_ball):
+    plain = CASES["mb-sgd"].build(LOGISTIC, output="last")
+    still = CASES["heavy-ball"].build(LOGISTIC, momentum=0.0)
     silos = enrol(tables())
-    fast = simulate(algorithm, start(LOGISTIC), silos, key=jax.random.key(0), noise="each")
-    slow = debug(algorithm, start(LOGISTIC), [rows_of(silos, i) for i in range(3)], key=jax.random.key(0))
-    assert largest_difference(fast.params, slow.params) < 1e-5
+    found = [simulate(a, start(LOGISTIC), silos, key=jax.random.key(0)).params for a in (plain, still)]
+    assert largest_difference(*found) < 1e-6
 
 
 def commands():

@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.audit import suite
 from experiments.audit.fair import BATCH, RECORDS, ROUNDS, printed_fair_claim
 from experiments.audit.papers import printed_claim
 from experiments.audit.suite import page, violations
-from experiments.folder import Parts
-from tacit.algorithms import find
-from tacit.audit.table import SETTINGS, Subject, subject
-from tacit.audit.worst_case import CANARIES
-from tacit.privacy import paper_noise, price
+from tacit.algorithms import paper_noise
+from tacit.privacy import price
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments
 
@@ -33,7 +29,7 @@ def test_enough_noise_is_not_refuted():
 
 def test_the_proof_stays_below_the_certified_price():
     noise = multi_pass_experiments(
-        Setting(records=1234, rounds=50, batch=370, epsilon=12.0, delta=1 / 1234**2, sampling="wr")
+        Setting(records=1234, num_rounds=50, batch_size=370, epsilon=12.0, delta=1 / 1234**2, sampling="wr")
     )
     assert (
         printed_claim(12.0, trials=20_000, seed=1).epsilon_lower_bound < price(noise.events, delta=noise.delta).epsilon
@@ -46,7 +42,7 @@ def test_the_printed_design_is_refuted(epochs, at_least):
     found = printed_fair_claim(1.0, trials=400_000, seed=0, epochs=epochs)
     assert found.violated
     sampling = "one-pass" if epochs else "wor"
-    terms = {"records": RECORDS, "rounds": ROUNDS, "batch": BATCH, "epsilon": 1.0, "delta": 1 / RECORDS**2}
+    terms = {"records": RECORDS, "num_rounds": ROUNDS, "batch_size": BATCH, "epsilon": 1.0, "delta": 1 / RECORDS**2}
     priced = paper_noise("steffle", sampling=sampling, **terms).epsilon_certified
     assert at_least < found.epsilon_lower_bound <= priced
 
@@ -69,17 +65,3 @@ def test_the_page_follows_from_the_findings():
     assert violations(found) == found["violations"] == []
     told = page({**found, "violations": ["mb-sgd, schedule: too much"]})
     assert "\n## Violations\n\n- mb-sgd, schedule: too much\n\n## Mechanisms\n" in told
-
-
-def test_an_audit_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch):
-    made, row = [], {"epsilon_lower_bound": 0.5, "epsilon_claimed": 1.0}
-    offered = subject(find("mb-sgd"), SETTINGS[1], epsilon=1.0, delta=1e-5)
-    other = Subject(find("mu2-sgd"), SETTINGS[1], None, "not so")
-    monkeypatch.setattr(suite, "subjects", lambda **terms: iter((offered, other)))
-    monkeypatch.setattr(suite, "_row", lambda one, canary, **terms: made.append((one.label, canary, terms)) or row)
-    for seed, times in ((0, 1), (0, 1), (1, 2)):
-        rows, refused = suite.mechanisms(10**6, seed, lambda line: None, Parts(tmp_path / "parts.json", seed))
-        assert len(made) == times * len(CANARIES)
-        assert [found["required"] for found in rows] == [SETTINGS[1].tight] + [None] * (len(CANARIES) - 1)
-    assert {terms["trials"] for *_, terms in made} == {10**6, 50_000}
-    assert refused == {"mu2-sgd, schedule": "not so"}

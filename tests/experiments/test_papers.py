@@ -15,7 +15,7 @@ from experiments.sdp_against_central import compare, ratio
 from experiments.sparse_regression import Sizes
 from experiments.support_recovery import recovery
 from tacit import geometry
-from tacit.algorithms import mb_sgd, prox_spider, prox_svrg
+from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, mlp, softmax
 from tacit.runtime.simulate import Seed, simulate
 from tacit.silo import enrol
@@ -66,9 +66,9 @@ def test_meters_change_nothing_and_add_up_the_noise():
     reduced = {**common, "phase_length": 5, "difference_slope": None}
     # Differences are clipped to 2C, so that each has four times the variance of an anchor.
     for made, adds_up, released, held in (
-        (mb_sgd(problem, output="last", **common), False, 5, 5),
-        (prox_spider(problem, **reduced), True, 1 + 4 * 4, 1 + 5 + 9 + 13 + 17),
-        (prox_svrg(problem, **reduced), False, 1 + 4 * 4, 1 + 4 * 5),
+        (find("mb-sgd").build(problem, output="last", **common), False, 5, 5),
+        (find("prox-spider").build(problem, **reduced), True, 1 + 4 * 4, 1 + 5 + 9 + 13 + 17),
+        (find("prox-svrg").build(problem, **reduced), False, 1 + 4 * 4, 1 + 4 * 5),
     ):
         plain = simulate(made, start, silos(), key=jax.random.key(1)).params
         params, totals = simulate(metered(made, adds_up=adds_up, **sizes), start, silos(), key=jax.random.key(1)).params

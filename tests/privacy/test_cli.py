@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from tacit.cli.accounting import calibrate_command, price_command
-from tacit.privacy import Event, PricingError, price
+from tacit.privacy import Event, PricingError, price, risk
 
 app = typer.Typer()
 app.command("price")(price_command)
@@ -84,6 +84,50 @@ def test_the_table_speaks_plainly():
     assert "amplifies nothing" in shown
 
 
+MILLION = ["--records", "1000000", "--rounds", "1000000", "--sampling", "poisson", "--delta", "1e-9"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "epsilon", "accuracy"),
+    [
+        # What the fallback to the price without amplification once said of the first is 505,997.
+        (("--batch", "1000", "--noise-multiplier", "1"), "6.208", "69.2%"),
+        (("--batch", "500000", "--noise-multiplier", "1000"), "2.909", "59.9%"),
+    ],
+)
+def test_a_million_releases_have_one_truth(arguments, epsilon, accuracy):
+    result = run("price", *MILLION, *arguments)
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    for words in (f"epsilon │ {epsilon}", f"accuracy at most {accuracy}", "pld: privacy loss distributions"):
+        assert words in shown
+    found = data("price", *MILLION, *arguments)
+    assert f"{found['epsilon']:.6g}".startswith(epsilon)
+    point = risk(epsilon=found["epsilon"], delta=1e-9)
+    assert float(accuracy[:-1]) / 100 < (1 + point.advantage) / 2
+
+
+def test_each_accountant_says_what_it_did_and_is_read_by_itself():
+    nearly = ("--batch", "1233", "--sampling", "wor", "--noise-multiplier", "30")
+    shown = " ".join(run("price", "--records", "1234", "--rounds", "1", *nearly).output.split())
+    assert "exact" not in shown
+    full = ("price", *SILO, "--noise-multiplier", "30")
+    tight, loose = (" ".join(run(*full, "--accountant", a).output.split()) for a in ("tight", "zcdp"))
+    assert "gdp: exact Gaussian composition" in tight
+    accuracies = [float(shown.split("accuracy at most ")[1].split("%")[0]) for shown in (tight, loose)]
+    epsilon = data(*full, "--accountant", "zcdp")["epsilon"]
+    assert accuracies[1] == pytest.approx(50 * (1 + risk(epsilon=epsilon, delta=1e-6).advantage), abs=0.06)
+    assert accuracies[0] < accuracies[1] - 5
+
+
+def test_neighbours_that_cannot_be_priced_are_not_drawn(tmp_path):
+    """Full batches are exact at any delta; the curves of sampled ones beside them are not."""
+    file = tmp_path / "price.png"
+    small = ("--records", "60", "--rounds", "4", "--noise-multiplier", "6", "--delta", "1e-12")
+    assert data("price", *small, "--plot", str(file))["accountant"] == "gdp"
+    assert file.stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -96,6 +140,10 @@ def test_the_table_speaks_plainly():
         (("--delta", "2"), r"delta=2\.0 < 1"),
         (("--batch", "10", "--sampling", "wor", "--delta", "1e-12"), "delta=1e-12 >= 1e-09"),
         (("--max-participations", "-2"), "max_participations=-2"),
+        (
+            ("--batch", "10", "--sampling", "wor", "--rounds", "1000000000000"),
+            "at most 100000000000 subsampled releases",
+        ),
     ],
 )
 def test_bad_input_raises_the_pricing_error(arguments, message):

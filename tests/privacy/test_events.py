@@ -42,7 +42,7 @@ def event(**changes):
         ({"capacity": 5}, r"capacity=5 >= batch=10; raise the capacity"),
         ({"capacity": 20, "sampling": "wor"}, r'capacity=20 only with sampling="poisson", not "wor"'),
         ({"mechanism": "cumulative"}, r'"full" or "one-pass" for mechanism "cumulative", not "poisson"'),
-        ({"mechanism": "discrete-gaussian"}, r"grid_sigma and dimension for mechanism"),
+        ({"mechanism": "discrete-gaussian"}, r"grid_sigma for mechanism"),
         ({"dimension": 3}, r'only with mechanism "discrete-gaussian"'),
         (
             {"mechanism": "discrete-gaussian", "grid_sigma": 0.0, "dimension": 3},

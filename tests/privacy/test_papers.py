@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tacit.privacy import gdp_mu, paper_noise, paper_table, price
-from tacit.privacy.papers import _THEOREMS
+from tacit.algorithms import ALGORITHMS, paper_noise
+from tacit.privacy import gdp_mu, paper_table, price
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments
 
@@ -114,14 +114,13 @@ def test_the_script_writes_both_files(tmp_path, monkeypatch, capsys):
 
 
 def setting(**changes):
-    return {"records": N, "rounds": 50, "batch": 24, "epsilon": 1.0, "delta": DELTA} | changes
+    return {"records": N, "num_rounds": 50, "batch_size": 24, "epsilon": 1.0, "delta": DELTA} | changes
 
 
-def test_every_name_has_a_theorem_that_can_be_priced():
+def test_every_row_with_a_theorem_can_be_priced():
     """In one test, because several names have one schedule, and its price is remembered."""
-    for name in _THEOREMS:
+    for name in (entry.name for entry in ALGORITHMS.values() if entry.noise is not None):
         noise = paper_noise(name, **setting(local_steps=2, silos=5))
-        assert noise.algorithm == name
         assert noise.epsilon_certified > 0, name
         assert price(noise.tight, delta=DELTA).epsilon <= 1.0, name
         assert noise.source, name
@@ -146,7 +145,7 @@ def test_corrected_noise_is_private_where_the_printed_one_is_not():
 
 def test_spider_overspends_for_large_epsilon():
     for claimed, real in ((6.0, 6.4), (12.0, 14.6), (18.0, 24.5)):
-        noise = paper_noise("prox-spider", **setting(epsilon=claimed, period=25))
+        noise = paper_noise("prox-spider", **setting(epsilon=claimed, phase_length=25))
         assert noise.epsilon_certified == pytest.approx(real, abs=0.06)
         assert noise.epsilon_corrected <= claimed
 
@@ -159,14 +158,14 @@ def test_the_experiments_overspend_for_large_epsilon():
     }
     for sampling, brackets in known.items():
         for claimed, (lower, upper) in zip((6.0, 12.0, 18.0), brackets, strict=True):
-            made = Setting(records=N, rounds=50, batch=370, epsilon=claimed, delta=DELTA, sampling=sampling)
+            made = Setting(records=N, num_rounds=50, batch_size=370, epsilon=claimed, delta=DELTA, sampling=sampling)
             noise = multi_pass_experiments(made)
             assert claimed < lower <= noise.epsilon_certified <= upper * 1.005
             assert noise.ratio < 1
 
 
 def test_failed_conditions_are_reported_with_numbers():
-    noise = paper_noise("mb-sgd", **setting(batch=2, epsilon=20.0))
+    noise = paper_noise("mb-sgd", **setting(batch_size=2, epsilon=20.0))
     assert not noise.conditions_hold
     failed = [c.text for c in noise.conditions if not c.holds]
     assert failed[0] == "epsilon=20 <= ln(2/delta)=14.93"

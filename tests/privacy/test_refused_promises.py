@@ -108,14 +108,14 @@ def test_a_price_that_counts_on_others_says_on_how_many(channel):
 
 def test_a_fit_through_a_shuffled_channel_must_say_who_is_honest():
     silos = [{"x": np.ones((40, 2)), "y": np.arange(40) % 2} for _ in range(3)]
-    terms = {"channel": "shuffled-sum", "step_size": 0.1, "num_rounds": 1, "clip_norm": 1.0}
     with pytest.raises(PricingError, match="honest"):
         tacit.fit(
             Problem(Objective(linear(2, 1), logistic())),
             silos,
-            algorithm="mb-sgd",
+            tacit.mb_sgd(step_size=0.1, num_rounds=1),
             budget=tacit.Budget(epsilon=2.0, delta=1e-5),
-            **terms,
+            channel="shuffled-sum",
+            clip_norm=1.0,
         )
 
 
@@ -132,11 +132,11 @@ def test_a_fit_pays_for_the_crowd_that_comes():
     rng = np.random.default_rng(0)
     silos = [{"x": rng.normal(size=(40, 2)), "y": rng.integers(0, 2, 40)} for _ in range(5)]
     problem = Problem(Objective(linear(2, 1), logistic()))
-    terms = {"channel": "shuffled-reports", "step_size": 0.1, "num_rounds": 2, "clip_norm": 1.0}
+    sgd = tacit.mb_sgd(step_size=0.1, num_rounds=2)
 
     def reports(**changes):
         budget = tacit.Budget(epsilon=2.0, delta=1e-5, honest=1.0)
-        found = tacit.fit(problem, silos, algorithm="mb-sgd", budget=budget, **terms, **changes)
+        found = tacit.fit(problem, silos, sgd, budget=budget, channel="shuffled-reports", clip_norm=1.0, **changes)
         assert bool(jnp.all(jnp.isfinite(found.params["linear"]["w"])))
         return found.silos[0].events[0].reports
 
@@ -146,6 +146,6 @@ def test_a_fit_pays_for_the_crowd_that_comes():
 
 def test_a_fit_whose_budget_promises_little_warns():
     silos = [{"x": np.ones((40, 2)), "y": np.arange(40) % 2}]
-    problem, terms = Problem(Objective(linear(2, 1), logistic())), {"step_size": 0.1, "num_rounds": 1, "clip_norm": 1.0}
+    problem, sgd = Problem(Objective(linear(2, 1), logistic())), tacit.mb_sgd(step_size=0.1, num_rounds=1)
     with pytest.warns(UserWarning, match=r"delta = 0.05 is above 1/40.*such as 6e-04"):
-        tacit.fit(problem, silos, algorithm="mb-sgd", budget=tacit.Budget(epsilon=1.0, delta=0.05), **terms)
+        tacit.fit(problem, silos, sgd, budget=tacit.Budget(epsilon=1.0, delta=0.05), clip_norm=1.0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import steffle
+from tacit.algorithms import find
 from tacit.errors import TacitError
 from tacit.objectives import Objective, Problem, ermi, linear, logistic
 from tacit.runtime.divided import AttributesDivision, FairGradients, FeaturesDivision, Outputs, train_divided
@@ -25,8 +25,11 @@ def records(seed=0):
 
 
 def built(noise=0.0, rounds=4, **changes):
-    terms = {"step_size": 0.5, "clip_norm": 10.0, "batch_size": None, "sampling": "full", **changes}
-    return steffle(PROBLEM, num_rounds=rounds, noise_multiplier=noise, strength=STRENGTH, frequencies=SHARES, **terms)
+    terms = {"step_size": 0.5, "clip_norm": 10.0, "batch_size": None, "sampling": "full"}
+    terms |= {"protects": "sensitive-attribute", **changes}
+    return find("steffle").build(
+        PROBLEM, num_rounds=rounds, noise_multiplier=noise, strength=STRENGTH, frequencies=SHARES, **terms
+    )
 
 
 def holders(table, features, attributes, seed=0):

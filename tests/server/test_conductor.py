@@ -84,7 +84,7 @@ def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):
     sockets = [daemon.home.socket for daemon in daemons]
     down = [False]
     transport = Flaky(sockets, lambda ask, at: down[0] and at == str(sockets[0]))
-    algorithm = {**PSGM, "name": "ce-psgm", "local_steps": 2, "num_rounds": 2}
+    algorithm = {**PSGM, "channel": "direct", "name": "ce-psgm", "local_steps": 2, "num_rounds": 2}
     plan, who = plan_like(name="turns", algorithm=algorithm, everyone=False), participation(4, (3, 4))
     conductor = conductor_of(plan, world, tmp_path, transport=transport, who=who)
 
@@ -101,7 +101,7 @@ def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):
 
 
 def test_a_study_that_too_many_refuse_ends_before_it_begins(world, tmp_path):
-    plan = plan_like(everyone=False, epsilon=900.0, nonce="ce")
+    plan = plan_like(everyone=False, epsilon=40.0, nonce="ce")
     conductor = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)))
     with pytest.raises(RefusalError) as caught:
         conductor.run()

@@ -23,13 +23,13 @@ from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.silo.shares import ShareTerms
 from tests.algorithms.table import PSGM, largest_difference
-from tests.daemon.consortium import SEED, plan_of
-from tests.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, rounding, simulated, travelled
+from tests.daemon.consortium import SEED, plan_of, rounding_of
+from tests.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, simulated, travelled
 
 
 def assert_simulated(plan, found, expected):
     """To the random rounding of the records, which is far less than the way that the model went."""
-    assert largest_difference(found, expected) < rounding(plan) < travelled(plan, expected) / 20
+    assert largest_difference(found, expected) < rounding_of(plan) < travelled(plan, expected) / 20
 
 
 def test_shuffled_sums_equal_the_simulation_and_ledgers_show_their_price(world, tables, tmp_path):
@@ -92,7 +92,7 @@ def test_some_silos_of_many_through_shuffled_sums_equal_the_simulation(world, ta
 
 def test_blocks_through_shuffled_sums_equal_the_simulation(world, tables, tmp_path):
     _, _, seals = world
-    plan = plan_like(seals, algorithm={**PSGM, "name": "mb-psgm"})
+    plan = plan_like(seals, algorithm={**PSGM, "name": "mb-psgm", "channel": "shuffled-sum"})
     conductor = conductor_of(plan, world, tmp_path)
     receipts = conductor.run()
     assert set(conductor._shuffled.terms["estimate"]) == {"difference", "gradient"}
@@ -287,7 +287,7 @@ def test_shuffled_reports_with_some_silos_of_many_and_a_server_that_was_killed(w
         ({"server": None}, "shuffle.server"),
         ({"algorithm": {"sampling": "poisson", "batch_size": 5}}, 'sampling "full" or "wor"'),
         ({"algorithm": {"name": "mb-psgm", **PSGM, "randomiser": "privunit2"}}, "floating-point"),
-        ({"epsilon": 200.0}, "epsilon_0 of at most 8"),
+        ({"epsilon": 40.0}, "epsilon_0 of at most 8"),
         ({"algorithm": {"name": "local-sgd", "local_steps": 2}}, "local step"),
     ],
 )

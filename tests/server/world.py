@@ -1,11 +1,8 @@
 """Plans, servers and their simulations for the consortium of these tests."""
 
-import math
-
 import jax
 
 from tacit.channel.sealing import new_secret
-from tacit.privacy.binomial import grid_for
 from tacit.runtime.daemon.contract import builder_from
 from tacit.runtime.daemon.protocol import Shuffle
 from tacit.runtime.server.checkpoint import Checkpoint, load_checkpoint
@@ -15,7 +12,7 @@ from tacit.runtime.server.transport import SocketTransport
 from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
 from tests.algorithms.table import largest_difference
-from tests.daemon.consortium import SEED, plan_of
+from tests.daemon.consortium import SEED, as_direct, plan_of
 
 SIZES = (30, 17, 24, 21)
 NAMES = ("s0", "s1", "s2", "s3")
@@ -58,21 +55,10 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
 
 def simulated(plan, tables, who=None):
     """What a study of full batches comes to without noise, and without the random rounding of shuffled sums."""
-    algorithm = {name: value for name, value in plan.algorithm.items() if name != "channel"}
-    builder = builder_from(plan.model_copy(update={"algorithm": algorithm, "shuffle": None}), SIZES[0])
+    builder = builder_from(as_direct(plan), SIZES[0])
     params = builder.problem.objective.init(jax.random.key(0))
     exact = builder.build(noise_multiplier=0.0)
     return simulate(exact, params, enrol(tables), key=jax.random.key(SEED), who=who, noise="each").params
-
-
-def rounding(plan):
-    """How far random rounding may move a model through shuffled sums: six deviations in every round."""
-    algorithm = plan.algorithm
-    dimension = sum(leaf.size for leaf in jax.tree.leaves(fresh_state(plan, SIZES)[0]))
-    step = 2 * algorithm["clip_norm"] / grid_for(sum(SIZES), dimension)
-    _, each = plan.shuffle.record_weights(None)
-    deviation = step / 2 * math.sqrt(sum(SIZES)) * float(each)
-    return algorithm["num_rounds"] * algorithm["step_size"] * 6 * deviation
 
 
 def travelled(plan, found):

@@ -40,7 +40,7 @@ class Home:
 
 
 def reserve(ledger, study="s", events=None, expires=2000.0, kept=0.0):
-    terms = {"delta_set_aside": kept, "expires": expires, "state": b"start"}
+    terms = {"delta_set_aside": kept, "samples": 0, "expires": expires, "state": b"start"}
     return ledger.reserve(study, "{}", events or (event(),), **terms)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.algorithm import Release, Silo
-from tacit.algorithms import mb_sgd
+from tacit.algorithms import find
 from tacit.objectives import GradientQuery, Objective, Problem, SaddleQuery, ermi, linear, logistic, mlp, softmax
 from tacit.objectives.saddle import Saddle
 from tacit.privacy import events_of
@@ -165,7 +165,7 @@ def test_a_query_that_is_not_handed_the_attribute_cannot_read_it_and_costs_nothi
     records, _ = some(GAMES["logistic, two groups"][0], 2, 2)
     with pytest.raises(KeyError, match="s"):
         answer(silo, (), (), view_of(records, N, None, 0), key=jax.random.key(0), position=0)
-    plain = mb_sgd(
+    plain = find("mb-sgd").build(
         Problem(Objective(linear(3, 1), logistic())),
         step_size=1.0,
         num_rounds=2,

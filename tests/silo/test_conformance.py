@@ -99,7 +99,7 @@ def compare(said, clip, found, message, memory):
     said.append(max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(found.message)))
 
 
-RUN = [name for name in DISTINCT if not ALGORITHMS[name].can_protect_attribute]
+RUN = [name for name in DISTINCT if not ALGORITHMS[name].reads_attribute]
 
 
 def test_settings_cover_every_sampling():

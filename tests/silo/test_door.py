@@ -28,9 +28,9 @@ from tacit.objectives import (
 )
 from tacit.silo import door as shipped
 from tacit.silo.batches import SecretBatch
-from tacit.silo.door import LARGEST_NOISE, MOST_DISTANCE, DiscreteGaussian, Door, DoorError, no_noise, noise_scale
+from tacit.silo.door import LARGEST_NOISE, DiscreteGaussian, Door, DoorError, no_noise, noise_scale
 from tacit.silo.integers import BOUND, FACTOR, MOST_RECORDS, IntegerFactors, Integers, Sums, quantise
-from tacit.silo.sampler import discrete_gaussian, distance
+from tacit.silo.sampler import MOST_DISTANCE, discrete_gaussian, distance
 
 COUNT = 4
 FULL = SecretBatch(np.arange(COUNT), np.ones(COUNT, bool))
@@ -112,8 +112,8 @@ class Watched(DiscreteGaussian):
 
     seen: list = field(default_factory=list)
 
-    def _sums(self, *args):
-        self.seen.append(super()._sums(*args))
+    def sums(self, *args):
+        self.seen.append(super().sums(*args))
         return self.seen[-1]
 
 
@@ -298,10 +298,10 @@ def eighths(count: int, width: int = 3) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("constant", "limit"),
-    [*(("_MOST_AT_ONCE", n) for n in (1, 3, 9, 10, 11)), ("_FORMED_FLOATS", 4), ("MOST_TERMS", 6)],
+    [*(("_MOST_AT_ONCE", n) for n in (1, 3, 9, 10, 11)), ("_STORED_FLOATS", 4), ("MOST_TERMS", 6)],
 )
 def test_micro_batches_add_up_to_the_batch(constant, limit, monkeypatch):
-    monkeypatch.setattr(shipped, constant, limit * (3 if constant == "_FORMED_FLOATS" else 1))
+    monkeypatch.setattr(shipped, constant, limit * (3 if constant == "_STORED_FLOATS" else 1))
     records = eighths(10)
     door = Door(mean_silo(size=10, sampling="wor"), records, place=0, form=False)
     sizes = [len(there) for _, there in door.engine.stored(None, records, np.ones(10, bool))]

@@ -105,6 +105,7 @@ def test_blocks_padding_and_bad_records():
         "key": jax.random.key(3),
         "noise_multiplier": {"a": 0.2, "b": 0.3},
         "randomiser": "duchi",
+        "weight": 1.0,
     }
 
     @jax.jit

@@ -17,7 +17,7 @@ from tacit.privacy import price
 from tacit.privacy.plan import events_of
 from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
-from tacit.theory import FROM_THEORY, ConvexSetting, TheoryError, lower_bound
+from tacit.theory import ConvexSetting, TheoryError, lower_bound
 from tacit.theory.convex import acsa_stages, mb_sgd_from_theory, rate, stich_schedule
 
 BASE = ConvexSetting(
@@ -56,8 +56,8 @@ def excess(params, tables):
 @pytest.mark.parametrize("name", ["mb-sgd", "accelerated-mb-sgd", "one-pass-accelerated", "mu2-sgd"])
 @pytest.mark.parametrize("setting", [BASE, CURVED], ids=["convex", "strongly convex"])
 def test_the_noise_prices_back_to_the_budget(name, setting):
-    found = FROM_THEORY[name](setting)
-    algorithm = find(name).factory(problem(), **found.parameters)
+    found = find(name).theory(setting)
+    algorithm = find(name).build(problem(), **found.parameters)
     spent = price(events_of(algorithm, place=0, silos=3, records=40), delta=1e-4).epsilon
     assert 3.99 < spent <= 4.0 + 1e-9
     assert found.bound >= found.lower_bound > 0
@@ -67,12 +67,12 @@ def test_the_noise_prices_back_to_the_budget(name, setting):
 def test_measured_excess_risk_is_within_the_bound(name):
     """Empirical risk of a logistic regression whose constants are known exactly, at the theorem's own parameters."""
     options = {"risk": "empirical"} if name == "mb-sgd" else {}
-    found = FROM_THEORY[name](BASE, num_rounds=60, **options)
+    found = find(name).theory(BASE, num_rounds=60, **options)
     assert found.failed == ()
     tables = silos()
     model = problem()
     seeds = [Seed(jax.random.key(s), model.objective.init(jax.random.key(0)), enrol(tables)) for s in range(30)]
-    outcome = simulate_grid(lambda: find(name).factory(model, **found.parameters), {}, seeds)
+    outcome = simulate_grid(lambda: find(name).build(model, **found.parameters), {}, seeds)
     measured = excess(np.asarray(outcome.params["linear"]["w"])[:, 0, :, 0], tables).mean()
     assert 0 < measured <= found.bound
     # Within two orders of magnitude: the bound is not so loose that it could never fail.
@@ -136,7 +136,7 @@ def test_a_condition_that_fails_is_named_with_its_numbers():
 def test_losses_that_are_not_smooth_are_smoothed_to_the_accuracy_aimed_at():
     rough = dataclasses.replace(BASE, smoothness=None, records=4000)
     for name in ("mb-sgd", "accelerated-mb-sgd"):
-        found = FROM_THEORY[name](rough)
+        found = find(name).theory(rough)
         assert found.smoothing is not None
         assert 1 / (2 * found.smoothing) == pytest.approx(found.rate)
         assert found.bound > 1 / (2 * found.smoothing)
@@ -182,6 +182,6 @@ def test_mistakes_are_named():
     with pytest.raises(TheoryError, match="epsilon=-1"):
         dataclasses.replace(BASE, epsilon=-1.0)
     with pytest.raises(TheoryError, match="batch_size=100 <= records=40"):
-        FROM_THEORY["one-pass-accelerated"](BASE, batch_size=100)
+        find("one-pass-accelerated").theory(BASE, batch_size=100)
     with pytest.raises(TheoryError, match="every silo"):
-        FROM_THEORY["mu2-sgd"](dataclasses.replace(BASE, participants=2))
+        find("mu2-sgd").theory(dataclasses.replace(BASE, participants=2))

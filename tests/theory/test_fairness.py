@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import fed_sgda
+from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, saddle
 from tacit.privacy import events_of, price
 from tacit.runtime.simulate import Seed, simulate_grid
@@ -16,8 +16,8 @@ from tacit.silo import enrol
 from tacit.theory import TheoryError
 from tacit.theory.fairness import (
     SaddleSetting,
-    fed_sgda_from_theory,
     fermi_stationarity,
+    sgda_from_theory,
     stationarity_bound,
     steffle_setting,
 )
@@ -44,9 +44,9 @@ def test_the_bound_holds_on_a_saddle_that_is_known():
     """f = p^2/2 + w p - w^2/2, so that Phi = p^2 and its gradient is 2p."""
     game = saddle(lambda p, w, z: 0.5 * p**2 + w * p - 0.5 * w**2 + 0.0 * z["y"], jnp.ones(()), jnp.zeros(()))
     s = dataclasses.replace(SETTING, duals_smoothness=1.0, gap=1.0)
-    told = fed_sgda_from_theory(s)
+    told = sgda_from_theory(s)
     silos = enrol([{"x": np.ones((s.records, 1)), "y": np.zeros(s.records)} for _ in range(s.silos)])
-    algorithm = fed_sgda(
+    algorithm = find("sgda").build(
         Problem(game),
         step_size=told.step_size,
         dual_step_size=told.dual_step_size,
@@ -66,7 +66,7 @@ def test_the_bound_holds_on_a_saddle_that_is_known():
 
 
 def test_rounds_and_shares_are_the_best_for_the_bound():
-    told = fed_sgda_from_theory(SETTING)
+    told = sgda_from_theory(SETTING)
     per_round = told.noise_multiplier / math.sqrt(told.num_rounds)
     for rounds in (told.num_rounds // 2, told.num_rounds * 2):
         assert stationarity_bound(SETTING, rounds, per_round * math.sqrt(rounds), told.dual_share) >= told.bound
@@ -75,9 +75,9 @@ def test_rounds_and_shares_are_the_best_for_the_bound():
 
 
 def test_the_bound_falls_with_records_silos_and_budget_as_the_rate_does():
-    base = fed_sgda_from_theory(SETTING)
+    base = sgda_from_theory(SETTING)
     for change, power in (({"records": 800}, 1.0), ({"silos": 48}, 0.5)):
-        other = fed_sgda_from_theory(dataclasses.replace(SETTING, **change))
+        other = sgda_from_theory(dataclasses.replace(SETTING, **change))
         factor = (next(iter(change.values())) / getattr(SETTING, next(iter(change)))) ** power
         assert base.rate / other.rate == pytest.approx(factor, rel=1e-6)
         assert base.bound / other.bound == pytest.approx(factor, rel=0.1)

@@ -47,7 +47,7 @@ def known_problem():
 def test_the_parameters_spend_the_budget_and_no_more(name):
     found = STATEMENTS[name](SETTING)
     problem, _, _ = known_problem()
-    algorithm = find(found.algorithm).factory(problem, **found.parameters)
+    algorithm = find(found.algorithm).build(problem, **found.parameters)
     paid = price(events_of(algorithm, place=0, silos=4, records=3000), delta=1e-6).epsilon
     assert paid == pytest.approx(2.0, rel=1e-6)
 
@@ -56,7 +56,7 @@ def test_the_parameters_spend_the_budget_and_no_more(name):
 def test_the_bound_holds_where_the_optimum_is_known(name):
     found = STATEMENTS[name](SETTING)
     problem, silos, pooled = known_problem()
-    algorithm = find(found.algorithm).factory(problem, **found.parameters)
+    algorithm = find(found.algorithm).build(problem, **found.parameters)
     start = problem.objective.init(jax.random.key(0))
     end = simulate(algorithm, start, silos, key=jax.random.key(1)).params
     if name == "3.1":

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tacit.algorithms import ce_psgm, mb_psgm_fg
+from tacit.algorithms import find
 from tacit.theory import PsgmSetting, TheoryError, ce_psgm_from_theory, table_1, theorem_4_1
 from tests.algorithms.table import LOGISTIC
 
@@ -57,7 +57,7 @@ def test_parameters_build_the_algorithm_and_obey_the_theorem(full):
     assert found.rate == pytest.approx(rate(SETTING, found.algorithm))
     assert 0 < found.parameters["step_size"] <= 0.5
     assert 1 / 1000 <= found.parameters["momentum"] <= 1
-    built = ce_psgm(LOGISTIC, noise_multiplier=1.0, **found.parameters)
+    built = find("ce-psgm").build(LOGISTIC, noise_multiplier=1.0, **found.parameters)
     assert built.rounds["local"].silo.local_steps == 31
     assert len(built.schedule) == 2000
 
@@ -65,7 +65,10 @@ def test_parameters_build_the_algorithm_and_obey_the_theorem(full):
 def test_one_local_step_is_the_mini_batch_theorem():
     found = ce_psgm_from_theory(dataclasses.replace(SETTING, local_steps=1), full=True)
     assert (found.algorithm, found.source[-3:]) == ("mb-psgm-fg", "A.4")
-    assert set(mb_psgm_fg(LOGISTIC, noise_multiplier=1.0, **found.parameters).rounds) == {"gradient", "estimate"}
+    assert set(find("mb-psgm-fg").build(LOGISTIC, noise_multiplier=1.0, **found.parameters).rounds) == {
+        "gradient",
+        "estimate",
+    }
 
 
 def test_the_papers_experiment_is_certified_and_outside_its_lemma():

@@ -10,7 +10,7 @@ from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, absolute, linear
 from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
-from tacit.theory import FROM_THEORY, ConvexSetting
+from tacit.theory import ConvexSetting
 
 SETTING = ConvexSetting(lipschitz=1.0, radius=2.0, records=300, silos=3, dimension=4, epsilon=4.0, delta=1e-4)
 
@@ -35,12 +35,12 @@ def median_regression():
 @pytest.mark.parametrize("name", ["mb-sgd", "accelerated-mb-sgd"])
 def test_the_bound_holds_for_the_loss_that_was_smoothed(name):
     options = {"risk": "empirical"} if name == "mb-sgd" else {}
-    found = FROM_THEORY[name](SETTING, num_rounds=100, **options)
+    found = find(name).theory(SETTING, num_rounds=100, **options)
     tables, (x, y, best) = median_regression()
     problem = Problem(Objective(linear(4, 1, bias=False), absolute(found.smoothing)), l2_ball(2.0))
     start = problem.objective.init(jax.random.key(0))
     seeds = [Seed(jax.random.key(s), start, enrol(tables)) for s in range(8)]
-    outcome = simulate_grid(lambda: find(name).factory(problem, **found.parameters), {}, seeds)
+    outcome = simulate_grid(lambda: find(name).build(problem, **found.parameters), {}, seeds)
     models = np.asarray(outcome.params["linear"]["w"], float)[:, 0, :, 0]
     excess = np.abs(x @ models.T - y[:, None]).mean(axis=0) - best
     assert 0 < excess.mean() <= found.bound < 2.0

@@ -24,17 +24,14 @@ Every message is the Gaussian mechanism on a clipped mean, so all of them togeth
 each record of the silo, whatever points the server asks about; in one pass each record is in one message only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Message, Number, Params, Release, Round, Sampling, Server, Silo
+from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
 from tacit.objectives import Problem, gradient_at
 
 
@@ -43,23 +40,12 @@ class AcceleratedState(NamedTuple):
 
     params: Params
     aggregate: Params
-    number: Array
+    number: jax.Array
 
 
-def accelerated_mb_sgd(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    strong_convexity: Number = 0.0,
-    stages: Sequence[int] | None = None,
-) -> Algorithm:
+@recipe
+def accelerated_mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int,
+                       strong_convexity: Number = 0.0, stages: Sequence[int] | None = None) -> Algorithm:  # fmt: skip
     """Accelerated noisy minibatch SGD.
 
     ``stages`` are the rounds of each stage (default: one stage); ``step_size`` is one number, or one per stage.
@@ -70,7 +56,7 @@ def accelerated_mb_sgd(
     def init(params: Params) -> AcceleratedState:
         return AcceleratedState(params, params, jnp.zeros((), jnp.int32))
 
-    def weights(state: AcceleratedState) -> tuple[Array, Array]:
+    def weights(state: AcceleratedState) -> tuple[jax.Array, jax.Array]:
         r = within[state.number]
         return 2.0 / (r + 1.0), 4.0 / (steps[state.number] * r * (r + 1.0))
 
@@ -94,57 +80,22 @@ def accelerated_mb_sgd(
         aggregate = jax.tree.map(lambda w, ag: a * w + (1 - a) * ag, params, state.aggregate)
         return AcceleratedState(params, aggregate, state.number + 1)
 
-    release = Release(
-        clip=lambda work: clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-    )
-    gradient = Round(Silo(gradient_at(problem.objective), release), Server(ask, tell))
+    gradient = Round(Silo(gradient_at(problem.objective), terms.release()), Server(ask, tell))
     schedule = ("gradient",) * num_rounds
     return Algorithm(init, {"gradient": gradient}, schedule, lambda state: state.aggregate)
 
 
-def one_pass_accelerated(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling = "one-pass",
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    strong_convexity: Number = 0.0,
-    stages: Sequence[int] | None = None,
-) -> Algorithm:
+@preset(accelerated_mb_sgd, sampling="one-pass")
+def one_pass_accelerated(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int,
+                         strong_convexity: Number = 0.0, stages: Sequence[int] | None = None) -> Fixed:  # fmt: skip
     """One pass of accelerated noisy minibatch SGD over disjoint batches: the preset for heterogeneous population risk.
 
     A record is in one batch, so it pays for one release however many rounds there are.
     """
-    if sampling != "one-pass":
-        raise ValueError(
-            f'Expected sampling="one-pass", got {sampling!r}; to see records again use accelerated-mb-sgd.'
-        )
-    return accelerated_mb_sgd(
-        problem,
-        step_size=step_size,
-        num_rounds=num_rounds,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-        strong_convexity=strong_convexity,
-        stages=stages,
-    )
+    return {}
 
 
-def _timetable(stages: Sequence[int] | None, num_rounds: int, step_size: Number) -> tuple[Array, Array]:
+def _timetable(stages: Sequence[int] | None, num_rounds: int, step_size: Number) -> tuple[jax.Array, jax.Array]:
     """For each round, its number within its stage (from one) and its step size."""
     lengths = np.asarray([num_rounds] if stages is None else stages, int)
     if lengths.min() < 1 or lengths.sum() != num_rounds:

@@ -1,190 +1,272 @@
-"""The table of algorithms: what a study can name, and what each promises and assumes."""
+"""The table of algorithms: what a study can name, what each promises and assumes, and what its paper prints.
+
+One row for each, and the row is all there is: the function that people call, its theorem, its paper's letters and noise
+are found here. `tacit.NAME` is the function of the row.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
-from tacit.algorithm import Algorithm
-from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd, one_pass_accelerated
-from tacit.algorithms.ce_psgm import ce_psgm, ce_psgm_fg, diff2_bvr_lsgd, diff2_gd, mb_psgm, mb_psgm_fg
-from tacit.algorithms.fed_sgda import fed_sgda
-from tacit.algorithms.fedfdp import fedfdp
-from tacit.algorithms.lagrangian_dual import lagrangian_dual
-from tacit.algorithms.local_sgd import local_sgd
-from tacit.algorithms.mb_sgd import mb_sgd, prox_sgd
-from tacit.algorithms.mu2_sgd import mu2_sgd
-from tacit.algorithms.prox_spider import alternate_spider, prox_spider
-from tacit.algorithms.prox_svrg import pl_svrg, prox_svrg
-from tacit.algorithms.steffle import steffle
+from tacit import theory
+from tacit.algorithm import Algorithm, Channel, Terms
+from tacit.algorithms.accelerated_mb_sgd import (
+    accelerated_mb_sgd as accelerated_mb_sgd,
+)
+from tacit.algorithms.accelerated_mb_sgd import (
+    one_pass_accelerated as one_pass_accelerated,
+)
+from tacit.algorithms.ce_psgm import (
+    ce_psgm as ce_psgm,
+)
+from tacit.algorithms.ce_psgm import (
+    ce_psgm_fg as ce_psgm_fg,
+)
+from tacit.algorithms.ce_psgm import (
+    diff2_bvr_lsgd as diff2_bvr_lsgd,
+)
+from tacit.algorithms.ce_psgm import (
+    diff2_gd as diff2_gd,
+)
+from tacit.algorithms.ce_psgm import (
+    mb_psgm as mb_psgm,
+)
+from tacit.algorithms.ce_psgm import (
+    mb_psgm_fg as mb_psgm_fg,
+)
+from tacit.algorithms.fedfdp import fedfdp as fedfdp
+from tacit.algorithms.lagrangian_dual import lagrangian_dual as lagrangian_dual
+from tacit.algorithms.local_sgd import local_sgd as local_sgd
+from tacit.algorithms.mb_sgd import mb_sgd as mb_sgd
+from tacit.algorithms.mb_sgd import prox_sgd as prox_sgd
+from tacit.algorithms.mu2_sgd import mu2_sgd as mu2_sgd
+from tacit.algorithms.prox_spider import alternate_spider as alternate_spider
+from tacit.algorithms.prox_spider import prox_spider as prox_spider
+from tacit.algorithms.prox_svrg import pl_svrg as pl_svrg
+from tacit.algorithms.prox_svrg import prox_svrg as prox_svrg
+from tacit.algorithms.sgda import sgda as sgda
+from tacit.algorithms.steffle import steffle as steffle
 from tacit.errors import TacitError, unknown
+from tacit.objectives import Problem
+from tacit.privacy import lemma, theorems
+from tacit.privacy.statements import PaperNoise, Setting
+from tacit.recipe import Recipe, name_of
+
+_LETTERS = re.compile(r"^ {4}paper +here\n {4}-+ +-+\n((?: {4}\S.*\n)+)", re.MULTILINE)
+_ROW = re.compile(r"^ {4}(\S.*?) {2,}(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm of the table."""
+    """One algorithm of the table.
 
-    name: str
-    factory: Callable[..., Algorithm]
+    ``noise`` is the noise that its paper's theorem prints, ``through`` the channel that it is printed for (``None``:
+    any); ``theory`` returns the theorem's parameters, conditions and bound. ``reads_attribute`` says that it reads the
+    field ``s`` of records, and can protect it alone.
+    """
+
+    recipe: Callable[..., Recipe]
     paper: str
     guarantee: str
     assumes: str
+    noise: Callable[[Setting], PaperNoise] | None = None
+    through: Channel | None = None
+    theory: Callable[..., Any] | None = None
+    reads_attribute: bool = False
 
     @property
-    def can_protect_attribute(self) -> bool:
-        """Whether it can protect the sensitive attribute alone; then it reads the field ``s`` of records."""
-        return "protects" in self.parameters
+    def name(self) -> str:
+        """The name as typed in a study: that of the function, with hyphens."""
+        return name_of(self.recipe)
 
     @property
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        """The keyword parameters of the factory."""
-        found = inspect.signature(self.factory).parameters
-        return {name: p for name, p in found.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The algorithm's own parameters; the terms of release are no part of them."""
+        return inspect.signature(self.recipe).parameters
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """The paper's letters, each with the name that it has here, from the docstring of the algorithm's file."""
+        found = _LETTERS.search(getattr(sys.modules.get(self.recipe.__module__), "__doc__", None) or "")
+        return {} if found is None else dict(_ROW.findall(found[1]))
+
+    def build(self, problem: Problem, **given: Any) -> Algorithm:
+        """The algorithm from parameters and terms of release side by side, as a study names them."""
+        terms, own = Terms.split(given)
+        return self.recipe(**own)(problem, terms)
+
+    def paper_noise(
+        self, given: Mapping[str, Any], *, records: int, epsilon: float, delta: float, silos: int = 1
+    ) -> PaperNoise | None:
+        """The noise that the theorem prints for these parameters and terms, or ``None`` if no paper prints any."""
+        if self.noise is None or self.through not in (None, given.get("channel", self.through)):
+            return None
+        names = {field.name for field in fields(Setting)}
+        own = {name: value for name, value in given.items() if name in names and value is not None}
+        told = {"batch_size": records, **own, "records": records, "epsilon": epsilon, "delta": delta, "silos": silos}
+        return self.noise(Setting(**told))
 
 
 ALGORITHMS: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         Entry(
-            "mb-sgd",
             mb_sgd,
-            "Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 1",
-            "ISRL-DP, exact Gaussian or subsampled accounting",
-            "convex losses for its theorems; any differentiable loss in practice",
+            paper="Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 1",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
+            assumes="convex losses for its theorems; any differentiable loss in practice",
+            noise=theorems.multi_pass,
+            theory=theory.mb_sgd_from_theory,
         ),
         Entry(
-            "accelerated-mb-sgd",
             accelerated_mb_sgd,
-            "Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 2",
-            "ISRL-DP, exact Gaussian or subsampled accounting",
-            "smooth convex losses, or non-smooth ones smoothed; empirical risk",
+            paper="Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 2",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
+            assumes="smooth convex losses, or non-smooth ones smoothed; empirical risk",
+            noise=theorems.multi_pass,
+            theory=theory.accelerated_mb_sgd_from_theory,
         ),
         Entry(
-            "one-pass-accelerated",
             one_pass_accelerated,
-            "Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 2 in one pass (Theorem 2.2)",
-            "ISRL-DP, each record pays for one release",
-            "smooth convex losses; population risk, silos may differ",
+            paper="Lowy and Razaviyayn 2021 (arXiv:2106.09779), Algorithm 2 in one pass (Theorem 2.2)",
+            guarantee="ISRL-DP, each record pays for one release",
+            assumes="smooth convex losses; population risk, silos may differ",
+            noise=theorems.one_pass_accelerated,
+            theory=theory.one_pass_accelerated_from_theory,
         ),
         Entry(
-            "mu2-sgd",
             mu2_sgd,
-            "Reshef and Levy 2024, Algorithms 1 (direct channel) and 2 (trusted channel)",
-            "ISRL-DP through the direct channel, central DP through the trusted one; running sums in one pass",
-            "smooth convex losses on a bounded set; every silo in every round",
+            paper="Reshef and Levy 2024, Algorithms 1 (direct channel) and 2 (trusted channel)",
+            guarantee="ISRL-DP through the direct channel, central DP through the trusted; running sums in one pass",
+            assumes="smooth convex losses on a bounded set; every silo in every round",
+            noise=theorems.mu2_sgd,
+            theory=theory.mu2_sgd_from_theory,
         ),
         Entry(
-            "prox-sgd",
             prox_sgd,
-            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 6",
-            "ISRL-DP, each record pays for one release",
-            "smooth proximal-PL losses; population risk, silos may differ",
+            paper="Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 6",
+            guarantee="ISRL-DP, each record pays for one release",
+            assumes="smooth proximal-PL losses; population risk, silos may differ",
+            noise=theorems.prox_sgd,
+            theory=theory.prox_sgd_from_theory,
         ),
         Entry(
-            "prox-svrg",
             prox_svrg,
-            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 1",
-            "ISRL-DP, exact Gaussian or subsampled accounting",
-            "smooth losses plus any convex regulariser; empirical risk",
+            paper="Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 1",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
+            assumes="smooth losses plus any convex regulariser; empirical risk",
+            noise=theorems.prox_svrg,
         ),
         Entry(
-            "pl-svrg",
             pl_svrg,
-            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 2",
-            "ISRL-DP, exact Gaussian or subsampled accounting",
-            "smooth proximal-PL losses; empirical risk",
+            paper="Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 2",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
+            assumes="smooth proximal-PL losses; empirical risk",
+            noise=theorems.prox_svrg,
+            theory=theory.pl_svrg_from_theory,
         ),
         Entry(
-            "prox-spider",
             prox_spider,
-            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 3",
-            "ISRL-DP, exact Gaussian or subsampled accounting",
-            "smooth non-convex losses plus any convex regulariser; empirical risk",
+            paper="Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 3",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
+            assumes="smooth non-convex losses plus any convex regulariser; empirical risk",
+            noise=theorems.prox_spider,
+            theory=theory.prox_spider_from_theory,
         ),
         Entry(
-            "alternate-spider",
             alternate_spider,
-            "Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 11",
-            "ISRL-DP, exact Gaussian or subsampled accounting",
-            "as prox-spider",
+            paper="Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 11",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
+            assumes="as prox-spider",
         ),
         Entry(
-            "ce-psgm",
             ce_psgm,
-            "Efficient private federated non-convex optimization with shuffled model, Algorithm 1",
-            "shuffle DP through shuffled reports, plus local steps of each silo's own; any other channel",
-            "smooth non-convex losses; silos that differ little for local steps to help",
+            paper="Efficient private federated non-convex optimization with shuffled model, Algorithm 1",
+            guarantee="shuffle DP through shuffled reports, plus local steps of each silo's own; any other channel",
+            assumes="smooth non-convex losses; silos that differ little for local steps to help",
+            noise=lemma.shuffled_reports,
+            theory=theory.ce_psgm_from_theory,
+            through="shuffled-reports",
         ),
         Entry(
-            "ce-psgm-fg",
             ce_psgm_fg,
-            "the same, with full gradients (Theorem A.2)",
-            "as ce-psgm",
-            "as ce-psgm; full batches",
+            paper="the same, with full gradients (Theorem A.2)",
+            guarantee="as ce-psgm",
+            assumes="as ce-psgm; full batches",
+            noise=lemma.shuffled_reports,
+            theory=theory.ce_psgm_from_theory,
+            through="shuffled-reports",
         ),
         Entry(
-            "mb-psgm",
             mb_psgm,
-            "the same, without local steps (Theorem A.3)",
-            "shuffle DP through shuffled reports; any other channel",
-            "smooth non-convex losses",
+            paper="the same, without local steps (Theorem A.3)",
+            guarantee="shuffle DP through shuffled reports; any other channel",
+            assumes="smooth non-convex losses",
+            noise=lemma.shuffled_reports,
+            theory=theory.ce_psgm_from_theory,
+            through="shuffled-reports",
         ),
         Entry(
-            "mb-psgm-fg",
             mb_psgm_fg,
-            "the same, with full gradients and without local steps (Theorem A.4)",
-            "as mb-psgm",
-            "smooth non-convex losses; full batches",
+            paper="the same, with full gradients and without local steps (Theorem A.4)",
+            guarantee="as mb-psgm",
+            assumes="smooth non-convex losses; full batches",
+            noise=lemma.shuffled_reports,
+            theory=theory.ce_psgm_from_theory,
+            through="shuffled-reports",
         ),
         Entry(
-            "diff2-gd",
             diff2_gd,
-            "Murata and Suzuki 2023 (arXiv:2302.03884), DIFF2-GD",
-            "central DP through the trusted channel",
-            "smooth non-convex losses; a trusted server",
+            paper="Murata and Suzuki 2023 (arXiv:2302.03884), DIFF2-GD",
+            guarantee="central DP through the trusted channel",
+            assumes="smooth non-convex losses; a trusted server",
         ),
         Entry(
-            "diff2-bvr-lsgd",
             diff2_bvr_lsgd,
-            "Murata and Suzuki 2023 (arXiv:2302.03884), DIFF2-BVR-L-SGD",
-            "central DP through the trusted channel, local steps noised by the silo",
-            "as diff2-gd; silos that differ little",
+            paper="Murata and Suzuki 2023 (arXiv:2302.03884), DIFF2-BVR-L-SGD",
+            guarantee="central DP through the trusted channel, local steps noised by the silo",
+            assumes="as diff2-gd; silos that differ little",
         ),
         Entry(
-            "sgda",
-            fed_sgda,
-            "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 2",
-            "ISRL-DP, both messages of a round priced as one release",
-            "smooth saddle problems, strongly concave in the duals; empirical risk",
+            sgda,
+            paper="Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 2",
+            guarantee="ISRL-DP, both messages of a round priced as one release",
+            assumes="smooth saddle problems, strongly concave in the duals; empirical risk",
+            theory=theory.sgda_from_theory,
         ),
         Entry(
-            "steffle",
             steffle,
-            "Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 1, its privacy corrected",
-            "ISRL-DP for the sensitive attribute alone, or for whole records (privacy.protects)",
-            "classification with a discrete sensitive attribute; smooth losses for its theorem",
+            paper="Gupta, Poornash, Lowy and Razaviyayn 2024 (arXiv:2411.07889), Algorithm 1, its privacy corrected",
+            guarantee="ISRL-DP for the sensitive attribute alone, or for whole records (privacy.protects)",
+            assumes="classification with a discrete sensitive attribute; smooth losses for its theorem",
+            noise=theorems.steffle,
+            theory=theory.sgda_from_theory,
+            reads_attribute=True,
         ),
         Entry(
-            "fedfdp",
             fedfdp,
-            "Ling et al. 2024 (arXiv:2402.16028); baseline of arXiv:2411.07889",
-            "ISRL-DP, gradients and losses priced as one release",
-            "nothing; a baseline that balances losses between silos",
+            paper="Ling et al. 2024 (arXiv:2402.16028); baseline of arXiv:2411.07889",
+            guarantee="ISRL-DP, gradients and losses priced as one release",
+            assumes="nothing; a baseline that balances losses between silos",
         ),
         Entry(
-            "lagrangian-dual",
             lagrangian_dual,
-            "Tran, Fioretto and Van Hentenryck 2021 (arXiv:2009.12562); baseline of arXiv:2411.07889",
-            "DP of the sensitive attribute: central with one silo, ISRL-DP with several",
-            "nothing; a baseline with fairness constraints",
+            paper="Tran, Fioretto and Van Hentenryck 2021 (arXiv:2009.12562); baseline of arXiv:2411.07889",
+            guarantee="DP of the sensitive attribute: central with one silo, ISRL-DP with several",
+            assumes="nothing; a baseline with fairness constraints",
+            reads_attribute=True,
         ),
         Entry(
-            "local-sgd",
             local_sgd,
-            "McMahan et al. 2017 (arXiv:1602.05629); private baseline of arXiv:2106.09779 and arXiv:2203.06735",
-            "ISRL-DP, every local step is priced",
-            "nothing; a baseline",
+            paper="McMahan et al. 2017 (arXiv:1602.05629); private baseline of arXiv:2106.09779 and arXiv:2203.06735",
+            guarantee="ISRL-DP, every local step is priced",
+            assumes="nothing; a baseline",
+            noise=theorems.multi_pass,
         ),
     )
 }
@@ -195,3 +277,20 @@ def find(name: str) -> Entry:
     if name not in ALGORITHMS:
         raise TacitError(unknown("algorithm", name, ALGORITHMS))
     return ALGORITHMS[name]
+
+
+def paper_noise(
+    name: str, *, records: int, epsilon: float, delta: float, silos: int = 1, **given: Any
+) -> PaperNoise | None:
+    """The noise that a paper's theorem prints for an algorithm, or ``None`` if no paper states one.
+
+    ``given`` are the algorithm's parameters and terms by name: ``num_rounds``, ``batch_size`` (default: every record),
+    ``sampling`` (default: what the theorem assumes), ``phase_length``, ``restarts``, ``local_steps``.
+
+    >>> noise = paper_noise("mb-sgd", records=1234, num_rounds=50, epsilon=1.0, delta=1 / 1234**2, sampling="full")
+    >>> round(noise.sigma_over_clip[0], 3), round(noise.ratio)
+    (1.547, 31)
+    >>> paper_noise("sgda", records=9, num_rounds=5, epsilon=1.0, delta=1e-5) is None
+    True
+    """
+    return find(name).paper_noise(given, records=records, epsilon=epsilon, delta=delta, silos=silos)

@@ -36,34 +36,15 @@ are priced as one release. Through shuffled reports the guarantee is shuffle DP;
 the plan.
 """
 
-from __future__ import annotations
-
-import inspect
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import (
-    Algorithm,
-    Channel,
-    Memory,
-    Message,
-    Number,
-    Params,
-    Randomiser,
-    Record,
-    Release,
-    Round,
-    Sampling,
-    Server,
-    Silo,
-    Statistic,
-    Work,
-)
-from tacit.algorithms.prox_spider import TwoPoints, check_phase, difference_clip, scaled
-from tacit.objectives import Problem, gradient_at, gradient_difference, gradients
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Randomiser, Round, Server, Silo, Terms, preset, recipe
+from tacit.algorithms.differences import TwoPoints, check_phase, info_of
+from tacit.algorithms.psgm_silo import estimate_silo, is_none, local_silo, local_terms
+from tacit.objectives import Problem, gradient_at
 
 
 class PsgmState(NamedTuple):
@@ -74,37 +55,28 @@ class PsgmState(NamedTuple):
     estimate: Params
 
 
-class LocalWork(NamedTuple):
-    """Where the silo in turn is: the point, the one before it, and its estimate of the gradient there."""
+class Options(TypedDict, total=False):
+    """What every special case leaves open, as in `ce_psgm`."""
 
-    new: Params
-    old: Params
-    estimate: Params
+    step_size: Required[Number]
+    num_rounds: Required[int]
+    difference_slope: Required[Number]
+    phase_length: int | None
+    first_batch_size: Number | None
+    local_batch_size: Number | None
+    local_slope: Number | None
+    local_noise: Number
+    difference_noise: Number
+    randomiser: Randomiser
 
 
-def ce_psgm(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    difference_slope: Number,
-    local_steps: int,
-    momentum: Number = 0.1,
-    phase_length: int | None = None,
-    first_batch_size: Number | None = None,
-    local_batch_size: Number | None = None,
-    local_slope: Number | None = None,
-    local_noise: Number = 1.0,
-    difference_noise: Number = 1.0,
-    capacity: Number | None = None,
-    channel: Channel = "shuffled-reports",
-    randomiser: Randomiser = "auto",
-) -> Algorithm:
-    """CE-PSGM; ``local_steps=1`` is MB-PSGM.
+@recipe
+def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, local_steps: int,
+            momentum: Number = 0.1, difference_slope: Number, difference_noise: Number = 1.0,
+            phase_length: int | None = None, first_batch_size: Number | None = None, randomiser: Randomiser = "auto",
+            local_batch_size: Number | None = None, local_slope: Number | None = None, local_noise: Number = 1.0,
+            ) -> Algorithm:  # fmt: skip
+    """CE-PSGM; ``local_steps=1`` is MB-PSGM. The paper's channel is ``"shuffled-reports"``.
 
     ``momentum`` is the weight of fresh gradients, between 0 and 1; without any (0, known in advance) only differences
     are said between fresh starts. ``phase_length`` starts afresh every so many rounds (``None``: at the first only).
@@ -114,8 +86,6 @@ def ce_psgm(
     """
     _check(num_rounds, local_steps, phase_length, momentum)
     step = jnp.asarray(step_size, jnp.float32)
-    terms: dict[str, Any] = {"capacity": capacity, "channel": channel, "randomiser": randomiser}
-    first = batch_size if first_batch_size is None else first_batch_size
 
     def start(params: Params) -> PsgmState:
         return PsgmState(params, params, jax.tree.map(jnp.zeros_like, params))
@@ -124,91 +94,34 @@ def ce_psgm(
         """With one local step the server makes it; with more, the silo in turn goes on from here."""
         if local_steps > 1:
             return state._replace(estimate=estimate)
-        return PsgmState(_step(problem, state.params, estimate, step), state.params, estimate)
+        return PsgmState(problem.descend(state.params, estimate, step), state.params, estimate)
 
-    def tell_estimate(state: PsgmState, said: Message) -> PsgmState:
-        if _is_none(momentum):
+    def ask_estimate(state: PsgmState) -> TwoPoints:
+        return TwoPoints(state.params, state.before)
+
+    def tell_estimate(state: PsgmState, said: Any) -> PsgmState:
+        if is_none(momentum):
             return stepped(state, jax.tree.map(jnp.add, state.estimate, said))
         kept = jax.tree.map(jnp.add, state.estimate, said["difference"])
-        return stepped(state, _mixed(momentum, said["gradient"], kept))
+        return stepped(state, jax.tree.map(lambda g, v: momentum * g + (1 - momentum) * v, said["gradient"], kept))
 
     def tell_local(state: PsgmState, params: Params) -> PsgmState:
         return PsgmState(params, state.params, state.estimate)
 
-    gradients = Release(lambda work: clip_norm, noise_multiplier, first, sampling, **terms)
+    first = terms if first_batch_size is None else terms.drawn(first_batch_size, terms.sampling, terms.capacity)
+    gradient = Silo(gradient_at(problem.objective), first.release(randomiser=randomiser))
+    estimate = estimate_silo(problem, terms, difference_slope, difference_noise, momentum, randomiser)
     rounds = {
-        "gradient": Round(Silo(gradient_at(problem.objective), gradients), Server(lambda s: s.params, stepped)),
-        "estimate": Round(
-            _estimate(problem, clip_norm, difference_slope, noise_multiplier, difference_noise, momentum)(
-                batch_size, sampling, terms
-            ),
-            Server(lambda s: TwoPoints(s.params, s.before), tell_estimate),
-        ),
+        "gradient": Round(gradient, Server(lambda state: state.params, stepped)),
+        "estimate": Round(estimate, Server(ask_estimate, tell_estimate)),
     }
     if local_steps > 1:
         slope = difference_slope if local_slope is None else local_slope
-        size = batch_size if local_batch_size is None else local_batch_size
-        terms_of_steps = scaled(noise_multiplier, local_noise), size, channel == "open"
-        local = _local(problem, step, local_steps, difference_clip(clip_norm, slope), *terms_of_steps)
-        rounds["local"] = Round(local, Server(lambda s: s, tell_local), "in turn")
+        local = local_silo(problem, local_terms(terms, local_batch_size), step, local_steps - 1, slope, local_noise)
+        rounds["local"] = Round(local, Server(lambda state: state, tell_local), "in turn")
     schedule = _schedule(num_rounds, local_steps, phase_length)
     kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
-    return Algorithm(start, kinds, schedule, lambda state: state.params)
-
-
-def _estimate(
-    problem: Problem, clip_norm: Number, slope: Number, noise: Number, difference_noise: Number, momentum: Number
-) -> Any:
-    """The silo half of a round after the first: differences, and fresh gradients where momentum weighs them."""
-    new, old = (lambda work: work.new), (lambda work: work.old)
-    difference = gradient_difference(problem.objective, new, old)
-    loud, distance_clip = scaled(noise, difference_noise), difference_clip(clip_norm, slope)
-
-    def both(work: Work, record: Record) -> Statistic:
-        fresh, stale = gradients(problem.objective, (work.new, work.old), record)
-        return {"difference": jax.tree.map(jnp.subtract, fresh, stale), "gradient": fresh}
-
-    def silo(batch_size: Number | None, sampling: Sampling, terms: dict[str, Any]) -> Silo:
-        if _is_none(momentum):
-            return Silo(difference, Release(distance_clip, loud, batch_size, sampling, **terms))
-        multipliers = None if noise is None else {"difference": loud, "gradient": noise}
-
-        def clips(work: Work) -> dict[str, Any]:
-            return {"difference": distance_clip(work), "gradient": clip_norm}
-
-        return Silo(both, Release(clips, multipliers, batch_size, sampling, **terms))
-
-    return silo
-
-
-def _local(
-    problem: Problem, step: Array, local_steps: int, clip: Any, noise: Number, size: Number | None, plain: bool
-) -> Silo:
-    """The silo half of the local phase: the first step is free, every other one is a release of a difference."""
-
-    def start(state: PsgmState, memory: Memory) -> LocalWork:
-        return LocalWork(_step(problem, state.params, state.estimate, step), state.params, state.estimate)
-
-    def absorb(work: LocalWork, change: Statistic) -> LocalWork:
-        estimate = jax.tree.map(jnp.add, work.estimate, change)
-        return LocalWork(_step(problem, work.new, estimate, step), work.new, estimate)
-
-    release = Release(clip, noise, size, "full" if size is None else "wor", channel="open" if plain else "direct")
-    query = gradient_difference(problem.objective, lambda work: work.new, lambda work: work.old)
-    return Silo(query, release, local_steps - 1, start, absorb, lambda work, memory: (work.new, memory))
-
-
-def _step(problem: Problem, params: Params, estimate: Params, step: Array) -> Params:
-    return problem.regulariser.prox(jax.tree.map(lambda w, v: w - step * v, params, estimate), step)
-
-
-def _mixed(momentum: Number, fresh: Params, kept: Params) -> Params:
-    return jax.tree.map(lambda g, v: momentum * g + (1 - momentum) * v, fresh, kept)
-
-
-def _is_none(momentum: Number) -> bool:
-    """Whether it is known in advance that fresh gradients have no weight."""
-    return isinstance(momentum, int | float) and momentum == 0
+    return Algorithm(start, kinds, schedule, lambda state: state.params, info=info_of(ask_estimate))
 
 
 def _schedule(num_rounds: int, local_steps: int, phase_length: int | None) -> tuple[str, ...]:
@@ -225,32 +138,33 @@ def _check(num_rounds: int, local_steps: int, phase_length: int | None, momentum
         raise ValueError(f"Expected 0 <= momentum={momentum} <= 1.")
 
 
-def _preset(text: str, *, every_record: bool = False, channel: Channel = "shuffled-reports", **fixed: Any) -> Any:
-    """CE-PSGM with some of its parameters settled; what is settled is no parameter any more."""
-
-    def build(problem: Problem, **given: Any) -> Algorithm:
-        twice = sorted(set(given) & set(fixed))
-        if twice:
-            raise TypeError(f"Expected no {twice[0]}: this preset settles it; use ce_psgm.")
-        if every_record and given.get("sampling") != "full":
-            raise ValueError('Expected sampling="full": the estimates use every record; use the preset without -fg.')
-        return ce_psgm(problem, **{"channel": channel, **given, **fixed})
-
-    signature = inspect.signature(ce_psgm)
-    kept = [
-        parameter.replace(default=channel) if name == "channel" else parameter
-        for name, parameter in signature.parameters.items()
-        if name not in fixed
-    ]
-    build.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-    build.__doc__ = text
-    return build
+@preset(ce_psgm, sampling="full")
+def ce_psgm_fg(
+    problem: Problem, terms: Terms, *, local_steps: int, momentum: Number = 0.1, **options: Unpack[Options]
+) -> Fixed:
+    """CE-PSGM-FG: estimates from every record."""
+    return {}
 
 
-ce_psgm_fg = _preset("CE-PSGM-FG: estimates from every record.", every_record=True)
-mb_psgm = _preset("MB-PSGM: no local steps.", local_steps=1)
-mb_psgm_fg = _preset("MB-PSGM-FG: no local steps, estimates from every record.", every_record=True, local_steps=1)
-diff2_gd = _preset(
-    "DIFF2-GD: differences and fresh starts at a trusted server.", channel="trusted", local_steps=1, momentum=0.0
-)
-diff2_bvr_lsgd = _preset("DIFF2-BVR-LSGD: DIFF2 with local steps at one silo in turn.", channel="trusted", momentum=0.0)
+@preset(ce_psgm)
+def mb_psgm(problem: Problem, terms: Terms, *, momentum: Number = 0.1, **options: Unpack[Options]) -> Fixed:
+    """MB-PSGM: no local steps."""
+    return {"local_steps": 1}
+
+
+@preset(ce_psgm, sampling="full")
+def mb_psgm_fg(problem: Problem, terms: Terms, *, momentum: Number = 0.1, **options: Unpack[Options]) -> Fixed:
+    """MB-PSGM-FG: no local steps, estimates from every record."""
+    return {"local_steps": 1}
+
+
+@preset(ce_psgm)
+def diff2_gd(problem: Problem, terms: Terms, **options: Unpack[Options]) -> Fixed:
+    """DIFF2-GD: differences and fresh starts. The paper's channel is ``"trusted"``."""
+    return {"local_steps": 1, "momentum": 0.0}
+
+
+@preset(ce_psgm)
+def diff2_bvr_lsgd(problem: Problem, terms: Terms, *, local_steps: int, **options: Unpack[Options]) -> Fixed:
+    """DIFF2-BVR-LSGD: DIFF2 with local steps at one silo in turn. The paper's channel is ``"trusted"``."""
+    return {"momentum": 0.0}

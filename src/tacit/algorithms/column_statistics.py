@@ -19,37 +19,27 @@ wavelet transforms", ICDE 2010, with Gaussian noise).
 Every message is the Gaussian mechanism on a mean of clipped statistics, as in training, and is priced with it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Number, Record, Release, Round, Server, Silo, Work
+from tacit.algorithm import Algorithm, Record, Round, Server, Silo, Terms, Work
 
 Kind = Literal["moments", "quantiles", "histogram"]
 
 
-def column_statistics(
-    *,
-    columns: Sequence[int],
-    statistic: Kind,
-    noise_multiplier: Number,
-    bins: int = 16,
-    channel: Channel = "direct",
-) -> Algorithm:
+def column_statistics(terms: Terms, *, columns: Sequence[int], statistic: Kind, bins: int = 16) -> Algorithm:
     """One round that releases a statistic of these coordinates of ``x``; the output has one row per column."""
     places = jnp.asarray(tuple(columns), jnp.int32)
     bound = column_bound(statistic, bins) * math.sqrt(len(columns))
 
-    def query(work: Work, record: Record) -> Array:
+    def query(work: Work, record: Record) -> jnp.ndarray:
         values = jnp.clip(record["x"][places], -1.0, 1.0)
         return _statistic(values, statistic, bins)
 
-    release = Release(lambda work: bound, noise_multiplier, None, "full", channel=channel)
+    release = terms.drawn(None, "full").release(clip=lambda work: bound)
     once = Round(Silo(query, release), Server(lambda state: state, lambda state, message: message), "all")
     width = 2 if statistic == "moments" else (bins if statistic == "histogram" else bins - 1)
     return Algorithm(
@@ -72,7 +62,7 @@ def column_bound(statistic: Kind, bins: int) -> float:
     return math.sqrt(1 - 1 / bins) if statistic == "histogram" else math.sqrt(math.log2(bins))
 
 
-def _statistic(values: Array, statistic: Kind, bins: int) -> Array:
+def _statistic(values: jnp.ndarray, statistic: Kind, bins: int) -> jnp.ndarray:
     """The statistic of each value in [-1, 1], shape (columns, width)."""
     if statistic == "moments":
         return jnp.stack([values, values**2 - 1.0], axis=1)

@@ -10,50 +10,41 @@ parity nor equalized odds is asked for. Gradients of silos that do worse than th
     server               w <- w - eta mean_i gradient, and the mean of the losses
     C_l                  follows the mean of the losses last released, and is at most ``loss_clip``
 
+    paper       here
+    -----       ----
+    T           num_rounds
+    eta         step_size
+    lambda      fairness
+    C           clip_norm
+    C_l         at most loss_clip
+
 Both parts come from one batch and are one release. Each silo's messages are differentially private for its records,
 everything about them included; a silo remembers only what it released. One gradient step a round.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import (
-    Algorithm,
-    Memory,
-    Message,
-    Number,
-    Params,
-    Record,
-    Release,
-    Round,
-    Sampling,
-    Server,
-    Silo,
-    Statistic,
-)
-from tacit.algorithms.fed_sgda import shared_noise
-from tacit.objectives import Problem, Saddle, SaddleQuery
-from tacit.objectives.objective import Tap
+from tacit.algorithm import Algorithm, Memory, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
+from tacit.algorithms.sgda import shared_noise
+from tacit.objectives import Problem, Saddle, SaddleQuery, Tap
 
 
 class FedFdpSays(NamedTuple):
     """What the server says: the model, and the mean of the losses that were last released."""
 
     params: Params
-    loss: Array
+    loss: jax.Array
 
 
 class FedFdpWork(NamedTuple):
     """What a silo works with: the model, the weight of its gradient, and what it released in this round."""
 
     params: Params
-    weight: Array
-    limit: Array
+    weight: jax.Array
+    limit: jax.Array
     released: Any
 
 
@@ -61,28 +52,16 @@ class FedFdpState(NamedTuple):
     """The model and the mean loss."""
 
     params: Params
-    loss: Array
+    loss: jax.Array
 
 
-def fedfdp(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    fairness: Number,
-    loss_clip: Number = 1.0,
-    loss_share: Number = 0.1,
-    capacity: Number | None = None,
-    channel: Any = "direct",
-) -> Algorithm:
+@recipe
+def fedfdp(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int,
+           fairness: Number, loss_clip: Number = 1.0, loss_share: Number = 0.1) -> Algorithm:  # fmt: skip
     """FedFDP; ``fairness`` is its lambda and ``loss_share`` the part of the budget that the losses take."""
     objective = problem.objective
 
-    def values(params: Params, scale: Array, records: Record, tap: Tap) -> Array:
+    def values(params: Params, scale: jax.Array, records: Record, tap: Tap) -> jax.Array:
         # The gradient in the parameters is weighted; that in the scale is the loss itself.
         losses = objective.losses(params, records, tap)
         weight, one = scale
@@ -98,28 +77,21 @@ def fedfdp(
         zeros = {"params": jax.tree.map(jnp.zeros_like, broadcast.params), "duals": (jnp.zeros(()), jnp.zeros(()))}
         return FedFdpWork(broadcast.params, weight, limit, zeros)
 
-    def absorb(work: FedFdpWork, released: Statistic) -> FedFdpWork:
+    def absorb(work: FedFdpWork, released: Any) -> FedFdpWork:
         return work._replace(released=released)
 
     def report(work: FedFdpWork, memory: Memory) -> tuple[Message, Memory]:
         loss = work.released["duals"][1]
         return {"gradient": work.released["params"], "loss": loss}, (loss, jnp.ones((), bool))
 
-    release = Release(
-        clip=lambda work: {"params": clip_norm, "duals": work.limit},
-        noise_multiplier=shared_noise(noise_multiplier, loss_share),
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-    )
-
     def tell(state: FedFdpState, message: Message) -> FedFdpState:
-        moved = jax.tree.map(lambda p, g: p - step_size * g, state.params, message["gradient"])
-        return FedFdpState(problem.regulariser.prox(moved, step_size), message["loss"])
+        return FedFdpState(problem.descend(state.params, message["gradient"], step_size), message["loss"])
 
     query = SaddleQuery(game, lambda work: (work.params, (work.weight, jnp.zeros(()))))
-    silo = Silo(query, release, start=start, absorb=absorb, report=report)
+    release = terms.release(
+        clip=lambda work: {"params": terms.clip_norm, "duals": work.limit}, noise=shared_noise(loss_share)
+    )
+    silo = Silo(query, release, 1, start, absorb, report)
     step = Round(silo, Server(lambda state: FedFdpSays(state.params, state.loss), tell))
     return Algorithm(
         lambda params: FedFdpState(params, jnp.asarray(loss_clip, jnp.float32) / 2.0),
@@ -127,4 +99,5 @@ def fedfdp(
         ("step",) * num_rounds,
         lambda state: state.params,
         lambda params: (jnp.zeros(()), jnp.zeros((), bool)),
+        lambda state: {"released_loss": state.loss},
     )

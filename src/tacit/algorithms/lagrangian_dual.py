@@ -4,9 +4,15 @@ Tran, Fioretto and Van Hentenryck, "Differentially Private and Fair Deep Learnin
 2021, arXiv:2009.12562): a baseline. With c_r the gap between the mean prediction of group r and that of all records,
 
     primal    theta <- theta - eta [grad loss + sum_r a_r grad c_r + noise],     a_r = lambda_r sign(c_r)
-    dual      lambda_r <- min(lambda_r + rho |c_r + noise|, most)
+    dual      lambda_r <- min(lambda_r + rho |c_r + noise|, largest_multiplier)
 
     c_r = mean over records of (1[s = r]/p_r - 1) F(x),    F the probability of the favourable class
+
+    paper       here
+    -----       ----
+    alpha       step_size (eta above)
+    s           multiplier_step (rho above)
+    C_p         clip_norm
 
 Equalized odds has a gap for each target, over the records that have it. The released gaps and the released gradients
 come from one pass over all records in each round and are priced together; the paper's method updates the multipliers
@@ -14,107 +20,62 @@ once an epoch. It protects the sensitive attribute alone and is written for one 
 is the paper's (central DP); with several it is its federated, ISRL-DP version.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import (
-    Algorithm,
-    Channel,
-    Message,
-    Number,
-    Params,
-    PerBlock,
-    Protects,
-    Record,
-    Release,
-    Round,
-    Sampling,
-    Server,
-    Silo,
-)
-from tacit.algorithms.fed_sgda import SgdaPoint, shared_noise
-from tacit.algorithms.steffle import jacobian_of
-from tacit.objectives import Problem, Saddle, SaddleQuery, ermi
-from tacit.objectives.fairness import Notion
-from tacit.objectives.objective import Tap
+from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
+from tacit.algorithms.sgda import SgdaPoint, shared_noise
+from tacit.objectives import Frequencies, Notion, Problem, Saddle, SaddleQuery, Tap, ermi
 
 
 class LagrangianState(NamedTuple):
     """The model, the multipliers, and the signs of the gaps as they were last released."""
 
     params: Params
-    multipliers: Array
-    signs: Array
+    multipliers: jax.Array
+    signs: jax.Array
 
 
-def lagrangian_dual(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    frequencies: Sequence[float] | Sequence[Sequence[float]],
-    multiplier_step: Number,
-    largest_multiplier: Number = 10.0,
-    classes: int = 2,
-    notion: Notion = "demographic-parity",
-    favourable: int = 1,
-    protects: Protects = "sensitive-attribute",
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    dual_share: Number = 0.5,
-) -> Algorithm:
+@recipe
+def lagrangian_dual(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, frequencies: Frequencies,
+                    multiplier_step: Number, largest_multiplier: Number = 10.0, dual_share: Number = 0.5,
+                    notion: Notion = "demographic-parity", classes: int = 2, favourable: int = 1,
+                    ) -> Algorithm:  # fmt: skip
     """Descent on the Lagrangian of the fairness constraints; ``frequencies`` of the groups are public.
 
     ``clip_norm`` bounds half of how far ``s`` can move a record's gradient, or with ``protects="record"`` the gradient.
     For a linear model the bound also follows the multipliers, which are public: where they are small, so is the noise.
     """
-    if protects == "sensitive-attribute" and sampling not in ("full", "one-pass"):
+    if terms.protects == "sensitive-attribute" and terms.sampling not in ("full", "one-pass"):
         raise ValueError(
-            f'Expected sampling="full" or "one-pass" where s alone is protected, got {sampling!r}: the gradient of the '
-            "loss would reveal a secret batch."
+            f'Expected sampling="full" or "one-pass" where s alone is protected, got {terms.sampling!r}: the gradient '
+            "of the loss would reveal a secret batch."
         )
     # Only the conditions, cells and floored probabilities of the term are used here.
     term = ermi(problem.objective.model, classes, frequencies, notion=notion, floor=0.0, favourable=favourable)
     table = jnp.asarray(term.frequencies, jnp.float32)
     objective = problem.objective
 
-    def centred(records: Record) -> Array:
+    def centred(records: Record) -> jax.Array:
         own = jax.vmap(term.cell)(records)
         return own / table - own.sum(axis=2, keepdims=True)
 
-    def values(params: Params, signed: Array, records: Record, tap: Tap) -> Array:
+    def values(params: Params, signed: jax.Array, records: Record, tap: Tap) -> jax.Array:
         outputs = objective.model.apply(params, records["x"], tap)
         pull = jnp.tensordot(centred(records), signed, 2)
         return objective.cost.value(outputs, records["y"]) + pull * term.chances(outputs)[:, favourable]
 
-    def gaps_of(params: Params, signed: Array, records: Record) -> Array:
+    def gaps_of(params: Params, signed: jax.Array, records: Record) -> jax.Array:
         return centred(records) * term.probabilities(params, records["x"])[:, favourable, None, None]
 
     # Of the favourable probability alone: with one output the two classes share the derivative of both.
     alone = 0.5**0.5 if problem.objective.model.linear and problem.objective.model.linear.outputs == 1 else 1.0
-    both = jacobian_of(problem, term)
+    both = term.steepness(problem.lipschitz, problem.objective.cost)
     steep = None if both is None else alone * both
 
-    release = Release(
-        clip=_bounds(table, protects, clip_norm, steep),
-        noise_multiplier=shared_noise(noise_multiplier, dual_share),
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-        protects=protects,
-        groups=table.shape[1] if protects == "sensitive-attribute" else None,
-    )
+    release = terms.release(clip=_bounds(table, terms, steep), noise=shared_noise(dual_share), groups=table.shape[1])
 
     def init(params: Params) -> LagrangianState:
         return LagrangianState(params, jnp.zeros(table.shape), jnp.zeros(table.shape))
@@ -123,28 +84,31 @@ def lagrangian_dual(
         return SgdaPoint(state.params, state.multipliers * state.signs)
 
     def tell(state: LagrangianState, message: Message) -> LagrangianState:
-        moved = jax.tree.map(lambda p, g: p - step_size * g, state.params, message["params"])
-        gaps: Any = message["duals"]
+        params, gaps = problem.descend(state.params, message["params"], step_size), message["duals"]
         raised = jnp.minimum(state.multipliers + multiplier_step * jnp.abs(gaps), largest_multiplier)
-        return LagrangianState(problem.regulariser.prox(moved, step_size), raised, jnp.sign(gaps))
+        return LagrangianState(params, raised, jnp.sign(gaps))
 
     game = Saddle(objective.model, objective.cost, jnp.zeros(table.shape), values, gaps_of)
     step = Round(Silo(SaddleQuery(game, lambda work: (work.params, work.duals)), release), Server(ask, tell))
-    return Algorithm(init, {"step": step}, ("step",) * num_rounds, lambda state: state.params)
+    return Algorithm(
+        init,
+        {"step": step},
+        ("step",) * num_rounds,
+        lambda state: state.params,
+        info=lambda state: {"multipliers_norm": jnp.linalg.norm(state.multipliers)},
+    )
 
 
-def _bounds(
-    table: Array, protects: Protects, clip_norm: Number, steep: float | None
-) -> Callable[[SgdaPoint], PerBlock]:
+def _bounds(table: jax.Array, terms: Terms, steep: float | None) -> Clip:
     """The clips of both blocks, from the broadcast alone."""
 
-    def clip(work: SgdaPoint) -> PerBlock:
+    def clip(work: SgdaPoint) -> dict[str, Any]:
         inverse = jnp.sort(1.0 / table, axis=1)
         gap = 0.5 * jnp.sqrt(jnp.max(jnp.sum(inverse[:, -2:] ** 2, axis=1)))
         size = jnp.sqrt(jnp.max((inverse[:, -1] - 1.0) ** 2 + table.shape[1] - 1.0))
-        if protects == "record":
-            return {"params": clip_norm, "duals": size}
-        params = jnp.asarray(clip_norm, jnp.float32)
+        if terms.protects == "record":
+            return {"params": terms.clip_norm, "duals": size}
+        params = jnp.asarray(terms.clip_norm, jnp.float32)
         if steep is not None:
             pulls = work.duals / table
             widest = jnp.max(jnp.abs(pulls[:, :, None] - pulls[:, None, :]))

@@ -16,62 +16,25 @@ Each of the R x H local steps is a release of its own and is priced; the model t
 post-processing of them.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import (
-    Algorithm,
-    Channel,
-    Message,
-    Number,
-    Params,
-    Release,
-    Round,
-    Sampling,
-    Server,
-    Silo,
-    Statistic,
-)
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Statistic, Terms, recipe
 from tacit.objectives import Problem, gradient_at
 
 
-def local_sgd(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    local_steps: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-) -> Algorithm:
+@recipe
+def local_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, local_steps: int) -> Algorithm:
     """Noisy Local SGD; ``local_steps=1`` is noisy minibatch SGD with the last iterate as its output."""
     if local_steps < 1:
         raise ValueError(f"Expected local_steps={local_steps} >= 1.")
     step = jnp.asarray(step_size, jnp.float32)
 
     def absorb(params: Params, gradient: Statistic) -> Params:
-        moved = jax.tree.map(lambda w, g: w - step * g, params, gradient)
-        return problem.regulariser.prox(moved, step)
+        return problem.descend(params, gradient, step)
 
-    def tell(state: Params, mean: Message) -> Any:
+    def tell(state: Params, mean: Message) -> Params:
         return mean
 
-    release = Release(
-        clip=lambda work: clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-    )
-    silo = Silo(gradient_at(problem.objective), release, local_steps=local_steps, absorb=absorb)
+    silo = Silo(gradient_at(problem.objective), terms.release(), local_steps, absorb=absorb)
     local = Round(silo, Server(ask=lambda state: state, tell=tell))
     return Algorithm(lambda params: params, {"local": local}, ("local",) * num_rounds, lambda state: state)

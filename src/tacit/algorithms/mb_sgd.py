@@ -20,27 +20,13 @@ Every message is the Gaussian mechanism on a clipped mean, so all of them togeth
 each record of the silo, whatever the server broadcasts.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from tacit.algorithm import (
-    Algorithm,
-    Channel,
-    Message,
-    Number,
-    Params,
-    Release,
-    Round,
-    Sampling,
-    Server,
-    Silo,
-)
+from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
 from tacit.objectives import Problem, gradient_at
 
 
@@ -49,23 +35,12 @@ class MbSgdState(NamedTuple):
 
     params: Params
     average: Params
-    weight: Array
-    number: Array
+    weight: jax.Array
+    number: jax.Array
 
 
-def mb_sgd(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    output: Any = "average",
-) -> Algorithm:
+@recipe
+def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, output: Any = "average") -> Algorithm:
     """Noisy minibatch SGD.
 
     ``output`` is ``"average"``, ``"last"``, or one weight for each of the iterates w_0 ... w_{R-1}.
@@ -84,18 +59,9 @@ def mb_sgd(
         total = state.weight + weight
         share = jnp.where(total > 0, weight / jnp.maximum(total, 1e-30), 0.0)
         average = jax.tree.map(lambda a, w: a + share * (w - a), state.average, state.params)
-        moved = jax.tree.map(lambda w, g: w - step * g, state.params, gradient)
-        return MbSgdState(problem.regulariser.prox(moved, step), average, total, state.number + 1)
+        return MbSgdState(problem.descend(state.params, gradient, step), average, total, state.number + 1)
 
-    release = Release(
-        clip=lambda work: clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-    )
-    gradient = Round(Silo(gradient_at(problem.objective), release), Server(ask, tell))
+    gradient = Round(Silo(gradient_at(problem.objective), terms.release()), Server(ask, tell))
     return Algorithm(
         init,
         {"gradient": gradient},
@@ -104,44 +70,21 @@ def mb_sgd(
     )
 
 
-def prox_sgd(
-    problem: Problem,
-    *,
-    step_size: Number | None = None,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling = "one-pass",
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-) -> Algorithm:
+@preset(mb_sgd, sampling="one-pass")
+def prox_sgd(problem: Problem, terms: Terms, *, step_size: Number | None = None, num_rounds: int) -> Fixed:
     """Noisy proximal SGD for proximal-PL losses: one pass over disjoint batches, and the last iterate.
 
     ``step_size=None`` is the theorem's 1/(2 smoothness). A record is in one batch, so it pays for one release however
     many rounds there are; to see records again use mb-sgd.
     """
-    if sampling != "one-pass":
-        raise ValueError(f'Expected sampling="one-pass", got {sampling!r}; to see records again use mb-sgd.')
     if step_size is None:
         if problem.smoothness is None:
             raise ValueError("Expected a step_size, or a problem whose smoothness is known (the step is 1/(2 beta)).")
         step_size = 1.0 / (2.0 * problem.smoothness)
-    return mb_sgd(
-        problem,
-        step_size=step_size,
-        num_rounds=num_rounds,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-        output="last",
-    )
+    return {"step_size": step_size, "output": "last"}
 
 
-def _iterate_weights(output: Any, num_rounds: int) -> Array:
+def _iterate_weights(output: Any, num_rounds: int) -> jax.Array:
     if isinstance(output, str):
         if output not in ("average", "last"):
             raise ValueError(f'Expected output="average", "last" or {num_rounds} weights, got {output!r}.')

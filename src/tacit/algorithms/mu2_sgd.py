@@ -22,15 +22,13 @@ for each record. The paper's S bounds increments only if the server moves its po
 the increment itself, so that the guarantee holds whatever the server broadcasts.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Message, Number, Params, Release, Round, Sampling, Server, Silo
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms, recipe
+from tacit.geometry import tree_norm
 from tacit.objectives import GradientQuery, Problem
 
 
@@ -39,7 +37,7 @@ class Mu2Points(NamedTuple):
 
     point: Params
     before: Params
-    weight: Array
+    weight: jax.Array
 
 
 class Mu2State(NamedTuple):
@@ -49,24 +47,14 @@ class Mu2State(NamedTuple):
     point: Params
     before: Params
     total: Params
-    number: Array
+    number: jax.Array
 
 
-def mu2_sgd(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-) -> Algorithm:
-    """DP-mu^2; ``channel="trusted"`` is its version for a trusted server.
+@recipe
+def mu2_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int) -> Algorithm:
+    """DP-mu^2; the ``"trusted"`` channel is its version for a trusted server.
 
-    ``sampling`` is ``"one-pass"`` (the paper's, with ``batch_size=1``) or ``"full"``, which costs far more: a batch
+    Sampling is ``"one-pass"`` (the paper's, with ``batch_size=1``) or ``"full"``, which costs far more: a batch
     stays in every later sum.
     """
     step = jnp.asarray(step_size, jnp.float32)
@@ -92,14 +80,12 @@ def mu2_sgd(
         point = jax.tree.map(lambda x, w: x + 2.0 / (t + 2.0) * (w - x), state.point, params)
         return Mu2State(params, point, state.point, total, t + 1.0)
 
-    release = Release(
-        clip=lambda work: clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        mechanism="cumulative",
-        channel=channel,
+    rounds = {"increment": Round(Silo(increment, terms.release(mechanism="cumulative")), Server(ask, tell))}
+    return Algorithm(
+        init,
+        rounds,
+        ("increment",) * num_rounds,
+        lambda state: state.before,
+        # The running sum estimates t times the gradient, and the round that comes next is t + 1.
+        info=lambda state: {"estimate_norm": tree_norm(state.total) / jnp.maximum(state.number - 1.0, 1.0)},
     )
-    rounds = {"increment": Round(Silo(increment, release), Server(ask, tell))}
-    return Algorithm(init, rounds, ("increment",) * num_rounds, lambda state: state.before)

@@ -12,7 +12,7 @@ Algorithm 11. In round r = 0, 1, ...:
 
     paper             here
     -----             ----
-    R + 1             num_rounds (every release is a round)
+    R                 num_rounds (every release is a round; the paper's loop, from 0 to R, makes one more)
     q                 phase_length
     K1, K2            batch_size, difference_batch_size
     L                 clip_norm
@@ -26,25 +26,14 @@ by smoothness; here the silo clips them, so that beta need not be known and the 
 of release share one budget, of which the paper gives each the whole.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Message, Number, Params, Release, Round, Sampling, Server, Silo, Work
-from tacit.geometry.proximal import tree_norm
-from tacit.objectives import Problem, gradient_at, gradient_difference
-
-
-class TwoPoints(NamedTuple):
-    """What the server says before a difference: the point of this round and the one to compare it with."""
-
-    new: Params
-    old: Params
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, keep_at
+from tacit.objectives import Problem, gradient_at
 
 
 class SpiderState(NamedTuple):
@@ -54,28 +43,14 @@ class SpiderState(NamedTuple):
     before: Params
     estimate: Params
     picked: Params
-    number: Array
+    number: jax.Array
 
 
-def prox_spider(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    phase_length: int,
-    difference_slope: Number | None,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    difference_noise: Number = 1.0,
-    difference_sampling: Sampling | None = None,
-    difference_batch_size: Number | None = None,
-    difference_capacity: Number | None = None,
-    pick: int | None = None,
-) -> Algorithm:
+@recipe
+def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, phase_length: int,
+                difference_slope: Number | None, difference_noise: Number = 1.0, pick: int | None = None,
+                difference_sampling: Sampling | None = None, difference_batch_size: Number | None = None,
+                difference_capacity: Number | None = None) -> Algorithm:  # fmt: skip
     """FedProx-SPIDER; ``phase_length=1`` is noisy proximal minibatch SGD.
 
     Differences are clipped to ``min(2 clip_norm, difference_slope x distance)`` (``None``: to ``2 clip_norm``), have
@@ -92,101 +67,41 @@ def prox_spider(
 
     def move(state: SpiderState, estimate: Params) -> SpiderState:
         step, number = steps[state.number], state.number + 1
-        moved = jax.tree.map(lambda w, g: w - step * g, state.params, estimate)
-        params = problem.regulariser.prox(moved, step)
+        params = problem.descend(state.params, estimate, step)
         picked = keep_at(number, num_rounds if pick is None else pick, params, state.picked)
         return SpiderState(params, state.params, estimate, picked, number)
 
-    def tell_difference(state: SpiderState, change: Message) -> SpiderState:
+    def tell_difference(state: SpiderState, change: Params) -> SpiderState:
         return move(state, jax.tree.map(jnp.add, state.estimate, change))
 
-    anchor = Release(lambda work: clip_norm, noise_multiplier, batch_size, sampling, capacity, channel=channel)
-    batch = (batch_size, sampling, capacity)
-    if difference_sampling is not None:
-        batch = (difference_batch_size, difference_sampling, difference_capacity)
-    difference = Release(
-        difference_clip(clip_norm, difference_slope),
-        scaled(noise_multiplier, difference_noise),
-        *batch,
-        channel=channel,
-    )
-    between = gradient_difference(problem.objective, lambda work: work.new, lambda work: work.old)
+    def ask_difference(state: SpiderState) -> TwoPoints:
+        return TwoPoints(state.params, state.before)
+
+    others = terms.drawn(difference_batch_size, difference_sampling, difference_capacity)
+    gradient = Silo(gradient_at(problem.objective), terms.release())
+    difference = difference_silo(problem, others, difference_slope, difference_noise)
     rounds = {
-        "anchor": Round(Silo(gradient_at(problem.objective), anchor), Server(lambda state: state.params, move)),
-        "difference": Round(
-            Silo(between, difference), Server(lambda state: TwoPoints(state.params, state.before), tell_difference)
-        ),
+        "gradient": Round(gradient, Server(lambda state: state.params, move)),
+        "difference": Round(difference, Server(ask_difference, tell_difference)),
     }
-    schedule = tuple("anchor" if r % phase_length == 0 else "difference" for r in range(num_rounds))
+    schedule = tuple("gradient" if r % phase_length == 0 else "difference" for r in range(num_rounds))
     kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
-    return Algorithm(init, kinds, schedule, lambda state: state.params if pick is None else state.picked)
+    return Algorithm(
+        init,
+        kinds,
+        schedule,
+        lambda state: state.params if pick is None else state.picked,
+        info=info_of(ask_difference),
+    )
 
 
-def alternate_spider(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    difference_noise: Number = 1.0,
-    pick: int | None = None,
-) -> Algorithm:
+@preset(prox_spider)
+def alternate_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int,
+                     difference_noise: Number = 1.0, pick: int | None = None) -> Fixed:  # fmt: skip
     """The authors' alternate implementation (their Algorithm 11): a fresh gradient every second round.
 
     Unrolled, its two updates per communication are SPIDER with phases of two and differences clipped to ``2 clip_norm``
     however near the points are; here each of the two messages is a round. Its last gradient is never used and is
     not released here.
     """
-    return prox_spider(
-        problem,
-        step_size=step_size,
-        num_rounds=num_rounds,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        capacity=capacity,
-        channel=channel,
-        phase_length=2,
-        difference_slope=None,
-        difference_noise=difference_noise,
-        pick=pick,
-    )
-
-
-def difference_clip(clip_norm: Number, slope: Number | None) -> Any:
-    """The bound on a record's difference of gradients: ``min(2 clip_norm, slope x distance of the two points)``."""
-
-    def clip(work: Work) -> Array:
-        most = 2.0 * jnp.asarray(clip_norm, jnp.float32)
-        if slope is None:
-            return most
-        return jnp.minimum(most, slope * tree_norm(jax.tree.map(jnp.subtract, work.new, work.old)))
-
-    return clip
-
-
-def scaled(noise_multiplier: Number, ratio: Number) -> Number:
-    """The noise multiplier of differences; none where there is no noise."""
-    if noise_multiplier is None:
-        return None
-    by_silo = isinstance(noise_multiplier, list | tuple)
-    return (np.asarray(noise_multiplier) if by_silo else noise_multiplier) * ratio
-
-
-def keep_at(number: Array, wanted: Any, now: Params, kept: Params) -> Params:
-    """``now`` if this is the wanted number, else what was kept."""
-    return jax.tree.map(lambda new, old: jnp.where(number == wanted, new, old), now, kept)
-
-
-def check_phase(length: int, num_rounds: int, pick: int | None) -> None:
-    """Raise unless a phase has a round and the picked iterate exists."""
-    if length < 1:
-        raise ValueError(f"Expected phases of at least one round, got {length}; one is proximal SGD.")
-    if pick is not None and not 0 <= pick <= num_rounds:
-        raise ValueError(f"Expected 0 <= pick={pick} <= num_rounds={num_rounds}.")
+    return {"phase_length": 2, "difference_slope": None}

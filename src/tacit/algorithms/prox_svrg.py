@@ -24,19 +24,16 @@ record whatever the server broadcasts. The difference at t = 0 is zero whatever 
 and costs nothing. The paper clips to 2C only; a ``difference_slope`` lets the noise shrink with the distance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Required, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Message, Number, Params, Release, Round, Sampling, Server, Silo
-from tacit.algorithms.prox_spider import TwoPoints, check_phase, difference_clip, keep_at, scaled
-from tacit.objectives import Problem, gradient_at, gradient_difference
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at
+from tacit.objectives import Problem, gradient_at
 
 
 class SvrgState(NamedTuple):
@@ -46,29 +43,29 @@ class SvrgState(NamedTuple):
     anchor: Params
     gradient: Params
     picked: Params
-    number: Array
+    number: jax.Array
 
 
-def prox_svrg(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    phase_length: int,
-    difference_slope: Number | None = None,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    difference_noise: Number = 1.0,
-    difference_sampling: Sampling | None = None,
-    difference_batch_size: Number | None = None,
-    difference_capacity: Number | None = None,
-    restarts: int = 1,
-    picks: Sequence[int] | None = None,
-) -> Algorithm:
+class Options(TypedDict, total=False):
+    """What FedProx-PL-SVRG leaves open, as in `prox_svrg`."""
+
+    step_size: Required[Number]
+    num_rounds: Required[int]
+    phase_length: Required[int]
+    difference_slope: Number | None
+    difference_noise: Number
+    difference_sampling: Sampling | None
+    difference_batch_size: Number | None
+    difference_capacity: Number | None
+    picks: Sequence[int] | None
+
+
+@recipe
+def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, phase_length: int,
+              restarts: int = 1, picks: Sequence[int] | None = None, difference_slope: Number | None = None,
+              difference_noise: Number = 1.0, difference_sampling: Sampling | None = None,
+              difference_batch_size: Number | None = None, difference_capacity: Number | None = None,
+              ) -> Algorithm:  # fmt: skip
     """FedProx-SVRG; ``phase_length=1`` is noisy proximal minibatch SGD, and ``restarts > 1`` FedProx-PL-SVRG.
 
     Differences are clipped, noised and sampled as in ``prox_spider``. ``num_rounds`` counts the rounds of all stages,
@@ -88,86 +85,42 @@ def prox_svrg(
 
     def move(state: SvrgState, estimate: Params) -> SvrgState:
         step, within = steps[state.number], state.number % length + 1
-        moved = jax.tree.map(lambda w, g: w - step * g, state.params, estimate)
-        params = problem.regulariser.prox(moved, step)
+        params = problem.descend(state.params, estimate, step)
         picked = keep_at(within, wanted[state.number // length], params, state.picked)
         return state._replace(params=params, picked=picked, number=state.number + 1)
 
-    def tell_anchor(state: SvrgState, gradient: Message) -> SvrgState:
+    def tell_anchor(state: SvrgState, gradient: Params) -> SvrgState:
         start = start_of(state)
         picked = keep_at(state.number % length, 0, start, state.picked)
         return move(state._replace(params=start, anchor=start, gradient=gradient, picked=picked), gradient)
 
-    def tell_difference(state: SvrgState, change: Message) -> SvrgState:
+    def tell_difference(state: SvrgState, change: Params) -> SvrgState:
         return move(state, jax.tree.map(jnp.add, state.gradient, change))
 
-    anchor = Release(lambda work: clip_norm, noise_multiplier, batch_size, sampling, capacity, channel=channel)
-    batch = (batch_size, sampling, capacity)
-    if difference_sampling is not None:
-        batch = (difference_batch_size, difference_sampling, difference_capacity)
-    difference = Release(
-        difference_clip(clip_norm, difference_slope),
-        scaled(noise_multiplier, difference_noise),
-        *batch,
-        channel=channel,
-    )
-    between = gradient_difference(problem.objective, lambda work: work.new, lambda work: work.old)
+    def ask_difference(state: SvrgState) -> TwoPoints:
+        return TwoPoints(state.params, state.anchor)
+
+    others = terms.drawn(difference_batch_size, difference_sampling, difference_capacity)
+    anchor = Silo(gradient_at(problem.objective), terms.release())
+    difference = difference_silo(problem, others, difference_slope, difference_noise)
     rounds = {
-        "anchor": Round(Silo(gradient_at(problem.objective), anchor), Server(start_of, tell_anchor)),
-        "difference": Round(
-            Silo(between, difference), Server(lambda state: TwoPoints(state.params, state.anchor), tell_difference)
-        ),
+        "anchor": Round(anchor, Server(start_of, tell_anchor)),
+        "difference": Round(difference, Server(ask_difference, tell_difference)),
     }
     schedule = tuple("anchor" if r % length % phase_length == 0 else "difference" for r in range(num_rounds))
     kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
     return Algorithm(init, kinds, schedule, lambda state: state.params if picks is None else state.picked)
 
 
-def pl_svrg(
-    problem: Problem,
-    *,
-    step_size: Number,
-    num_rounds: int,
-    clip_norm: Number,
-    noise_multiplier: Number,
-    batch_size: Number | None,
-    sampling: Sampling,
-    phase_length: int,
-    restarts: int,
-    capacity: Number | None = None,
-    channel: Channel = "direct",
-    difference_slope: Number | None = None,
-    difference_noise: Number = 1.0,
-    difference_sampling: Sampling | None = None,
-    difference_batch_size: Number | None = None,
-    difference_capacity: Number | None = None,
-    picks: Sequence[int] | None = None,
-) -> Algorithm:
+@preset(prox_svrg)
+def pl_svrg(problem: Problem, terms: Terms, *, restarts: int, **options: Unpack[Options]) -> Fixed:
     """FedProx-PL-SVRG for proximal-PL losses: FedProx-SVRG, restarted at least once."""
     if restarts < 2:
         raise ValueError(f"Expected restarts={restarts} >= 2; one stage is prox-svrg.")
-    return prox_svrg(
-        problem,
-        step_size=step_size,
-        num_rounds=num_rounds,
-        clip_norm=clip_norm,
-        noise_multiplier=noise_multiplier,
-        batch_size=batch_size,
-        sampling=sampling,
-        phase_length=phase_length,
-        restarts=restarts,
-        capacity=capacity,
-        channel=channel,
-        difference_slope=difference_slope,
-        difference_noise=difference_noise,
-        difference_sampling=difference_sampling,
-        difference_batch_size=difference_batch_size,
-        difference_capacity=difference_capacity,
-        picks=picks,
-    )
+    return {}
 
 
-def _stages(num_rounds: int, restarts: int, picks: Sequence[int] | None) -> tuple[int, Array]:
+def _stages(num_rounds: int, restarts: int, picks: Sequence[int] | None) -> tuple[int, jax.Array]:
     """The rounds of a stage, and the number of the iterate that each stage hands on."""
     if restarts < 1 or num_rounds % restarts:
         raise ValueError(f"Expected num_rounds={num_rounds} to be a multiple of restarts={restarts} >= 1.")

@@ -7,17 +7,13 @@ A record's error is 0 or 1 for classes, and the absolute residual up to 1 for nu
 in [0, 1], so that one record moves a silo's mean by 1/n at most: twice the clip 1/2, over n.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
-from jax import Array
 
-from tacit.algorithm import Algorithm, Channel, Number, Params, Record, Release, Round, Server, Silo
-from tacit.objectives import Objective
-from tacit.objectives.objective import untapped
+from tacit.algorithm import Algorithm, Params, Record, Round, Server, Silo, Terms
+from tacit.objectives import Objective, untapped
 
 
-def record_error(objective: Objective, params: Params, record: Record) -> Array:
+def record_error(objective: Objective, params: Params, record: Record) -> jnp.ndarray:
     """The error of one record, between 0 and 1."""
     outputs = objective.model.apply(params, record["x"][None], untapped)
     metric = objective.cost.metrics.get("error")
@@ -26,16 +22,16 @@ def record_error(objective: Objective, params: Params, record: Record) -> Array:
     return jnp.clip(jnp.abs(outputs[0, 0] - record["y"]), 0.0, 1.0)
 
 
-def validation_score(objective: Objective, *, noise_multiplier: Number, channel: Channel = "direct") -> Algorithm:
+def validation_score(objective: Objective, terms: Terms) -> Algorithm:
     """One round that releases the error of the model it starts from; the output is that error."""
 
-    def query(work: Params, record: Record) -> Array:
+    def query(work: Params, record: Record) -> jnp.ndarray:
         return record_error(objective, work, record) - 0.5
 
-    def init(params: Params) -> tuple[Params, Array]:
+    def init(params: Params) -> tuple[Params, jnp.ndarray]:
         return params, jnp.zeros(())
 
-    release = Release(lambda work: 0.5, noise_multiplier, None, "full", channel=channel)
+    release = terms.drawn(None, "full").release(clip=lambda work: 0.5)
     server = Server(lambda state: state[0], lambda state, message: (state[0], message + 0.5))
     once = Round(Silo(query, release), server, "all")
     return Algorithm(init, {"score": once}, ("score",), lambda state: state[1])

@@ -1,29 +1,27 @@
 """Attacks on transcripts: a number for each transcript that is large where world one is likely.
 
 An attack is fitted on trials of its own. Where a round has one noiseless message in each world, the likelihood ratio of
-Gaussian noise is linear, and its weights come from the measured covariance of the noise over the whole transcript
-(so noise that is used twice gives itself away). Where batches are random, the noiseless message is a mixture of a few
-atoms in each world; rounds are independent, and the exact log-likelihood ratios of the mixtures are summed. What is
-not finite is a sign too. Whether a model of the transcript is right only matters for the strength of an attack, never
-for the validity of a bound.
+Gaussian noise is linear, and its weights come from the measured covariance of the whole transcript (so noise that is
+used twice gives itself away). Where batches are random, the noiseless message is a mixture of a few atoms in each
+world; rounds are independent, and the exact log-likelihood ratios of the mixtures are summed. What is not finite is a
+sign too. Whether a model of the transcript is right only matters for the strength of an attack, never for the validity
+of a bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from scipy import special
 
 from tacit.audit.bounds import Counts
 from tacit.audit.transcript import Scene
 
-_QUIET_TRIALS = 8192
-_SKETCH_TRIALS = 4096
+_STILL_TRIALS = 4
+_QUIET_TRIALS = 2048
+_SKETCH_TRIALS = 256
 _MOST_ATOMS = 48
 _CERTAIN = 1e9
 _CANDIDATES = 100
@@ -46,75 +44,67 @@ class Model:
 
     def scores(self, transcripts: np.ndarray) -> np.ndarray:
         """One number for each transcript; large speaks for world one."""
-        return np.asarray(_score(self._arrays(), jnp.asarray(transcripts)), np.float64)
+        finite = np.isfinite(transcripts).all(axis=(1, 2))
+        clean = _clean(transcripts)
+        if self.weights is not None:
+            plain = np.tensordot(clean - self.atoms[1][:, 0], self.weights, 2)
+        else:
+            sides = [self._log_density(clean, side) for side in (0, 1)]
+            plain = np.sum(sides[0] - sides[1], axis=1)
+        return np.where(finite, plain, self.when_not_finite)
 
-    def _arrays(self) -> Any:
-        return self.weights, self.atoms, self.log_shares, self.deviation, self.when_not_finite
-
-
-@jax.jit
-def _score(model: Any, transcripts: Array) -> Array:
-    weights, atoms, log_shares, deviation, when_not_finite = model
-    finite = jnp.all(jnp.isfinite(transcripts), axis=(1, 2))
-    clean = jnp.where(jnp.isfinite(transcripts), transcripts, 0.0)
-    if weights is not None:
-        plain = jnp.tensordot(clean - atoms[1][:, 0], weights, 2)
-    else:
-        sides = [_log_density(clean, a, s, deviation) for a, s in zip(atoms, log_shares, strict=True)]
-        plain = jnp.sum(sides[0] - sides[1], axis=1)
-    return jnp.where(finite, plain, when_not_finite)
+    def _log_density(self, transcripts: np.ndarray, side: int) -> np.ndarray:
+        """Log density of each round's message under a mixture, up to a constant that both worlds share."""
+        gaps = (transcripts[:, :, None, :] - self.atoms[side]) / self.deviation[:, None, :]
+        return special.logsumexp(self.log_shares[side] - 0.5 * np.sum(gaps**2, axis=-1), axis=-1)
 
 
-def _log_density(transcripts: Array, atoms: Array, log_shares: Array, deviation: Array) -> Array:
-    """Log density of each round's message under a mixture, up to a constant that both worlds share."""
-    gaps = (transcripts[:, :, None, :] - atoms) / deviation[:, None, :]
-    return jax.nn.logsumexp(log_shares - 0.5 * jnp.sum(gaps**2, axis=-1), axis=-1)
-
-
-def strongest(scenes: Sequence[Scene], key: Array) -> Scene:
+def strongest(scenes: Sequence[Scene]) -> Scene:
     """The scene whose worlds are farthest apart, in the noise of the whole transcript; ties go to the first."""
     apart = []
     for scene in scenes:
-        trials = min(_SKETCH_TRIALS, scene.chunk)
-        still = [scene.draw(key, world, trials, loudness=0.0) for world in (0, 1)]
-        noise = _clean(scene.draw(key, 1, trials) - still[1])
-        shift = (_clean(still[0]) - _clean(still[1])).mean(axis=0)
-        apart.append(float(np.sum(shift * _fisher(shift, noise, max(float(np.abs(shift).max()), 1e-30)))))
+        quiet = [_clean(scene.draw(world, _quiet_trials(scene, _SKETCH_TRIALS), quiet=True)) for world in (0, 1)]
+        shift = quiet[0].mean(axis=0) - quiet[1].mean(axis=0)
+        noise = _clean(scene.draw(1, _SKETCH_TRIALS))
+        weights = _fisher(shift, noise, max(float(np.abs(shift).max()), 1e-30))
+        apart.append(float(np.sum(shift * weights)))
     return scenes[int(np.argmax(np.asarray(apart) >= 0.9 * max(apart)))]
+
+
+def _quiet_trials(scene: Scene, most: int) -> int:
+    return min(_QUIET_TRIALS, most) if scene.varied else _STILL_TRIALS
 
 
 def _clean(values: np.ndarray) -> np.ndarray:
     return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def fit(scene: Scene, key: Array, trials: int) -> Model:
+def fit(scene: Scene, trials: int) -> Model:
     """Learn the attack from ``trials`` transcripts of each world; none of them is used again."""
-    key_quiet, key_noisy = jax.random.split(key)
-    quiet = [scene.draw(key_quiet, world, min(_QUIET_TRIALS, scene.chunk), loudness=0.0) for world in (0, 1)]
-    noisy = [scene.draw(key_noisy, world, trials) for world in (0, 1)]
-    still = scene.draw(key_noisy, 1, trials, loudness=0.0)
-    noise = _clean(noisy[1] - still)
+    noisy = [scene.draw(world, trials) for world in (0, 1)]
     broken = [float(np.mean(~np.isfinite(part).all(axis=(1, 2)))) for part in noisy]
     sign = _CERTAIN * float(np.sign(broken[0] - broken[1]))
-    quiet = [_clean(part) for part in quiet]
-    spread = max(float(np.abs(quiet[0] - quiet[1]).max()), float(np.ptp(quiet[0])), 1e-30)
-    deviation = np.maximum(noise.std(axis=0), 1e-4 * spread)
+    noisy = [_clean(part) for part in noisy]
+    quiet = [_clean(scene.draw(world, _quiet_trials(scene, trials), quiet=True)) for world in (0, 1)]
+    spread = max(float(np.abs(quiet[0].mean(axis=0) - quiet[1].mean(axis=0)).max()), float(np.ptp(quiet[0])), 1e-30)
+    # What varies without noise is no noise.
+    variance = np.mean([n.var(axis=0) - q.var(axis=0) for n, q in zip(noisy, quiet, strict=True)], axis=0)
+    deviation = np.sqrt(np.maximum(variance, (1e-4 * spread) ** 2))
     (atoms_one, shares_one), (atoms_zero, shares_zero) = (_atoms(part, deviation) for part in quiet)
     number = max(shares_one.shape[1], shares_zero.shape[1])
     weights = None
     if number == 1 or number >= _MOST_ATOMS:
-        means = [part.mean(axis=0, dtype=np.float64) for part in quiet]
-        raw = _fisher(means[0] - means[1], noise, spread)
-        weights = (raw / max(np.abs(raw).max(), 1e-300)).astype(np.float32)
+        shift = quiet[0].mean(axis=0) - quiet[1].mean(axis=0)
+        raw = _fisher(shift, np.concatenate([part - part.mean(axis=0) for part in noisy]), spread)
+        weights = raw / max(np.abs(raw).max(), 1e-300)
     return Model(weights, (atoms_one, atoms_zero), (shares_one, shares_zero), deviation, sign)
 
 
 def _fisher(shift: np.ndarray, noise: np.ndarray, spread: float) -> np.ndarray:
     """Fisher's weights: the inverse covariance of the noise times the shift between the worlds."""
-    flat = noise.reshape(len(noise), -1).astype(np.float64)
-    covariance = np.atleast_2d(np.cov(flat, rowvar=False))
+    covariance = np.atleast_2d(np.cov(noise.reshape(len(noise), -1), rowvar=False))
     ridge = 1e-9 * np.trace(covariance) / len(covariance) + (1e-7 * spread) ** 2
-    weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), shift.ravel().astype(np.float64))
+    weights = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), shift.ravel())
     return weights.reshape(shift.shape)
 
 
@@ -132,7 +122,7 @@ def _atoms(quiet: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.nda
     most = max(len(v) for v in values)
     atoms = np.stack([np.concatenate([v, np.repeat(v[:1], most - len(v), axis=0)]) for v in values])
     padded = np.stack([np.concatenate([s, np.full(most - len(s), -1e30)]) for s in logs])
-    return atoms.astype(np.float32), padded.astype(np.float32)
+    return atoms, padded
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
-from jax import Array
 
-from tacit.algorithm import Algorithm
 from tacit.audit.attack import Model, best_rule, fit, strongest
 from tacit.audit.bounds import Counts, epsilon_lower_bound, mu_lower_bound
-from tacit.audit.transcript import Scene, Seat, scenes_of
+from tacit.audit.transcript import Scene, Target, stream
 from tacit.audit.worst_case import Canary
 from tacit.errors import TacitError, unknown
-from tacit.privacy import Price, gdp_epsilon, price
-from tacit.privacy.plan import events_of
+from tacit.privacy import Price, gdp_epsilon
 
 CONFIDENCES = (0.95, 0.99)
-_FEWEST_TRIALS = 1000
+FEWEST_TRIALS = 1000
 
 
 class AuditError(TacitError):
@@ -38,10 +34,12 @@ class AuditResult:
     """What an attack found beside what was claimed.
 
     ``route`` is ``"gdp"`` where the bound went through mu, ``"direct"`` where it needed no assumption. ``bounds`` maps
-    each confidence to its lower bound.
+    each confidence to its lower bound. ``path`` is ``"door"`` where the messages came out of a real silo's door, and
+    ``"simulated"`` where no daemon takes such a study, so that the simulator's were attacked.
     """
 
     label: str
+    path: str
     sampling: tuple[str, ...]
     canary: str
     route: str
@@ -75,6 +73,7 @@ class AuditResult:
         finite = math.isfinite(self.epsilon_claimed)
         return {
             "label": self.label,
+            "path": self.path,
             "sampling": list(self.sampling),
             "canary": self.canary,
             "route": self.route,
@@ -91,62 +90,49 @@ class AuditResult:
         }
 
 
-def claim_of(algorithm: Algorithm, seat: Seat, delta: float, kind: str | None = None) -> Price:
-    """What the accountant says about the silo's releases, or about those of one kind."""
-    events = events_of(
-        algorithm,
-        place=seat.place,
-        silos=seat.silos,
-        records=seat.records,
-        max_participations=seat.max_participations,
-    )
-    if kind is not None and kind not in algorithm.rounds:
-        raise AuditError(unknown("kind of round", kind, algorithm.rounds))
-    return price([e for e in events if kind in (None, e.kind)], delta=delta)
-
-
 def audit_mechanism(
-    algorithm: Algorithm,
-    seat: Seat,
+    target: Target,
     *,
-    delta: float,
     trials: int,
-    key: Array,
+    seed: int,
     label: str,
     canary: Canary = "opposite",
     kind: str | None = None,
     claim: Price | None = None,
     confidence: float = 0.95,
 ) -> AuditResult:
-    """Attack the transcript of one silo in a schedule of ``algorithm``, built for the attacker's problem.
+    """Attack the transcript of one silo in a schedule that was built for the attacker's problem.
 
     Formal guarantee: whatever the algorithm and the attack, if the silo's messages are as private as ``claim``
-    (default: what the accountant says), the lower bound exceeds the claimed epsilon with probability at most
-    ``1 - confidence`` over ``key``.
+    (default: what the target itself claims), the lower bound exceeds the claimed epsilon with probability at most
+    ``1 - confidence``. At a door that is over the system's entropy, and ``seed`` is not used; in the simulator it is
+    over the seed.
     """
-    if trials < _FEWEST_TRIALS:
-        raise AuditError(f"Expected trials={trials} >= {_FEWEST_TRIALS}; fewer prove nothing.")
+    if trials < FEWEST_TRIALS:
+        raise AuditError(f"Expected trials={trials} >= {FEWEST_TRIALS}; fewer prove nothing.")
     if not 0.5 <= confidence < 1:
         raise AuditError(f"Expected 0.5 <= confidence={confidence} < 1; a common choice is 0.95.")
-    claim = claim_of(algorithm, seat, delta, kind) if claim is None else claim
+    if kind is not None and kind not in target.algorithm.rounds:
+        raise AuditError(unknown("kind of round", kind, target.algorithm.rounds))
+    claim = target.claim(kind) if claim is None else claim
     route = "gdp" if claim.mu is not None and math.isfinite(claim.mu) else "direct"
-    key_scene, key_fit, key_threshold, key_count = jax.random.split(key, 4)
-    scene = strongest(scenes_of(algorithm, seat, canary=canary, kind=kind), key_scene)
-    model = fit(scene, key_fit, max(2000, min(trials // 10, 50_000)))
-    # Rare events decide the direct route, so its threshold deserves as many trials as the count.
-    rehearsal = max(1000, (trials // 2 if route == "direct" else trials // 10) // 2)
-    one, zero = _scores(scene, model, key_threshold, rehearsal)
-    rule = best_rule(one, zero, trials // 2, partial(_strength, route, delta), calibrated=model.weights is None)
-    counts = rule.count(*_scores(scene, model, key_count, trials // 2))
+    scene = strongest(target.scenes(canary=canary, kind=kind, seed=seed))
+    model = fit(scene, max(400, min(trials // 40, 5000)))
+    # Rare events decide the direct route, so its threshold deserves more trials.
+    one, zero = _scores(scene, model, max(400, trials // (8 if route == "direct" else 20)))
+    strength = partial(_strength, route, claim.delta)
+    rule = best_rule(one, zero, trials // 2, strength, calibrated=model.weights is None)
+    counts = rule.count(*_scores(scene, model, trials // 2))
     levels = sorted({*CONFIDENCES, confidence})
     return AuditResult(
-        label=label,
+        label=label if target.path == "door" else f"{label}, {target.path}",
+        path=target.path,
         sampling=tuple(sorted({e.sampling for e in claim.events if kind in (None, e.kind)})),
         canary=canary,
         route=route,
-        delta=delta,
+        delta=claim.delta,
         epsilon_claimed=claim.epsilon,
-        bounds={level: _bound(route, delta, level)(counts) for level in levels},
+        bounds={level: _bound(route, claim.delta, level)(counts) for level in levels},
         confidence=confidence,
         trials=2 * counts.trials,
         counts=counts,
@@ -166,11 +152,7 @@ def _strength(route: str, delta: float, counts: Counts, confidence: float) -> fl
     return mu_lower_bound(counts, confidence)
 
 
-def _scores(scene: Scene, model: Model, key: Array, trials: int) -> tuple[np.ndarray, np.ndarray]:
+def _scores(scene: Scene, model: Model, trials: int) -> tuple[np.ndarray, np.ndarray]:
     """The attack's numbers on fresh transcripts of world one and world zero."""
-    keys = jax.random.split(key)
-    one, zero = (
-        np.concatenate([model.scores(part) for part in scene.stream(keys[world], world, trials)])[:trials]
-        for world in (0, 1)
-    )
+    one, zero = (np.concatenate([model.scores(part) for part in stream(scene, w, trials)]) for w in (0, 1))
     return one, zero

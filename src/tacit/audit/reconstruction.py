@@ -3,7 +3,8 @@
 The hostile server sends a model whose hidden units all measure the brightness of an image, each with its own threshold,
 and all count the same in the output. The gradient of a unit is then a sum over the images that are brighter than its
 threshold, and the difference of two neighbouring units holds the images between two thresholds: often just one, and
-dividing by the gradient of the bias develops it. The silo answers one ordinary round of minibatch SGD.
+dividing by the gradient of the bias develops it. The silo answers one ordinary round of minibatch SGD: without
+protection in the simulator, since no door opens for that, and with protection through the door of a real silo.
 
 References:
     Fowl, Geiping, Czaja, Goldblum, Goldstein. Robbing the fed. arXiv:2110.13057.
@@ -20,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit import data
-from tacit.algorithm import Channel, Params
-from tacit.algorithms import mb_sgd
+from tacit.algorithm import Channel, Params, Terms
+from tacit.algorithms.mb_sgd import mb_sgd
 from tacit.objectives import Objective, Problem, mlp, softmax
 from tacit.privacy import gdp_mu
 from tacit.silo import answer, check_records, view_of
+from tacit.silo.door import Door
+from tacit.silo.sampler import discrete_gaussian
 
 BINS = 512
 CLIP = 1.0
@@ -86,7 +89,7 @@ def hostile_model(pixels: int, classes: int, thresholds: np.ndarray) -> Params:
     }
 
 
-def reconstruct(*, epsilon: float = 1.0, delta: float = 1e-5, number: int = 64, seed: int = 0) -> Reconstruction:
+def reconstruct(*, epsilon: float = 1.0, delta: float = 1e-5, number: int = 64) -> Reconstruction:
     """Attack one message of a silo with ``number`` images, through the code that ships, twice."""
     images, classes, elsewhere = pictures(number)
     pixels, kinds = images.shape[1], int(classes.max()) + 1
@@ -94,32 +97,23 @@ def reconstruct(*, epsilon: float = 1.0, delta: float = 1e-5, number: int = 64, 
     thresholds = np.quantile(elsewhere.mean(axis=1), np.linspace(0, 1, BINS))
     objective = Objective(mlp((pixels, BINS, kinds)), softmax())
     model = hostile_model(pixels, kinds, thresholds)
-    found = []
-    channels: tuple[tuple[Channel, float | None], ...] = (("open", None), ("direct", 1 / gdp_mu(epsilon, delta)))
-    for channel, multiplier in channels:
-        message = _message(objective, model, images, classes, channel, multiplier, seed)
-        found.append(_develop(message, images))
-    (plain, plain_like), (noisy, noisy_like) = found
+    plain, plain_like = _develop(_message(objective, model, images, classes, None), images)
+    noisy, noisy_like = _develop(_message(objective, model, images, classes, 1 / gdp_mu(epsilon, delta)), images)
     return Reconstruction(images, plain, noisy, plain_like, noisy_like, epsilon, delta)
 
 
-def _message(
-    objective: Objective, model: Params, images: Any, classes: Any, channel: Channel, multiplier: Any, seed: int
-) -> Params:
-    """One answer of the silo to one round of minibatch SGD over all its records."""
-    algorithm = mb_sgd(
-        Problem(objective),
-        step_size=0.1,
-        num_rounds=1,
-        clip_norm=CLIP,
-        noise_multiplier=multiplier,
-        batch_size=None,
-        sampling="full",
-        channel=channel,
-    )
-    records = {k: jnp.asarray(v) for k, v in check_records({"x": images, "y": classes}, "silo").items()}
-    desk = view_of(records, len(classes), None, 0)
-    return answer(algorithm.rounds["gradient"].silo, model, (), desk, key=jax.random.key(seed), position=0)[0]
+def _message(objective: Objective, model: Params, images: Any, classes: Any, multiplier: float | None) -> Params:
+    """One answer of the silo to one round of minibatch SGD over all its records; without noise where there is none."""
+    channel: Channel = "open" if multiplier is None else "direct"
+    terms = Terms(clip_norm=CLIP, noise_multiplier=multiplier, batch_size=None, sampling="full", channel=channel)
+    algorithm = mb_sgd(step_size=0.1, num_rounds=1)(Problem(objective), terms)
+    silo, records = algorithm.rounds["gradient"].silo, check_records({"x": images, "y": classes}, "silo")
+    if multiplier is None:
+        view = view_of({k: jnp.asarray(v) for k, v in records.items()}, len(classes), None, 0)
+        return answer(silo, model, (), view, key=jax.random.key(0), position=0)[0]
+    door = Door(silo, records, place=0, form=False)
+    batch = door.batch(0, None)
+    return door.answer(model, (), batches=[batch], sampler=discrete_gaussian, previous=None).message
 
 
 def _develop(message: Params, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

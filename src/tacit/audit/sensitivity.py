@@ -1,15 +1,20 @@
 """The sensitivity audit: search for the swap of one record that moves a silo's statistic most.
 
-What is measured is the distance between the un-noised statistics of two neighbouring silos, in standard deviations of
-the noise that the silo would add, times the priced multiplier: a ratio of one is the whole priced sensitivity, and more
-means that the price is too low. The search climbs gradients in everything that a hostile server and record may
-choose (the broadcast, both versions of the record, all other records), from many starts; a second search draws
-magnitudes from the whole range of float32, where rounding, underflow and overflow live.
+What is measured is the door's own sum of integers, before noise, of two neighbouring silos (`tacit.audit.measured`). A
+ratio of one is the whole priced sensitivity, and more means that the price is too low. Three searches choose what a
+hostile server and record may choose (the broadcast, both versions of the record, all other records):
+
+    gradient ascent      climbs, from many starts, in the simulator, whose statistic has gradients
+    whole float range    draws magnitudes from all of float32, where rounding, underflow and overflow live
+    hostile points       points that are equal, or nearly so, at any scale, and points that are no numbers: where
+                         differences of gradients cancel, their norms are smallest beside what is rounded
+
+Releases that protect the sensitive attribute alone have no door; theirs are measured in the simulator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +23,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tacit.algorithm import Algorithm, Broadcast
+from tacit.algorithm import Algorithm, Broadcast, Silo
+from tacit.audit.measured import Measured, measured
 from tacit.audit.worst_case import hostile_broadcasts, message_shapes
 from tacit.objectives import Objective
 from tacit.privacy.plan import events_of
 from tacit.silo import parted_statistic, view_of
 
 _ROWS = 3
+_ASCENT = np.linspace(-1.0, 4.0, 16)
+_RANGE = np.linspace(-37.0, 37.0, 75)
+_SCALES = np.concatenate([np.full(31, 8.0), np.linspace(-30.0, 30.0, 31)])
+_MOST_FLOAT = 3e38
 
 
 @dataclass(frozen=True)
 class SensitivityResult:
-    """The largest share of its priced sensitivity that a kind of round was brought to."""
+    """The largest share of its priced sensitivity that a kind of round was brought to, and where it was measured."""
 
     kind: str
     largest: float
     tries: int
+    path: str
 
     @property
     def violated(self) -> bool:
@@ -42,44 +53,90 @@ class SensitivityResult:
 
 
 def audit_sensitivity(
-    algorithm: Algorithm, objective: Objective, features: int, *, key: Array, starts: int = 64, steps: int = 40
+    algorithm: Algorithm, objective: Objective, features: int, *, seed: int, starts: int = 64, steps: int = 40
 ) -> list[SensitivityResult]:
     """Climb for each kind of round of an algorithm that was built for ``objective`` with full batches."""
     found = []
-    for kind, ratio, broadcast in _ratios(algorithm, objective, features):
-        keys = jax.random.split(key, starts)
-        free = jax.vmap(lambda k, b=broadcast: _random(k, b, features, jnp.linspace(-1.0, 4.0, 16)))(keys)
-        climb = jax.jit(jax.vmap(lambda one, ratio=ratio: _climb(ratio, one, steps)))
-        found.append(SensitivityResult(kind, float(np.max(np.asarray(climb(free)))), starts * steps))
+    for part in _parts(algorithm, objective, features):
+        draws = [_drawn(np.random.default_rng((seed, i)), part.broadcast, features, _ASCENT) for i in range(starts)]
+        free = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *draws)
+        climb = jax.jit(jax.vmap(lambda one, part=part: _climb(part.simulated, one, steps)))
+        best, values = jax.tree.map(np.asarray, climb(free))
+        if part.door is None:
+            found.append(SensitivityResult(part.kind, float(np.max(values)), starts * steps, "simulated"))
+            continue
+        moved = [_moved(part.door, jax.tree.map(lambda leaf, i=i: leaf[i], best)) for i in range(starts)]
+        found.append(SensitivityResult(part.kind, max(moved), starts * steps, "door"))
     return found
 
 
 def audit_extremes(
-    algorithm: Algorithm, objective: Objective, features: int, *, key: Array, tries: int = 1 << 14
+    algorithm: Algorithm, objective: Objective, features: int, *, seed: int, tries: int = 1 << 11
 ) -> list[SensitivityResult]:
     """Try magnitudes from the whole range of float32, each part of the input with its own."""
+    return _searched(
+        algorithm, objective, features, seed, tries, lambda draw, said: _drawn(draw, said, features, _RANGE)
+    )
+
+
+def audit_hostile_points(
+    algorithm: Algorithm, objective: Objective, features: int, *, seed: int, tries: int = 1 << 11
+) -> list[SensitivityResult]:
+    """Try points that are equal, nearly equal, of any scale or not finite."""
+    return _searched(algorithm, objective, features, seed, tries, lambda draw, said: _hostile(draw, said, features))
+
+
+def _searched(
+    algorithm: Algorithm, objective: Objective, features: int, seed: int, tries: int, choose: Callable[..., Any]
+) -> list[SensitivityResult]:
     found = []
-    for kind, ratio, broadcast in _ratios(algorithm, objective, features):
-        keys = jax.random.split(key, tries)
-        free = jax.vmap(lambda k, b=broadcast: _random(k, b, features, jnp.linspace(-37.0, 37.0, 75)))(keys)
-        values = np.asarray(jax.jit(jax.vmap(ratio))(free))
-        found.append(SensitivityResult(kind, float(np.max(np.nan_to_num(values, nan=0.0, posinf=np.inf))), tries))
+    for part in _parts(algorithm, objective, features):
+        draw = np.random.default_rng(seed)
+        chosen = (choose(draw, part.broadcast) for _ in range(tries))
+        if part.door is not None:
+            values, path = [_moved(part.door, free) for free in chosen], "door"
+        else:
+            ratio, path = jax.jit(part.simulated), "simulated"
+            values = [float(np.nan_to_num(ratio(free), nan=0.0, posinf=np.inf)) for free in chosen]
+        found.append(SensitivityResult(part.kind, max(values), tries, path))
     return found
 
 
-def _ratios(algorithm: Algorithm, objective: Objective, features: int) -> Any:
-    """For each kind of round, the share of its priced sensitivity as a function of what an adversary chooses."""
+@dataclass(frozen=True)
+class _Part:
+    """One kind of round: a broadcast of its form, the simulator's ratio, and the door where a daemon has one."""
+
+    kind: str
+    broadcast: Broadcast
+    simulated: Callable[[Any], Array]
+    door: Measured | None
+
+
+def _parts(algorithm: Algorithm, objective: Objective, features: int) -> Iterator[_Part]:
     params = objective.init(jax.random.key(0))
-    blank = {"x": jnp.zeros((_ROWS, features)), "y": jnp.zeros(_ROWS), "s": jnp.zeros(_ROWS, jnp.int32)}
-    shapes = message_shapes(algorithm, params, view_of(blank, _ROWS, jnp.arange(_ROWS), 0))
-    said = hostile_broadcasts(algorithm, params, shapes, turning=False)
+    blank = {"x": np.zeros((2, _ROWS, features), np.float32), "y": np.zeros((2, _ROWS), np.float32)}
+    blank["s"] = np.zeros((2, _ROWS), np.int32)
+    said = hostile_broadcasts(algorithm, params, message_shapes(algorithm, params, blank), turning=False)
     for event in events_of(algorithm, place=0, silos=1, records=_ROWS):
+        silo, z = algorithm.rounds[event.kind].silo, event.noise_multiplier
         last = max(i for i, name in enumerate(algorithm.schedule) if name == event.kind)
-        yield event.kind, _ratio(algorithm, event.kind, event.noise_multiplier, params), said[last]
+        memory = algorithm.memory(params)
+        yield _Part(event.kind, said[last], _ratio(silo, memory, z), measured(silo, memory, z))
 
 
-def _ratio(algorithm: Algorithm, kind: str, multiplier: float, params: Any) -> Callable[[Any], Array]:
-    silo, memory = algorithm.rounds[kind].silo, algorithm.memory(params)
+def _moved(door: Measured, free: Any) -> float:
+    """What the door says to this choice; the sensitive attribute, of which no door knows, is left out."""
+    found = []
+    for name in ("one", "zero"):
+        table = {field: np.array(column, np.float32) for field, column in free["others"].items()}
+        for field, value in free[name].items():
+            table[field][0] = value
+        found.append(table)
+    return door.moved(free["broadcast"], *found)
+
+
+def _ratio(silo: Silo, memory: Any, multiplier: float) -> Callable[[Any], Array]:
+    """As `Measured.moved`, of the simulator's statistic: it has gradients, and rounds."""
     attribute = silo.release.protects == "sensitive-attribute"
 
     def statistic(broadcast: Broadcast, records: Any) -> Any:
@@ -88,8 +145,9 @@ def _ratio(algorithm: Algorithm, kind: str, multiplier: float, params: Any) -> C
         return parted_statistic(silo, work, desk, key=jax.random.key(0), position=0)[1:]
 
     def ratio(free: Any) -> Array:
+        others = jax.tree.map(jnp.asarray, free["others"])
         worlds = [
-            jax.tree.map(lambda rows, own: rows.at[0].set(own), free["others"], free["one" if attribute else name])
+            jax.tree.map(lambda rows, own: rows.at[0].set(own), others, free["one" if attribute else name])
             for name in ("one", "zero")
         ]
         # The sensitive attribute is no number to climb: its first two values are tried.
@@ -112,34 +170,56 @@ def _squared(gap: Any, deviation: Array) -> Array:
     return jnp.where(largest > 0, total * (scale / deviation) ** 2, 0.0)
 
 
-def _random(key: Array, broadcast: Broadcast, features: int, exponents: Array) -> Any:
-    """A random start: every part gets a magnitude of its own."""
-    keys = iter(jax.random.split(key, 64))
+def _drawn(draw: np.random.Generator, broadcast: Broadcast, features: int, exponents: np.ndarray) -> Any:
+    """A random choice of everything: every part gets a magnitude of its own."""
 
-    def draw(shape: tuple[int, ...], exponent: Array | None = None) -> Array:
-        exponent = jax.random.choice(next(keys), exponents) if exponent is None else exponent
-        return (10.0**exponent * jax.random.normal(next(keys), shape)).astype(jnp.float32)
+    def numbers(shape: tuple[int, ...], exponent: float | None = None) -> np.ndarray:
+        exponent = draw.choice(exponents) if exponent is None else exponent
+        # Records that are not finite never pass the silo's door.
+        return np.clip(10.0**exponent * draw.standard_normal(shape), -_MOST_FLOAT, _MOST_FLOAT).astype(np.float32)
 
-    def record(*rows: int) -> dict[str, Array]:
-        faint = jax.random.choice(next(keys), exponents)
+    def record(*rows: int) -> dict[str, np.ndarray]:
+        faint = draw.choice(exponents)
         # Often a target that makes up for the features: their product is what is clipped, their squares what rounds.
-        loud = jnp.where(jax.random.bernoulli(next(keys)), 1.0 - faint, jax.random.choice(next(keys), exponents))
-        return {"x": draw((*rows, features), faint), "y": draw(rows, loud)}
+        loud = 1.0 - faint if draw.random() < 0.5 else draw.choice(exponents)
+        return {"x": numbers((*rows, features), faint), "y": numbers(rows, loud)}
 
-    def point(leaf: Array) -> Array:
-        leaf = jnp.asarray(leaf)
-        return draw(leaf.shape) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+    def point(leaf: Any) -> Any:
+        leaf = np.asarray(leaf)
+        return numbers(leaf.shape) if leaf.dtype.kind == "f" else leaf
 
     one = record()
     # The same features with another target is the swap whose gradients are opposite.
-    zero = {"x": jnp.where(jax.random.bernoulli(next(keys)), one["x"], draw((features,))), "y": -one["y"]}
-    free = {"broadcast": jax.tree.map(point, broadcast), "others": record(_ROWS), "one": one, "zero": zero}
-    # Records that are not finite never pass the silo's door.
-    return jax.tree.map(lambda leaf: jnp.nan_to_num(leaf, posinf=3e38, neginf=-3e38), free)
+    zero = {"x": one["x"] if draw.random() < 0.5 else numbers((features,)), "y": -one["y"]}
+    return {"broadcast": jax.tree.map(point, broadcast), "others": record(_ROWS), "one": one, "zero": zero}
 
 
-def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> Array:
-    """The best ratio on a path of normalised gradient steps."""
+def _hostile(draw: np.random.Generator, broadcast: Broadcast, features: int) -> Any:
+    """As `_drawn`, with points that are alike: arrays of one shape are the same layer at several points.
+
+    Half of them have weights around 1e8, where version 0.1 let the rounding of equal points through unclipped.
+    """
+    free = _drawn(draw, broadcast, features, np.linspace(-3.0, 3.0, 13))
+    scale, apart = 10.0 ** draw.choice(_SCALES), draw.choice([0.0, 0.0, 1e-7, 1e-5, 1e-2])
+    spoiled = draw.choice([0.0, 0.0, 0.0, np.nan, np.inf])
+    alike: dict[tuple[int, ...], np.ndarray] = {}
+
+    def point(leaf: Any) -> Any:
+        leaf = np.asarray(leaf)
+        if leaf.dtype.kind != "f":
+            return leaf
+        first = alike.setdefault(leaf.shape, scale * draw.uniform(0.1, 1.0, leaf.shape))
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = (first * (1.0 + apart * draw.standard_normal(leaf.shape))).astype(np.float32)
+        if spoiled and found.size and draw.random() < 0.5:
+            found.flat[draw.integers(found.size)] = spoiled
+        return found
+
+    return {**free, "broadcast": jax.tree.map(point, broadcast)}
+
+
+def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> tuple[Any, Array]:
+    """The best choice on a path of normalised gradient steps, and its ratio."""
     real = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating), free)
     moving, rest = jax.tree.map(lambda leaf, is_real: leaf if is_real else None, free, real), free
 
@@ -148,8 +228,11 @@ def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> Array:
             lambda now, old: old if now is None else now, moving, rest, is_leaf=lambda leaf: leaf is None
         )
 
-    def step(moving: Any, number: Array) -> tuple[Any, Array]:
+    def step(carry: Any, number: Array) -> tuple[Any, None]:
+        moving, best, most = carry
         value, slope = jax.value_and_grad(lambda m: ratio(whole(m)))(moving)
+        value = jnp.nan_to_num(value)
+        best = jax.tree.map(lambda new, old: jnp.where(value > most, new, old), moving, best)
         pace = 0.3 * 0.93**number
 
         def move(leaf: Array, g: Array) -> Array:
@@ -157,6 +240,7 @@ def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> Array:
             size = jnp.sqrt(jnp.mean(leaf**2)) + 1e-3
             return leaf + pace * size * g / (jnp.sqrt(jnp.mean(g**2)) + 1e-20)
 
-        return jax.tree.map(move, moving, slope), value
+        return (jax.tree.map(move, moving, slope), best, jnp.maximum(value, most)), None
 
-    return jnp.max(jnp.nan_to_num(jax.lax.scan(step, moving, jnp.arange(steps))[1]))
+    (_, best, most), _ = jax.lax.scan(step, (moving, moving, jnp.float32(-1.0)), jnp.arange(steps))
+    return whole(best), most

@@ -1,4 +1,8 @@
-"""The audit of a study: its own algorithm, schedule, sampling, noise and silo sizes, under attack."""
+"""The audit of a study: its own algorithm, schedule, sampling, noise and silo sizes, under attack.
+
+A study that daemons take is attacked at the door of a silo, as its daemon would build and answer it. One that can only
+be simulated is attacked in the simulator, and every result says so.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from tacit.audit.mechanism import AuditError, AuditResult, audit_mechanism, claim_of
+from tacit.audit.deployed import deploy, proposed
+from tacit.audit.mechanism import FEWEST_TRIALS, AuditError, AuditResult, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
-from tacit.audit.transcript import Seat
+from tacit.audit.simulated import Seat, SimulatedTarget
+from tacit.audit.transcript import DoorTarget, Target
 from tacit.audit.worst_case import CANARIES, Canary, attackers_problem
-from tacit.errors import unknown
+from tacit.errors import TacitError
 from tacit.studies.report import write_report
-from tacit.studies.run import prepare
+from tacit.studies.run import Prepared, prepare
 from tacit.studies.spec import Study
 
 FILE = "audit.json"
@@ -44,29 +49,37 @@ def audit_study(
     dearest = max(silo.price.epsilon for silo in silos if silo.price is not None)
     rank = [(s.price is None or s.price.epsilon < 0.99 * dearest, s.records) for s in silos]
     place = min(range(len(silos)), key=rank.__getitem__)
-    algorithm = dataclasses.replace(prepared.builder, problem=attackers_problem()).build(**prepared.plan.parameters)
-    if kind is not None and kind not in algorithm.rounds:
-        raise AuditError(unknown("kind of round", kind, algorithm.rounds))
-    seat = Seat(silos[place].records, place, len(silos), study.privacy.max_participations)
-    claim = silos[place].price if kind is None else claim_of(algorithm, seat, study.privacy.delta, kind)
-    keys = jax.random.split(jax.random.key(seed), len(canaries))
+    target = target_of(prepared, place)
+    # In the simulator, as the study's plan prices it, all its releases together.
+    claim = silos[place].price if kind is None and target.path == "simulated" else None
     results = [
         audit_mechanism(
-            algorithm,
-            seat,
-            delta=study.privacy.delta,
-            trials=trials,
+            target,
+            # The first proves most; the others look for bugs, which show at once.
+            trials=trials if number == 0 else max(trials // 10, FEWEST_TRIALS),
             # Each canary is a bound of its own: the confidence of the best of them is shared out.
             confidence=1 - (1 - confidence) / len(canaries),
-            key=key,
+            seed=seed + number,
             label=f"{study.name}, {silos[place].name}",
             canary=canary,
             kind=kind,
             claim=claim,
         )
-        for key, canary in zip(keys, canaries, strict=True)
+        for number, canary in enumerate(canaries)
     ]
     return _finding(study, silos[place].name, kind, results, confidence)
+
+
+def target_of(prepared: Prepared, place: int) -> Target:
+    """The silo at a place of a study: behind its door where daemons take the study, else in the simulator."""
+    silos, study = prepared.plan.silos, prepared.study
+    try:
+        plan = proposed(prepared).model_copy(update={"place": place})
+        return DoorTarget(deploy(plan, tuple(silo.records for silo in silos)))
+    except TacitError:
+        algorithm = dataclasses.replace(prepared.builder, problem=attackers_problem()).build(**prepared.plan.parameters)
+        seat = Seat(silos[place].records, place, len(silos), study.privacy.max_participations)
+        return SimulatedTarget(algorithm, seat, study.privacy.delta)
 
 
 def _finding(
@@ -77,6 +90,7 @@ def _finding(
         "study": study.name,
         "algorithm": study.algorithm.name,
         "silo": silo,
+        "path": best.path,
         "kind": kind,
         "delta": best.delta,
         "epsilon_claimed": best.epsilon_claimed if np.isfinite(best.epsilon_claimed) else None,

@@ -1,22 +1,27 @@
 """Every algorithm of the table, in every way it can be run: what the full audit goes through.
 
-A later algorithm is audited by being in the table: parameters of its own that have no default are filled in by name, or
+What a daemon takes is attacked at its door; what it refuses and the simulator runs is attacked there, and says so. A
+later algorithm is audited by being in the table: parameters of its own that have no default are filled in by name, or
 by their type.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tacit.algorithm import Algorithm, Channel, Sampling
+from tacit.algorithm import CROWDED, Channel, Sampling
 from tacit.algorithms import ALGORITHMS, Entry
-from tacit.audit.transcript import Seat
+from tacit.audit.deployed import company, deploy
+from tacit.audit.simulated import Seat, SimulatedTarget
+from tacit.audit.transcript import DoorTarget, Target
 from tacit.audit.worst_case import attackers_problem
+from tacit.errors import TacitError
 from tacit.privacy import calibrate
 from tacit.privacy.plan import events_of
+from tacit.runtime.daemon.protocol import Plan
 
 CLIP = 0.01  # small beside every canary's gradient
 
@@ -32,9 +37,9 @@ _ALWAYS = {"frequencies"}  # has a default, but nothing can be attacked without 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run an algorithm, small enough for a million trials, and how tight its audit must be.
+    """One way to run an algorithm, small enough for many trials, and how tight its audit must be.
 
-    ``share`` is the share of the trials that a setting gets where a trial is dear.
+    ``share`` is the share of the trials that a setting gets.
     """
 
     name: str
@@ -49,17 +54,16 @@ class Setting:
 
 SETTINGS = (
     Setting("single release", "full", 1, 4, None, 0.85),
-    Setting("schedule", "full", 10, 4, None, 0.7),
-    Setting("without replacement", "wor", 10, 8, 2, 0.4),
-    Setting("with replacement", "wr", 10, 8, 2, 0.4),
-    Setting("Poisson", "poisson", 10, 8, 2, 0.4),
+    Setting("schedule", "full", 4, 4, None, 0.7),
+    Setting("without replacement", "wor", 2, 8, 2, 0.4),
+    Setting("with replacement", "wr", 2, 8, 2, 0.4),
+    Setting("Poisson", "poisson", 2, 8, 2, 0.4),
     Setting("one pass", "one-pass", 4, 16, 2, None),
-    # Its binomial noise is drawn outside the compiled program, one call for each message.
-    Setting("shuffled sum", "full", 2, 4, None, None, "shuffled-sum", 0.2),
-    # The reports of one silo hide among themselves alone: no other silo is there.
-    Setting("shuffled reports", "full", 2, 4, None, None, "shuffled-reports", 0.05),
+    # The other silo colludes, so that nobody else's noise hides this one.
+    Setting("shuffled sum", "full", 2, 4, None, None, "shuffled-sum"),
+    Setting("shuffled reports", "full", 2, 4, None, None, "shuffled-reports"),
     Setting("trusted server", "full", 10, 4, None, 0.7, "trusted"),
-    Setting("open", "full", 4, 4, None, None, "open", 0.01),
+    Setting("open", "full", 4, 4, None, None, "open", 0.1),
 )
 
 
@@ -69,13 +73,8 @@ class Subject:
 
     entry: Entry
     setting: Setting
-    algorithm: Algorithm | None
+    target: Target | None
     refusal: str = ""
-
-    @property
-    def seat(self) -> Seat:
-        """The silo under attack."""
-        return Seat(self.setting.records)
 
     @property
     def label(self) -> str:
@@ -83,41 +82,66 @@ class Subject:
         return f"{self.entry.name}, {self.setting.name}"
 
 
-def subjects(*, epsilon: float, delta: float) -> Iterator[Subject]:
-    """Every algorithm in every setting."""
-    for entry in ALGORITHMS.values():
+def subjects(*, epsilon: float, delta: float, algorithms: Container[str]) -> Iterator[Subject]:
+    """These algorithms in every setting."""
+    for entry in (entry for name, entry in ALGORITHMS.items() if name in algorithms):
         for setting in SETTINGS:
             yield subject(entry, setting, epsilon=epsilon, delta=delta)
 
 
 def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Subject:
     """One algorithm in one setting; only the algorithm's own refusal makes it absent."""
+    if setting.channel in ("direct", *CROWDED):
+        try:
+            plan = plan_of(entry, setting, epsilon=epsilon, delta=delta)
+            return Subject(entry, setting, DoorTarget(deploy(plan, (setting.records,) * plan.silos)))
+        except TacitError:
+            # No daemon takes it; perhaps the simulator does.
+            pass
     problem, given = attackers_problem(), parameters_for(entry, setting)
+    seat = Seat(setting.records)
     try:
-        unit = entry.factory(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
+        unit = entry.build(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
         events = events_of(unit, place=0, silos=1, records=setting.records)
         if setting.channel == "open":
-            return Subject(entry, setting, unit)
+            return Subject(entry, setting, SimulatedTarget(unit, seat, delta))
         factor = calibrate(events, epsilon=epsilon, delta=delta)[0].noise_multiplier / events[0].noise_multiplier
-        return Subject(entry, setting, entry.factory(problem, **given, noise_multiplier=factor))
+        built = entry.build(problem, **given, noise_multiplier=factor)
+        return Subject(entry, setting, SimulatedTarget(built, seat, delta))
     except ValueError as error:
         return Subject(entry, setting, None, str(error))
 
 
+def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Plan:
+    """The plan that a server would propose for a setting: to one silo, or to two of which the other colludes."""
+    given = {name: value for name, value in parameters_for(entry, setting).items() if value is not None}
+    crowd = company((setting.records,) * 2, setting.channel, least=2, honest=0.5, weights="equal")
+    return Plan(
+        name="audit",
+        features=(1,),
+        task="regression",
+        algorithm={"name": entry.name, **given},
+        epsilon=epsilon,
+        delta=delta,
+        silos=1 if crowd is None else 2,
+        place=0,
+        shuffle=crowd,
+    )
+
+
 def parameters_for(entry: Entry, setting: Setting) -> dict[str, Any]:
-    """Parameters that build this algorithm, without its noise."""
-    common = {
-        "step_size": 0.2,
-        "num_rounds": setting.rounds,
+    """Parameters and terms that build this algorithm, without its noise."""
+    given: dict[str, Any] = {
         "clip_norm": CLIP,
         "batch_size": setting.batch,
         "sampling": setting.sampling,
         "channel": setting.channel,
+        "step_size": 0.2,
+        "num_rounds": setting.rounds,
     }
-    given = {}
+    if entry.reads_attribute:
+        given["protects"] = "sensitive-attribute"
     for name, parameter in entry.parameters.items():
-        if name in common:
-            given[name] = common[name]
-        elif (parameter.default is inspect.Parameter.empty or name in _ALWAYS) and name != "noise_multiplier":
+        if name not in given and (parameter.default is inspect.Parameter.empty or name in _ALWAYS):
             given[name] = _OWN.get(name, 2 if "int" in str(parameter.annotation) else 0.5)
     return given

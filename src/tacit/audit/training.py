@@ -1,14 +1,14 @@
 """The whole-training audit: canaries in one silo of a real study, one training run, and its transcript.
 
 Half of a silo's records are replaced by canaries: a random direction with one of two targets, by a fair coin. The
-study then trains as it is, all silos with their own noise. The attacker knows everything but the coins and the noise:
-the other records, the canaries' features and every broadcast. Canaries overlap, so the attacker estimates all coins
-at once, by the linear estimate of least squared error, and guesses those that are clearest.
+study then trains as it would among real silos: every silo's own daemon code answers through its door. The attacker
+knows everything but the coins and the noise: the other records, the canaries' features and every broadcast. Canaries
+overlap, so the attacker estimates all coins at once, by the linear estimate of least squared error, and guesses those
+that are clearest.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from tacit.algorithm import Algorithm, Record, Round
+from tacit.algorithm import Record, Round
+from tacit.audit.deployed import offer, proposed
 from tacit.audit.mechanism import AuditError
 from tacit.audit.one_run import one_run_epsilon, one_run_mu
 from tacit.channel import weighted_mean
 from tacit.privacy import gdp_epsilon
 from tacit.runtime import program
-from tacit.silo import answer, check_records, clipped_sum, view_of
+from tacit.runtime.daemon.answering import EXACT, Worker
+from tacit.runtime.daemon.contract import builder_from, record_of
+from tacit.silo import check_records, clipped_sum
 from tacit.studies.run import Prepared, prepare
 from tacit.studies.spec import Study
 
@@ -51,14 +54,15 @@ class OneRunResult:
 
 
 def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneRunResult:
-    """Train a private study once, with canaries in its largest silo, and guess them."""
+    """Train a private study once, with canaries in its largest silo, and guess them.
+
+    The seed decides canaries and coins. Batches and noise are the doors' own, so no two runs are the same.
+    """
     prepared = prepare(study)
     place = int(np.argmax([silo.records for silo in prepared.plan.silos]))
-    price = prepared.plan.silos[place].price
-    algorithm = prepared.builder.build(**prepared.plan.parameters)
-    if price is None or not math.isfinite(price.epsilon):
+    if not study.privacy.private:
         raise AuditError(f"Expected a private study, got {study.name} without a budget; set privacy.epsilon.")
-    for kind, part in algorithm.rounds.items():
+    for kind, part in prepared.builder.build(**prepared.plan.parameters).rounds.items():
         release = part.silo.release
         if not part.silo.says_what_it_released or release.mechanism != "gaussian" or release.channel != "direct":
             raise AuditError(
@@ -71,15 +75,28 @@ def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneR
     coins = generator.choice([-1, 1], canaries)
     versions = _versions(tables[place], canaries, generator)
     tables[place] = {k: np.where(_column(coins, v[0]) > 0, v[0], v[1]) for k, v in _joined(tables[place], versions)}
-    estimate = _estimate(prepared, algorithm, tables, place, versions, seed)
+    pairs = zip(tables, prepared.names, strict=True)
+    checked = [check_records({"x": table["x"], "y": table["y"]}, name) for table, name in pairs]
+    workers = _workers(prepared, checked)
+    estimate = _estimate(prepared, workers, place, versions, checked[place], seed)
     clearest = np.argsort(-np.abs(estimate))[: max(1, int(_GUESSED_SHARE * canaries))]
     correct = int(np.sum(np.sign(estimate[clearest]) == coins[clearest]))
-    delta, made = price.delta, (canaries, len(clearest), correct)
-    direct = one_run_epsilon(*made, delta=delta, confidence=confidence)
-    by_mu = gdp_epsilon(one_run_mu(*made, confidence=confidence), delta) if price.mu is not None else direct
+    price, made = workers[place].offer.price, (canaries, len(clearest), correct)
+    direct = one_run_epsilon(*made, delta=price.delta, confidence=confidence)
+    by_mu = gdp_epsilon(one_run_mu(*made, confidence=confidence), price.delta) if price.mu is not None else direct
     return OneRunResult(
-        prepared.plan.silos[place].name, *made, price.epsilon, max(by_mu, 0.0), direct, delta, confidence
+        prepared.plan.silos[place].name, *made, price.epsilon, max(by_mu, 0.0), direct, price.delta, confidence
     )
+
+
+def _workers(prepared: Prepared, tables: list[Record]) -> list[Worker]:
+    """Every silo's worker, as its daemon would make it from the study's plan."""
+    plan, found = proposed(prepared), []
+    for place, table in enumerate(tables):
+        own = plan.model_copy(update={"place": place})
+        made = offer(own, len(table["y"]), record=record_of(own), build=builder_from)
+        found.append(Worker(made, table, EXACT))
+    return found
 
 
 def _column(coins: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -109,52 +126,43 @@ def _joined(table: Record, versions: tuple[Record, Record]) -> list[tuple[str, t
 
 def _estimate(
     prepared: Prepared,
-    algorithm: Algorithm,
-    tables: list[Record],
+    workers: list[Worker],
     place: int,
     versions: tuple[Record, Record],
+    table: Record,
     seed: int,
 ) -> np.ndarray:
     """The linear estimate of the coins, from the transcript of one training run."""
-    names = prepared.names
-    checked = [check_records({"x": t["x"], "y": t["y"]}, n) for t, n in zip(tables, names, strict=True)]
+    algorithm, size, count = workers[place].offer.algorithm, len(versions[0]["y"]), len(table["y"])
     keys = program.split_keys(jax.random.key(seed))
-    turns = program.turns_of(algorithm, 0, prepared.who, len(names), keys)
-    size = len(versions[0]["y"])
-    rest = {k: v[size:] for k, v in checked[place].items()}
+    turns = program.turns_of(algorithm, 0, prepared.who, len(workers), keys)
+    rest = {k: v[size:] for k, v in table.items()}
     state = algorithm.init(prepared.builder.problem.objective.init(jax.random.key(seed)))
+    kept = [worker.begin() for worker in workers]
     precision, signal = np.eye(size), np.zeros(size)
-    compiled: dict[Any, Any] = {}
+    parts = {kind: _parts(part, place) for kind, part in algorithm.rounds.items()}
     for number, kind in enumerate(algorithm.schedule):
         part = algorithm.rounds[kind]
         broadcast, messages = part.server.ask(state), []
         taken = turns.roster.taken[number]
         for i in turns.roster.places[number][taken]:
-            act = compiled.setdefault((kind, int(i)), _answerer(algorithm, part, checked[i], int(i), keys))
-            message = act(broadcast, number, turns.position[number])
-            messages.append(message)
+            arrays, kept[i] = workers[i].answer(number, broadcast, kept[i])
+            messages.append(arrays)
             if i == place:
-                parts = compiled.setdefault(kind, _parts(part, place))
-                count = len(checked[i]["y"])
-                shift, base, deviation = _expected(part, parts, broadcast, versions, rest, count, place)
+                shift, base, deviation = _expected(part, parts[kind], broadcast, versions, rest, count, place)
+                heard = np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
                 precision += shift @ shift.T / deviation**2
-                signal += shift @ (np.asarray(ravel_pytree(message)[0], np.float64) - base) / deviation**2
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-        state = part.server.tell(state, weighted_mean(stacked, jnp.asarray(turns.roster.weights[number][taken])))
+                signal += shift @ (heard - base) / deviation**2
+        stacked = [jnp.stack(leaves) for leaves in zip(*messages, strict=True)]
+        mean = weighted_mean(stacked, jnp.asarray(turns.roster.weights[number][taken]))
+        state = part.server.tell(state, jax.tree.unflatten(jax.tree.structure(_statistic(part, broadcast, rest)), mean))
     return np.linalg.solve(precision, signal)
 
 
-def _answerer(algorithm: Algorithm, part: Round, table: Record, place: int, keys: program.Keys) -> Any:
-    records = {name: jnp.asarray(column) for name, column in table.items()}
-    count = len(table["y"])
-    desk = view_of(records, count, program.silo_order(algorithm, keys, place, count, count), place)
-
-    @jax.jit
-    def act(broadcast: Any, number: Any, position: Any) -> Any:
-        key = program.silo_key(keys, place, number)
-        return answer(part.silo, broadcast, (), desk, key=key, position=position)[0]
-
-    return act
+def _statistic(part: Round, broadcast: Any, table: Record) -> Any:
+    """The form of what a round releases."""
+    record = {name: column[0] for name, column in table.items()}
+    return jax.eval_shape(lambda: part.silo.query(part.silo.start(broadcast, ()), record))
 
 
 def _parts(part: Round, place: int) -> Any:

@@ -1,218 +1,160 @@
-"""Transcripts: everything a silo says in a schedule, many times over, through the code that ships.
+"""Transcripts: everything that a silo says in a schedule, many times over, through the door of a real silo.
 
-A trial plays every round of the schedule against one silo with a fresh key; the messages come out of
-``tacit.silo.simulated`` with the runtime's own derivation of keys. The server is hostile and does not adapt: what it
-says is settled before the trials.
+A trial plays every round of the schedule against one silo, whose daemon's own worker answers: it draws the batch,
+checks and adds the records' integers and adds exact noise, in every trial anew. All of that comes from the system's
+entropy, so no seed makes a transcript again. The server is hostile and does not adapt: what it says is settled before
+the trials.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.flatten_util import ravel_pytree
 
-from tacit.algorithm import Algorithm, Broadcast, Params, Round
+from tacit.algorithm import Algorithm, Broadcast
+from tacit.audit.deployed import Cast, Deployed, Engines, cast_of
 from tacit.audit.worst_case import (
+    LOUD,
     Canary,
     hostile_broadcasts,
-    lonely_crowd,
     message_shapes,
     neighbours,
-    protects_attribute,
     start_point,
 )
-from tacit.runtime import program
-from tacit.runtime.participation import participation
-from tacit.silo import SiloView, answer, view_of
+from tacit.privacy import Price
+from tacit.silo.batches import pass_order
 
-_MOST_FLOATS = 1 << 20
-_LARGEST_CHUNK = 1 << 13
+_CHUNK = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class Seat:
-    """Which silo is attacked: its place among how many, its records, and how often it agreed to answer."""
+class Scene(Protocol):
+    """Two neighbouring sets of records of a silo, and a hostile server: what there is to attack.
 
-    records: int
-    place: int = 0
-    silos: int = 1
-    max_participations: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Scene:
-    """A silo, two neighbouring sets of records, and what the server says in the rounds that the silo answers.
-
-    ``play`` is the compiled schedule; ``said`` holds the broadcasts of each kind of round, stacked; ``heard`` marks
-    the rounds that the attacker listens to.
+    ``varied`` says whether a transcript without noise differs from trial to trial, as it does where batches are random.
     """
 
-    play: Callable[..., Array]
-    records: dict[str, np.ndarray]
-    said: tuple[Any, ...]
+    @property
+    def varied(self) -> bool:
+        """Whether quiet transcripts differ."""
+        ...
+
+    def draw(self, world: int, trials: int, *, quiet: bool = False) -> np.ndarray:
+        """Fresh transcripts with axes (trials, rounds, numbers in a message); ``quiet`` ones are without noise."""
+        ...
+
+
+class Target(Protocol):
+    """A silo that can be attacked; ``path`` says through which code its messages come."""
+
+    @property
+    def path(self) -> str:
+        """``"door"`` or ``"simulated"``."""
+        ...
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm with its noise."""
+        ...
+
+    def claim(self, kind: str | None) -> Price:
+        """What is claimed about its releases, or about those of one kind."""
+        ...
+
+    def scenes(self, *, canary: Canary, kind: str | None, seed: int) -> Sequence[Scene]:
+        """The worst scenes that are known for it; ``kind`` listens to one kind of round only."""
+        ...
+
+
+def stream(scene: Scene, world: int, trials: int) -> Iterator[np.ndarray]:
+    """As ``draw``, in chunks that fit into memory."""
+    for first in range(0, trials, _CHUNK):
+        yield scene.draw(world, min(_CHUNK, trials - first))
+
+
+@dataclass(frozen=True)
+class DoorScene:
+    """A scene at the door. ``loud`` and ``quiet`` are the casts of both worlds, with and without noise.
+
+    ``said`` is what the server says in the rounds that the silo answers, whose ``numbers`` are those of the schedule;
+    ``heard`` marks the rounds that the attacker listens to.
+    """
+
+    loud: tuple[Cast, Cast]
+    quiet: tuple[Cast, Cast]
+    numbers: tuple[int, ...]
+    said: tuple[Broadcast, ...]
     heard: np.ndarray
-    chunk: int
+    width: int
+    varied: bool
 
-    def draw(self, key: Array, world: int, trials: int, *, loudness: float = 1.0) -> np.ndarray:
-        """Transcripts with axes (trials, rounds, numbers in a message); ``loudness`` scales the noise."""
-        return np.concatenate(list(self.stream(key, world, trials, loudness=loudness)))[:trials]
-
-    def stream(self, key: Array, world: int, trials: int, *, loudness: float = 1.0) -> Iterator[np.ndarray]:
-        """The same in chunks of one size, so that one program serves them all; the last may run over."""
-        records = {name: jnp.asarray(column[world]) for name, column in self.records.items()}
-        for number in range(-(-trials // self.chunk)):
-            keys = jax.random.split(jax.random.fold_in(key, number), self.chunk)
-            yield np.asarray(self.play(keys, records, self.said, jnp.float32(loudness)))[:, self.heard]
-
-
-def scenes_of(algorithm: Algorithm, seat: Seat, *, canary: Canary, kind: str | None = None) -> tuple[Scene, Scene]:
-    """The worst scenes that are known for an algorithm, with a turning and a steady server.
-
-    ``kind`` listens to one kind of round only.
-    """
-    params = start_point()
-    numbers = rounds_answered(algorithm, seat)
-    samplings = {algorithm.rounds[algorithm.schedule[n]].silo.release.sampling for n in numbers}
-    keys = program.split_keys(jax.random.key(1))
-    order = program.silo_order(algorithm, keys, seat.place, seat.records, seat.records)
-    # The order of a pass is not secret, so the record that differs may be the first of it.
-    target = 0 if order is None else int(order[0])
-    records = neighbours(canary, seat.records, target, samplings, protects_attribute(algorithm))
-    desk = view_of({name: jnp.asarray(column[0]) for name, column in records.items()}, seat.records, order, seat.place)
-    shapes = message_shapes(algorithm, params, desk)
-    heard = np.asarray([kind is None or algorithm.schedule[n] == kind for n in numbers])
-    play = _compiled(algorithm, seat, params, order, numbers, shapes)
-    most = _LARGEST_CHUNK >> 3 if any(_is_called_out(algorithm, n) for n in numbers) else _LARGEST_CHUNK
-    chunk = 1 << int(math.log2(min(most, max(256, _MOST_FLOATS / (4 * seat.records)))))
-
-    def staged(turning: bool) -> Scene:
-        said = hostile_broadcasts(algorithm, params, shapes, turning)
-        return Scene(play, records, _stacks(algorithm, numbers, said), heard, chunk)
-
-    return staged(True), staged(False)
+    def draw(self, world: int, trials: int, *, quiet: bool = False) -> np.ndarray:
+        """Fresh transcripts; see `Scene`."""
+        cast = (self.quiet if quiet else self.loud)[world]
+        transcripts = np.zeros((trials, len(self.numbers), self.width))
+        for row in transcripts:
+            kept = cast.begun[0]
+            for at, (number, broadcast) in enumerate(zip(self.numbers, self.said, strict=True)):
+                heard, kept = cast.heard(number, broadcast, kept)
+                row[at, : len(heard)] = heard
+        return transcripts[:, self.heard]
 
 
-def rounds_answered(algorithm: Algorithm, seat: Seat) -> tuple[int, ...]:
-    """The rounds in which a hostile server asks this silo: all that it agreed to."""
-    share: dict[str, int] = {}
-    for kind, part in algorithm.rounds.items():
-        turns = [part.participants != "in turn" or turn % seat.silos == seat.place for turn in algorithm.turns]
-        share[kind] = sum(name == kind and own for name, own in zip(algorithm.schedule, turns, strict=True))
-    found: list[int] = []
-    for number, kind in enumerate(algorithm.schedule):
-        if share[kind] > 0 and (seat.max_participations is None or len(found) < seat.max_participations):
-            share[kind] -= 1
-            found.append(number)
-    return tuple(found)
+@dataclass(frozen=True)
+class DoorTarget:
+    """A silo behind its door."""
+
+    deployed: Deployed
+    path: str = "door"
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the daemon built."""
+        return self.deployed.own.algorithm
+
+    def claim(self, kind: str | None) -> Price:
+        """What the daemon says that it costs."""
+        return self.deployed.claim(kind)
+
+    def scenes(self, *, canary: Canary, kind: str | None, seed: int) -> Sequence[Scene]:
+        """A turning and a steady server. The seed decides nothing: everything random is the door's own."""
+        deployed, offer, algorithm = self.deployed, self.deployed.own, self.algorithm
+        plan, records = offer.plan, deployed.records
+        numbers = tuple(n for n in range(offer.rounds) if offer.may_answer(n))[: plan.max_participations]
+        samplings = {algorithm.rounds[algorithm.schedule[n]].silo.release.sampling for n in numbers}
+        others = [_bystanders(n) for n in records[1:]]
+        engines = Engines()
+        # A study draws the order of its pass once, and it is not secret: the record that differs may be its first.
+        blank = cast_of(deployed, [_bystanders(records[0]), *others], (), engines=engines, quiet=False)
+        order = pass_order(blank.begun[0].order_seed.tobytes(), records[0])
+        pairs = neighbours(canary, records[0], int(order[0]) if "one-pass" in samplings else 0, samplings)
+        worlds = [{name: pairs[name][world] for name in ("x", "y")} for world in (0, 1)]
+        loud, quiet = (
+            tuple(cast_of(deployed, [w, *others], blank.begun, engines=engines, quiet=still) for w in worlds)
+            for still in (False, True)
+        )
+        shapes = message_shapes(algorithm, start_point(), pairs)
+        width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape)) for shape in shapes.values())
+        heard = np.asarray([kind is None or algorithm.schedule[n] == kind for n in numbers])
+        varied = bool(samplings - {"full", "one-pass"}) or bool(offer.shares) or bool(offer.streams)
+
+        def staged(turning: bool) -> DoorScene:
+            broadcasts = hostile_broadcasts(algorithm, start_point(), shapes, turning)
+            said = tuple(_as_read(loud[0], number, broadcasts[number]) for number in numbers)
+            return DoorScene(loud, quiet, numbers, said, heard, width, varied)  # type: ignore[arg-type]
+
+        return staged(True), staged(False)
 
 
-def _is_called_out(algorithm: Algorithm, number: int) -> bool:
-    """Whether noise is drawn outside the compiled program, so that trials that nobody needs are dear."""
-    return algorithm.rounds[algorithm.schedule[number]].silo.release.channel == "shuffled-sum"
+def _bystanders(records: int) -> dict[str, np.ndarray]:
+    """Records that the attacker knows."""
+    return {"x": np.ones((records, 1), np.float32), "y": np.full(records, -LOUD, np.float32)}
 
 
-def _stacks(algorithm: Algorithm, numbers: Sequence[int], said: Sequence[Broadcast]) -> tuple[Any, ...]:
-    """The broadcasts of each kind of round that is played, stacked."""
-    own = [[said[n] for n in numbers if algorithm.schedule[n] == kind] for kind in _kinds(algorithm, numbers)]
-    return tuple(jax.tree.map(lambda *leaves: jnp.stack(leaves), *part) for part in own)
-
-
-def _kinds(algorithm: Algorithm, numbers: Sequence[int]) -> list[str]:
-    return sorted({algorithm.schedule[number] for number in numbers})
-
-
-def _compiled(
-    algorithm: Algorithm,
-    seat: Seat,
-    params: Params,
-    order: Array | None,
-    numbers: Sequence[int],
-    shapes: dict[str, Any],
-) -> Callable[..., Array]:
-    """The whole schedule as one program over many keys."""
-    kinds = _kinds(algorithm, numbers)
-    which = np.asarray([kinds.index(algorithm.schedule[n]) for n in numbers], np.int32)
-    index = np.asarray([int(np.sum(which[:i] == kind)) for i, kind in enumerate(which)], np.int32)
-    everyone, keys = participation(seat.silos), program.split_keys(jax.random.key(0))
-    positions = program.turns_of(algorithm, 0, everyone, seat.silos, keys).position[list(numbers)]
-    last = np.asarray([_last(numbers[:i], which[:i] == kind) for i, kind in enumerate(which)], np.int32)
-    turns = np.asarray(numbers, np.int32), which, index, positions, last
-    width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[kind])) for kind in kinds)
-
-    def trial(key: Array, records: Any, said: tuple[Any, ...], loudness: Array) -> Array:
-        desk = view_of(records, seat.records, order, seat.place)
-        keys = program.split_keys(key)
-        players = [
-            _player(algorithm, kind, stack, desk, keys, loudness, width)
-            for kind, stack in zip(kinds, said, strict=True)
-        ]
-
-        def body(memory: Any, turn: Any) -> Any:
-            number, kind, *rest = turn
-            if len(players) == 1:
-                return players[0](memory, number, *rest)
-            return jax.lax.switch(kind, players, memory, number, *rest)
-
-        return jax.lax.scan(body, algorithm.memory(params), turns)[1]
-
-    return jax.jit(jax.vmap(trial, in_axes=(0, None, None, None)))
-
-
-def _last(numbers: Sequence[int], same: np.ndarray) -> int:
-    """The round in which the silo last answered this kind of round; -1 if never."""
-    return max((n for n, is_same in zip(numbers, same, strict=True) if is_same), default=-1)
-
-
-def _player(
-    algorithm: Algorithm, kind: str, said: Any, desk: SiloView, keys: program.Keys, loudness: Array, width: int
-) -> Callable[..., Any]:
-    """One kind of round, what the attacker sees of it flat and padded to the longest."""
-    part = algorithm.rounds[kind]
-    part = dataclasses.replace(part, silo=_louder(part.silo, loudness))
-    crowd = lonely_crowd(part, desk)
-
-    def play(memory: Any, number: Array, at: Array, position: Array, last: Array) -> Any:
-        broadcast = jax.tree.map(lambda leaf: leaf[at], said)
-        if part.silo.release.channel == "trusted":
-            seen = _trusted(part, broadcast, memory, desk, keys, number, position, last)
-        else:
-            key, before = program.silo_key(keys, desk.place, number), program.silo_before(keys, desk.place, last)
-            seen, memory = answer(
-                part.silo, broadcast, memory, desk, key=key, position=position, previous=before, crowd=crowd
-            )
-        flat = ravel_pytree(seen)[0].astype(jnp.float32)
-        return memory, jnp.pad(flat, (0, width - flat.size))
-
-    return play
-
-
-def _trusted(
-    part: Round,
-    broadcast: Broadcast,
-    memory: Any,
-    desk: SiloView,
-    keys: program.Keys,
-    number: Array,
-    position: Array,
-    last: Array,
-) -> Any:
-    """What a trusted server lets out: the mean with its noise; no other silo hides this one."""
-    mean, deviation = program.exact_answer(part, broadcast, memory, desk, keys, number, position)
-    means, deviations = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (mean, deviation))
-    return program.noised_mean(part, means, deviations, jnp.ones(1), keys, number, last)
-
-
-def _louder(silo: Any, loudness: Array) -> Any:
-    """The silo with its noise multiplied, for trials that tell noise from signal."""
-    release = silo.release
-    if release.channel == "open":
-        return silo
-    louder = jax.tree.map(lambda z: jnp.asarray(z, jnp.float32) * loudness, release.noise_multiplier)
-    return dataclasses.replace(silo, release=dataclasses.replace(release, noise_multiplier=louder))
+def _as_read(cast: Cast, number: int, broadcast: Any) -> Broadcast:
+    """A broadcast as the daemon reads it from the wire."""
+    return cast.workers[0].arrays_fit(number, [np.asarray(leaf) for leaf in jax.tree.leaves(broadcast)])

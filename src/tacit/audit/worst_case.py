@@ -18,9 +18,7 @@ from jax import Array
 
 from tacit.algorithm import Algorithm, Broadcast, Params, Round, Sampling
 from tacit.objectives import Loss, Objective, Problem, linear
-from tacit.runtime import program
-from tacit.runtime.participation import participation
-from tacit.silo import Crowd, Previous, SiloView, answer, check_records, exact_statistic
+from tacit.silo import check_records
 
 Canary = Literal["opposite", "overflow", "faint"]
 CANARIES: tuple[Canary, ...] = ("opposite", "overflow", "faint")
@@ -76,29 +74,19 @@ def neighbours(
     return {name: np.stack([world[name] for world in worlds]) for name in worlds[0]}
 
 
-def lonely_crowd(part: Round, desk: SiloView) -> Crowd | None:
-    """The crowd of a shuffled sum in which no other silo hides this one, so that its share is the whole sum."""
-    sizes = program.batch_sizes(part, jnp.asarray([desk.count]))
-    return program.crowd_of(part, sizes, participation(1))
-
-
-def message_shapes(algorithm: Algorithm, params: Params, desk: SiloView) -> dict[str, Any]:
-    """The form of a message in each kind of round of the schedule."""
-    shapes: dict[str, Any] = {}
+def message_shapes(algorithm: Algorithm, params: Params, worlds: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The form of a message in each kind of round of the schedule; ``worlds`` are records as `neighbours` has them."""
+    record = {name: jax.ShapeDtypeStruct(column.shape[2:], column.dtype) for name, column in worlds.items()}
     state, memory = algorithm.init(params), algorithm.memory(params)
+    shapes: dict[str, Any] = {}
     for kind in sorted(set(algorithm.schedule)):
         part = algorithm.rounds[kind]
 
-        def say(state: Any, memory: Any, part: Any = part) -> Any:
-            key, broadcast = jax.random.key(0), part.server.ask(state)
-            if part.silo.release.channel == "trusted":
-                work = part.silo.start(broadcast, memory)
-                return exact_statistic(part.silo, work, desk, key=key, position=0)[0]
-            before = Previous(key, jnp.asarray(False))
-            crowd = lonely_crowd(part, desk)
-            return answer(part.silo, broadcast, memory, desk, key=key, position=0, previous=before, crowd=crowd)[0]
+        def say(state: Any, memory: Any, record: Any, part: Round = part) -> Any:
+            work = part.silo.start(part.server.ask(state), memory)
+            return part.silo.report(part.silo.absorb(work, part.silo.query(work, record)), memory)[0]
 
-        shapes[kind] = jax.eval_shape(say, state, memory)
+        shapes[kind] = jax.eval_shape(say, state, memory, record)
     return shapes
 
 

@@ -7,6 +7,7 @@ within one measure and by its bound; rates are compared only where no theorem gi
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tacit.algorithms import find
 from tacit.choosing.situation import (
     CONVEX,
     EVERYONE,
@@ -29,17 +31,13 @@ from tacit.choosing.situation import (
 )
 from tacit.objectives import linear
 from tacit.objectives.fairness import Ermi
-from tacit.privacy import paper_noise
 from tacit.theory import (
     PsgmSetting,
     PsgmTheory,
     Statement,
     TheoryError,
     ce_psgm_from_theory,
-    fed_sgda_from_theory,
-    pl_svrg_from_theory,
-    prox_sgd_from_theory,
-    prox_spider_from_theory,
+    sgda_from_theory,
     stated,
     stationarity_bound,
     steffle_setting,
@@ -152,25 +150,25 @@ def _convex(name: str) -> Theorem:
     def theorem(s: Situation) -> Candidate:
         channel = "trusted" if name == "mu2-sgd" and s.trusted_server else "direct"
         terms: dict[str, Any] = {"heterogeneous": s.heterogeneous, "channel": channel}
-        return _from_statement(stated(name, s.convex_setting(), most_rounds=s.max_rounds, **terms), channel)
+        return _from_statement(stated(_theory(name), s.convex_setting(), most_rounds=s.max_rounds, **terms), channel)
 
     return theorem
 
 
-def _prox_sgd(s: Situation) -> Candidate:
-    setting = s.nonconvex_setting()
-    return _from_statement(prox_sgd_from_theory(setting), setting.channel)
+def _nonconvex(name: str, measure: Measure | None = None) -> Theorem:
+    def theorem(s: Situation) -> Candidate:
+        setting, theory = s.nonconvex_setting(), _theory(name)
+        limit = {"most_rounds": s.max_rounds} if "most_rounds" in inspect.signature(theory).parameters else {}
+        return _from_statement(theory(setting, **limit), setting.channel, measure)
+
+    return theorem
 
 
-def _pl_svrg(s: Situation) -> Candidate:
-    setting = s.nonconvex_setting()
-    return _from_statement(pl_svrg_from_theory(setting, most_rounds=s.max_rounds), setting.channel)
-
-
-def _prox_spider(s: Situation) -> Candidate:
-    setting = s.nonconvex_setting()
-    found = prox_spider_from_theory(setting, most_rounds=s.max_rounds)
-    return _from_statement(found, setting.channel, "squared gradient")
+def _theory(name: str) -> Callable[..., Any]:
+    """The theorem of an algorithm, from its row in the catalogue."""
+    theory = find(name).theory
+    assert theory is not None
+    return theory
 
 
 def _psgm_settings(s: Situation, local: bool) -> list[PsgmSetting]:
@@ -224,16 +222,9 @@ def _psgm(local: bool, full: bool) -> Theorem:
 
 def _psgm_failures(option: PsgmTheory, s: Situation) -> tuple[str, ...]:
     """What fails of the theorem's conditions and of the privacy lemma's that its noise rests on, as in `tacit plan`."""
-    printed = paper_noise(
-        option.algorithm,
-        records=s.records,
-        rounds=int(option.parameters["num_rounds"]),
-        batch=int(option.parameters["batch_size"] or s.records),
-        epsilon=s.epsilon,
-        delta=s.delta,
-        sampling=option.parameters["sampling"],
-        silos=s.silos,
-        local_steps=int(option.parameters.get("local_steps", 1)),
+    told = {**option.parameters, "channel": "shuffled-reports"}
+    printed = find(option.algorithm).paper_noise(
+        told, records=s.records, epsilon=s.epsilon, delta=s.delta, silos=s.silos
     )
     conditions = (*option.conditions, *(() if printed is None else printed.conditions))
     return tuple(dict.fromkeys(c.text for c in conditions if not c.holds))
@@ -280,7 +271,7 @@ def _steffle(s: Situation) -> Candidate:
         epsilon=s.epsilon,
         delta=s.delta,
     )
-    found = fed_sgda_from_theory(setting)
+    found = sgda_from_theory(setting)
     rounds = min(found.num_rounds, s.max_rounds)
     noise = math.sqrt(rounds / found.num_rounds) * found.noise_multiplier
     bound = stationarity_bound(setting, rounds, noise, found.dual_share)
@@ -316,9 +307,9 @@ _TABLE: tuple[tuple[str, tuple[Rule, ...], Theorem], ...] = (
     ("accelerated-mb-sgd", (UNFAIR, CONVEX), _convex("accelerated-mb-sgd")),
     ("one-pass-accelerated", (UNFAIR, CONVEX, SMOOTH), _convex("one-pass-accelerated")),
     ("mu2-sgd", (UNFAIR, CONVEX, SMOOTH, EVERYONE), _convex("mu2-sgd")),
-    ("prox-sgd", (UNFAIR, SMOOTH, PL), _prox_sgd),
-    ("pl-svrg", (UNFAIR, SMOOTH, PL), _pl_svrg),
-    ("prox-spider", (UNFAIR, SMOOTH), _prox_spider),
+    ("prox-sgd", (UNFAIR, SMOOTH, PL), _nonconvex("prox-sgd")),
+    ("pl-svrg", (UNFAIR, SMOOTH, PL), _nonconvex("pl-svrg")),
+    ("prox-spider", (UNFAIR, SMOOTH), _nonconvex("prox-spider", "squared gradient")),
     ("mb-psgm", (UNFAIR, SMOOTH, SHUFFLER, EVERYONE), _psgm(local=False, full=False)),
     ("mb-psgm-fg", (UNFAIR, SMOOTH, SHUFFLER, EVERYONE), _psgm(local=False, full=True)),
     ("ce-psgm", (UNFAIR, SMOOTH, SHUFFLER, EVERYONE), _psgm(local=True, full=False)),

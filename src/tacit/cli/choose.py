@@ -306,13 +306,13 @@ def _sizes(text: str, silos: int | None) -> tuple[int, ...]:
 
 def _write(situation: Situation, best: Candidate | None, own: dict[str, Any] | None, out: Path) -> str:
     """Write the winner's study, checked: it is assembled and priced as `tacit run` would."""
-    from tacit.choosing import recipe
+    from tacit.choosing import study_for
     from tacit.studies.run import prepare
     from tacit.studies.spec import parse_study
 
     if best is None:
         raise TacitError("No theorem applies, so there is no study to write; change the answers, see the reasons.")
-    text = tomli_w.dumps(recipe(situation, best, own))
+    text = tomli_w.dumps(study_for(situation, best, own))
     text = re.sub(r"\[\n((?:    [^\n]*,\n)+)\]", lambda m: "[" + " ".join(m[1].split()).rstrip(",") + "]", text)
     prepare(parse_study(text))
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from tacit.cli.study import UNPRICED, Json, Set, Study, finite, numeral, point_cells, print_warnings
 from tacit.stopping import stops_at_once
@@ -99,7 +99,9 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
     _print_mean(found, plan.study.algorithm.channel, console)
     _print_held_out(found, console)
     _print_grid(found["grid"], console)
-    papers = Table("silo", "sigma/C", "really buys epsilon", "noise / ours", "its conditions")
+    papers = Table(
+        "silo", Column("releases", no_wrap=True), "sigma/C", "really buys epsilon", "noise / ours", "its conditions"
+    )
     papers.title = "the noise that the paper prints, at the same epsilon"
     for silo in found["silos"]:
         paper = silo["paper"]
@@ -107,7 +109,8 @@ def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
             failed = [c["text"] for c in paper["conditions"] if not c["holds"]]
             papers.add_row(
                 silo["name"],
-                ", ".join(f"{s:.4g}" for s in paper["sigma_over_clip"]),
+                "\n".join(f"{release['count']} x {release['kind']}" for release in paper["releases"]),
+                "\n".join(f"{s:.4g}" for s in paper["sigma_over_clip"]),
                 numeral(paper["epsilon_certified"]),
                 f"{paper['noise_ratio']:.2f}",
                 "hold" if not failed else "fail: " + "; ".join(failed),

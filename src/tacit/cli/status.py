@@ -89,7 +89,7 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
     ledger = home_of(path.parent, policy).ledger
     entries = inspect(ledger) if ledger.exists() else []
     rule, found = settled(entries, policy.limit), account_now(policy, entries)
-    kept = TAILS * plan.study.algorithm.channel.startswith("shuffled")
+    kept = TAILS * (plan.study.algorithm.channel == "shuffled-sum")
     rows = []
     for silo in plan.silos:
         row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}
@@ -135,7 +135,7 @@ def proposal(plan_text: str, policy: Any, entries: list[Any]) -> dict[str, Any]:
         offer = consider(plan, records=records, record=record_of(plan), allow=policy.allow, shuffle=policy.shuffle)
         check_sampling(offer, policy.allow)
         found["own_epsilon"] = offer.price.epsilon
-        after = share(rule, [*charged, charge_of(offer, rule.epsilon)])
+        after = share(rule, [*charged, charge_of(offer)])
         if not after <= 1.0:
             raise over_budget(rule, before, after)
         found |= {"takes_share": after - before, "left_share": 1 - after}

@@ -10,7 +10,7 @@ pytrees that can be jitted and vmapped. Strengths and radii may be traced, so a 
 """
 
 from tacit.geometry.penalties import elastic_net, group_lasso, l1, squared_l2, with_squared_l2, zero
-from tacit.geometry.proximal import Params, Regulariser
+from tacit.geometry.proximal import Params, Regulariser, tree_norm
 from tacit.geometry.sets import box, frobenius_ball, l1_ball, l2_ball, simplex
 from tacit.geometry.sums import add
 from tacit.geometry.table import from_name, regulariser, terms
@@ -31,6 +31,7 @@ __all__ = [
     "simplex",
     "squared_l2",
     "terms",
+    "tree_norm",
     "with_squared_l2",
     "zero",
 ]

@@ -2,7 +2,7 @@
 
 from tacit.objectives.constants import Constants, constants, ridge, start_risk
 from tacit.objectives.convolution import cnn
-from tacit.objectives.fairness import Ermi, ermi
+from tacit.objectives.fairness import Ermi, Frequencies, Notion, ermi
 from tacit.objectives.losses import absolute, hinge, logistic, pinball, softmax, squared
 from tacit.objectives.models import linear, mlp
 from tacit.objectives.objective import Linear, Loss, Model, Objective, Smoothing, Tap, untapped
@@ -13,10 +13,12 @@ from tacit.objectives.saddle import Saddle, SaddleQuery, lifted, saddle
 __all__ = [
     "Constants",
     "Ermi",
+    "Frequencies",
     "GradientQuery",
     "Linear",
     "Loss",
     "Model",
+    "Notion",
     "Objective",
     "Problem",
     "Saddle",

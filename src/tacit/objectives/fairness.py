@@ -35,9 +35,11 @@ from jax import Array
 
 from tacit.algorithm import Params, Record
 from tacit.errors import TacitError
-from tacit.objectives.objective import Model, Tap, untapped
+from tacit.objectives.objective import Loss, Model, Tap, untapped
 
 Notion = Literal["demographic-parity", "equalized-odds", "equal-opportunity"]
+Frequencies = Sequence[float] | Sequence[Sequence[float]]
+"""How often each group is: one row, or one for each target."""
 
 
 class Sensitivity(NamedTuple):
@@ -182,6 +184,16 @@ class Ermi:
         steepest = 2**0.5 / 4 if shape.outputs == 1 else 0.5
         return (1.0 - self.classes * self.floor) * steepest * math.sqrt(feature_norm**2 + shape.bias)
 
+    def steepness(self, lipschitz: float | None, cost: Loss) -> float | None:
+        """The same from the Lipschitz constant of the loss; ``None`` where that, its slope or the model is not known.
+
+        The constant is that of the loss in its output times the norm of the features, bias included.
+        """
+        shape = self.model.linear
+        if lipschitz is None or not isinstance(cost.slope, float | int) or shape is None:
+            return None
+        return self.jacobian_bound(math.sqrt(max((lipschitz / cost.slope) ** 2 - shape.bias, 0.0)))
+
     def _condition(self, targets: Array) -> tuple[Array, Array]:
         """Which matrix of the duals is a record's own, and whether the record takes part."""
         targets = targets.astype(jnp.int32)
@@ -195,7 +207,7 @@ class Ermi:
 def ermi(
     model: Model,
     classes: int,
-    frequencies: Sequence[float] | Sequence[Sequence[float]],
+    frequencies: Frequencies,
     *,
     notion: Notion = "demographic-parity",
     floor: float = 1e-3,

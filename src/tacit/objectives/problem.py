@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import jax
+from jax import Array
+
+from tacit.algorithm import Params
 from tacit.geometry import Regulariser, zero
 from tacit.objectives.objective import Objective
 
@@ -23,3 +27,7 @@ class Problem:
     smoothness: float | None = None
     strong_convexity: float | None = None
     radius: float | None = None
+
+    def descend(self, params: Params, direction: Params, step: float | Array) -> Params:
+        """The proximal step ``prox_{step h}(params - step x direction)``."""
+        return self.regulariser.prox(jax.tree.map(lambda w, g: w - step * g, params, direction), step)

@@ -22,12 +22,11 @@ from tacit.privacy.discrete import grid_width, mu_one
 from tacit.privacy.events import Event, Mechanism, PricingError, Protects, Sampling, joint_multiplier
 from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu, gdp_tpr
 from tacit.privacy.lemma import lemma_conditions, lemma_epsilon
-from tacit.privacy.papers import paper_noise
 from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
 from tacit.privacy.reports import closed_form_epsilon, shuffled_profile
 from tacit.privacy.risk import Risk, risk, risk_of, risk_of_price
 from tacit.privacy.schedule import gaussian_mu
-from tacit.privacy.statements import Condition, PaperNoise, PaperRelease
+from tacit.privacy.statements import Condition, PaperNoise, PaperRelease, Setting
 from tacit.privacy.views import rdp_epsilon, zcdp_epsilon, zcdp_rho
 
 __all__ = [
@@ -46,6 +45,7 @@ __all__ = [
     "Protects",
     "Risk",
     "Sampling",
+    "Setting",
     "SiloPlan",
     "add_remove_multiplier",
     "calibrate",
@@ -64,7 +64,6 @@ __all__ = [
     "lemma_conditions",
     "lemma_epsilon",
     "mu_one",
-    "paper_noise",
     "plan_silos",
     "price",
     "rdp_epsilon",

@@ -12,7 +12,8 @@ from typing import Any
 
 from tacit.privacy.calibration import calibrate
 from tacit.privacy.events import Event, PricingError
-from tacit.privacy.papers import paper_noise
+from tacit.privacy.statements import Setting
+from tacit.privacy.theorems import steffle
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,7 @@ def fair_designs(*, records: int, rounds: int, batch: int, epsilon: float, delta
         [tuned] = calibrate([event], epsilon=epsilon, delta=delta)
         found.append(_design(name, tuned.noise_multiplier, event, bounds, epsilon))
     found.sort(key=lambda design: design.sigma_over_clip)
-    printed = paper_noise("steffle", records=records, rounds=rounds, batch=batch, epsilon=epsilon, delta=delta)
-    assert printed is not None
+    printed = steffle(Setting(records=records, num_rounds=rounds, batch_size=batch, epsilon=epsilon, delta=delta))
     [event] = printed.events
     last = _design("as printed", event.noise_multiplier, event, attribute, printed.epsilon_certified)
     return (*found, last)

@@ -15,11 +15,11 @@ What can go wrong, and how it is bounded (u = 2^-53, N the length of the transfo
   relative error of at most (4 sqrt(2) + 1) u (Higham, Theorem 24.2). Masses sum to one, so each frequency is off by at
   most eta = 8 u log2(N), and so is each of n equal factors f: the n-th power is off by at most n eta (|f| + eta)^(n-1).
   That is summed over all frequencies as computed, not estimated. Masses that are tilted with a rounding error, and
-  the power itself (n multiples of a phase), add to eta. In the end the error is about n eta of delta, 1e-8 for
-  a million releases.
+  the power itself (n multiples of a phase), add to eta. In the end the bound is about n eta of delta: 5e-8
+  for a million releases, a hundred times what is measured against exact binomial sums.
 - *Wrapping.* The transform is circular: what lies outside the window of N points is added to some point within. That
-  only adds mass. What lies above the window is added once more as loss without limit, by Chernoff's bound; so is what
-  lies below it, where epsilon does too.
+  only adds mass, about a millionth of delta. What lies above the window is added once more, by a moment bound; so is
+  what lies below it, where epsilon does too.
 - *Summing.* All terms are positive: at most 2 N u of the sum.
 
 Every bound is added to delta: it is never understated.
@@ -191,13 +191,7 @@ class LossSum:
         """Bound on the mass of losses below a lattice point, from moments at the scale of a tilted sum."""
         scale = self.tilted_spread(tilt)
         orders = [s / scale for s in (0.0, *_ORDERS)]
-        return _probability(min(self.cumulant(-s) + s * point * self.step for s in orders))
-
-    def mass_from(self, point: int, tilt: float) -> float:
-        """Bound on the mass of losses from a lattice point on, as `mass_below`."""
-        scale = self.tilted_spread(tilt)
-        orders = [tilt + s / scale for s in (0.0, *_ORDERS)]
-        return _probability(min(self.cumulant(s) - s * point * self.step for s in orders))
+        return _bound(min(self.cumulant(-s) + s * point * self.step for s in orders))
 
     def _spectrum(self, tilt: float, length: int) -> tuple[np.ndarray, float]:
         """The transform of the composed masses, and a bound on the error of each mass after the way back."""
@@ -238,7 +232,9 @@ class TiltedCurve:
         self._beyond = source.beyond
         self._log_scale = source.cumulant(tilt)
         self._losses: Floats = source.step * (first + np.arange(len(masses), dtype=np.float64))
-        self._above = source.mass_from(first + len(masses), tilt)
+        self._end = source.step * (first + len(masses))
+        scale = source.tilted_spread(tilt)
+        self._orders = [(s, source.cumulant(s)) for s in (tilt, *(tilt + order / scale for order in _ORDERS))]
         self._below = source.mass_below(first, tilt)
 
     def __call__(self, epsilon: float) -> float:
@@ -250,8 +246,16 @@ class TiltedCurve:
         slack = 2 * len(self._masses) * _UNIT + 8 * _UNIT * sizes
         exponent = self._log_scale - self._tilt * epsilon + slack
         within = total * math.exp(exponent) if exponent < 700 else math.inf
-        below = self._below if epsilon < self._losses[0] else 0.0
-        return min(1.0, within + self._above + below + self._beyond)
+        below = -math.expm1(min(epsilon - float(self._losses[0]), 0.0)) * self._below
+        return min(1.0, within + self._above(epsilon) + below + self._beyond)
+
+    def _above(self, epsilon: float) -> float:
+        """What losses above the window add to delta: (1 - e^-v) e^(-s v) falls from v = log(1 + 1/s) on."""
+        found = []
+        for order, cumulant in self._orders:
+            gap = max(self._end - epsilon, math.log1p(1 / order))
+            found.append(cumulant - order * (epsilon + gap) + math.log(-math.expm1(-gap)))
+        return _bound(min(found))
 
 
 class Reading:
@@ -318,6 +322,6 @@ def _halved(masses: Floats, step: float) -> Floats:
     return even
 
 
-def _probability(log_bound: float) -> float:
-    """A moment bound as a probability, raised by more than the rounding of its logarithm."""
+def _bound(log_bound: float) -> float:
+    """A moment bound on a probability, raised by more than the rounding of its logarithm."""
     return math.exp(min(0.0, log_bound + 1e-5))

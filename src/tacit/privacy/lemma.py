@@ -59,19 +59,19 @@ def lemma_epsilon(local_epsilon: float, *, silos: int, records: int, batch: int,
     return slope * alpha - math.log(delta) / (alpha - 1)
 
 
-def shuffled_reports(s: Setting, algorithm: str = "ce-psgm") -> PaperNoise:
+def shuffled_reports(s: Setting) -> PaperNoise:
     """CE-PSGM and its settings: the largest local epsilon for which the proof of Theorem 4.1 closes.
 
     With alpha = 1 + 2 ln(1/delta)/eps, half of epsilon pays for the conversion; the reports get the other half, or a
     quarter where local steps have one too.
     """
-    alpha, gamma, pooled = 1 + 2 * s.log / s.epsilon, s.batch / s.records, s.silos * s.batch
+    alpha, gamma, pooled = 1 + 2 * s.log / s.epsilon, s.batch_size / s.records, s.silos * s.batch_size
     share = s.epsilon / (4 if s.local_steps > 1 else 2)
-    local = math.log(share * pooled / (26 * _C * s.rounds * gamma**2 * alpha))
+    local = math.log(share * pooled / (26 * _C * s.num_rounds * gamma**2 * alpha))
     # The lemma starts at one: below it nothing is proved, and one is what its conditions are shown for.
     shown = max(local, 1.0)
     conditions = [at_least("eps0 that fits", local, "", 1.0)]
-    conditions += lemma_conditions(shown, silos=s.silos, records=s.records, batch=s.batch)
+    conditions += lemma_conditions(shown, silos=s.silos, records=s.records, batch=s.batch_size)
     most = pooled * math.log(1 / gamma) / (4 * _C * math.exp(shown))
     conditions.append(at_most("alpha", alpha, "MB ln(1/gamma)/(4c e^eps0)", most))
     releases = [_reports(s, 1 / shown)]
@@ -80,7 +80,6 @@ def shuffled_reports(s: Setting, algorithm: str = "ce-psgm") -> PaperNoise:
         releases += steps.releases
         conditions += steps.conditions
     return PaperNoise(
-        algorithm=algorithm,
         source=f"{SHUFFLED}, Theorem 4.1 by Lemma 2.7",
         records=s.records,
         epsilon=s.epsilon,
@@ -92,16 +91,16 @@ def shuffled_reports(s: Setting, algorithm: str = "ce-psgm") -> PaperNoise:
 
 
 def _reports(s: Setting, multiplier: float) -> PaperRelease:
-    full = s.batch == s.records
+    full = s.batch_size == s.records
     return PaperRelease(
         kind="estimate",
         noise_multiplier=multiplier,
         corrected_multiplier=multiplier,
-        sensitivity=2 / s.batch,
-        count=s.rounds,
-        batch=s.batch,
+        sensitivity=2 / s.batch_size,
+        count=s.num_rounds,
+        batch=s.batch_size,
         sampling="full" if full else "wor",
         mechanism="reports",
-        reports=s.silos * s.batch,
+        reports=s.silos * s.batch_size,
         streams=(1.0, 1.0),
     )

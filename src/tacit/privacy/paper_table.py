@@ -38,7 +38,6 @@ class Row:
         noise = self.noise
         return {
             "label": self.label,
-            "algorithm": noise.algorithm,
             "source": noise.source,
             "sampling": [r.sampling for r in noise.releases],
             "counts": [r.count for r in noise.releases],
@@ -59,30 +58,31 @@ class Row:
 
 def table() -> tuple[Row, ...]:
     """Every theorem at n = 1234, R = 50, epsilon = 1, delta = 1/n^2."""
-    base = Setting(records=RECORDS, rounds=ROUNDS, batch=RECORDS, epsilon=EPSILON, delta=1 / RECORDS**2)
+    base = Setting(records=RECORDS, num_rounds=ROUNDS, batch_size=RECORDS, epsilon=EPSILON, delta=1 / RECORDS**2)
 
     def at(**changes: object) -> Setting:
         return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
     schemes: tuple[Sampling, ...] = ("wr", "wor", "poisson")
     rows = [
-        (f"multi-pass, K={k}, {how}", theorems.multi_pass(at(batch=k, sampling=how)))
+        (f"multi-pass, K={k}, {how}", theorems.multi_pass(at(batch_size=k, sampling=how)))
         for k in (8, 87)
         for how in schemes
     ]
     rows.append(("multi-pass, full batch", theorems.multi_pass(at(sampling="full"))))
     rows += [
-        (f"experiments, K=87, {how}", theorems.multi_pass_experiments(at(batch=87, sampling=how))) for how in schemes
+        (f"experiments, K=87, {how}", theorems.multi_pass_experiments(at(batch_size=87, sampling=how)))
+        for how in schemes
     ]
     rows += [
-        ("one-pass accelerated, K=1", theorems.one_pass_accelerated(at(batch=1, rounds=RECORDS))),
-        ("Prox-SGD, K=24", theorems.prox_sgd(at(batch=24))),
-        ("Prox-SVRG, E=5, Q=10, K=123", theorems.prox_svrg(at(batch=123))),
-        ("Prox-SPIDER, q=5", theorems.prox_spider(at(period=5))),
-        ("DP-mu^2, T=n", theorems.mu2_sgd(at(batch=1, rounds=RECORDS))),
-        ("SteFFLe, m=88, epochs", theorems.steffle(at(batch=88))),
-        ("SteFFLe, m=88, iid batches", theorems.steffle(at(batch=88, sampling="wor"))),
-        ("CE-PSGM local, J=50, b=123", theorems.psgm(at(batch=123, local_steps=10, silos=10))),
+        ("one-pass accelerated, K=1", theorems.one_pass_accelerated(at(batch_size=1, num_rounds=RECORDS))),
+        ("Prox-SGD, K=24", theorems.prox_sgd(at(batch_size=24))),
+        ("Prox-SVRG, E=5, Q=10, K=123", theorems.prox_svrg(at(batch_size=123))),
+        ("Prox-SPIDER, q=5", theorems.prox_spider(at(phase_length=5))),
+        ("DP-mu^2, T=n", theorems.mu2_sgd(at(batch_size=1, num_rounds=RECORDS))),
+        ("SteFFLe, m=88, epochs", theorems.steffle(at(batch_size=88))),
+        ("SteFFLe, m=88, iid batches", theorems.steffle(at(batch_size=88, sampling="wor"))),
+        ("CE-PSGM local, J=50, b=123", theorems.psgm(at(batch_size=123, local_steps=10, silos=10))),
     ]
     return tuple(Row(label=label, noise=noise) for label, noise in rows)
 

@@ -1,10 +1,11 @@
 """What each party sees of a channel, and what is left of the guarantee when parties talk to each other."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 from tacit.algorithm import Channel
 from tacit.privacy.accountant import colluding
-from tacit.privacy.events import Event
+from tacit.privacy.events import Event, PricingError
 from tacit.privacy.schedule import has_reports
 
 SEES: Mapping[Channel, tuple[tuple[str, str], ...]] = {
@@ -45,4 +46,10 @@ def parties(channel: Channel, local_steps: int = 1) -> tuple[tuple[str, str], ..
 def without_shuffler(events: Iterable[Event], *, delta: float) -> float | None:
     """Epsilon if the shuffler hands everything to the server; none where no shuffled report is part of the price."""
     events = tuple(events)
-    return colluding(events, delta=delta).epsilon if has_reports(events) else None
+    if not has_reports(events):
+        return None
+    try:
+        return colluding(events, delta=delta).epsilon
+    except PricingError:
+        # Reports that tell nearly everything by themselves: no number is known, so none is promised.
+        return math.inf

@@ -108,7 +108,7 @@ def risk_of_price(paid: Price) -> Risk:
         >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
         >>> tight, loose = (risk_of_price(price([plan], delta=1e-6, accountant=a)) for a in ("tight", "zcdp"))
         >>> round(tight.advantage, 3), round(loose.advantage, 3)
-        (0.092, 0.482)
+        (0.092, 0.483)
     """
     if paid.accountant in ("rdp", "zcdp"):
         return risk(epsilon=paid.epsilon, delta=paid.delta)

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from tacit.privacy.accountant import price
 from tacit.privacy.calibration import calibrate
-from tacit.privacy.events import Event, Mechanism, Protects, Sampling
+from tacit.privacy.events import Event, Mechanism, Protects, Sampling, positive, probability
 from tacit.privacy.randomisers import noise_over_clip
 
 
@@ -79,7 +79,6 @@ def _over_clip(release: PaperRelease, event: Event) -> float:
 class PaperNoise:
     """A theorem's noise beside the noise that is needed; prices are computed when asked for."""
 
-    algorithm: str
     source: str
     records: int
     epsilon: float
@@ -136,18 +135,28 @@ class PaperNoise:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a theorem is applied to; the last four are read by the algorithms that have them."""
+    """What a theorem is applied to: a silo, a budget, and an algorithm's parameters and terms by their own names.
+
+    Those after ``sampling`` (``None``: what the theorem assumes) are read by the algorithms that have them.
+    """
 
     records: int
-    rounds: int
-    batch: int
+    num_rounds: int
+    batch_size: int
     epsilon: float
     delta: float
+    silos: int = 1
     sampling: Sampling | None = None
-    period: int | None = None
+    phase_length: int | None = None
     restarts: int = 1
     local_steps: int = 1
-    silos: int = 1
+    local_batch_size: int | None = None
+    difference_batch_size: int | None = None
+    difference_sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        positive("epsilon", self.epsilon)
+        probability("delta", self.delta)
 
     @property
     def log(self) -> float:

@@ -31,43 +31,34 @@ FAIR = "Gupta, Poornash, Lowy, Razaviyayn (SteFFLe)"
 SHUFFLED = "CE-PSGM (shuffled model)"
 
 
-def multi_pass(s: Setting, algorithm: str = "mb-sgd") -> PaperNoise:
-    """Noisy minibatch SGD: sigma^2 = 256 L^2 R ln(2.5R/delta) ln(2/delta) / (n eps)^2."""
-    r = s.rounds * s.local_steps
+def multi_pass(s: Setting) -> PaperNoise:
+    """Noisy minibatch SGD, also accelerated: sigma^2 = 256 L^2 R ln(2.5R/delta) ln(2/delta) / (n eps)^2.
+
+    For local SGD every noisy local step counts as a round.
+    """
+    r = s.num_rounds * s.local_steps
     least = s.epsilon * s.records / (4 * math.sqrt(2 * r * math.log(2 / s.delta)))
     sigma = math.sqrt(256 * r * math.log(2.5 * r / s.delta) * math.log(2 / s.delta)) / (s.records * s.epsilon)
     return _noise(
         s,
-        algorithm,
         f"{CONVEX}, Theorem 2.1",
-        [_release("gradient", sigma, sigma, 2 / s.batch, r, s.batch, s.sampling or "wr")],
+        [_release("gradient", sigma, sigma, 2 / s.batch_size, r, s.batch_size, s.sampling or "wr")],
         [
             at_most("epsilon", s.epsilon, "ln(2/delta)", math.log(2 / s.delta)),
-            at_least("batch", s.batch, "eps n / (4 sqrt(2R ln(2/delta)))", least),
+            at_least("batch", s.batch_size, "eps n / (4 sqrt(2R ln(2/delta)))", least),
         ],
         "Holds as printed; advanced composition makes it loose."
         + (" Stated for one step per round; here each local step counts as a round." if s.local_steps > 1 else ""),
     )
 
 
-def local_sgd(s: Setting) -> PaperNoise:
-    """Local SGD: the multi-pass noise with every noisy local step counted as a round."""
-    return multi_pass(s, "local-sgd")
-
-
-def accelerated(s: Setting) -> PaperNoise:
-    """Accelerated noisy minibatch SGD: the multi-pass noise."""
-    return multi_pass(s, "accelerated-mb-sgd")
-
-
 def multi_pass_experiments(s: Setting) -> PaperNoise:
     """What the convex paper's experiments add: sigma^2 = 8 L^2 R ln(1/delta) / (n eps)^2."""
-    sigma = math.sqrt(8 * s.rounds * s.log) / (s.records * s.epsilon)
+    sigma = math.sqrt(8 * s.num_rounds * s.log) / (s.records * s.epsilon)
     return _noise(
         s,
-        "mb-sgd (experiments)",
         f"{CONVEX}, experiments",
-        [_release("gradient", sigma, sigma, 2 / s.batch, s.rounds, s.batch, s.sampling or "wr")],
+        [_release("gradient", sigma, sigma, 2 / s.batch_size, s.num_rounds, s.batch_size, s.sampling or "wr")],
         [],
         "Rests on Abadi et al., Theorem 1, whose constants are not stated; fails for large epsilon.",
     )
@@ -75,12 +66,11 @@ def multi_pass_experiments(s: Setting) -> PaperNoise:
 
 def one_pass_accelerated(s: Setting) -> PaperNoise:
     """One-pass accelerated noisy SGD: sigma^2 = 8 L^2 ln(1.25/delta) / (eps K)^2 (K = 1 in the paper)."""
-    sigma = math.sqrt(8 * math.log(1.25 / s.delta)) / (s.epsilon * s.batch)
+    sigma = math.sqrt(8 * math.log(1.25 / s.delta)) / (s.epsilon * s.batch_size)
     return _noise(
         s,
-        "one-pass-accelerated",
         f"{CONVEX}, Theorem 2.2",
-        [_release("gradient", sigma, sigma, 2 / s.batch, s.rounds, s.batch, "one-pass")],
+        [_release("gradient", sigma, sigma, 2 / s.batch_size, s.num_rounds, s.batch_size, "one-pass")],
         [at_most("epsilon", s.epsilon, "", 1.0), _one_pass(s)],
         "Holds as printed.",
     )
@@ -88,12 +78,11 @@ def one_pass_accelerated(s: Setting) -> PaperNoise:
 
 def prox_sgd(s: Setting) -> PaperNoise:
     """Prox-SGD, one pass: sigma^2 = 8 L^2 ln(1/delta) / (eps K)^2."""
-    sigma = math.sqrt(8 * s.log) / (s.epsilon * s.batch)
+    sigma = math.sqrt(8 * s.log) / (s.epsilon * s.batch_size)
     return _noise(
         s,
-        "prox-sgd",
         f"{NONCONVEX}, Theorem E.1",
-        [_release("gradient", sigma, math.sqrt(2) * sigma, 2 / s.batch, s.rounds, s.batch, "one-pass")],
+        [_release("gradient", sigma, math.sqrt(2) * sigma, 2 / s.batch_size, s.num_rounds, s.batch_size, "one-pass")],
         [
             at_most("epsilon", s.epsilon, "min(8 ln(1/delta), 15)", min(8 * s.log, 15.0)),
             at_most("epsilon", s.epsilon, "2 ln(1/delta) (of its Proposition D.2)", 2 * s.log),
@@ -104,26 +93,26 @@ def prox_sgd(s: Setting) -> PaperNoise:
 
 
 def prox_svrg(s: Setting) -> PaperNoise:
-    """Prox-SVRG: E = R/Q full gradients and R differences of K records, S times."""
-    inner = max(1, s.records // s.batch)
-    epochs, restarts = math.ceil(s.rounds / inner), s.restarts
+    """Prox-SVRG: E = R/Q full gradients and R differences of K records, S times; R = num_rounds / S."""
+    restarts, batch = s.restarts, s.difference_batch_size or s.batch_size
+    rounds, sampling = s.num_rounds // restarts, s.difference_sampling or s.sampling or "wr"
+    epochs = math.ceil(rounds / (s.phase_length or max(1, s.records // batch)))
     log2, scale = math.log(2 / s.delta), s.records * s.epsilon
     anchor = math.sqrt(256 * restarts * epochs * log2 * math.log(5 * epochs / s.delta)) / scale
     anchor_fixed = math.sqrt(256 * restarts * epochs * log2 * math.log(5 * restarts * epochs / s.delta)) / scale
-    step = math.sqrt(1024 * restarts * s.rounds * log2 * math.log(2.5 * s.rounds / s.delta)) / scale
-    step_fixed = math.sqrt(4096 * restarts * s.rounds * log2 * math.log(5 * restarts * s.rounds / s.delta)) / scale
-    least = s.epsilon * s.records / (4 * math.sqrt(2 * restarts * s.rounds * log2))
+    step = math.sqrt(1024 * restarts * rounds * log2 * math.log(2.5 * rounds / s.delta)) / scale
+    step_fixed = math.sqrt(4096 * restarts * rounds * log2 * math.log(5 * restarts * rounds / s.delta)) / scale
+    least = s.epsilon * s.records / (4 * math.sqrt(2 * restarts * rounds * log2))
     return _noise(
         s,
-        "prox-svrg",
         f"{NONCONVEX}, Theorem E.2",
         [
             _release("anchor", anchor, anchor_fixed, 2 / s.records, restarts * epochs, s.records, "full"),
-            _release("difference", step, step_fixed, 4 / s.batch, restarts * s.rounds, s.batch, s.sampling or "wr"),
+            _release("difference", step, step_fixed, 4 / batch, restarts * rounds, batch, sampling),
         ],
         [
             at_most("epsilon", s.epsilon, "min(2 ln(2/delta), 15)", min(2 * log2, 15.0)),
-            at_least("batch", s.batch, "eps n / (4 sqrt(2SR ln(2/delta)))", least),
+            at_least("batch", batch, "eps n / (4 sqrt(2SR ln(2/delta)))", least),
         ],
         "Uses 8L^2 where the sensitivity 4L/K asks for 32L^2, and logarithms that ignore S; its own route "
         "gives 4096 and ln(5SR/delta). Harmless, because advanced composition is about 20 times too loose.",
@@ -131,28 +120,27 @@ def prox_svrg(s: Setting) -> PaperNoise:
 
 
 def prox_spider(s: Setting) -> PaperNoise:
-    """Prox-SPIDER, full batch: R+1 releases; every q-th is a gradient, the others are differences."""
-    period = s.period or 1
-    resets = math.ceil((s.rounds + 1) / period)
-    gradient = 2 * math.sqrt(s.log * max(s.rounds / period, 1.0)) / s.epsilon
-    difference = 2 * math.sqrt(s.rounds * s.log) / s.epsilon
+    """Prox-SPIDER, full batch: R+1 releases, rounds 0 to R; every q-th is a gradient, the others are differences."""
+    phase = s.phase_length or 1
+    resets = math.ceil((s.num_rounds + 1) / phase)
+    gradient = 2 * math.sqrt(s.log * max(s.num_rounds / phase, 1.0)) / s.epsilon
+    difference = 2 * math.sqrt(s.num_rounds * s.log) / s.epsilon
     sens, root2, n = 2 / s.records, math.sqrt(2), s.records
     releases = [_release("gradient", gradient * sens, root2 * gradient * sens, sens, resets, n, "full")]
-    if s.rounds + 1 > resets:
+    if s.num_rounds + 1 > resets:
         releases.append(
             _release(
                 "difference",
                 difference * sens,
                 root2 * difference * sens,
                 sens,
-                s.rounds + 1 - resets,
+                s.num_rounds + 1 - resets,
                 n,
                 "full",
             )
         )
     return _noise(
         s,
-        "prox-spider",
         f"{NONCONVEX}, Theorem F.1",
         releases,
         [at_most("epsilon", s.epsilon, "2 ln(1/delta)", 2 * s.log)],
@@ -164,12 +152,22 @@ def prox_spider(s: Setting) -> PaperNoise:
 def mu2_sgd(s: Setting) -> PaperNoise:
     """DP-mu^2: sigma^2 = 4 S^2 T / rho^2 with rho^2/2 + rho sqrt(2 ln(1/delta)) = eps."""
     rho = math.sqrt(2 * s.log + 2 * s.epsilon) - math.sqrt(2 * s.log)
-    sigma = 2 * math.sqrt(s.rounds) / (rho * s.batch)
+    sigma = 2 * math.sqrt(s.num_rounds) / (rho * s.batch_size)
     return _noise(
         s,
-        "mu2-sgd",
         f"{MU_SQUARED}, Theorem 5.2 and Lemma 2.5",
-        [_release("increment", sigma, sigma, 2 / s.batch, s.rounds, s.batch, "one-pass", mechanism="cumulative")],
+        [
+            _release(
+                "increment",
+                sigma,
+                sigma,
+                2 / s.batch_size,
+                s.num_rounds,
+                s.batch_size,
+                "one-pass",
+                mechanism="cumulative",
+            )
+        ],
         [_one_pass(s)],
         "S = G + 2LD bounds the increments for an honest server only; clip the increments to S at the silo.",
     )
@@ -177,31 +175,30 @@ def mu2_sgd(s: Setting) -> PaperNoise:
 
 def steffle(s: Setting) -> PaperNoise:
     """SteFFLe, two messages per step, sensitive attributes protected."""
-    joint = s.batch * math.sqrt(s.rounds * s.log) / (s.records * s.epsilon)
+    joint = s.batch_size * math.sqrt(s.num_rounds * s.log) / (s.records * s.epsilon)
     sampling = s.sampling or "one-pass"
     release = PaperRelease(
         kind="fairness",
         noise_multiplier=joint,
         corrected_multiplier=joint,
-        sensitivity=2 * math.sqrt(2) / s.batch,
-        count=s.rounds,
-        batch=s.batch,
+        sensitivity=2 * math.sqrt(2) / s.batch_size,
+        count=s.num_rounds,
+        batch=s.batch_size,
         sampling=sampling,
-        passes=math.ceil(s.rounds * s.batch / s.records) if sampling == "one-pass" else 1,
+        passes=math.ceil(s.num_rounds * s.batch_size / s.records) if sampling == "one-pass" else 1,
         protects="sensitive-attribute",
         messages=2,
     )
     [corrected] = calibrate([release.event(s.records, joint)], epsilon=s.epsilon, delta=s.delta)
     release = dataclasses.replace(release, corrected_multiplier=corrected.noise_multiplier)
-    least = (s.records * math.sqrt(s.epsilon) / (2 * s.batch)) ** 2
+    least = (s.records * math.sqrt(s.epsilon) / (2 * s.batch_size)) ** 2
     return _noise(
         s,
-        "steffle",
         f"{FAIR}, Theorem 3.3",
         [release],
         [
             at_most("epsilon", s.epsilon, "2 ln(1/delta)", 2 * s.log),
-            at_least("rounds", s.rounds, "(n sqrt(eps) / 2m)^2", least),
+            at_least("rounds", s.num_rounds, "(n sqrt(eps) / 2m)^2", least),
         ],
         "Each message takes the whole budget, and amplification is void: the un-noised gradient reveals the "
         "batch. In fixed epochs a record is used ceil(Tm/n) times. Sensitivity in units of 1/sqrt(rho).",
@@ -210,18 +207,18 @@ def steffle(s: Setting) -> PaperNoise:
 
 def psgm(s: Setting) -> PaperNoise:
     """CE-PSGM, local steps of the silo in turn: sigma^2 = 96 J (1 + 2 ln(1/delta)/eps) / (n^2 eps)."""
-    steps = s.local_steps * math.ceil(s.rounds / s.silos)
-    alpha, rate = 1 + 2 * s.log / s.epsilon, s.batch / s.records
+    steps = s.local_steps * math.ceil(s.num_rounds / s.silos)
+    batch = s.local_batch_size or s.batch_size
+    alpha, rate = 1 + 2 * s.log / s.epsilon, batch / s.records
     sigma = math.sqrt(96 * steps * alpha / s.epsilon) / s.records
-    most = (sigma * s.batch) ** 2 * math.log(1 / rate) / 2
+    most = (sigma * batch) ** 2 * math.log(1 / rate) / 2
     return _noise(
         s,
-        "psgm",
         f"{SHUFFLED}, Theorem 4.1, local updates only",
-        [_release("local", sigma, sigma, 2 / s.batch, steps, s.batch, s.sampling or "wor")],
+        [_release("local", sigma, sigma, 2 / batch, steps, batch, "full" if batch == s.records else "wor")],
         [
             at_most("batch/n", rate, "", 0.1),
-            at_least("batch*sigma", s.batch * sigma, "2 sqrt(5)", 2 * math.sqrt(5)),
+            at_least("batch*sigma", batch * sigma, "2 sqrt(5)", 2 * math.sqrt(5)),
             at_most("alpha", alpha, "sigma^2 b^2 ln(n/b)/2", most),
         ],
         "The local updates' quarter of the budget only; the first local difference is 0 and costs nothing.",
@@ -230,14 +227,12 @@ def psgm(s: Setting) -> PaperNoise:
 
 def _noise(
     s: Setting,
-    algorithm: str,
     source: str,
     releases: Sequence[PaperRelease],
     conditions: Sequence[Condition],
     correction: str,
 ) -> PaperNoise:
     return PaperNoise(
-        algorithm=algorithm,
         source=source,
         records=s.records,
         epsilon=s.epsilon,
@@ -281,4 +276,4 @@ def at_least(name: str, value: float, rule: str, bound: float) -> Condition:
 
 
 def _one_pass(s: Setting) -> Condition:
-    return at_most("rounds*batch", s.rounds * s.batch, "n", s.records)
+    return at_most("rounds*batch", s.num_rounds * s.batch_size, "n", s.records)

@@ -76,7 +76,10 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
         if entry.kind == "reserve":
             kept = data["delta_set_aside"] if "delta_set_aside" in data else _set_aside_before(data.get("plan"))
             accounts[entry.study] = Account(
-                events_from_json(data["events"]), float(data["expires"]), delta_set_aside=float(kept)
+                events_from_json(data["events"]),
+                float(data["expires"]),
+                delta_set_aside=float(kept),
+                samples=int(data.get("samples", 0)),
             )
         elif entry.kind == "debit":
             accounts[entry.study] = accounts[entry.study].after(data["kind"], data["releases"], data["round"])

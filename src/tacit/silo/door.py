@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -24,11 +25,12 @@ from jaxtyping import Bool, Int64
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
 from tacit.silo.batches import SecretBatch, secret_batch
-from tacit.silo.engine import Layout, formed_width, layouts, vectors_of
+from tacit.silo.engine import Layout, layouts, vectors_of, whole
 from tacit.silo.integers import (
     BOUND,
     MOST_RECORDS,
     MOST_TERMS,
+    Integers,
     Sums,
     Vectors,
     checked_sum,
@@ -52,10 +54,7 @@ Sampler = Callable[[int, float], Int64[np.ndarray, " size"]]
 LARGEST_NOISE = 2.0**56
 """More noise than this, in units of a sum, would not fit 64 bits with its tails."""
 
-MOST_DISTANCE = 2.0**-110
-"""How far a sample of the noise may be from the exact discrete Gaussian, in total variation."""
-
-_FORMED_FLOATS = 2**21
+_STORED_FLOATS = 2**21
 _MOST_AT_ONCE = 2**13
 
 
@@ -90,7 +89,7 @@ class Engine:
             record = {name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in records.items()}
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), work)
             found = layouts(self._silo, shapes, record)
-            self._blocks = {n: Layout(own.shape, (), 1) for n, own in found.items()} if self._form else found
+            self._blocks = {name: whole(own.shape) for name, own in found.items()} if self._form else found
         return self._blocks
 
     def stored(
@@ -99,7 +98,8 @@ class Engine:
         """The vectors of every slot, some slots at a time, as NumPy arrays; slots without a record hold zeros."""
         blocks, slots = self.blocks(work, records), len(present)
         terms = max(layout.terms for layout in blocks.values())
-        chunk = min(slots, _MOST_AT_ONCE, MOST_TERMS // terms, max(1, _FORMED_FLOATS // formed_width(blocks)))
+        width = max(1, sum(layout.width for layout in blocks.values()))
+        chunk = min(slots, _MOST_AT_ONCE, MOST_TERMS // terms, max(1, _STORED_FLOATS // width))
         for first in range(0, slots, chunk):
             there = np.zeros(chunk, bool)
             here = present[first : first + chunk]
@@ -109,6 +109,16 @@ class Engine:
             }
             # Stored: what is rounded, checked and added from here on are these very numbers.
             yield jax.tree.map(np.asarray, self._vectors(work, some)), there
+
+    def integers(
+        self, work: Work, records: Record, present: Bool[np.ndarray, " slots"], clips: Mapping[str, float]
+    ) -> Iterator[tuple[dict[str, Integers], Bool[np.ndarray, " some"]]]:
+        """The integers of every slot, some slots at a time: each block's vectors clipped to its clip and rounded.
+
+        Nothing is promised. Whoever adds them up checks them.
+        """
+        for stored, there in self.stored(work, records, present):
+            yield {name: quantise(own, clips[name], BOUND) for name, own in stored.items()}, there
 
 
 def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) -> np.ndarray:
@@ -150,7 +160,7 @@ class DiscreteGaussian:
         """
         blocks = self.engine.blocks(work, records)
         clips = {name: usable_clip(in_blocks(bound, name)) for name in blocks}
-        totals = self._sums(work, records, present, clips)
+        totals = self.sums(work, records, present, clips)
         said: dict[str, Any] = {}
         noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
         for name, layout in blocks.items():
@@ -166,7 +176,7 @@ class DiscreteGaussian:
             values = total.astype(np.float64) * (clips[name] / (BOUND * int(size)))
             cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
             shaped = [v.reshape(leaf.shape) for v, leaf in zip(np.split(values, cuts), leaves, strict=True)]
-            said[name] = jax.tree.unflatten(form, [jnp.asarray(v, jnp.float32) for v in shaped])
+            said[name] = jax.tree.unflatten(form, [v.astype(np.float32) for v in shaped])
         return Said(said if isinstance(bound, Mapping) else said[""], noise)
 
     def _drawn(self, name: str, size: int) -> Int64[np.ndarray, " size"]:
@@ -175,11 +185,15 @@ class DiscreteGaussian:
             raise DoorError("Expected as many 64-bit integers of noise as there are coordinates.")
         return drawn
 
-    def _sums(self, work: Work, records: Record, present: Any, clips: Mapping[str, float]) -> dict[str, Sums]:
+    def sums(self, work: Work, records: Record, present: Any, clips: Mapping[str, float]) -> dict[str, Sums]:
+        """The exact sum of each block over the batch, before noise. It must not leave.
+
+        Formal guarantee: replacing one record moves each block by at most 2 BOUND in l2 norm, whatever the engine says.
+        """
         totals: dict[str, Sums] = {}
-        for stored, there in self.engine.stored(work, records, present):
-            for name, vectors in stored.items():
-                some = checked_sum(quantise(vectors, clips[name], BOUND), there, BOUND)
+        for stored, there in self.engine.integers(work, records, present, clips):
+            for name, integers in stored.items():
+                some = checked_sum(integers, there, BOUND)
                 before = totals.get(name)
                 totals[name] = some if before is None else _plus(before, some)
         return totals
@@ -232,10 +246,11 @@ class Answered(NamedTuple):
 class Door:
     """The silo half of one kind of round, at one real silo.
 
-    ``form`` is whether the mechanism needs every vector in full.
+    ``form`` is whether the mechanism needs every vector in full. ``engine`` may stand in for the one that ships: no
+    guarantee rests on it.
     """
 
-    def __init__(self, silo: Silo, records: Record, *, place: int, form: bool) -> None:
+    def __init__(self, silo: Silo, records: Record, *, place: int, form: bool, engine: Engine | None = None) -> None:
         self.silo, self.place = silo, place
         self.records = {name: np.asarray(column) for name, column in records.items()}
         self.count = len(next(iter(self.records.values())))
@@ -243,8 +258,14 @@ class Door:
             raise DoorError(f"Expected at most {MOST_RECORDS} records, got {self.count}.")
         size, capacity = batch_sizes(silo.release, self.count, place)
         self.size, self.capacity = int(size), int(capacity)
-        self.engine = Engine(silo, form=form)
+        self.engine = Engine(silo, form=form) if engine is None else engine
+        self._clip = jax.jit(lambda work: own_clip(silo.release, work, place))
         self._start, self._absorb, self._report = jax.jit(silo.start), jax.jit(silo.absorb), jax.jit(silo.report)
+
+    @cached_property
+    def multiplier(self) -> PerBlock:
+        """The silo's own noise multiplier of each block."""
+        return priced_multiplier(self.silo.release, self.place)
 
     def batch(self, position: int, order: Int64[np.ndarray, " count"] | None) -> SecretBatch:
         """A secret batch for one release, whose part of a pass begins at ``position``."""
@@ -257,7 +278,7 @@ class Door:
         rows = self.records
         if self.silo.release.sampling != "full":
             rows = {name: column[batch.rows] for name, column in self.records.items()}
-        bound = own_clip(self.silo.release, work, self.place)
+        bound = jax.tree.map(np.asarray, self._clip(work))
         return release(self.silo, work, rows, batch.present, bound=bound, size=self.size, mechanism=mechanism)
 
     def answer(
@@ -279,8 +300,7 @@ class Door:
         if len(batches) != self.silo.local_steps:
             raise DoorError(f"Expected a batch for each of {self.silo.local_steps} local steps, got {len(batches)}.")
         running = self.silo.release.mechanism == "cumulative"
-        multiplier = priced_multiplier(self.silo.release, self.place)
-        mechanism = DiscreteGaussian(self.engine, multiplier, sampler, previous if running else None)
+        mechanism = DiscreteGaussian(self.engine, self.multiplier, sampler, previous if running else None)
         noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
 
         def say(work: Work, batch: SecretBatch) -> Any:
@@ -289,8 +309,10 @@ class Door:
             noise = said.noise if running else {}
             return said.statistic
 
-        compiled = _Compiled(self._start, self._absorb, self._report)
-        message, kept = respond(compiled, broadcast, memory, steps=batches, say=say, repeat=one_by_one)  # type: ignore[arg-type]
+        # A message that is its release needs no program around it.
+        plain = self.silo.says_what_it_released
+        parts = self.silo if plain else _Compiled(self._start, self._absorb, self._report)
+        message, kept = respond(parts, broadcast, memory, steps=batches, say=say, repeat=one_by_one)  # type: ignore[arg-type]
         return Answered(message, kept, noise)
 
 

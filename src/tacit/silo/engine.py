@@ -29,11 +29,15 @@ WHOLE = ""
 
 
 class Layout(NamedTuple):
-    """How the sums of a block become a statistic: its leaves, and the layers in factors, of how many terms."""
+    """How the sums of a block become a statistic: its leaves, and the layers in factors, of how many terms.
+
+    ``width`` is how many floats are stored for each record.
+    """
 
     shape: Any
     factored: tuple[str, ...]
     terms: int
+    width: int
 
     def assemble(self, sums: Sums) -> Any:
         """The statistic's tree, with int64 leaves."""
@@ -52,6 +56,11 @@ class Layout(NamedTuple):
         return found
 
 
+def whole(shape: Any) -> Layout:
+    """The layout of a block that is formed in full."""
+    return Layout(shape, (), 1, _width(shape))
+
+
 def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
     """The layout of each block of a statistic, from shapes alone."""
     shape = jax.eval_shape(silo.query, work, record)
@@ -62,7 +71,7 @@ def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
 
 def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> Layout:
     if not _is_gradient(query, block):
-        return Layout(shape, (), 1)
+        return whole(shape)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), record)
 
     def terms(work: Work, some: Record) -> dict[str, Any]:
@@ -76,7 +85,10 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
     found = jax.eval_shape(terms, work, one)
     widths = {name: (len(own), own[0][0].shape[1] + 1, own[0][1].shape[1]) for name, own in found.items()}
     factored = [name for name, own in widths.items() if fits_factors(*own, len(shape)) and _is_wide(*own)]
-    return Layout(shape, tuple(factored), max((widths[name][0] for name in factored), default=1))
+    formed = sum(_width(layer) for name, layer in shape.items() if name not in factored)
+    in_factors = sum(widths[name][0] * sum(widths[name][1:]) for name in factored)
+    most = max((widths[name][0] for name in factored), default=1)
+    return Layout(shape, tuple(factored), most, formed + in_factors)
 
 
 def _is_wide(terms: int, inputs: int, outputs: int) -> bool:
@@ -161,14 +173,3 @@ def _unravel(shape: Any, flat: Int64[np.ndarray, " coordinates"]) -> Any:
 
 def _width(tree: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
-
-
-def formed_width(blocks: Mapping[str, Layout]) -> int:
-    """How many floats are formed for each record; at least one."""
-    width = 0
-    for layout in blocks.values():
-        if not layout.factored:
-            width += _width(layout.shape)
-        else:
-            width += sum(_width(layer) for name, layer in layout.shape.items() if name not in layout.factored)
-    return max(1, width)

@@ -208,10 +208,11 @@ class Ledger:
         events: tuple[Event, ...],
         *,
         delta_set_aside: float,
+        samples: int,
         expires: float,
         state: bytes,
     ) -> float:
-        """Set aside what a study may release, and ``delta_set_aside`` for its noise's tails; returns the share charged.
+        """Set aside what a study may release, and what it keeps of delta (`Charge`); returns the share charged.
 
         Formal guarantee: after it, everything released or reserved is (epsilon, delta)-DP within the ledger's rule
         together; a study that does not fit is refused and leaves no trace. By the rules ``gdp`` and ``renyi`` this
@@ -220,7 +221,7 @@ class Ledger:
         """
         if study in self._accounts:
             raise LedgerError("study", f"Expected a new study, but {study} has been reserved before.")
-        charge = Charge(events, delta_set_aside)
+        charge = Charge(events, delta_set_aside, samples)
         after = self._charged(self._accounts, charge)
         # Written so that a share which is not a number is refused.
         if not after <= 1.0:
@@ -230,11 +231,12 @@ class Ledger:
             "expires": expires,
             "plan": plan,
             "delta_set_aside": delta_set_aside,
+            "samples": samples,
         }
         with self._write("reserve", study, body) as database:
             row = (study, plan, self.now(), 0, state)
             database.execute("INSERT OR REPLACE INTO studies VALUES(?, ?, ?, ?, ?)", row)
-        self._accounts[study] = Account(events, expires, delta_set_aside=delta_set_aside)
+        self._accounts[study] = Account(events, expires, delta_set_aside=delta_set_aside, samples=samples)
         self._share = after
         return after
 

@@ -121,6 +121,16 @@ class LocalReports:
         return found
 
 
+def total_of_reports(reports: Sequence[bytes], terms: ReportTerms) -> Float[np.ndarray, " dimension"]:
+    """The sum of vectors of norm at most one that the reports of a stream stand for; nonsense counts as zero."""
+    total = np.zeros(terms.dimension)
+    for report in reports:
+        seed, sign = _REPORT.unpack(report) if len(report) == REPORT_BYTES else (0, -1)
+        if sign in (0, 1):
+            total += (1 if sign else -1) * direction(seed, terms.dimension)
+    return duchi_scale(terms.dimension, terms.local_epsilon) * total
+
+
 def mean_of_reports(
     reports: Mapping[str, Sequence[bytes]],
     kind: Silo,
@@ -136,13 +146,8 @@ def mean_of_reports(
     """
     bounds, found = kind.release.clip(work), {}
     for name, own in terms.items():
-        total = np.zeros(own.dimension)
-        for report in reports[name]:
-            seed, sign = _REPORT.unpack(report) if len(report) == REPORT_BYTES else (0, -1)
-            if sign in (0, 1):
-                total += (1 if sign else -1) * direction(seed, own.dimension)
         bound = usable_clip(bounds[name] if name else bounds)
-        mean = bound * duchi_scale(own.dimension, own.local_epsilon) * total * each
+        mean = bound * total_of_reports(reports[name], own) * each
         like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape[name] if name else shape)
         found[name] = ravel_pytree(like)[1](jnp.asarray(mean, jnp.float32))
     return found.get("", found)

@@ -19,6 +19,7 @@ from tacit.privacy import Event, Price, PricingError, price
 from tacit.privacy.filter import Rule, cost
 from tacit.privacy.participations import is_whole, limit_of, worst_allocation
 from tacit.privacy.schedule import gaussian_mu, is_subsampled, payable
+from tacit.silo.sampler import sampler_delta
 
 # A reciprocal in float arithmetic may round to the cheap side; this is far above what it loses.
 _SHAVE = 1 - 1e-12
@@ -34,10 +35,19 @@ class LedgerError(TacitError):
 
 
 class Charge(NamedTuple):
-    """What counts against an account: releases, and the part of delta that their study keeps for its noise's tails."""
+    """What counts against an account: releases, and what their study keeps of delta.
+
+    That is ``delta_set_aside`` for noise with short tails, and what the epsilon of the account makes of as many samples
+    that are not quite discrete Gaussians (`tacit.silo.sampler.sampler_delta`).
+    """
 
     events: tuple[Event, ...]
     delta_set_aside: float
+    samples: int = 0
+
+    def kept(self, epsilon: float) -> float:
+        """What is kept of delta at this epsilon."""
+        return self.delta_set_aside + sampler_delta(self.samples, epsilon)
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class Account:
     last: int = -1
     answers: int = 0
     delta_set_aside: float = 0.0
+    samples: int = 0
 
     def debited(self) -> tuple[Event, ...]:
         """The releases that were made."""
@@ -70,7 +81,7 @@ class Account:
             (event if begun else dataclasses.replace(event, count=0)) if is_whole(event) else made
             for event, made in zip(self.events, self.debited(), strict=True)
         )
-        return Charge(events, self.delta_set_aside if self.answers else 0.0)
+        return Charge(events, self.delta_set_aside, self.samples) if self.answers else Charge(events, 0.0)
 
     def charged(self, rule: Rule) -> Charge:
         """What counts against the account: what may still be released while the study lives, what was spent after.
@@ -78,7 +89,7 @@ class Account:
         Only a filter gives anything back, and only after the study was closed for good.
         """
         if self.live or rule.name == "fixed-in-advance":
-            return Charge(self.events, self.delta_set_aside)
+            return Charge(self.events, self.delta_set_aside, self.samples)
         return self.spent()
 
     def closed(self) -> Account:
@@ -124,7 +135,7 @@ def share(rule: Rule, charges: Iterable[Charge]) -> float:
         return _joint_share(rule, charges)
     costs = [cost(rule, charge.events) for charge in charges]
     loss = math.fsum(found.loss for found in costs)
-    mass = math.fsum([found.mass for found in costs] + [charge.delta_set_aside for charge in charges])
+    mass = math.fsum([found.mass for found in costs] + [charge.kept(rule.epsilon) for charge in charges])
     if rule.limit <= 0.0:
         return math.inf
     return max(loss / rule.limit, mass / rule.set_aside)
@@ -138,7 +149,7 @@ def _check_one_silo(charges: Iterable[Charge]) -> None:
 
 
 def _joint_share(rule: Rule, charges: Sequence[Charge]) -> float:
-    kept = math.fsum(charge.delta_set_aside for charge in charges)
+    kept = math.fsum(charge.kept(rule.epsilon) for charge in charges)
     if kept > rule.set_aside:
         return math.inf
     together = joint_price([charge.events for charge in charges], delta=rule.delta - kept)

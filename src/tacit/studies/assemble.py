@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit import data, geometry
-from tacit.algorithm import Algorithm
+from tacit.algorithm import Algorithm, Protects
 from tacit.algorithms import Entry, find
 from tacit.objectives import (
     Loss,
@@ -31,19 +31,8 @@ from tacit.objectives import (
     squared,
 )
 from tacit.studies.centralisation import regrouped
-from tacit.studies.spec import ObjectiveSection, Study, StudyError, unknown_parameters
+from tacit.studies.spec import AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
 
-_COMMON = {
-    "step_size",
-    "num_rounds",
-    "clip_norm",
-    "noise_multiplier",
-    "batch_size",
-    "sampling",
-    "capacity",
-    "channel",
-    "protects",
-}
 _ACTIVATIONS = {"relu": jax.nn.relu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "logistic": lambda section: logistic(),
@@ -139,8 +128,8 @@ class Builder:
     fixed: dict[str, Any]
 
     def build(self, **changes: Any) -> Algorithm:
-        """The algorithm with the study's parameters and these changes."""
-        return self.entry.factory(self.problem, **{**self.fixed, **changes})
+        """The algorithm with the study's parameters and terms, and these changes of either."""
+        return self.entry.build(self.problem, **{**self.fixed, **changes})
 
 
 def check_parameters(study: Study) -> Entry:
@@ -158,7 +147,7 @@ def check_parameters(study: Study) -> Entry:
     missing = [
         name
         for name, parameter in accepted.items()
-        if parameter.default is parameter.empty and name not in _COMMON and name not in section.own
+        if parameter.default is parameter.empty and name not in (*AlgorithmSection.model_fields, *section.own)
     ]
     if missing:
         fix = " ".join(f"--set algorithm.{name}=VALUE" for name in missing)
@@ -178,28 +167,26 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "sampling": section.scheme,
         "capacity": capacity_for(study, records),
         "channel": section.channel if study.privacy.private else "open",
-        **_protection(study, entry),
+        "protects": _protection(study, entry),
         **section.own,
     }
     return Builder(entry, problem, fixed)
 
 
-def _protection(study: Study, entry: Entry) -> dict[str, Any]:
-    """What the algorithm is told to protect, where it can protect less than whole records."""
+def _protection(study: Study, entry: Entry) -> Protects:
+    """What the study protects, if its algorithm can protect that."""
     protects = study.privacy.protects
     if protects == "sensitive-attribute" and study.data.options.get("sensitive_in_features"):
         raise StudyError(
             "data.options.sensitive_in_features: features count as known where the sensitive attribute alone is "
             'protected, so it must not be one of them; leave it out, or set privacy.protects = "record".'
         )
-    if entry.can_protect_attribute:
-        return {"protects": protects}
-    if protects != "record":
+    if protects != "record" and not entry.reads_attribute:
         raise StudyError(
             f'privacy.protects: {entry.name} protects whole records; set it to "record", or use steffle to protect the '
             "sensitive attribute alone."
         )
-    return {}
+    return protects
 
 
 def capacity_for(study: Study, records: list[int]) -> Any:

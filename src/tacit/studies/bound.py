@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 
 from tacit import geometry
+from tacit.algorithms import find
 from tacit.objectives import Problem, start_risk
 from tacit.privacy import gdp_epsilon, gdp_mu
 from tacit.studies.spec import PreprocessingSection, Study
-from tacit.theory import FROM_THEORY, ConvexSetting, Statement, stated
+from tacit.theory import ConvexSetting, Statement, is_convex, stated
 
 NO_BALL = 'no ball that holds an optimum is known; set objective.regulariser = "l2-ball:RADIUS"'
 
@@ -23,7 +24,8 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
     A sentence instead says which constant is missing; ``None`` means that no theorem speaks of it.
     """
     section = study.algorithm
-    if section.name not in FROM_THEORY or epsilon is None or not math.isfinite(epsilon):
+    theorem = find(section.name).theory
+    if theorem is None or not is_convex(theorem) or epsilon is None or not math.isfinite(epsilon):
         return None
     known = ball_and_strength(study.objective.regulariser)
     radius = problem.radius or known.radius
@@ -54,7 +56,7 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
         gap=start_risk(problem.objective),
     )
     terms: dict[str, Any] = {"channel": section.channel, "batch_size": section.batch_size}
-    return stated(section.name, setting, most_rounds=section.num_rounds, **terms)
+    return stated(theorem, setting, most_rounds=section.num_rounds, **terms)
 
 
 def bound_json(found: Statement | str | None) -> dict[str, Any] | None:

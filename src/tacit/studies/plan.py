@@ -14,7 +14,7 @@ import numpy as np
 from tacit.algorithm import CROWDED, GUARANTEES, Algorithm
 from tacit.algorithms import find
 from tacit.objectives import Problem
-from tacit.privacy import Event, PaperNoise, paper_noise, price, risk_of_price, user_level
+from tacit.privacy import Event, PaperNoise, price, risk_of_price, user_level
 from tacit.privacy.crowd import colluding_silos
 from tacit.privacy.doubts import doubts
 from tacit.privacy.fair_designs import fair_designs
@@ -150,20 +150,9 @@ def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:
 
 def _paper(study: Study, records: int, silos: int, epsilon: float, delta: float) -> PaperNoise | None:
     section = study.algorithm
-    if "psgm" in section.name and section.channel != "shuffled-reports":
-        return None  # The theorem is about shuffled reports.
-    own = {name: int(section.own[name]) for name in ("period", "restarts", "local_steps") if name in section.own}
-    return paper_noise(
-        section.name,
-        records=records,
-        rounds=section.num_rounds,
-        batch=section.batch_size or records,
-        epsilon=epsilon,
-        delta=delta,
-        sampling=section.scheme,
-        silos=silos,
-        **own,
-    )
+    given = {**section.own, "num_rounds": section.num_rounds, "batch_size": section.batch_size}
+    given |= {"sampling": section.scheme, "channel": section.channel}
+    return find(section.name).paper_noise(given, records=records, epsilon=epsilon, delta=delta, silos=silos)
 
 
 _SIMULATED = (
@@ -202,7 +191,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def crossing_json(plan: Plan) -> dict[str, Any]:
     """For algorithms that read the sensitive attribute: what is protected, and what crosses between divisions."""
     study, section = plan.study, plan.study.algorithm
-    if not find(section.name).can_protect_attribute:
+    if not find(section.name).reads_attribute:
         return {}
     shapes = jax.eval_shape(plan.problem.objective.init, jax.random.key(0))
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
@@ -271,6 +260,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
         if paper is None
         else {
             "source": paper.source,
+            "releases": [{"kind": r.kind, "count": r.count} for r in paper.releases],
             "sigma_over_clip": list(paper.sigma_over_clip),
             "epsilon_certified": paper.epsilon_certified,
             "noise_ratio": paper.ratio,

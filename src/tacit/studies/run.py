@@ -50,7 +50,7 @@ class Prepared:
     @property
     def reads_groups(self) -> bool:
         """Whether the algorithm reads the sensitive attribute, which other algorithms are not handed."""
-        return self.builder.entry.can_protect_attribute
+        return self.builder.entry.reads_attribute
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +80,7 @@ def prepare(study: Study) -> Prepared:
     """Load, assemble and price a study; every mistake in it is found here."""
     federations = tuple(federation_of(study, seed) for seed in study.run.seed_list)
     first = federations[0]
-    if find(study.algorithm.name).can_protect_attribute and not first.group_names:
+    if find(study.algorithm.name).reads_attribute and not first.group_names:
         raise StudyError(f"data.name: {first.name} has no sensitive attribute, which {study.algorithm.name} needs.")
     records = [len(silo.train["y"]) for silo in first.silos]
     weights = records if study.run.weights == "records" else None

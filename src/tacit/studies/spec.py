@@ -307,10 +307,11 @@ def unknown_parameters(section: Mapping[str, Any]) -> dict[str, str]:
     entry = ALGORITHMS.get(str(section.get("name")))
     if entry is None:
         return {}
-    # What a study decides elsewhere is no key of this section.
-    known = (set(entry.parameters) - {"noise_multiplier", "capacity", "protects"}) | set(AlgorithmSection.model_fields)
-    accepted = known | set(entry.parameters) - {"noise_multiplier"}
-    return {key: unknown(f"parameter of {entry.name}", key, known) for key in section if key not in accepted}
+    known = set(entry.parameters) | set(AlgorithmSection.model_fields)
+    # A study may set the capacity of its batches, but need not: it is no key to name.
+    return {
+        key: unknown(f"parameter of {entry.name}", key, known) for key in section if key not in (*known, "capacity")
+    }
 
 
 def _read(source: str | Path) -> str:

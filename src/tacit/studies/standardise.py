@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm
+from tacit.algorithm import Algorithm, Terms
 from tacit.algorithms.column_statistics import column_statistics
 from tacit.data import Federation, SiloData, Step
 from tacit.data.encode import bound_norm, norm_step
@@ -44,7 +44,8 @@ def places_of(section: PreprocessingSection, federation: Federation) -> tuple[in
 
 def statistics_of(section: PreprocessingSection, places: Sequence[int], noise: np.ndarray | float) -> Algorithm:
     """The round in which silos release their statistics."""
-    return column_statistics(columns=places, statistic=section.standardise, bins=section.bins, noise_multiplier=noise)
+    terms = Terms(clip_norm=None, noise_multiplier=noise, batch_size=None, sampling="full")
+    return column_statistics(terms, columns=places, statistic=section.standardise, bins=section.bins)
 
 
 def statistics_events(study: Study, federation: Federation) -> list[tuple[Event, ...]]:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Channel
+from tacit.algorithm import Channel, Terms
 from tacit.algorithms.validation_score import validation_score
 from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
 from tacit.privacy.plan import Company, events_of
@@ -317,9 +317,8 @@ def _scores(plan: TunePlan, params: Any, number: int, seed: int) -> np.ndarray:
     """Each candidate's validation error, released by every silo with noise."""
     prepared = plan.prepared
     channel: Channel = "trusted" if prepared.study.algorithm.channel == "trusted" else "direct"
-    algorithm = validation_score(
-        prepared.builder.problem.objective, noise_multiplier=1 / plan.separation, channel=channel
-    )
+    terms = Terms(None, 1 / plan.separation, None, "full", channel=channel)
+    algorithm = validation_score(prepared.builder.problem.objective, terms)
     federation = prepared.federations[0]
     silos = enrol([{k: silo.validation[k] for k in ("x", "y")} for silo in federation.silos], prepared.names)
     key = jax.random.fold_in(jax.random.key(seed), 0)

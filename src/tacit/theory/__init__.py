@@ -9,8 +9,8 @@ from tacit.theory.convex import (
 from tacit.theory.fairness import (
     SaddleSetting,
     SaddleStatement,
-    fed_sgda_from_theory,
     fermi_stationarity,
+    sgda_from_theory,
     stationarity_bound,
     steffle_setting,
 )
@@ -24,13 +24,12 @@ from tacit.theory.nonconvex import (
     stationarity_lower_bound,
 )
 from tacit.theory.psgm import PsgmSetting, PsgmTheory, ce_psgm_from_theory, table_1, theorem_4_1
-from tacit.theory.reading import FROM_THEORY, stated
+from tacit.theory.reading import is_convex, stated
 from tacit.theory.shuffled import Shuffled, shuffled_mb_sgd, shuffled_rate
 from tacit.theory.statement import ConvexSetting, Statement, TheoryError, conditions_text
 from tacit.theory.stationarity import gradient_mapping, proximal_descent, risk
 
 __all__ = [
-    "FROM_THEORY",
     "ConvexSetting",
     "NonconvexSetting",
     "PsgmSetting",
@@ -44,9 +43,9 @@ __all__ = [
     "at_user_level",
     "ce_psgm_from_theory",
     "conditions_text",
-    "fed_sgda_from_theory",
     "fermi_stationarity",
     "gradient_mapping",
+    "is_convex",
     "lower_bound",
     "mb_sgd_from_theory",
     "mu2_sgd_from_theory",
@@ -56,6 +55,7 @@ __all__ = [
     "prox_spider_from_theory",
     "proximal_descent",
     "risk",
+    "sgda_from_theory",
     "shuffled_mb_sgd",
     "shuffled_rate",
     "stated",

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tacit.privacy import Condition, Event, calibrate, paper_noise
+from tacit.privacy import Condition, Event, PaperNoise, Setting, calibrate, theorems
 from tacit.theory.statement import ConvexSetting, Risk, Statement, TheoryError, at_least, at_most, says_something
 
 Accounting = Literal["tight", "paper"]
+Printed = Callable[[Setting], PaperNoise]
 PAPER = "Lowy and Razaviyayn (convex)"
 
 
@@ -56,7 +58,7 @@ def mb_sgd_from_theory(
     """
     s, smoothing = _smooth(setting, risk)
     rounds = num_rounds or _sgd_rounds(s, risk)
-    noise = _noise("mb-sgd", s, rounds, batch_size, accountant)
+    noise = _noise(theorems.multi_pass, s, rounds, batch_size, accountant)
     second = s.lipschitz**2 * _spread(noise) + s.dimension * noise.sigma**2 / s.present
     steps, output, bound, conditions = _sgd_case(s, rounds, second, _variance(s, noise), risk)
     bound += _envelope_error(s, smoothing)
@@ -90,7 +92,7 @@ def accelerated_mb_sgd_from_theory(
     """Theorem 2.3: accelerated noisy minibatch SGD for empirical risk."""
     s, smoothing = _smooth(setting, "empirical")
     rounds = num_rounds or _accelerated_rounds(s, batch_size)
-    noise = _noise("accelerated-mb-sgd", s, rounds, batch_size, accountant)
+    noise = _noise(theorems.multi_pass, s, rounds, batch_size, accountant)
     return _accelerated("accelerated-mb-sgd", "Theorem 2.3", setting, s, rounds, noise, "empirical", smoothing)
 
 
@@ -102,7 +104,7 @@ def one_pass_accelerated_from_theory(
     rounds = s.records // batch_size
     if rounds < 1:
         raise TheoryError(f"Expected batch_size={batch_size} <= records={s.records}; one pass needs a batch.")
-    noise = _noise("one-pass-accelerated", s, rounds, batch_size, accountant)
+    noise = _noise(theorems.one_pass_accelerated, s, rounds, batch_size, accountant)
     found = _accelerated("one-pass-accelerated", "Theorem 2.2", setting, s, rounds, noise, "population", smoothing)
     return dataclasses.replace(found, rate=one_pass_rate(s))
 
@@ -168,12 +170,11 @@ def _envelope_error(s: ConvexSetting, smoothing: float | None) -> float:
     return 0.0 if smoothing is None else s.lipschitz**2 / (2 * smoothing)
 
 
-def _noise(algorithm: str, s: ConvexSetting, rounds: int, batch: int | None, accountant: Accounting) -> _Noise:
+def _noise(theorem: Printed, s: ConvexSetting, rounds: int, batch: int | None, accountant: Accounting) -> _Noise:
     """The release of a gradient under the budget: the least noise, or the theorem's."""
-    one_pass = algorithm == "one-pass-accelerated"
     if accountant == "paper":
-        return _paper_noise(algorithm, s, rounds, batch)
-    if one_pass:
+        return _paper_noise(theorem, s, rounds, batch)
+    if theorem is theorems.one_pass_accelerated:
         sampling, multiplier = "one-pass", 1 / s.mu
     elif batch is None or batch >= s.records:
         sampling, multiplier, batch = "full", math.sqrt(rounds) / s.mu, None
@@ -186,13 +187,10 @@ def _noise(algorithm: str, s: ConvexSetting, rounds: int, batch: int | None, acc
     return _Noise(terms, multiplier * 2 * s.lipschitz / size, size, ())
 
 
-def _paper_noise(algorithm: str, s: ConvexSetting, rounds: int, batch: int | None) -> _Noise:
+def _paper_noise(theorem: Printed, s: ConvexSetting, rounds: int, batch: int | None) -> _Noise:
     least = s.epsilon * s.records / (4 * math.sqrt(2 * rounds * math.log(2 / s.delta)))
     size = min(s.records, batch or max(1, math.ceil(least)))
-    found = paper_noise(
-        algorithm, records=s.records, rounds=rounds, batch=size, epsilon=s.epsilon, delta=s.delta, sampling=None
-    )
-    assert found is not None
+    found = theorem(Setting(records=s.records, num_rounds=rounds, batch_size=size, epsilon=s.epsilon, delta=s.delta))
     [release] = found.releases
     terms = {"batch_size": size, "sampling": release.sampling, "noise_multiplier": release.noise_multiplier}
     return _Noise(terms, found.sigma_over_clip[0] * s.lipschitz, size, found.conditions)

@@ -115,7 +115,7 @@ def stationarity_bound(
     )
 
 
-def fed_sgda_from_theory(s: SaddleSetting) -> SaddleStatement:
+def sgda_from_theory(s: SaddleSetting) -> SaddleStatement:
     """Theorem C.2: steps, the best number of rounds for its bound, and the least noise that the budget allows."""
     mu = gdp_mu(s.epsilon, s.delta)
     # The bound is a/T + b T: both noises have a variance proportional to the number of rounds.

@@ -5,27 +5,20 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
-from tacit.theory.convex import (
-    accelerated_mb_sgd_from_theory,
-    mb_sgd_from_theory,
-    one_pass_accelerated_from_theory,
-)
-from tacit.theory.mu2 import mu2_sgd_from_theory
 from tacit.theory.statement import ConvexSetting, Statement
 
-FROM_THEORY: dict[str, Callable[..., Statement]] = {
-    "mb-sgd": mb_sgd_from_theory,
-    "accelerated-mb-sgd": accelerated_mb_sgd_from_theory,
-    "one-pass-accelerated": one_pass_accelerated_from_theory,
-    "mu2-sgd": mu2_sgd_from_theory,
-}
-"""Algorithm by name: what its theorem asks for and promises."""
+Theorem = Callable[..., Statement]
+
+
+def is_convex(theorem: Callable[..., Any] | None) -> bool:
+    """Whether there is a theorem and it speaks of convex losses."""
+    return theorem is not None and get_type_hints(theorem).get("setting") is ConvexSetting
 
 
 def stated(
-    name: str,
+    theorem: Theorem,
     s: ConvexSetting,
     *,
     most_rounds: int,
@@ -39,11 +32,11 @@ def stated(
     records at hand, not about the population. A pass is made of batches of ``batch_size``, or large enough to end in
     time.
 
+    >>> from tacit.theory import mb_sgd_from_theory
     >>> s = ConvexSetting(lipschitz=1, radius=1, smoothness=1, records=90, silos=4, dimension=9, epsilon=1, delta=1e-5)
-    >>> stated("mb-sgd", s, most_rounds=30).parameters["num_rounds"]
+    >>> stated(mb_sgd_from_theory, s, most_rounds=30).parameters["num_rounds"]
     30
     """
-    theorem = FROM_THEORY[name]
     takes = inspect.signature(theorem).parameters
     own: dict[str, Any] = {"channel": channel} if "channel" in takes else {}
     if "risk" in takes:

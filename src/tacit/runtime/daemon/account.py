@@ -6,11 +6,12 @@ import logging
 from typing import Literal, NamedTuple
 
 from tacit.privacy import PricingError
-from tacit.runtime.daemon.contract import Offer, sampler_delta
+from tacit.runtime.daemon.contract import Offer
 from tacit.runtime.daemon.policy import AllowSection
 from tacit.runtime.daemon.protocol import Consent, RefusalError, frame
-from tacit.runtime.daemon.shuffling import TAILS, is_shuffled
+from tacit.runtime.daemon.shuffling import TAILS
 from tacit.silo.ledger import Ledger
+from tacit.silo.sampler import sampler_delta
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
 
 _log = logging.getLogger("tacit.silo")
@@ -23,17 +24,14 @@ class Standing(NamedTuple):
     left: float
 
 
-def charge_of(offer: Offer, epsilon: float) -> Charge:
-    """What a study reserves of an account of this epsilon: its releases, and what it keeps of delta.
-
-    That is for binomial noise, whose tails are short, and for samples that are not quite discrete Gaussians.
-    """
-    return Charge(offer.events, TAILS * is_shuffled(offer.plan) + sampler_delta(offer.samples, epsilon))
+def charge_of(offer: Offer) -> Charge:
+    """What a study reserves: its releases, what it keeps of delta for short tails, and how many samples it draws."""
+    return Charge(offer.events, TAILS * bool(offer.shares), offer.samples)
 
 
 def kept_of_plan(offer: Offer) -> float:
     """What a plan keeps of its own delta, of the same."""
-    return TAILS * is_shuffled(offer.plan) + sampler_delta(offer.samples, offer.plan.epsilon)
+    return TAILS * bool(offer.shares) + sampler_delta(offer.samples, offer.plan.epsilon)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:
@@ -49,7 +47,7 @@ def proposed(ledger: Ledger, offer: Offer) -> Standing:
 
     A study that does not fit an empty account is refused: what can never be paid for need not be approved.
     """
-    charge = charge_of(offer, ledger.rule.epsilon)
+    charge = charge_of(offer)
     if not ledger.charged <= 1.0:
         raise over_budget(ledger.rule, ledger.charged, ledger.charged)
     try:

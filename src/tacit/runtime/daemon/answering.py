@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import io
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxtyping import Int64
 from tacit.runtime.daemon.contract import Offer
 from tacit.runtime.daemon.protocol import Plan, RefusalError
 from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
-from tacit.silo.door import Door, Sampler, no_noise
+from tacit.silo.door import Door, Engine, Sampler, no_noise
 from tacit.silo.local_reports import LocalReports
 from tacit.silo.sampler import discrete_gaussian
 from tacit.silo.shares import BinomialShare, Coins, count_heads, no_coins
@@ -67,16 +68,21 @@ def remembered(raw: bytes) -> Remembered:
 
 
 class Worker:
-    """Answers the rounds of one study; it decides nothing about whether it may."""
+    """Answers the rounds of one study; it decides nothing about whether it may.
 
-    def __init__(self, offer: Offer, records: Any, samplers: Samplers) -> None:
+    ``engine`` makes the engine of each kind of round; no guarantee rests on it.
+    """
+
+    def __init__(
+        self, offer: Offer, records: Any, samplers: Samplers, *, engine: Callable[..., Engine] = Engine
+    ) -> None:
         self.offer, self._samplers = offer, samplers
         self._count = len(records["y"])
         parts = offer.algorithm.rounds
-        self._doors = {
-            kind: Door(parts[kind].silo, records, place=offer.plan.place, form=kind not in offer.grid_sigma)
-            for kind in dict.fromkeys(offer.algorithm.schedule)
-        }
+        self._doors = {}
+        for kind in dict.fromkeys(offer.algorithm.schedule):
+            silo, form = parts[kind].silo, kind not in offer.grid_sigma
+            self._doors[kind] = Door(silo, records, place=offer.plan.place, form=form, engine=engine(silo, form=form))
         self._passes = any(part.silo.release.sampling == "one-pass" for part in parts.values())
 
     def serving(self, plan: Plan) -> Worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,16 +29,18 @@ from tacit.runtime.daemon.shuffling import (
     coordinates,
     terms_of,
 )
-from tacit.silo.door import MOST_DISTANCE, noise_scale
+from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
 from tacit.silo.local_reports import ReportTerms
 from tacit.silo.release import own_clip
+from tacit.silo.sampler import sampler_delta
 from tacit.silo.shares import BlockTerms
 from tacit.studies.assemble import Builder, builder_of, problem_of
 from tacit.studies.spec import study_from
 
 # Schedules grow with the product of a plan's counts; beyond this none is worth building.
 _MOST_WORK = 10**7
+_MOST_LAYERS = 32
 _NOT_COUNTS = {"batch_size", "capacity"}
 _DISCRETE = ("cumulative", "discrete-gaussian")
 
@@ -100,9 +102,17 @@ def _tuples(value: Any) -> Any:
 
 
 def consider(
-    plan: Plan, *, records: int, record: Any, allow: AllowSection, shuffle: ShuffleSection | None = None
+    plan: Plan,
+    *,
+    records: int,
+    record: Any,
+    allow: AllowSection,
+    shuffle: ShuffleSection | None = None,
+    build: Callable[[Plan, int], Builder] = builder_from,
 ) -> Offer:
     """Build and price a plan for a silo with this many records of this shape; a plan that is not allowed is refused.
+
+    ``build`` makes the algorithm of a plan; the audit puts its own problem into it.
 
     Formal guarantee: a run of the offer's algorithm with the noise and grids that it names, in which the silo answers
     as the plan says, releases no more than the offer's events, which are (epsilon, delta)-DP as the plan asks.
@@ -112,7 +122,7 @@ def consider(
     if plan.shuffle is not None:
         check_shuffle(plan, records, allow, shuffle)
     try:
-        return _offer(plan, records, record, allow, shuffle)
+        return _offer(build(plan, records), plan, records, record, allow, shuffle)
     except TacitError:
         raise
     except Exception as error:
@@ -120,8 +130,9 @@ def consider(
         raise RefusalError("bad-plan", f"the plan cannot be built: {str(error)[:300]}") from None
 
 
-def _offer(plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None) -> Offer:
-    builder = builder_from(plan, records)
+def _offer(
+    builder: Builder, plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None
+) -> Offer:
     unit = builder.build(noise_multiplier=1.0)
     shapes = shapes_of(unit, builder, record)
     _check_built(unit, shapes, allow, _channels(plan))
@@ -204,10 +215,13 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
     name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
     if name not in allow.algorithms:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
-    if name in ALGORITHMS and ALGORITHMS[name].can_protect_attribute:
+    if name in ALGORITHMS and ALGORITHMS[name].reads_attribute:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
+    widths = [plan.objective.get(name) for name in ("hidden", "channels")]
+    if sum(len(own) for own in widths if isinstance(own, list | tuple)) > _MOST_LAYERS:
+        raise RefusalError("not-allowed", f"expected a model of at most {_MOST_LAYERS} layers")
     if plan.silos < allow.min_silos:
         raise RefusalError("not-allowed", f"expected at least {allow.min_silos} silos", {"silos": plan.silos})
     if not isinstance(rounds, int) or not 1 <= rounds <= allow.max_rounds:
@@ -299,18 +313,6 @@ def secure_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event
 def samples_of(events: Sequence[Event], dimensions: Mapping[str, int]) -> int:
     """How many discrete Gaussians these releases draw: one for every coordinate of each."""
     return sum(event.count * dimensions[event.kind] for event in events if event.mechanism in _DISCRETE)
-
-
-def sampler_delta(samples: int, epsilon: float) -> float:
-    """The part of delta that is kept because noise is drawn from a table and not from the exact discrete Gaussian.
-
-    Formal guarantee: releases that are (epsilon, delta)-DP with exact noise are (epsilon, delta + this)-DP with as many
-    samples of `tacit.silo.sampler`, each within `MOST_DISTANCE` of exact ones.
-
-    >>> sampler_delta(10**6, 1.0) < 1e-26
-    True
-    """
-    return samples * MOST_DISTANCE * (1.0 + math.exp(min(epsilon, 700.0)))
 
 
 def _positions(algorithm: Algorithm) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from tacit.algorithm import Algorithm
 from tacit.channel.sealing import Binding, Signer, public_key, sealed_size
 from tacit.runtime.daemon.policy import ShuffleSection
 from tacit.runtime.daemon.protocol import MOST_FRAME, MOST_HEADER, Answer, Plan, RefusalError, Sealed, broadcast_digest
-from tacit.runtime.daemon.shuffling import bound_to, coordinates
+from tacit.runtime.daemon.shuffling import bound_to, check_one_batch, coordinates
 from tacit.runtime.shuffler.deposits import report_deposit
 from tacit.silo.local_reports import REPORT_BYTES, ReportTerms, report_terms
 
@@ -34,6 +34,7 @@ def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | Non
             raise RefusalError("not-allowed", "expected rounds of many silos through shuffled reports")
         if release.sampling not in ("full", "wor"):
             raise RefusalError("bad-plan", 'expected sampling "full" or "wor" through shuffled reports')
+        check_one_batch(release)
         if release.randomiser not in ("auto", "duchi"):
             raise RefusalError(
                 "not-allowed", 'expected randomiser "auto" or "duchi": reports of others are floating-point numbers'

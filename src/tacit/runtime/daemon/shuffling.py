@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Int64
 
-from tacit.algorithm import Algorithm
+from tacit.algorithm import Algorithm, Release
 from tacit.channel.sealing import Binding, SealError, Signer, public_key
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, calibrate, events_of, price
@@ -67,16 +67,6 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
         raise RefusalError("not-allowed", "expected sealing keys of the hybrid kind")
     if plan.delta < _LEAST_DELTA:
         raise RefusalError("unpriceable", f"expected delta >= {_LEAST_DELTA} for binomial noise, with its short tails")
-
-
-def is_shuffled(plan: Plan | str | None) -> bool:
-    """Whether a plan goes through shufflers; a stored one that cannot be read counts as if it did."""
-    if isinstance(plan, Plan):
-        return plan.shuffle is not None
-    try:
-        return json.loads(plan or "")["shuffle"] is not None
-    except (ValueError, KeyError, TypeError):
-        return True
 
 
 def bare_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
@@ -161,8 +151,15 @@ def _check_kinds(algorithm: Algorithm) -> None:
         release = part.silo.release
         if part.participants == "in turn" or release.mechanism != "gaussian":
             raise RefusalError("not-allowed", "expected rounds of many silos, with fresh noise, through shufflers")
+        check_one_batch(release)
         if release.sampling in ("poisson", "wr"):
             raise RefusalError("bad-plan", 'expected sampling "full", "wor" or "one-pass": the crowd has a fixed size')
+
+
+def check_one_batch(release: Release) -> None:
+    """Refuse batch sizes that differ by silo: everybody counts on as many coins, or reports, of everybody else."""
+    if any(term is not None and np.ndim(term) for term in (release.batch_size, release.capacity)):
+        raise RefusalError("bad-plan", "expected one batch size for all silos through shufflers")
 
 
 def terms_of(algorithm: Algorithm, plan: Plan, statistics: Mapping[str, Any]) -> dict[str, BlockTerms]:

@@ -264,12 +264,13 @@ class Steward:
         study = offer.plan.study
         # Refused where the rule cannot price it, or no account would hold it.
         accounts.proposed(ledger, offer)
-        charge = accounts.charge_of(offer, ledger.rule.epsilon)
+        charge = accounts.charge_of(offer)
         ledger.reserve(
             study,
             offer.plan.model_dump_json(),
             charge.events,
             delta_set_aside=charge.delta_set_aside,
+            samples=charge.samples,
             expires=ledger.now() + self.policy.approval.study_days * _DAY,
             state=worker.begin().to_bytes(),
         )

@@ -85,7 +85,7 @@ def check_study(study: Study, shufflers: int) -> None:
         raise StudyError("privacy.user_level: real silos price records; leave it out, or simulate.")
     if section.protects != "record":
         raise StudyError("privacy.protects: real silos protect whole records; leave it out, or simulate.")
-    if find(study.algorithm.name).can_protect_attribute:
+    if find(study.algorithm.name).reads_attribute:
         raise StudyError(
             f"algorithm.name: {study.algorithm.name} reads a sensitive attribute, which daemons do not hold; simulate."
         )

@@ -16,16 +16,16 @@ from tacit.algorithms import find
 from tacit.choosing.candidates import Candidate
 from tacit.choosing.situation import Situation
 
-_SETTLED = {"noise_multiplier", "channel", "capacity", "protects"}
+_TERMS = {"clip_norm", "batch_size", "sampling"}  # those that a study sets beside the parameters
 _HIDDEN = 8
 
 
-def recipe(situation: Situation, best: Candidate, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def study_for(situation: Situation, best: Candidate, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The study of a candidate; ``own`` is a study whose records and model are kept.
 
     >>> from tacit.choosing import candidates, winner
     >>> s = Situation(convex=True, smoothness=1, sizes=(100, 200), dimension=5, epsilon=1)
-    >>> recipe(s, winner(candidates(s)))["data"]["name"]
+    >>> study_for(s, winner(candidates(s)))["data"]["name"]
     'synthetic'
     """
     base: dict[str, Any] = dict(own or _made_up(situation))
@@ -58,12 +58,8 @@ def recipe(situation: Situation, best: Candidate, own: Mapping[str, Any] | None 
 
 def _algorithm(best: Candidate) -> dict[str, Any]:
     """The algorithm with its theorem's parameters; noise is left to the accountant."""
-    accepted = find(best.algorithm).parameters
-    given = {
-        name: plain(value)
-        for name, value in best.parameters.items()
-        if value is not None and name in accepted and name not in _SETTLED
-    }
+    accepted = {*find(best.algorithm).parameters, *_TERMS}
+    given = {name: plain(value) for name, value in best.parameters.items() if value is not None and name in accepted}
     return {"name": best.algorithm, "channel": best.channel, **given}
 
 

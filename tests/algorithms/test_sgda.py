@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import fed_sgda
+from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, lifted, linear, saddle, squared, untapped
 from tacit.privacy import events_of, price
@@ -35,7 +35,7 @@ def bilinear(seed=0, p=3, q=2, silos=3, n=30):
 
 def test_it_finds_the_saddle_point_of_a_quadratic():
     game, silos, params, duals = bilinear()
-    algorithm = fed_sgda(Problem(game), step_size=0.1, dual_step_size=0.2, num_rounds=600, **NOISELESS)
+    algorithm = find("sgda").build(Problem(game), step_size=0.1, dual_step_size=0.2, num_rounds=600, **NOISELESS)
     found = simulate(algorithm, jnp.zeros(3), silos, key=jax.random.key(0))
     np.testing.assert_allclose(found.params, params, atol=1e-4)
     np.testing.assert_allclose(found.state.duals, duals, atol=1e-4)
@@ -45,7 +45,7 @@ def test_it_finds_a_stationary_point_of_a_problem_that_is_not_convex():
     """Phi(p) = max_w w (p^2 - 1) - w^2/2 = (p^2 - 1)^2 / 2: two valleys at -1 and 1 and a hill between them."""
     game = saddle(lambda p, w, z: w * (p**2 - 1.0) - 0.5 * w**2 + 0.0 * z["y"], jnp.zeros(()), jnp.zeros(()))
     silos = enrol([{"x": np.ones((4, 1)), "y": np.zeros(4)}])
-    algorithm = fed_sgda(Problem(game), step_size=0.02, dual_step_size=0.5, num_rounds=800, **NOISELESS)
+    algorithm = find("sgda").build(Problem(game), step_size=0.02, dual_step_size=0.5, num_rounds=800, **NOISELESS)
     for start in (-0.3, 0.2, 2.0):
         found = simulate(algorithm, jnp.asarray(start), silos, key=jax.random.key(0)).params
         assert abs(float(found) - np.sign(start)) < 1e-3
@@ -59,7 +59,7 @@ def test_projections_hold_both_players_inside_their_sets():
     silos = enrol([{"x": np.ones((4, 1)), "y": np.zeros(4)}])
     common = {"step_size": 0.05, "dual_step_size": 0.05, "radius": 0.7, **NOISELESS}
     seen = simulate(
-        fed_sgda(Problem(game, l2_ball(0.4)), num_rounds=400, **common),
+        find("sgda").build(Problem(game, l2_ball(0.4)), num_rounds=400, **common),
         jnp.ones(2),
         silos,
         key=jax.random.key(0),
@@ -67,7 +67,9 @@ def test_projections_hold_both_players_inside_their_sets():
     )
     assert seen.trace["norm"].max() <= 0.4 + 1e-6
     assert float(jnp.linalg.norm(seen.state.duals)) <= 0.7 + 1e-6
-    short = simulate(fed_sgda(Problem(game), num_rounds=1, **common), jnp.ones(2), silos, key=jax.random.key(0))
+    short = simulate(
+        find("sgda").build(Problem(game), num_rounds=1, **common), jnp.ones(2), silos, key=jax.random.key(0)
+    )
     assert float(jnp.linalg.norm(short.state.duals)) == pytest.approx(0.7, abs=1e-5)
 
 
@@ -75,7 +77,7 @@ def test_the_step_decays_as_told():
     """With a constant gradient the path is the sum of the steps."""
     game = saddle(lambda p, w, z: p + 0.0 * w + 0.0 * z["y"], jnp.zeros(()), jnp.zeros(()))
     silos = enrol([{"x": np.ones((2, 1)), "y": np.zeros(2)}])
-    algorithm = fed_sgda(Problem(game), step_size=0.5, num_rounds=5, decay=0.8, decay_every=2, **NOISELESS)
+    algorithm = find("sgda").build(Problem(game), step_size=0.5, num_rounds=5, decay=0.8, decay_every=2, **NOISELESS)
     found = simulate(algorithm, jnp.zeros(()), silos, key=jax.random.key(0)).params
     assert float(found) == pytest.approx(-0.5 * (1 + 1 + 0.8 + 0.8 + 0.64), rel=1e-5)
 
@@ -86,13 +88,13 @@ def test_outputs_are_the_last_the_mean_and_a_uniformly_random_iterate():
     common = {"step_size": 1.0, "num_rounds": 4, **NOISELESS}
 
     def run(**changes):
-        algorithm = fed_sgda(Problem(game), **common, **changes)
+        algorithm = find("sgda").build(Problem(game), **common, **changes)
         return float(simulate(algorithm, jnp.zeros(()), silos, key=jax.random.key(0)).params)
 
     assert (run(output="last"), run(output="average")) == pytest.approx((4.0, 1.5), rel=1e-5)
     seed = Seed(jax.random.key(0), jnp.zeros(()), silos)
     many = simulate_grid(
-        lambda output_seed: fed_sgda(Problem(game), output="random", output_seed=output_seed, **common),
+        lambda output_seed: find("sgda").build(Problem(game), output="random", output_seed=output_seed, **common),
         {"output_seed": np.arange(400, dtype=np.int32)},
         [seed],
     ).params
@@ -104,7 +106,7 @@ def test_outputs_are_the_last_the_mean_and_a_uniformly_random_iterate():
 
 def test_both_messages_are_one_release():
     game, *_ = bilinear()
-    algorithm = fed_sgda(
+    algorithm = find("sgda").build(
         Problem(game),
         step_size=0.1,
         num_rounds=10,
@@ -123,7 +125,7 @@ def test_both_messages_are_one_release():
 def test_noise_of_both_blocks_has_the_deviation_that_is_priced():
     game, silos, *_ = bilinear()
     share, z, clips = 0.3, 5.0, {"params": 1.0, "duals": 2.0}
-    algorithm = fed_sgda(
+    algorithm = find("sgda").build(
         Problem(game),
         step_size=1.0,
         num_rounds=1,
@@ -153,7 +155,7 @@ def test_a_plain_objective_is_lifted_without_moving_its_minimum():
     best = game.values(params, loss, records, untapped).mean()
     assert float(best) == pytest.approx(float(loss + loss**2 / 2), rel=1e-5)
     found = simulate(
-        fed_sgda(Problem(objective), step_size=0.1, num_rounds=500, **NOISELESS),
+        find("sgda").build(Problem(objective), step_size=0.1, num_rounds=500, **NOISELESS),
         objective.init(jax.random.key(0)),
         enrol([{"x": x, "y": y}]),
         key=jax.random.key(0),
@@ -168,4 +170,4 @@ def test_a_plain_objective_is_lifted_without_moving_its_minimum():
 def test_what_is_refused(changes, message):
     game, *_ = bilinear()
     with pytest.raises(ValueError, match=message):
-        fed_sgda(Problem(game), step_size=0.1, num_rounds=2, **{**NOISELESS, **changes})
+        find("sgda").build(Problem(game), step_size=0.1, num_rounds=2, **{**NOISELESS, **changes})

@@ -1,0 +1,71 @@
+"""The silo halves of CE-PSGM: a STORM estimate from the batch of a round, and SARAH steps at one silo in turn.
+
+    estimate    each record says grad f(x_r) - grad f(x_{r-1}) and grad f(x_r), two blocks of one release
+    local       w_1 = x_r - eta v_r;  v <- v + mean of [grad f(w_k) - grad f(w_{k-1})] + noise;  w_{k+1} = w_k - eta v
+
+What a silo computes from its records is clipped and noised step by step, so that the model that it reports after its
+local steps is post-processing.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tacit.algorithm import Memory, Message, Number, Params, PerBlock, Record, Silo, Statistic, Terms, Work
+from tacit.algorithms.differences import difference_clip, difference_silo
+from tacit.objectives import Problem, gradients
+
+
+class LocalWork(NamedTuple):
+    """Where the silo in turn is: the point, the one before it, and its estimate of the gradient there."""
+
+    new: Params
+    old: Params
+    estimate: Params
+
+
+def estimate_silo(problem: Problem, terms: Terms, slope: Number, noise: Number, momentum: Number, by: Any) -> Silo:
+    """The silo half of a round after the first: differences, and fresh gradients where momentum weighs them."""
+    if is_none(momentum):
+        return difference_silo(problem, terms, slope, noise, randomiser=by)
+    distance_clip = difference_clip(terms.clip_norm, slope)
+
+    def both(work: Work, record: Record) -> Statistic:
+        fresh, stale = gradients(problem.objective, (work.new, work.old), record)
+        return {"difference": jax.tree.map(jnp.subtract, fresh, stale), "gradient": fresh}
+
+    def clips(work: Work) -> PerBlock:
+        return {"difference": distance_clip(work), "gradient": terms.clip_norm}
+
+    return Silo(both, terms.release(clip=clips, noise={"difference": noise, "gradient": 1.0}, randomiser=by))
+
+
+def local_terms(terms: Terms, batch_size: Number | None) -> Terms:
+    """The terms of local steps: noised by the silo itself whatever the channel, in batches without replacement."""
+    size = terms.batch_size if batch_size is None else batch_size
+    own = terms.drawn(size, "full" if size is None else "wor")
+    return replace(own, channel="open" if terms.channel == "open" else "direct")
+
+
+def local_silo(problem: Problem, terms: Terms, step: jax.Array, releases: int, slope: Number, noise: Number) -> Silo:
+    """The silo half of the local phase: the first step is free, each other one releases a difference."""
+
+    def start(state: Any, memory: Memory) -> LocalWork:
+        return LocalWork(problem.descend(state.params, state.estimate, step), state.params, state.estimate)
+
+    def absorb(work: LocalWork, change: Statistic) -> LocalWork:
+        estimate = jax.tree.map(jnp.add, work.estimate, change)
+        return LocalWork(problem.descend(work.new, estimate, step), work.new, estimate)
+
+    def report(work: LocalWork, memory: Memory) -> tuple[Message, Memory]:
+        return work.new, memory
+
+    once = difference_silo(problem, terms, slope, noise)
+    return Silo(once.query, once.release, releases, start, absorb, report)
+
+
+def is_none(momentum: Number) -> bool:
+    """Whether it is known in advance that fresh gradients have no weight."""
+    return isinstance(momentum, int | float) and momentum == 0
