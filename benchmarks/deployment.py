@@ -14,12 +14,12 @@ from pathlib import Path
 from experiments.consortium import demo_study, hospital
 from experiments.parties import Consortium
 from tacit.data.heart_disease import HOSPITALS
-from tacit.runtime.server.checkpoint import Checkpoint
-from tacit.runtime.server.conductor import Conductor, Patience, fresh_state, meet
-from tacit.runtime.server.shuffles import Sums
-from tacit.runtime.server.terms import plan_for
-from tacit.runtime.server.transport import SocketTransport
-from tacit.runtime.shuffler.client import Caller, greet
+from tacit.deploy.server.checkpoint import Checkpoint
+from tacit.deploy.server.conductor import Conductor, Patience, fresh_state, meet
+from tacit.deploy.server.shuffles import Sums
+from tacit.deploy.server.terms import plan_for
+from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.shuffler.client import Caller, greet
 
 
 def seconds_per_round(consortium: Consortium, channel: str, rounds: int) -> list[float]:

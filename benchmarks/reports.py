@@ -19,11 +19,11 @@ import numpy as np
 from tacit.algorithm import Terms
 from tacit.algorithms.ce_psgm import mb_psgm_fg
 from tacit.objectives import Objective, Problem, mlp, squared
-from tacit.runtime.participation import participation
-from tacit.runtime.program import advance, split_keys, start, turns_of
 from tacit.silo import enrol
 from tacit.silo.hashed import normals, salts
 from tacit.silo.reports import drawn_terms, randomised_sum
+from tacit.simulate.participation import participation
+from tacit.simulate.program import advance, split_keys, start, turns_of
 
 SILOS, RECORDS, ROUNDS, REPEATS = 10, 1651, 4, 7
 KEY = jax.random.key(0)

@@ -20,9 +20,9 @@ from rich.table import Table
 from tacit.algorithm import Algorithm
 from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax
-from tacit.runtime.participation import participation
-from tacit.runtime.program import advance, split_keys, start, turns_of
 from tacit.silo import Silos, draw, enrol
+from tacit.simulate.participation import participation
+from tacit.simulate.program import advance, split_keys, start, turns_of
 
 KEY = jax.random.key(0)
 ROUNDS, REPEATS = 10, 15

@@ -37,7 +37,7 @@ from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.privacy import Budget, plan_silos
 from tacit.privacy.parties import without_shuffler
 from tacit.privacy.randomisers import terms_of
-from tacit.runtime.simulate import Seed, simulate_grid
+from tacit.simulate.compiled import Seed, simulate_grid
 
 HIDDEN = 10
 """Width of the hidden layer, of softplus units: the network of Murata and Suzuki 2023, to whom the paper refers."""

@@ -14,9 +14,9 @@ from tacit.algorithm import Algorithm
 from tacit.data import Federation
 from tacit.objectives import Objective
 from tacit.privacy.plan import Budget, plan_silos
-from tacit.runtime.participation import Participation
-from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate_grid
+from tacit.simulate.participation import Participation
 from tacit.studies.run import measured, pooled
 
 Rows = list[dict[str, Any]]

@@ -19,9 +19,9 @@ from rich.table import Table
 
 from experiments.parties import Consortium, Silo
 from tacit.data.heart_disease import HOSPITALS
-from tacit.runtime.daemon.protocol import read_frame
-from tacit.runtime.flower.commands import write_connection
-from tacit.runtime.flower.watch import follow
+from tacit.deploy.flower.commands import write_connection
+from tacit.deploy.flower.watch import follow
+from tacit.deploy.wire import read_frame
 from tacit.studies.folder import new_folder, write_study
 from tacit.studies.spec import Study, load_study
 
@@ -119,8 +119,8 @@ def simulated(study: Study, seeds: int) -> tuple[float, float]:
     import jax
     import numpy as np
 
-    from tacit.runtime.simulate import Seed, simulate_grid
     from tacit.silo import enrol
+    from tacit.simulate.compiled import Seed, simulate_grid
     from tacit.studies.run import measured, pooled, prepare
 
     prepared = prepare(study.model_copy(update={"run": study.run.model_copy(update={"seeds": 1})}))

@@ -22,8 +22,8 @@ from tacit.algorithms import find, paper_noise
 from tacit.objectives import Objective, Problem
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments
-from tacit.runtime.participation import Participation, participation
-from tacit.runtime.simulate import Seed
+from tacit.simulate.compiled import Seed
+from tacit.simulate.participation import Participation, participation
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from tacit.algorithm import Algorithm
 from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Loss, Model, Objective, Problem, linear, squared
-from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.theory import ConvexSetting, Statement, accelerated_mb_sgd_from_theory, mb_sgd_from_theory
 
 BASE = {"records": 400, "silos": 8, "dimension": 16, "epsilon": 1.0}

@@ -22,8 +22,8 @@ from experiments.folder import Parts, save, table
 from tacit.algorithm import Algorithm
 from tacit.algorithms import find, paper_noise
 from tacit.objectives import Objective, Problem
-from tacit.runtime.participation import Participation
-from tacit.runtime.simulate import Seed
+from tacit.simulate.compiled import Seed
+from tacit.simulate.participation import Participation
 
 EPSILONS = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0, 18.0)
 FLOORS = {"MB-SGD": "MB-SGD", "SPIDER": "SPIDER q=2", "Local SGD": "Local SGD"}

@@ -22,8 +22,8 @@ from tacit.data import Federation
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, softmax
 from tacit.privacy import gdp_epsilon, gdp_mu
-from tacit.runtime.simulate import Seed
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed
 from tacit.theory import ConvexSetting, mu2_sgd_from_theory
 
 OBJECTIVE = Objective(linear(784, 10), softmax())

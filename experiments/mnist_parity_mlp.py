@@ -29,8 +29,8 @@ from experiments.mlp_curves import (
 )
 from tacit import data
 from tacit.objectives import Objective, mlp, softmax
-from tacit.runtime.participation import participation
-from tacit.runtime.simulate import Seed
+from tacit.simulate.compiled import Seed
+from tacit.simulate.participation import participation
 
 OBJECTIVE = Objective(mlp((50, 64, 2)), softmax())
 SILOS, SEEDS, SPARE, PHASES = 25, 5, 3, (2, 3)

@@ -23,8 +23,8 @@ from tacit.algorithms import find
 from tacit.objectives import Loss, Model, Objective, Problem
 from tacit.objectives.models import dense
 from tacit.privacy import gdp_epsilon
-from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.theory import gradient_mapping
 
 DIMENSION, SILOS, RECORDS = 20, 4, 25

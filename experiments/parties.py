@@ -21,13 +21,13 @@ from typing import Any
 import tomli_w
 
 from tacit.channel.sealing import Signer, new_signing_key
+from tacit.deploy.certificates import Authority, Pair, node_key
+from tacit.deploy.flower.commands import environment, register, superlink_command, write_connection
+from tacit.deploy.server.terms import DEPLOYED
+from tacit.deploy.shuffler.client import Address, Caller, greet
+from tacit.deploy.shuffler.config import Keys, make_keys, write_secret
+from tacit.deploy.silo.permissions import write_private
 from tacit.errors import TacitError
-from tacit.runtime.certificates import Authority, Pair, node_key
-from tacit.runtime.daemon.permissions import write_private
-from tacit.runtime.flower.commands import environment, register, superlink_command, write_connection
-from tacit.runtime.server.terms import DEPLOYED
-from tacit.runtime.shuffler.client import Address, Caller, greet
-from tacit.runtime.shuffler.config import Keys, make_keys, write_secret
 
 _PATIENCE = 90.0
 _GRACE = 15.0

@@ -20,7 +20,7 @@ from tacit import geometry
 from tacit.algorithm import Channel, Params
 from tacit.geometry import Regulariser
 from tacit.objectives import Problem
-from tacit.runtime.simulate import Seed
+from tacit.simulate.compiled import Seed
 from tacit.theory import gradient_mapping, proximal_descent, risk
 
 SIZES, DRAWS, EPSILONS = Sizes(), 40, (0.5, 1.0, 4.0)

@@ -15,8 +15,8 @@ from tacit.algorithm import Algorithm, Channel, Params
 from tacit.algorithms import find
 from tacit.geometry import Regulariser
 from tacit.objectives import Objective, Problem, linear, squared
-from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate_grid
 
 DELTA = 1e-5
 GROUP = 3

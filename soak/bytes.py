@@ -11,10 +11,11 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["tacit.runtime.daemon", "pydantic"]):
-    from tacit.runtime.daemon import protocol
+with atheris.instrument_imports(include=["tacit.deploy", "pydantic"]):
+    pass
 
-from tests.daemon.hostile import ALGORITHMS, Attacker, Siege
+from tacit.deploy import wire
+from tests.deploy.silo.hostile import ALGORITHMS, Attacker, Siege
 
 
 def main() -> None:
@@ -32,13 +33,13 @@ def main() -> None:
     def one(raw: bytes) -> None:
         siege.send(raw)
         # Mutations seldom keep the lengths right, so the same bytes are also tried as a header.
-        siege.send(protocol.frame(raw[8:]))
+        siege.send(wire.frame(raw[8:]))
         try:
-            found = protocol.read_frame(io.BytesIO(raw).read)
+            found = wire.read_frame(io.BytesIO(raw).read)
             if found is not None:
-                request = protocol.parse_request(found[0])
-                protocol.read_arrays(getattr(request, "arrays", ()), found[1])
-        except protocol.RefusalError:
+                request = wire.parse_request(found[0])
+                wire.read_arrays(getattr(request, "arrays", ()), found[1])
+        except wire.RefusalError:
             pass
 
     atheris.Setup([sys.argv[0], f"-runs={chosen.runs}", "-max_len=2048", "-timeout=120", str(corpus)], one)

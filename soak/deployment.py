@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.flower.torment import cut_network, kill_parties
+from tests.deploy.flower.torment import cut_network, kill_parties
 
 
 def main() -> None:

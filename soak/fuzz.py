@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.daemon.hostile import Siege, besiege
+from tests.deploy.silo.hostile import Siege, besiege
 
 _BATCH = 10_000
 _SAMPLED = 1_000

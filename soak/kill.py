@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.daemon.killing import Tally, kill_often
+from tests.deploy.silo.killing import Tally, kill_often
 
 
 def main() -> None:

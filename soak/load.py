@@ -8,13 +8,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from tacit.runtime.participation import participation
-from tacit.runtime.server.checkpoint import Checkpoint
-from tacit.runtime.server.conductor import Conductor, Patience, fresh_state, meet
-from tacit.runtime.server.transport import SocketTransport
+from tacit.deploy.server.checkpoint import Checkpoint
+from tacit.deploy.server.conductor import Conductor, Patience, fresh_state, meet
+from tacit.deploy.server.transport import SocketTransport
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
-from tests.daemon.consortium import Daemon, fork_server, make_home, plan_of, records_of
+from tacit.simulate.participation import participation
+from tests.deploy.silo.consortium import Daemon, fork_server, make_home, plan_of, records_of
 
 
 def main() -> None:

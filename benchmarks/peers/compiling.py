@@ -38,7 +38,7 @@ def _grid(quick: bool) -> dict[str, Any]:
     from benchmarks.peers.plan import MLP
     from benchmarks.peers.tacit_rounds import algorithm_of, problem_of, silos_of
     from benchmarks.peers.works import start
-    from tacit.runtime.simulate import Seed, simulate, simulate_grid
+    from tacit.simulate.compiled import Seed, simulate, simulate_grid
 
     work = dataclasses.replace(MLP, rounds=5 if quick else 50, silos=4 if quick else 25)
     problem, silos = problem_of(work), silos_of(work, work.records)
@@ -64,9 +64,9 @@ def _algorithms(quick: bool) -> dict[str, Any]:
     import jax
 
     from tacit.objectives import Objective, Problem, mlp, softmax
-    from tacit.runtime.compilation import keep_compiled
-    from tacit.runtime.simulate import simulate
     from tacit.silo import enrol
+    from tacit.simulate.compilation import keep_compiled
+    from tacit.simulate.compiled import simulate
     from tests.algorithms.table import CASES, tables
 
     keep_compiled()

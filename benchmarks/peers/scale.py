@@ -64,8 +64,8 @@ def _one(point: Point) -> dict[str, Any]:
 
     from tacit.algorithms import find
     from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax
-    from tacit.runtime.participation import participation
-    from tacit.runtime.program import advance, split_keys, start, turns_of
+    from tacit.simulate.participation import participation
+    from tacit.simulate.program import advance, split_keys, start, turns_of
 
     plain = len(point.sizes) == 2
     model = linear(*point.sizes) if plain else mlp(point.sizes)

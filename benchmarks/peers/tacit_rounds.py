@@ -12,11 +12,11 @@ from benchmarks.peers.works import CHECK_STEP, Layers, Prepared, Work, data, dif
 from tacit.algorithm import Algorithm
 from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, cnn, linear, logistic, mlp, softmax
-from tacit.runtime.participation import participation
-from tacit.runtime.program import advance, split_keys, turns_of
-from tacit.runtime.program import start as begin
-from tacit.runtime.simulate import simulate
 from tacit.silo import Silos
+from tacit.simulate.compiled import simulate
+from tacit.simulate.participation import participation
+from tacit.simulate.program import advance, split_keys, turns_of
+from tacit.simulate.program import start as begin
 
 
 def problem_of(work: Work) -> Problem:

@@ -28,9 +28,9 @@ from tacit.data import Federation, SiloData
 from tacit.fairness import demographic_parity_gap, equalized_odds_gap
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.objectives.fairness import Notion
-from tacit.runtime.participation import participation
-from tacit.runtime.simulate import Program, Seed, grid_program, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Program, Seed, grid_program, simulate_grid
+from tacit.simulate.participation import participation
 from tacit.studies.fair import predicted
 from tacit.studies.run import pooled as all_records
 

@@ -18,9 +18,9 @@ from tacit.errors import TacitError
 from tacit.objectives import Problem
 from tacit.privacy.doubts import doubts
 from tacit.privacy.plan import Budget, SiloPlan, plan_silos
-from tacit.runtime.participation import participation
-from tacit.runtime.simulate import Outcome, Progress, Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Outcome, Progress, Seed, simulate_grid
+from tacit.simulate.participation import participation
 
 _MEASUREMENTS = 50  # of a run, unless somebody asks for more
 

@@ -15,10 +15,10 @@ import numpy as np
 from tacit.algorithm import Algorithm
 from tacit.algorithms import ALGORITHMS, find
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax, squared
-from tacit.runtime.participation import Participation, participation
-from tacit.runtime.program import Noise, split_keys, turns_of
-from tacit.runtime.simulate import Seed, grid_program, stack_seeds
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, grid_program, stack_seeds
+from tacit.simulate.participation import Participation, participation
+from tacit.simulate.program import Noise, split_keys, turns_of
 
 
 @dataclass(frozen=True)

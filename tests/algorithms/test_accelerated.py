@@ -6,8 +6,8 @@ import pytest
 
 from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, squared
-from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tests.algorithms.table import largest_difference, least_squares, start
 
 OPEN = {"clip_norm": None, "noise_multiplier": None, "channel": "open", "batch_size": None, "sampling": "full"}

@@ -7,8 +7,8 @@ import pytest
 
 from tacit.algorithms import find
 from tacit.privacy import Company, events_of
-from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
+from tacit.simulate.compiled import simulate
 from tests.algorithms.table import largest_difference, least_squares, start
 
 COMMON = {

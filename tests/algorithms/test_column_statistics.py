@@ -13,8 +13,8 @@ from tacit.algorithms.column_statistics import column_bound, column_statistics
 from tacit.algorithms.validation_score import validation_score
 from tacit.objectives import Objective, linear, logistic, squared
 from tacit.privacy.plan import events_of
-from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tacit.studies.standardise import shares_of_tree
 
 KINDS = ("moments", "quantiles", "histogram")

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from tacit.runtime.debug import debug
-from tacit.runtime.participation import participation
-from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol, rows_of
+from tacit.simulate.compiled import Seed, simulate, simulate_grid
+from tacit.simulate.loop import debug
+from tacit.simulate.participation import participation
 from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, least_squares, start, tables, traced_run
 from tests.algorithms.table import test_every_row_is_an_algorithm as test_every_row_is_an_algorithm
 

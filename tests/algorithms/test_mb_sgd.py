@@ -7,10 +7,10 @@ import pytest
 from tacit.algorithms import find
 from tacit.privacy import price
 from tacit.privacy.plan import Budget, events_of, plan_silos
-from tacit.runtime.debug import debug
-from tacit.runtime.participation import participation
-from tacit.runtime.simulate import simulate
 from tacit.silo import enrol, rows_of
+from tacit.simulate.compiled import simulate
+from tacit.simulate.loop import debug
+from tacit.simulate.participation import participation
 from tacit.theory.convex import stich_schedule
 from tests.algorithms.table import LOGISTIC, largest_difference, least_squares, start, tables
 

@@ -9,8 +9,8 @@ from tacit import geometry
 from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.privacy import events_of, price
-from tacit.runtime.simulate import simulate
 from tacit.silo import clipped_sum, enrol
+from tacit.simulate.compiled import simulate
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
 
 COMMON = {"step_size": 0.3, "clip_norm": 0.7, "noise_multiplier": 0.2, "batch_size": None, "sampling": "full"}

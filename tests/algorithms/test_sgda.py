@@ -9,8 +9,8 @@ from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, lifted, linear, saddle, squared, untapped
 from tacit.privacy import events_of, price
-from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate, simulate_grid
 
 NOISELESS = {"noise_multiplier": 0.0, "clip_norm": 1e4, "batch_size": None, "sampling": "full"}
 

@@ -11,8 +11,8 @@ from tacit.fairness import chi_squared
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, mlp, softmax
 from tacit.privacy import events_of, price
 from tacit.privacy.fair_designs import fair_designs
-from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol, exact_statistic, view_of
+from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tacit.theory import fermi_stationarity
 
 COMMON = {

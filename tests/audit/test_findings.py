@@ -9,7 +9,7 @@ from tacit.audit.mechanism import AuditError
 from tacit.audit.reconstruction import draw_picture, reconstruct
 from tacit.audit.training import audit_training
 from tacit.privacy.plan import events_of
-from tacit.runtime.participation import participation, roster
+from tacit.simulate.participation import participation, roster
 from tacit.studies.spec import load_study
 
 

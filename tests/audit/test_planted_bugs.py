@@ -10,9 +10,9 @@ from tacit.audit import deployed
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.sensitivity import audit_hostile_points
 from tacit.audit.table import Setting, parameters_for, subject
+from tacit.deploy.silo.answering import EXACT
 from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.privacy import price
-from tacit.runtime.daemon.answering import EXACT
 from tacit.silo import door, integers, local_reports, shares
 from tacit.silo.batches import SecretBatch
 from tacit.silo.sampler import discrete_gaussian

@@ -13,9 +13,6 @@ from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy.binomial import VectorSum, bits_for, grid_for, rounding_bound, sum_multiplier
 from tacit.privacy.plan import Budget, plan_silos
-from tacit.runtime.debug import debug
-from tacit.runtime.participation import participation
-from tacit.runtime.simulate import simulate
 from tacit.silo import Crowd, answer, enrol, rows_of, view_of
 from tacit.silo.shuffled import (
     centred_binomial,
@@ -24,6 +21,9 @@ from tacit.silo.shuffled import (
     grid_steps,
     reach_of,
 )
+from tacit.simulate.compiled import simulate
+from tacit.simulate.loop import debug
+from tacit.simulate.participation import participation
 from tacit.studies.run import prepare
 from tacit.studies.spec import load_study
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables

@@ -7,22 +7,22 @@ import pytest
 
 from tacit.algorithms import find
 from tacit.channel.sealing import new_secret
+from tacit.deploy.server.shuffles import _coinless, counted_each
+from tacit.deploy.silo.answering import TEST_BUILD, Worker
+from tacit.deploy.silo.contract import consider, record_of
+from tacit.deploy.silo.policy import AllowSection, ShuffleSection
+from tacit.deploy.wire import Shuffle
 from tacit.privacy.crowd import record_weights
-from tacit.runtime.daemon.answering import TEST_BUILD, Worker
-from tacit.runtime.daemon.contract import consider, record_of
-from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
-from tacit.runtime.daemon.protocol import Shuffle
-from tacit.runtime.debug import debug
-from tacit.runtime.participation import participation
-from tacit.runtime.server.shuffles import _coinless, counted_each
-from tacit.runtime.simulate import Seed, simulate, simulate_grid
 from tacit.silo import enrol, rows_of
 from tacit.silo.batches import SecretBatch
 from tacit.silo.door import Door
 from tacit.silo.local_reports import LocalReports, ReportTerms, mean_of_reports
 from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
+from tacit.simulate.compiled import Seed, simulate, simulate_grid
+from tacit.simulate.loop import debug
+from tacit.simulate.participation import participation
 from tests.algorithms.table import least_squares
-from tests.daemon.consortium import plan_of, records_of
+from tests.deploy.silo.consortium import plan_of, records_of
 
 WEIGHTS = (0.8, 0.1, 0.1)
 SIZES = (24, 9, 40)

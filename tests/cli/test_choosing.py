@@ -192,7 +192,7 @@ def test_bounds_come_from_a_file(clinics, tmp_path):
 
 
 def test_each_silo_reads_its_own_file_by_the_same_schema(clinics, tmp_path):
-    from tacit.runtime.daemon.policy import load_policy, load_records
+    from tacit.deploy.silo.policy import load_policy, load_records
 
     tacit("init", clinics, *DECLARE)
     home = tmp_path / "bergen"
@@ -204,7 +204,7 @@ def test_each_silo_reads_its_own_file_by_the_same_schema(clinics, tmp_path):
 
 
 def test_a_policy_and_its_schema_agree_on_the_classes_and_stray_cells_are_logged_here(clinics, tmp_path, caplog):
-    from tacit.runtime.daemon.policy import PolicyError, load_policy, load_records
+    from tacit.deploy.silo.policy import PolicyError, load_policy, load_records
 
     tacit("init", clinics, *DECLARE)
     home, records = tmp_path / "bergen", clinics / "bergen.csv"

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from tacit.channel.sealing import public_key
 from tacit.cli import app
 from tacit.cli.files import AUTHORITY, need_file
+from tacit.deploy.server.terms import deployment_from
+from tacit.deploy.shuffler.config import load_terms
 from tacit.errors import TacitError
-from tacit.runtime.server.terms import deployment_from
-from tacit.runtime.shuffler.config import load_terms
 
 
 def invoke(*arguments):
@@ -82,7 +82,7 @@ def test_a_study_that_cannot_be_deployed_is_refused_before_anything_starts(tmp_p
 
 def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, authority, monkeypatch):
     pytest.importorskip("flwr")
-    monkeypatch.setattr("tacit.runtime.flower.watch.follow", lambda folder, console: {})
+    monkeypatch.setattr("tacit.deploy.flower.watch.follow", lambda folder, console: {})
     monkeypatch.setattr("sys.argv", ["/bin/tacit", "server", "run", "heart-disease", "--set", "title=Two words"])
     options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--out", tmp_path / "r")
     invoke("server", "run", "heart-disease", *options)
@@ -114,7 +114,7 @@ def nothing_starts(tmp_path, monkeypatch):
     invoke("silo", "keys", "clinic")
     (tmp_path / "there").touch()
     for name in ("commands.keep_running", "commands.register", "watch.follow"):
-        monkeypatch.setattr(f"tacit.runtime.flower.{name}", lambda *_: pytest.fail("it was started"))
+        monkeypatch.setattr(f"tacit.deploy.flower.{name}", lambda *_: pytest.fail("it was started"))
     monkeypatch.setattr("os.execve", lambda *_: pytest.fail("it was started"))
     return tmp_path
 

@@ -13,10 +13,10 @@ import pytest
 from typer.main import get_command
 
 from tacit.cli import app
+from tacit.deploy.server.terms import deployment_from
+from tacit.deploy.silo.permissions import check_silo, files_of
+from tacit.deploy.silo.policy import load_policy, policy_from
 from tacit.errors import TacitError
-from tacit.runtime.daemon.permissions import check_silo, files_of
-from tacit.runtime.daemon.policy import load_policy, policy_from
-from tacit.runtime.server.terms import deployment_from
 
 TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 
@@ -50,7 +50,7 @@ def test_every_subcommand_has_an_example(group):
 
 
 def test_flower_is_started_with_everything_off_and_authentication_on():
-    from tacit.runtime.flower import commands as flower
+    from tacit.deploy.flower import commands as flower
 
     for name, value in flower._OFF.items():
         assert f"{name}={value}" in TEXT

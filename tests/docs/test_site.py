@@ -19,7 +19,7 @@ from tests.browser.chromium import find_browser, open_browser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-ELSEWHERE = {"protocol.md": "tests/daemon/test_documents.py", "deployment.md": "tests/docs/test_deployment.py"}
+ELSEWHERE = {"protocol.md": "tests/deploy/silo/test_documents.py", "deployment.md": "tests/docs/test_deployment.py"}
 PAGES = sorted(p for p in [*DOCS.glob("*.md"), *(DOCS / "algorithms").glob("*.md")] if p.name not in ELSEWHERE)
 CHEAP = ("--set", "run.seeds=1", "--set", "run.alone=false", "--set", "algorithm.num_rounds=4")
 PARSED = {"audit": "tests/audit/test_study.py runs audits"}

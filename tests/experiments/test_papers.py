@@ -17,8 +17,8 @@ from experiments.support_recovery import recovery
 from tacit import geometry
 from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, mlp, softmax
-from tacit.runtime.simulate import Seed, simulate
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate
 
 
 def test_the_shuffled_sum_is_near_central_dp_and_far_from_noise_at_every_silo():

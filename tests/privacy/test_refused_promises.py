@@ -6,11 +6,11 @@ import pytest
 
 import tacit
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
+from tacit.deploy.server.terms import check_study
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy import PricingError
 from tacit.privacy.crowd import colluding_silos, counted_silos
 from tacit.privacy.plan import Budget, Company, events_of, plan_silos
-from tacit.runtime.server.terms import check_study
 from tacit.studies.plan import counts_on
 from tacit.studies.spec import StudyError, load_study
 

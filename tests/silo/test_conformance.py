@@ -18,15 +18,15 @@ import pytest
 from tacit.algorithms import ALGORITHMS
 from tacit.channel import weighted_mean
 from tacit.privacy.binomial import grid_for
-from tacit.runtime.debug import _answerer, _bring, _desk
-from tacit.runtime.participation import participation
-from tacit.runtime.program import silo_key, split_keys, turns_of
-from tacit.runtime.simulate import simulate
 from tacit.silo import SiloView, enrol, step_keys
 from tacit.silo.batches import SecretBatch
 from tacit.silo.door import Door, no_noise
 from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
 from tacit.silo.simulated import batch_of
+from tacit.simulate.compiled import simulate
+from tacit.simulate.loop import _answerer, _bring, _desk
+from tacit.simulate.participation import participation
+from tacit.simulate.program import silo_key, split_keys, turns_of
 from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, start, tables
 from tests.algorithms.test_conformance import DISTINCT, SAMPLINGS
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from tacit.cli import app
 from tacit.cli.live import RunView
 from tacit.errors import TacitError
-from tacit.runtime.participation import participation, roster
-from tacit.runtime.program import Carry
-from tacit.runtime.simulate import Stage
+from tacit.simulate.compiled import Stage
+from tacit.simulate.participation import participation, roster
+from tacit.simulate.program import Carry
 from tacit.studies import stages
 from tacit.studies.folder import new_folder, stages_of, start, write
 from tacit.studies.report import write_report

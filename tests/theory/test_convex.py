@@ -15,8 +15,8 @@ from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy import price
 from tacit.privacy.plan import events_of
-from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.theory import ConvexSetting, TheoryError, lower_bound
 from tacit.theory.convex import acsa_stages, mb_sgd_from_theory, rate, stich_schedule
 

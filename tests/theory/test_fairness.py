@@ -11,8 +11,8 @@ import pytest
 from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, saddle
 from tacit.privacy import events_of, price
-from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.theory import TheoryError
 from tacit.theory.fairness import (
     SaddleSetting,

@@ -9,8 +9,8 @@ import pytest
 from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, squared
 from tacit.privacy import events_of, price
-from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
+from tacit.simulate.compiled import simulate
 from tacit.theory import (
     NonconvexSetting,
     TheoryError,

@@ -8,8 +8,8 @@ from scipy.optimize import linprog
 from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, absolute, linear
-from tacit.runtime.simulate import Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.theory import ConvexSetting
 
 SETTING = ConvexSetting(lipschitz=1.0, radius=2.0, records=300, silos=3, dimension=4, epsilon=4.0, delta=1e-4)

@@ -23,13 +23,13 @@ from tacit.algorithms import ALGORITHMS
 from tacit.audit.stored_engine import StoredEngine
 from tacit.audit.worst_case import attackers_problem
 from tacit.channel.sealing import new_secret, public_key
+from tacit.deploy.server.terms import plan_for
+from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker
+from tacit.deploy.silo.contract import Offer, builder_from, consider
+from tacit.deploy.silo.policy import AllowSection, ShuffleSection
+from tacit.deploy.wire import VERSION, Plan, Shuffle, Welcome
 from tacit.privacy import Price, price
 from tacit.privacy.crowd import counted_silos
-from tacit.runtime.daemon.answering import EXACT, TEST_BUILD, Remembered, Worker
-from tacit.runtime.daemon.contract import Offer, builder_from, consider
-from tacit.runtime.daemon.policy import AllowSection, ShuffleSection
-from tacit.runtime.daemon.protocol import VERSION, Plan, Shuffle, Welcome
-from tacit.runtime.server.terms import plan_for
 from tacit.silo.local_reports import MOST_LOCAL, total_of_reports
 from tacit.silo.shares import in_order
 from tacit.studies.assemble import Builder

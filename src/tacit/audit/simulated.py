@@ -29,9 +29,9 @@ from tacit.audit.worst_case import (
 )
 from tacit.privacy import Price, price
 from tacit.privacy.plan import events_of
-from tacit.runtime import program
-from tacit.runtime.participation import participation
 from tacit.silo import Crowd, SiloView, answer, view_of
+from tacit.simulate import program
+from tacit.simulate.participation import participation
 
 _MOST_FLOATS = 1 << 20
 _LARGEST_CHUNK = 1 << 13

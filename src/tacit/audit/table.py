@@ -18,10 +18,10 @@ from tacit.audit.deployed import company, deploy
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.transcript import DoorTarget, Target
 from tacit.audit.worst_case import attackers_problem
+from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.privacy import calibrate
 from tacit.privacy.plan import events_of
-from tacit.runtime.daemon.protocol import Plan
 
 CLIP = 0.01  # small beside every canary's gradient
 

@@ -22,11 +22,11 @@ from tacit.audit.deployed import offer, proposed
 from tacit.audit.mechanism import AuditError
 from tacit.audit.one_run import one_run_epsilon, one_run_mu
 from tacit.channel import weighted_mean
+from tacit.deploy.silo.answering import EXACT, Worker
+from tacit.deploy.silo.contract import builder_from, record_of
 from tacit.privacy import gdp_epsilon
-from tacit.runtime import program
-from tacit.runtime.daemon.answering import EXACT, Worker
-from tacit.runtime.daemon.contract import builder_from, record_of
 from tacit.silo import check_records, clipped_sum
+from tacit.simulate import program
 from tacit.studies.run import Prepared, prepare
 from tacit.studies.spec import Study
 

@@ -41,7 +41,7 @@ def link_command(
 
     Example: tacit server link state --authority ca.pem --certificate link.pem --key link.key
     """
-    from tacit.runtime.flower.commands import environment, superlink_command
+    from tacit.deploy.flower.commands import environment, superlink_command
 
     need_file(authority, AUTHORITY)
     need_file(certificate, "give --certificate the SuperLink's link.pem, see Certificates in docs/deployment.md")
@@ -66,7 +66,7 @@ def register_command(
     """
     import tempfile
 
-    from tacit.runtime.flower.commands import register, write_connection
+    from tacit.deploy.flower.commands import register, write_connection
 
     need_file(public_key, f"give the public key that {name}'s owner made with: tacit silo keys (node.key.pub)")
     need_file(authority, AUTHORITY)
@@ -102,9 +102,9 @@ def run_command(
     need_file(authority, AUTHORITY)
     listed = [] if shufflers is None else _read_shufflers(shufflers)
 
-    from tacit.runtime.flower.commands import write_connection
-    from tacit.runtime.flower.watch import follow
-    from tacit.runtime.server.terms import deployment_from
+    from tacit.deploy.flower.commands import write_connection
+    from tacit.deploy.flower.watch import follow
+    from tacit.deploy.server.terms import deployment_from
     from tacit.studies.folder import typed_command
 
     terms = {
@@ -129,7 +129,7 @@ def run_command(
 
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:
     """A new run folder with the study in it, once it is known to be one that can be deployed."""
-    from tacit.runtime.server.terms import check_study
+    from tacit.deploy.server.terms import check_study
     from tacit.studies.folder import new_folder, write_study
     from tacit.studies.spec import load_study
 

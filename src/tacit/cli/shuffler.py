@@ -49,8 +49,8 @@ def init_command(
 
     Example: tacit shuffler init shuffler-a
     """
-    from tacit.runtime.daemon.permissions import write_private
-    from tacit.runtime.shuffler.config import make_keys
+    from tacit.deploy.shuffler.config import make_keys
+    from tacit.deploy.silo.permissions import write_private
 
     path = folder / "shuffler.toml"
     if path.exists():
@@ -68,7 +68,7 @@ def keys_command(folder: Folder) -> None:
 
     Example: tacit shuffler keys shuffler-a
     """
-    from tacit.runtime.shuffler.config import load_keys
+    from tacit.deploy.shuffler.config import load_keys
 
     keys = load_keys(folder)
     typer.echo(f"seal  {keys.seal.public}\nsign  {keys.sign.public}")
@@ -81,6 +81,6 @@ def serve_command(folder: Folder) -> None:
     Example: tacit shuffler serve shuffler-a
     """
     with stops_at_once():
-        from tacit.runtime.shuffler.server import serve
+        from tacit.deploy.shuffler.server import serve
 
     serve(folder)

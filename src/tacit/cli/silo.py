@@ -76,7 +76,7 @@ def init_command(
 
     Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
-    from tacit.runtime.daemon.permissions import mending, too_open, write_private
+    from tacit.deploy.silo.permissions import mending, too_open, write_private
 
     path = folder / "policy.toml"
     if folder.exists() and not folder.is_dir():
@@ -100,7 +100,7 @@ def init_command(
 
 def _private_folder(folder: Path) -> None:
     """Make the silo's folder for its owner alone, or shut it, saying so; a group may be left to pass through."""
-    from tacit.runtime.daemon.permissions import FOLDER_MODE
+    from tacit.deploy.silo.permissions import FOLDER_MODE
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     before = folder.stat().st_mode & 0o777
@@ -145,7 +145,7 @@ def serve_command(
     Example: tacit silo serve clinic
     """
     with stops_at_once():
-        from tacit.runtime.daemon.server import serve
+        from tacit.deploy.silo.server import serve
 
     try:
         mode = int(socket_mode, 8)
@@ -163,8 +163,8 @@ def keys_command(folder: Folder) -> None:
     Example: tacit silo keys clinic
     """
     from tacit.channel.sealing import Signer, new_signing_key
-    from tacit.runtime.certificates import node_key
-    from tacit.runtime.shuffler.config import read_secret, write_secret
+    from tacit.deploy.certificates import node_key
+    from tacit.deploy.shuffler.config import read_secret, write_secret
 
     if not (folder / "sign.key").exists():
         write_secret(folder / "sign.key", new_signing_key())
@@ -191,8 +191,8 @@ def join_command(
 
     Example: tacit silo join clinic --superlink 10.0.0.5:9092 --authority ca.pem
     """
-    from tacit.runtime.daemon.permissions import check_courier
-    from tacit.runtime.flower.commands import environment, keep_running, supernode_command
+    from tacit.deploy.flower.commands import environment, keep_running, supernode_command
+    from tacit.deploy.silo.permissions import check_courier
 
     warning = check_courier(folder)
     key = folder / "node.key" if key is None else key
@@ -325,8 +325,8 @@ def _print_ledger(found: dict[str, Any], rounds: bool) -> None:
 
 
 def _home(folder: Path) -> tuple[Any, Any]:
-    from tacit.runtime.daemon.policy import load_policy
-    from tacit.runtime.daemon.steward import home_of
+    from tacit.deploy.silo.policy import load_policy
+    from tacit.deploy.silo.steward import home_of
 
     policy = load_policy(folder / "policy.toml")
     return policy, home_of(folder, policy)

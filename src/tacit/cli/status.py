@@ -14,7 +14,7 @@ from tacit.errors import TacitError
 
 def daemon_runs(socket: Path) -> bool:
     """Whether somebody listens at the silo's socket."""
-    from tacit.runtime.daemon.client import Client
+    from tacit.deploy.silo.client import Client
 
     with contextlib.suppress(OSError):
         Client(socket).connect().close()
@@ -78,9 +78,9 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
 
     The silos' numbers of records are the study's. ``left_share`` is None where studies do not simply add up.
     """
-    from tacit.runtime.daemon.policy import load_policy
-    from tacit.runtime.daemon.shuffling import TAILS
-    from tacit.runtime.daemon.steward import home_of
+    from tacit.deploy.silo.policy import load_policy
+    from tacit.deploy.silo.shuffling import TAILS
+    from tacit.deploy.silo.steward import home_of
     from tacit.silo.ledger import inspect
     from tacit.silo.rules import settled
     from tacit.silo.spending import Charge, share
@@ -110,9 +110,9 @@ def proposal(plan_text: str, policy: Any, entries: list[Any]) -> dict[str, Any]:
     ``comparison`` is the same at every silo of the study, so that owners can compare. ``own_epsilon`` is None where the
     plan cannot be priced, ``takes_share`` where the account cannot hold it; ``refusal`` says why it would be refused.
     """
-    from tacit.runtime.daemon.account import charge_of, check_sampling
-    from tacit.runtime.daemon.contract import consider, record_of
-    from tacit.runtime.daemon.protocol import Plan
+    from tacit.deploy.silo.account import charge_of, check_sampling
+    from tacit.deploy.silo.contract import consider, record_of
+    from tacit.deploy.wire import Plan
     from tacit.silo.chain import replay
     from tacit.silo.rules import settled
     from tacit.silo.spending import over_budget, share

@@ -51,7 +51,7 @@ def run_command(
     Example: tacit run heart-disease --set run.seeds=3 --set "run.grid.privacy.epsilon=[1,4]"
     """
     with stops_at_once():
-        from tacit.runtime.compilation import keep_compiled
+        from tacit.simulate.compilation import keep_compiled
         from tacit.studies.folder import new_folder, stages_of, start, write
         from tacit.studies.report import write_report
         from tacit.studies.run import prepare, run_prepared

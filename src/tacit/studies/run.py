@@ -21,10 +21,10 @@ from tacit.algorithms import find
 from tacit.data import Federation
 from tacit.objectives import Objective, untapped
 from tacit.privacy import spent
-from tacit.runtime.participation import Participation, participation, roster
-from tacit.runtime.program import split_keys
-from tacit.runtime.simulate import Outcome, Seed, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Outcome, Seed, simulate_grid
+from tacit.simulate.participation import Participation, participation, roster
+from tacit.simulate.program import split_keys
 from tacit.studies.assemble import Builder, builder_of, federation_of, problem_of
 from tacit.studies.constant import constant_metrics
 from tacit.studies.fair import fair_measure

@@ -13,8 +13,8 @@ import numpy as np
 
 from tacit import __version__
 from tacit.errors import TacitError
-from tacit.runtime.keeping import load_arrays, plain, restored, save_arrays
-from tacit.runtime.simulate import Stage
+from tacit.keeping import load_arrays, plain, restored, save_arrays
+from tacit.simulate.compiled import Stage
 
 PRIVATE = "training"
 """The part of a run that costs privacy."""

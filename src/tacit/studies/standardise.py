@@ -20,9 +20,9 @@ from tacit.data import Federation, SiloData, Step
 from tacit.data.encode import bound_norm, norm_step
 from tacit.privacy import Event, calibrate
 from tacit.privacy.plan import events_of
-from tacit.runtime.participation import Participation
-from tacit.runtime.simulate import simulate
 from tacit.silo import enrol
+from tacit.simulate.compiled import simulate
+from tacit.simulate.participation import Participation
 from tacit.studies.spec import PreprocessingSection, Study, StudyError
 
 _LEAST_VARIANCE = 0.01

@@ -34,9 +34,9 @@ from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
 from tacit.privacy.plan import Company, events_of
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
 from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu, watched_epsilon
-from tacit.runtime.participation import participation
-from tacit.runtime.simulate import Seed, grid_program, simulate_grid
 from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, grid_program, simulate_grid
+from tacit.simulate.participation import participation
 from tacit.studies.plan import fewest_of
 from tacit.studies.run import Prepared, check_values, prepare, starts_of, summary, watch
 from tacit.studies.spec import Study, StudyError

@@ -1,0 +1,179 @@
+"""Flower's own commands, with what a consortium needs switched on, and what it does not want switched off.
+
+TLS and the authentication of SuperNodes are on; telemetry, update checks and the installation of dependencies at run
+time are off. Nothing here needs the internet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit.errors import TacitError
+
+CONNECTION = "tacit"
+
+_OFF = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+
+_PYPROJECT = """\
+[project]
+name = "tacit-study"
+version = "1.0.0"
+description = "Carries a study between a server and silos that defend themselves."
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tacit"
+
+[tool.flwr.app.components]
+serverapp = "tacit_server:app"
+clientapp = "tacit_courier:app"
+
+[tool.flwr.app.config]
+folder = ""
+"""
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of every Flower process; ``home`` is where it keeps its files."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    # Looked at often: starting a courier is most of a round's time already.
+    return {**os.environ, **_OFF, "FLWR_HOME": str(home), "PATH": path, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+
+
+def flower(name: str) -> str:
+    """The path of one of Flower's commands, or how to get it."""
+    found = shutil.which(name, path=environment(Path())["PATH"])
+    if found is None:
+        raise TacitError(f"{name} is not installed; install it with: pip install 'tacit[flower]'.")
+    return found
+
+
+def superlink_command(
+    *, host: str, port: int, authority: Path, certificate: Path, key: Path, database: Path
+) -> list[str]:
+    """A SuperLink with TLS, authentication of SuperNodes, and state that survives a restart."""
+    return [
+        *(flower("flower-superlink"), "--host", host, "--port", str(port)),
+        *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
+        *("--enable-supernode-auth", "--database", str(database), "--disable-runtime-dependency-installation"),
+    ]
+
+
+def supernode_command(*, superlink: str, authority: Path, key: Path, socket: Path, port: int) -> list[str]:
+    """A SuperNode that shows its key and whose courier knows the daemon's socket; ``port`` is for itself alone."""
+    if '"' in str(socket):
+        raise TacitError(f"Expected a path without quotation marks, got {socket}.")
+    return [
+        *(flower("flower-supernode"), "--superlink", superlink, "--root-certificates", str(authority)),
+        *("--auth-supernode-private-key", str(key), "--node-config", f'socket="{socket}"'),
+        *("--host", "127.0.0.1", "--port", str(port)),
+    ]
+
+
+def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 5.0) -> None:
+    """Run a command until told to stop, and start it again whenever it ends.
+
+    A SuperNode ends when the SuperLink does not let it in, and after a crash it is not let in for a minute, while the
+    SuperLink still takes it for present.
+    """
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    while not stopping.is_set():
+        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL)
+        try:
+            while process.poll() is None and not stopping.wait(0.2):
+                pass
+        finally:
+            process.terminate()
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        stopping.wait(pause)
+
+
+def write_connection(home: Path, *, superlink: str, authority: Path) -> None:
+    """Tell Flower's command line where the SuperLink is."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    text = (
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{superlink}"\n'
+        f'root-certificates = "{authority.resolve()}"\n'
+    )
+    (home / "config.toml").write_text(text, encoding="utf-8")
+
+
+def write_app(folder: Path) -> Path:
+    """The app that Flower ships: two lines that find Tacit where it is installed."""
+    app = folder / "app"
+    app.mkdir(parents=True, exist_ok=True)
+    (app / "pyproject.toml").write_text(_PYPROJECT, encoding="utf-8")
+    for name, module in (("tacit_server", "app"), ("tacit_courier", "courier")):
+        # Flower looks for an assignment in the text, before anything is imported.
+        text = f"from tacit.deploy.flower import {module}\n\napp = {module}.app\n"
+        (app / f"{name}.py").write_text(text, encoding="utf-8")
+    return app
+
+
+def call(home: Path, arguments: Sequence[str], seconds: float = 120.0) -> str:
+    """Run ``flwr`` and return what it prints."""
+    done = subprocess.run(
+        [flower("flwr"), *arguments],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise TacitError(f"flwr {' '.join(arguments[:2])} failed: {(done.stdout + done.stderr).strip()[-800:]}")
+    return done.stdout
+
+
+def register(home: Path, public_key: Path, name: str) -> None:
+    """Let a SuperNode in, by its public key."""
+    call(home, ["supernode", "register", str(public_key), CONNECTION, "--name", name])
+
+
+def start_run(home: Path, app: Path, folder: Path) -> str:
+    """Start a study and return Flower's number for the run."""
+    config = f'folder="{folder.resolve()}"'
+    found = _last_json(call(home, ["run", str(app), CONNECTION, "--run-config", config, "--format", "json"]))
+    if not found.get("run-id"):
+        raise TacitError(f"Flower did not start the run: {found.get('error-message', found)}")
+    return str(found["run-id"])
+
+
+def run_status(home: Path, number: str) -> str:
+    """Flower's word for how a run stands, such as ``running`` or ``finished:completed``."""
+    found = _last_json(call(home, ["ls", CONNECTION, "--run-id", number, "--format", "json"]))
+    runs = found.get("runs") or [{}]
+    return str(runs[0].get("status", "unknown"))
+
+
+def stop_run(home: Path, number: str) -> None:
+    """Stop a run."""
+    call(home, ["stop", number, CONNECTION])
+
+
+def _last_json(text: str) -> dict[str, Any]:
+    """The JSON object that a command printed after whatever else it had to say."""
+    at = text.find("{")
+    try:
+        found = json.JSONDecoder().raw_decode(text[at:])[0] if at >= 0 else {}
+    except json.JSONDecodeError:
+        found = {}
+    return found if isinstance(found, dict) else {}

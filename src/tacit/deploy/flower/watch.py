@@ -1,0 +1,146 @@
+"""Start a run and watch it: rounds, participants, loss, epsilon spent, time left."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tacit.deploy.flower.commands import run_status, start_run, stop_run, write_app
+from tacit.errors import TacitError
+from tacit.stopping import ToldInterrupt
+
+_LOOK = 0.5
+_ASK = 30.0
+_PRINTED = ("met", "waiting", "consent", "refusal", "round", "failed")
+"""What is printed line by line where there is no terminal to draw on."""
+
+
+class View:
+    """What is known of a run from its journal."""
+
+    def __init__(self, path: Path, skip: int = 0) -> None:
+        self._path, self._seen = path, skip
+        self.rows: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {"state": "starting", "round": 0, "rounds": None, "note": ""}
+        self.consents: dict[str, float] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """Take in what is new."""
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
+        fresh = [json.loads(line) for line in lines[self._seen :]]
+        self._seen += len(fresh)
+        for row in fresh:
+            self._take(row)
+        return fresh
+
+    def _take(self, row: dict[str, Any]) -> None:
+        event, facts = row["event"], self.facts
+        if event in ("started", "finished", "failed"):
+            facts["state"] = event
+            facts |= {"note": row.get("text", ""), "final": row.get("final", False)}
+        elif event == "met":
+            facts["note"] = f"met {row['silo']} ({row['records']} records)"
+        elif event == "waiting":
+            facts["note"] = f"{row['silo']} waits for {row['for']}; compare {row['compare']}"
+        elif event == "consent":
+            self.consents[row["silo"]] = row["epsilon"]
+        elif event == "refusal":
+            facts["note"] = f"{row['silo']} refuses ({row['code']}): {row['text']}"
+        elif event == "round":
+            self.rows.append(row)
+            facts |= {"round": row["round"], "rounds": row["rounds"], "note": ""}
+        elif event == "measured" and self.rows:
+            self.rows[-1] |= {k: row[k] for k in row if k not in ("time", "event", "round", "rounds")}
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last round, at the pace of the latest ones."""
+        if not self.rows or self.facts["rounds"] is None:
+            return None
+        pace = [row["seconds"] for row in self.rows[-5:]]
+        return (self.facts["rounds"] - self.facts["round"]) * sum(pace) / len(pace)
+
+    def table(self) -> Table:
+        """The latest rounds."""
+        facts, left = self.facts, self.left
+        title = f"{facts['state']}: round {facts['round']} of {facts['rounds'] or '?'}"
+        table = Table(title=title if left is None else f"{title}, about {left:.0f} s left", caption=facts["note"])
+        for column in ("round", "silos", "missed", "seconds", "loss", "epsilon spent"):
+            table.add_column(column)
+        for row in self.rows[-8:]:
+            loss = row.get("train_loss")
+            spent = row.get("epsilon")
+            table.add_row(
+                str(row["round"]),
+                ", ".join(row["silos"]),
+                ", ".join(row["missed"]) or "–",
+                f"{row['seconds']:.1f}",
+                "–" if loss is None else f"{loss:.4f}",
+                "–" if spent is None else f"{spent:.3f}",
+            )
+        return table
+
+
+def follow(folder: Path, console: Console, still_there: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Start the study of a run folder over Flower and watch it to its end; an interrupt stops it."""
+    home, journal = folder / "flower", folder / "progress.jsonl"
+    skip = len(journal.read_text(encoding="utf-8").splitlines()) if journal.exists() else 0
+    number = start_run(home, write_app(folder), folder)
+    (folder / "run-id").write_text(number, encoding="utf-8")
+    view, asked = View(journal, skip), time.monotonic()
+    try:
+        with Live(view.table(), console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
+            while True:
+                for row in view.read():
+                    if not console.is_terminal and row["event"] in _PRINTED:
+                        console.print(_line(row), highlight=False, soft_wrap=True)
+                live.update(view.table())
+                if view.facts["state"] in ("finished", "failed"):
+                    break
+                if time.monotonic() - asked > _ASK:
+                    asked = time.monotonic()
+                    _check_alive(home, number, folder, view)
+                still_there()
+                time.sleep(_LOOK)
+    except KeyboardInterrupt:
+        stop_run(home, number)
+        console.print(f"Stopped. Go on with: tacit server run ... --resume {folder}")
+        raise ToldInterrupt from None
+    if view.facts["state"] == "failed":
+        raise TacitError(f"{view.facts['note'].rstrip('.')}. {_way_out(view.facts['final'], folder)}")
+    return view.facts
+
+
+def _way_out(final: bool, folder: Path) -> str:
+    if final:
+        return "Asking again would end in the same way: change the study, and start it anew without --resume."
+    return f"Go on with --resume {folder}."
+
+
+def _check_alive(home: Path, number: str, folder: Path, view: View) -> None:
+    try:
+        status = run_status(home, number)
+    except TacitError:
+        return  # The SuperLink may be away for a while; the run may go on when it is back.
+    if status.startswith("finished"):
+        view.read()
+        if view.facts["state"] not in ("finished", "failed"):
+            raise TacitError(f"The server's process has ended ({status}). Go on with --resume {folder}.")
+
+
+def _line(row: dict[str, Any]) -> str:
+    facts = {k: v for k, v in row.items() if k not in ("time", "event")}
+    return f"{row['event']}: " + ", ".join(f"{k} {_short(v)}" for k, v in facts.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)

@@ -1,0 +1,82 @@
+"""What the server must remember to go on after a crash: one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tacit.deploy.wire import Plan
+from tacit.errors import TacitError
+from tacit.keeping import load_arrays, plain, restored, save_arrays
+
+
+@dataclass
+class Checkpoint:
+    """The study as proposed (at place 0), the silos by place, the next round, and the algorithm's state before it.
+
+    ``decided`` names the silos of the next round where that was settled before asking shufflers, which release a round
+    once and in one way; ``answers`` are their sealed answers, so that a server that starts again needs nobody for it.
+    ``history`` has a row for every round that was played.
+    """
+
+    plan: Plan
+    silos: tuple[str, ...]
+    records: tuple[int, ...]
+    state: Any
+    round: int = 0
+    decided: tuple[str, ...] | None = None
+    answers: dict[str, tuple[bytes, bytes]] | None = None
+    finished: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        """Write it so that a crash leaves the old one or the new one."""
+        meta = {
+            "plan": json.loads(self.plan.model_dump_json()),
+            "silos": self.silos,
+            "records": self.records,
+            "round": self.round,
+            "decided": self.decided,
+            "answers": None if self.answers is None else sorted(self.answers),
+            "finished": self.finished,
+            "history": self.history,
+        }
+        leaves = {f"leaf{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
+        for i, (_, parts) in enumerate(sorted((self.answers or {}).items())):
+            leaves |= {f"answer{i}{part}": np.frombuffer(raw, np.uint8) for part, raw in zip("hp", parts, strict=True)}
+        save_arrays(path, meta, leaves)
+
+
+def load_checkpoint(path: Path, like: Any) -> Checkpoint:
+    """A checkpoint whose state has the form of ``like(plan)``, which builds a fresh state."""
+    try:
+        meta, arrays = load_arrays(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise TacitError(f"{path} is not a checkpoint: {error}.") from None
+    plan = Plan.model_validate_json(json.dumps(meta["plan"]))
+    leaves, form = jax.tree.flatten(like(plan, meta["records"]))
+    answers = None
+    if meta["answers"] is not None:
+        answers = {
+            name: (arrays.pop(f"answer{i}h").tobytes(), arrays.pop(f"answer{i}p").tobytes())
+            for i, name in enumerate(meta["answers"])
+        }
+    if len(leaves) != len(arrays):
+        raise TacitError(f"{path} was written for another algorithm, or another version of Tacit.")
+    state = jax.tree.unflatten(form, [restored(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(leaves)])
+    return Checkpoint(
+        plan=plan,
+        silos=tuple(meta["silos"]),
+        records=tuple(meta["records"]),
+        state=state,
+        round=meta["round"],
+        decided=None if meta["decided"] is None else tuple(meta["decided"]),
+        answers=answers,
+        finished=meta["finished"],
+        history=meta["history"],
+    )

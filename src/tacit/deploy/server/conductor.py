@@ -1,0 +1,392 @@
+"""The server of a deployed study: meets silos, proposes, plays rounds with whoever comes, and can be killed any time.
+
+    meet -> propose -> for each round: ask -> (mean, or what shufflers release) -> tell -> checkpoint -> finish
+
+A round that was asked before a crash is asked again with the same broadcast, and silos answer from their books.
+Silos may be late, vanish and come back: a round goes on with at least as many as the study allows, and waits where it
+may not go on. Nobody waits for ever: when patience ends, so does the run, with a checkpoint to go on from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tacit.algorithm import Algorithm, Params
+from tacit.deploy.server.checkpoint import Checkpoint
+from tacit.deploy.server.hearing import NONSENSE, fitting, heard, mean_of
+from tacit.deploy.server.shuffles import Answers, Shuffled
+from tacit.deploy.server.transport import Replies, Transport
+from tacit.deploy.shuffler.client import LeftOutError
+from tacit.deploy.silo.contract import builder_from, record_of, shapes_of
+from tacit.deploy.wire import (
+    Answer,
+    Consent,
+    Error,
+    Finish,
+    Hello,
+    Message,
+    Plan,
+    Propose,
+    Receipt,
+    RefusalError,
+    Sealed,
+    Welcome,
+    broadcast_digest,
+    frame,
+    parse_response,
+    write_arrays,
+)
+from tacit.errors import TacitError
+from tacit.privacy import PricingError
+from tacit.simulate.participation import Participation, Roster, everyone, participation, roster
+from tacit.simulate.program import split_keys
+from tacit.studies.spec import StudyError
+
+Tell = Callable[[str, dict[str, Any]], None]
+# Refusals that will not go away by asking again.
+_FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
+_FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity"}
+# Of these, what a silo's owner could mend while the study waits.
+_MENDABLE = {"ledger", "counter", "restored", "identity"}
+_WAITS = "waits for its owner's approval"
+_PAUSE = 0.2
+
+
+class StalledError(TacitError):
+    """Too few silos came for too long; unless ``final``, the run can be taken up again from its checkpoint."""
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.final = final
+
+
+def is_final(error: Exception) -> bool:
+    """Whether asking for the same once more would end in the same way."""
+    if isinstance(error, StalledError):
+        return error.final
+    if isinstance(error, RefusalError):
+        return error.code in _FINAL - _MENDABLE
+    return isinstance(error, StudyError | PricingError)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits for silos that may be missed, and how long anything waits for those that may not."""
+
+    round_seconds: float
+    total_seconds: float
+
+
+def meet(transport: Transport, silos: int, patience: Patience, tell: Tell) -> dict[str, tuple[str, Welcome]]:
+    """Address and public facts of silos by name, once at least ``silos`` of them have been seen."""
+    deadline = time.monotonic() + patience.total_seconds
+    known: dict[str, tuple[str, Welcome]] = {}
+    while len(known) < silos:
+        for name, found in newcomers(transport, {at for at, _ in known.values()}, patience.round_seconds).items():
+            known[name] = found
+            tell("met", {"silo": name, "records": found[1].records, "of": silos})
+        if len(known) < silos:
+            if time.monotonic() > deadline:
+                raise StalledError(f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}.")
+            time.sleep(_PAUSE)
+    return known
+
+
+def newcomers(transport: Transport, known: set[str], seconds: float) -> dict[str, tuple[str, Welcome]]:
+    """Address and public facts, by name, of silos at addresses that are not known yet."""
+    hello = frame(Hello().model_dump_json())
+    fresh = {at: [hello] for at in transport.present() if at not in known}
+    found = {}
+    for at, replies in transport.ask(fresh, seconds).items() if fresh else ():
+        response = heard(replies[0]) if replies else None
+        if isinstance(response, Welcome):
+            found[response.silo] = (at, response)
+    return found
+
+
+class Conductor:
+    """Plays one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes.
+
+    ``addresses`` may lack silos that are away; they are looked for when a round misses them. ``seed`` settles who is
+    asked in each round where not everyone is, as it does in a simulation.
+    """
+
+    def __init__(
+        self,
+        point: Checkpoint,
+        path: Path,
+        transport: Transport,
+        addresses: Mapping[str, str],
+        *,
+        who: Participation | None = None,
+        patience: Patience,
+        seed: int = 0,
+        shuffled: Shuffled | None = None,
+        tell: Tell = lambda event, facts: None,
+    ) -> None:
+        self.point, self._path, self._transport, self._tell = point, path, transport, tell
+        self._patience, self._shuffled = patience, shuffled
+        self._addresses = dict(addresses)
+        plan = point.plan
+        builder = builder_from(plan, point.records[0])
+        self.algorithm: Algorithm = builder.build(noise_multiplier=1.0)
+        self._shapes = shapes_of(self.algorithm, builder, record_of(plan))
+        self._who = participation(plan.silos) if who is None else who
+        self._turns: Roster = roster(split_keys(jax.random.key(seed)).choice, self.algorithm, self._who, plan.silos)
+        self._halves = {
+            k: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for k, part in self.algorithm.rounds.items()
+        }
+        self._plans = {name: plan.model_copy(update={"place": i}) for i, name in enumerate(point.silos)}
+        self._weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
+        self.consents: dict[str, Consent] = {}
+        if (plan.shuffle is None) != (shuffled is None):
+            raise TacitError("Expected shufflers exactly where the plan names them.")
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the study has."""
+        return len(self.algorithm.schedule)
+
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """How many numbers a release of each kind of round has."""
+        return self._shapes.dimensions
+
+    @property
+    def params(self) -> Params:
+        """The model so far."""
+        return self.algorithm.output(self.point.state)
+
+    def run(self, after_round: Callable[[int], None] | None = None) -> dict[str, Receipt]:
+        """Propose, play what is left, finish; returns the receipts of silos that could be reached at the end."""
+        if self.point.round < self.rounds:
+            self.propose()
+        while self.point.round < self.rounds:
+            self._play(self.point.round)
+            if after_round is not None:
+                after_round(self.point.round)
+        return self.finish()
+
+    def propose(self) -> dict[str, Consent]:
+        """Propose the study, and wait for approvals until everyone, or as many as a round needs, has consented."""
+        deadline = time.monotonic() + self._patience.total_seconds
+        fewest = self.point.plan.silos if self.point.plan.everyone else self._who.fewest
+        reasons: dict[str, str] = {}
+        final: dict[str, RefusalError] = {}
+        while len(self.consents) < len(self._plans):
+            left = [name for name in self._plans if name not in self.consents and name not in final]
+            for name, replies in self._ask({n: [self._proposal(n)] for n in left}).items():
+                response = heard(replies[0])
+                if isinstance(response, Consent) and not self._agreed(name, response):
+                    if reasons.get(name) != _WAITS:
+                        compare = self._plans[name].consortium.hex()
+                        self._tell("waiting", {"silo": name, "for": "its owner's approval", "compare": compare})
+                    reasons[name] = _WAITS
+                elif isinstance(response, Error):
+                    if reasons.get(name) != response.text:
+                        self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
+                    reasons[name] = response.text
+                    if response.code in _FINAL:
+                        final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
+            if len(self._plans) - len(final) < fewest:
+                raise next(iter(final.values()))
+            if time.monotonic() > deadline or (len(self.consents) >= fewest and not self.point.plan.everyone):
+                break
+            self._look(set(left) - set(self.consents))
+            time.sleep(_PAUSE if len(self.consents) < len(self._plans) else 0)
+        if len(self.consents) < fewest:
+            raise StalledError(f"Expected the consent of {fewest} silos, got {len(self.consents)}; {reasons}.")
+        return self.consents
+
+    def _agreed(self, name: str, response: Consent) -> bool:
+        """Whether a silo has consented; the first time, that is told and its noise compared with the server's."""
+        if response.state == "consented" and name not in self.consents:
+            if self._shuffled is not None:
+                self._shuffled.check({name: response})
+            self.consents[name] = response
+            own = {"epsilon": response.epsilon, "delta": response.delta}
+            self._tell(
+                "consent", {"silo": name, **own, "takes_of_account": response.takes, "left_of_account": response.left}
+            )
+        return response.state == "consented"
+
+    def _look(self, missing: Iterable[str]) -> None:
+        """Look for silos that do not answer at addresses that are new."""
+        known = set(self._addresses.values())
+        found = newcomers(self._transport, known, self._patience.round_seconds)
+        self._addresses |= {name: at for name, (at, _) in found.items() if name in set(missing)}
+
+    def _proposal(self, name: str) -> bytes:
+        return frame(Propose(plan=self._plans[name]).model_dump_json())
+
+    def _ask(
+        self, requests: Mapping[str, list[bytes]], seconds: float | None = None, enough: Any = None
+    ) -> dict[str, Replies]:
+        """As the transport does, by silos' names; those that have never been seen cannot be asked."""
+        names = {self._addresses[name]: name for name in requests if name in self._addresses}
+        frames = {at: requests[name] for at, name in names.items()}
+        ready = None if enough is None else lambda came: enough({names[at] for at in came})
+        limit = self._patience.round_seconds if seconds is None else seconds
+        found = self._transport.ask(frames, limit, ready)
+        return {names[at]: replies for at, replies in found.items() if replies}
+
+    def _play(self, number: int) -> None:
+        """One round: ask, combine, tell, checkpoint."""
+        begun = time.monotonic()
+        kind = self.algorithm.schedule[number]
+        ask, tell = self._halves[kind]
+        broadcast = ask(self.point.state)
+        specs, payload = write_arrays(jax.tree.leaves(broadcast))
+        here = self._turns.taken[number]
+        chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
+        came = answers = self._answers(number, specs, payload, chosen, kind)
+        if not self._is_sealed(kind):
+            weights = dict(zip(self.point.silos, self._weights, strict=True))
+            mean = mean_of(answers, self._shapes.messages[kind], weights)
+        else:
+            mean, answers = self._mixed(kind, number, broadcast_digest(specs, payload), broadcast, answers)
+        row = {
+            "round": number + 1,
+            "kind": kind,
+            "silos": sorted(answers),
+            "missed": sorted(set(chosen) - set(answers)),
+            "left_out": sorted(set(came) - set(answers)),
+            "seconds": time.monotonic() - begun,
+        }
+        self.point.state = tell(self.point.state, mean)
+        self.point.round, self.point.decided, self.point.answers = number + 1, None, None
+        self.point.history.append(row)
+        self.point.save(self._path)
+        self._tell("round", {**row, "rounds": self.rounds})
+
+    def _answers(self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str) -> Answers:
+        """The answers of a round: those that were settled before the server stopped, or fresh ones."""
+        if self.point.answers is not None:
+            return {name: (parse_response(header), body) for name, (header, body) in self.point.answers.items()}
+        settled = self.point.decided
+        return self._gather(number, specs, payload, settled or chosen, kind, fixed=settled is not None)
+
+    def _mixed(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> tuple[Any, Answers]:
+        """What the shufflers make of a round, and the answers that are in it.
+
+        Whose answers they get is settled before they are asked, and settled again only while no shuffler has released
+        the round: without silos whose contributions are not taken, if enough are left.
+        """
+        assert self._shuffled is not None
+        least = self._fewest(kind, self.point.plan.silos)
+        while True:
+            self._settle(tuple(sorted(answers)), answers)
+            try:
+                return self._shuffled.mean(kind, number, digest, broadcast, answers), answers
+            except LeftOutError as refusal:
+                for name, reason in refusal.reasons.items():
+                    self._tell("refusal", {"silo": name, "code": refusal.code, "text": reason})
+                left = {name: answer for name, answer in answers.items() if name not in refusal.reasons}
+                if refusal.is_open and len(left) >= least:
+                    answers = left
+                    continue
+                # If somebody changed an answer on its way, the silo still has it, and will be asked for it again.
+                self._settle(None if refusal.is_open else self.point.decided, None)
+                needs = f"needs {least} silos" if refusal.is_open else f"was settled with {len(answers)} silos"
+                raise StalledError(f"Round {number + 1} {needs}, but shufflers do not take {refusal}.") from None
+
+    def _settle(self, decided: tuple[str, ...] | None, answers: Answers | None) -> None:
+        """Write down who is in a round, and what they said."""
+        kept = {name: (said.model_dump_json().encode(), body) for name, (said, body) in (answers or {}).items()}
+        self.point.decided, self.point.answers = decided, kept or None
+        self.point.save(self._path)
+
+    def _fewest(self, kind: str, chosen: int) -> int:
+        """How many of so many silos a kind of round needs."""
+        return chosen if self._is_fixed(kind) else min(self._who.fewest, chosen)
+
+    def _is_sealed(self, kind: str) -> bool:
+        return self._shuffled is not None and self._shuffled.carries(kind)
+
+    def _is_fixed(self, kind: str) -> bool:
+        who = self.algorithm.rounds[kind].participants
+        return who == "in turn" or everyone(who, self._who, self.point.plan.silos)
+
+    def _gather(
+        self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str, *, fixed: bool
+    ) -> dict[str, tuple[Any, bytes]]:
+        """The answers of a round from at least as many silos as it needs."""
+        least = len(chosen) if fixed else self._fewest(kind, len(chosen))
+        fixed = fixed or self._is_fixed(kind)
+        gone: dict[str, str] = {}
+        answers: dict[str, tuple[Any, bytes]] = {}
+        deadline = time.monotonic() + self._patience.total_seconds
+        wanted = list(chosen)
+        if set(wanted) - set(self._addresses):
+            self._look(set(wanted) - set(self._addresses))
+        while True:
+            left = [n for n in wanted if n not in answers and n not in gone]
+            requests = {n: [self._proposal(n), self._request(n, number, specs, payload)] for n in left}
+            # Everyone who was chosen has a round's time to answer; after that, as many as needed will do.
+            needed = None if len(wanted) == len(chosen) else (lambda came: len(answers) + len(came) >= least)
+            for name, replies in self._ask(requests, enough=needed).items():
+                self._read(name, number, replies, answers, gone)
+            if len(answers) >= least:
+                return answers
+            if not fixed:
+                wanted = list(self.point.silos)
+            if time.monotonic() > deadline or len(set(wanted) - set(gone)) < least:
+                silent = sorted(set(wanted) - set(answers))
+                ended = {name for name, reason in gone.items() if reason.split(":")[0] in _FINAL - _MENDABLE}
+                raise StalledError(
+                    f"Round {number + 1} needs {least} silos, got {len(answers)}; missing {silent} {gone}.",
+                    final=len(set(wanted) - ended) < least,
+                )
+            self._look(set(wanted) - set(answers))
+            time.sleep(_PAUSE)
+
+    def _request(self, name: str, number: int, specs: Any, payload: bytes) -> bytes:
+        request = Answer(study=self._plans[name].study, round=number, arrays=specs)
+        return frame(request.model_dump_json(), payload)
+
+    def _read(
+        self, name: str, number: int, replies: Replies, answers: dict[str, tuple[Any, bytes]], gone: dict[str, str]
+    ) -> None:
+        first, response = heard(replies[0]), heard(replies[-1])
+        right = (self._plans[name].study, number)
+        if isinstance(response, Message | Sealed):
+            kind = self.algorithm.schedule[number]
+            response = fitting(response, replies[-1][1], None if self._is_sealed(kind) else self._shapes.messages[kind])
+        if isinstance(first, Consent):
+            self._agreed(name, first)
+        if isinstance(response, Message | Sealed) and (response.study, response.round) == right:
+            answers[name] = (response, replies[-1][1])
+        elif isinstance(response, Error):
+            # What the silo has against the study says more than that it knows of none.
+            reason = first if isinstance(first, Error) else response
+            self._tell("refusal", {"silo": name, "code": reason.code, "text": reason.text})
+            if reason.code in _FINAL or reason.code in ("round", NONSENSE):
+                gone[name] = f"{reason.code}: {reason.text}"
+
+    def finish(self) -> dict[str, Receipt]:
+        """Close the study; a silo that cannot be reached gives back what it reserved when its time is up."""
+        requests = {n: [frame(Finish(study=plan.study).model_dump_json())] for n, plan in self._plans.items()}
+        receipts = {}
+        for name, replies in self._ask(requests).items():
+            response = heard(replies[0])
+            if isinstance(response, Receipt):
+                receipts[name] = response
+                facts = {"silo": name, "epsilon": response.epsilon, "delta": response.delta}
+                self._tell("receipt", {**facts, "answers": response.answers, "entry": response.entry})
+        self.point.finished = True
+        self.point.save(self._path)
+        return receipts
+
+
+def fresh_state(plan: Plan, records: Any, key: Any = None) -> Any:
+    """The algorithm's state before the first round."""
+    builder = builder_from(plan, records[0])
+    params = builder.problem.objective.init(jax.random.key(0) if key is None else key)
+    return builder.build(noise_multiplier=1.0).init(params)

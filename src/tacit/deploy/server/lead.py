@@ -1,0 +1,174 @@
+"""Lead a study from its run folder: the same files as a simulation leaves, made by real silos.
+
+The folder holds ``study.toml`` and ``deployment.toml`` before, ``progress.jsonl`` and ``checkpoint.npz`` during, and
+result, metrics, model and report after the run. Leading it again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tacit.algorithm import Params
+from tacit.channel.sealing import SecretKey, new_secret
+from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
+from tacit.deploy.server.conductor import Conductor, Patience, StalledError, Tell, fresh_state, is_final, meet
+from tacit.deploy.server.outcome import write_outcome
+from tacit.deploy.server.reckoning import spent
+from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
+from tacit.deploy.server.terms import Deployment, deployment_from, plan_for
+from tacit.deploy.server.transport import Recorder, Transport
+from tacit.deploy.shuffler.client import Caller, greet
+from tacit.deploy.shuffler.config import load_sealing, write_sealing
+from tacit.deploy.silo.reporting import REPORTS
+from tacit.deploy.wire import Receipt
+from tacit.errors import TacitError
+from tacit.simulate.participation import Participation, participation
+from tacit.studies.spec import Study, load_study
+
+Measure = Callable[[Params], dict[str, float]]
+
+
+class Journal:
+    """What happens, line by line, for whoever watches."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Add a line."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+
+
+def lead(folder: Path, transport: Transport) -> None:
+    """Lead the study in a run folder to its end."""
+    journal = Journal(folder / "progress.jsonl").write
+    try:
+        _lead(folder, transport, journal)
+    except Exception as error:
+        text = str(error) if isinstance(error, TacitError) else repr(error)
+        # What fails before there is a checkpoint has nothing to go on from, but silos that were away may come.
+        unbegun = not (folder / "checkpoint.npz").exists() and not isinstance(error, StalledError)
+        journal("failed", {"text": text, "final": is_final(error) or unbegun})
+        raise
+
+
+def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
+    study = load_study(folder / "study.toml")
+    terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
+    patience = Patience(terms.round_seconds, terms.patience)
+    transport = Recorder(transport, folder / "received.bin") if terms.record else transport
+    begun = time.monotonic()
+    journal("started", {"study": study.name, "silos": terms.silos})
+    path = folder / "checkpoint.npz"
+    met = meet(transport, _needed(study, terms) if path.exists() else terms.silos, patience, journal)
+    callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
+    point = _point(folder, study, terms, met, callers)
+    conductor = Conductor(
+        point,
+        path,
+        transport,
+        {name: at for name, (at, _) in met.items()},
+        who=_who(study, point),
+        patience=patience,
+        seed=terms.seed,
+        shuffled=_shuffled(folder, point, met, callers),
+        tell=journal,
+    )
+    measure = measure_of(study, terms)
+
+    def after(number: int) -> None:
+        row = point.history[-1]
+        row |= {"measured": measure(conductor.params), "epsilon_spent": spent(conductor)}
+        point.save(path)
+        journal(
+            "measured",
+            {"round": number, "rounds": conductor.rounds, **row["measured"], "epsilon": row["epsilon_spent"]},
+        )
+
+    receipts = conductor.run(after)
+    seconds = time.monotonic() - begun
+    write_outcome(folder, study, conductor, receipts, seconds, command=terms.command)
+    journal("finished", {"seconds": seconds, "receipts": _plain(receipts)})
+    for caller in callers.values():
+        caller.close()
+
+
+def _who(study: Study, point: Checkpoint) -> Participation:
+    return participation(
+        len(point.silos),
+        study.run.participants,
+        weights=list(point.records) if study.run.weights == "records" else None,
+        cap=study.privacy.max_participations,
+        honest=study.run.honest,
+    )
+
+
+def _shuffled(
+    folder: Path, point: Checkpoint, met: Mapping[str, Any], callers: Mapping[str, Caller]
+) -> Shuffled | None:
+    if not callers:
+        return None
+    tests = [name for name in point.silos if name in met and met[name][1].noise.startswith("off")]
+    if tests and any(name in met and name not in tests for name in point.silos):
+        raise TacitError(f"{', '.join(tests)}: a test build without noise, which shufflers never mix with real silos.")
+    if point.plan.shuffle is not None and point.plan.shuffle.server is not None:
+        return Reports(point.plan, point.silos, callers, _server_key(folder), noise=not tests)
+    return Sums(point.plan, point.silos, callers, coins=not tests)
+
+
+def _server_key(folder: Path) -> SecretKey:
+    """The key that opens single reports; it is made with the study, and a run that goes on needs the same."""
+    path = folder / "server.key"
+    if not path.exists():
+        write_sealing(path, new_secret("mlkem768-x25519"))
+    return load_sealing(path)
+
+
+def _needed(study: Study, terms: Deployment) -> int:
+    """How many silos a study needs to go on with: those that are away may come back later."""
+    return participation(terms.silos, study.run.participants).fewest
+
+
+def _point(
+    folder: Path, study: Study, terms: Deployment, met: Mapping[str, Any], callers: Mapping[str, Caller]
+) -> Checkpoint:
+    path = folder / "checkpoint.npz"
+    if path.exists():
+        return load_checkpoint(path, fresh_state)
+    names = tuple(sorted(met))[: terms.silos]
+    facts = [met[name][1] for name in names]
+    seals = {name: greet(caller).seal for name, caller in callers.items()}
+    plan = plan_for(study, facts, seals, _server_key(folder).public if study.algorithm.channel == REPORTS else None)
+    records = tuple(fact.records for fact in facts)
+    _, key = jax.random.split(jax.random.key(terms.seed))
+    point = Checkpoint(plan, names, records, fresh_state(plan, records, key))
+    # The nonce makes the study; a server that dies before the first round must not forget it.
+    point.save(path)
+    return point
+
+
+def measure_of(study: Study, terms: Deployment) -> Measure:
+    """Loss and error on the study's own records, where the server may have them; nothing otherwise."""
+    if not terms.evaluate:
+        return lambda params: {}
+    from tacit.studies.assemble import federation_of, problem_of
+    from tacit.studies.run import measured, pooled
+
+    federation = federation_of(study, terms.seed)
+    evaluation = {part: pooled(federation, part) for part in ("train", "validation", "test")}
+    measure = jax.jit(measured(problem_of(study, federation).objective))
+    return lambda params: {name: float(value) for name, value in measure(params, evaluation).items()}
+
+
+def _plain(receipts: Mapping[str, Receipt]) -> dict[str, Any]:
+    return {name: json.loads(receipt.model_dump_json()) for name, receipt in receipts.items()}

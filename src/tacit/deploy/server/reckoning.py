@@ -1,0 +1,78 @@
+"""What a server can reckon of silos' prices: the releases of the public plan, with the noise that silos consented to.
+
+A silo's own ledger decides what it has spent. Plan and noise are public, so the server can read the same schedule of
+releases, and with it more than epsilon and delta tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from tacit.deploy.server.conductor import Conductor
+from tacit.deploy.silo.contract import builder_from
+from tacit.deploy.silo.shuffling import bare_events
+from tacit.privacy import Event, PricingError, price, risk_of_price
+from tacit.silo.door import noise_scale
+
+_SAME = 1e-3
+"""How far the price of a schedule may lie from what the silo named, relatively, to be taken for that schedule."""
+
+
+def releases(conductor: Conductor, place: int, made: Counter[str] | None = None) -> tuple[Event, ...] | None:
+    """The releases of the silo at a place: all that its plan has, or of each kind those of ``made`` rounds.
+
+    None where the silo's noise is not known: it has not consented, or this process has not heard it.
+    """
+    point = conductor.point
+    consent = conductor.consents.get(point.silos[place])
+    if consent is None:
+        return None
+    plan = point.plan.model_copy(update={"place": place})
+    algorithm = builder_from(plan, point.records[place]).build(noise_multiplier=1.0)
+    found = []
+    for event in bare_events(algorithm, plan, point.records[place]):
+        noised = event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier)
+        silo = algorithm.rounds[event.kind].silo
+        if silo.release.channel == "direct" and event.mechanism == "gaussian":
+            grid = noise_scale(noised.noise_multiplier)
+            noised = dataclasses.replace(noised, mechanism="discrete-gaussian", grid_sigma=grid)
+        if made is not None:
+            noised = dataclasses.replace(noised, count=made[event.kind] * silo.local_steps)
+        if noised.count:
+            found.append(noised)
+    return tuple(found)
+
+
+def spent(conductor: Conductor) -> float | None:
+    """The largest price of the answers so far; silos' own ledgers say it exactly."""
+    point, found = conductor.point, []
+    for place, name in enumerate(point.silos):
+        # A silo that was left out of a sum has paid for its answer.
+        answered = [row for row in point.history if name in (*row["silos"], *row.get("left_out", ()))]
+        events = releases(conductor, place, Counter(row["kind"] for row in answered))
+        if not events:
+            continue
+        try:
+            found.append(price(events, delta=point.plan.delta).epsilon)
+        except PricingError:
+            continue
+    return max(found, default=None)
+
+
+def risk_at(conductor: Conductor, place: int) -> dict[str, Any] | None:
+    """How well an attacker could do against the silo at a place, from its schedule of releases, as in a simulation.
+
+    None where the schedule is not known, or does not cost what the silo named: then epsilon and delta are all there is.
+    """
+    point = conductor.point
+    events = releases(conductor, place)
+    if not events:
+        return None
+    named = conductor.consents[point.silos[place]].epsilon
+    try:
+        paid = price(events, delta=point.plan.delta)
+        return vars(risk_of_price(paid)) if abs(paid.epsilon - named) <= _SAME * named else None
+    except PricingError:
+        return None

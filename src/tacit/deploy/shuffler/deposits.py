@@ -1,0 +1,111 @@
+"""What a silo hands to its shufflers: its reports, or its share of a sum split so that no shuffler alone sees it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from tacit.channel.sealing import Binding, PublicKey, Signer, seal
+from tacit.deploy.shuffler.messages import Deposit, Mode, parse_request, signed
+from tacit.deploy.wire import RefusalError, frame, read_frame
+from tacit.errors import TacitError
+
+
+def report_deposit(
+    reports: Sequence[bytes],
+    *,
+    size: int,
+    shufflers: Mapping[str, PublicKey],
+    server: PublicKey,
+    binding: Binding,
+    silo: str,
+    place: int,
+    least: int,
+    signer: Signer,
+) -> bytes:
+    """All reports of a silo for one round, sealed for a cascade of shufflers and the server, as one frame.
+
+    Formal guarantee: each report is padded to ``size`` bytes, so that nothing tells reports apart but what the server
+    reads in them; a shuffler takes all of them or none.
+    """
+    if not reports:
+        raise TacitError("Expected at least one report; a silo that has none to give does not take part.")
+    route = [*shufflers.values(), server]
+    first = next(iter(shufflers))
+    header = header_of("reports", first, binding, silo, place, least)
+    return _frame(header, [seal(report, route, header.binding, size=size) for report in reports], signer)
+
+
+def sum_deposits(
+    share: Int64[np.ndarray, " coordinates"],
+    *,
+    shufflers: Mapping[str, PublicKey],
+    binding: Binding,
+    silo: str,
+    place: int,
+    least: int,
+    signer: Signer,
+) -> list[bytes]:
+    """A silo's share of a sum, as one frame for each aggregating shuffler.
+
+    The share is split into as many uniformly random vectors as there are shufflers, which add up to it modulo 2^64.
+
+    Formal guarantee: all shufflers but one, together with the server, learn nothing about the share but what the sum
+    over all silos tells.
+    """
+    count = len(shufflers)
+    masks = np.frombuffer(os.urandom(8 * share.size * (count - 1)), "<u8").reshape(count - 1, share.size)
+    with np.errstate(over="ignore"):
+        rest = share.astype("<i8").view("<u8") - masks.sum(axis=0, dtype=np.uint64)
+    frames = []
+    for (name, key), part in zip(shufflers.items(), [*masks, rest], strict=True):
+        raw = np.ascontiguousarray(part, "<u8").tobytes()
+        header = header_of("sum", name, binding, silo, place, least)
+        frames.append(_frame(header, [seal(raw, [key], header.binding, size=len(raw))], signer))
+    return frames
+
+
+def header_of(mode: Mode, shuffler: str, binding: Binding, silo: str, place: int, least: int) -> Deposit:
+    """The header of a deposit whose blobs are not counted yet and that is not signed."""
+    return Deposit(
+        mode=mode,
+        consortium=binding.consortium.hex(),
+        round=binding.round,
+        broadcast=binding.broadcast.hex(),
+        silo=silo,
+        place=place,
+        shuffler=shuffler,
+        least=least,
+        count=1,
+        size=1,
+    )
+
+
+def check_deposit(raw: bytes, expected: Deposit) -> None:
+    """Refuse bytes of a silo that are not one frame with exactly this deposit, whatever its signature.
+
+    The server sends them on under its own certificate: without this a silo could have it ask a shuffler for something
+    else, or contribute what fits a round at one shuffler and stops it at another.
+    """
+    found = read_frame(io.BytesIO(raw).read)
+    if found is None or frame(*found) != raw:
+        raise RefusalError("bad-frame", "expected one frame and nothing else")
+    header, payload = parse_request(found[0]), found[1]
+    if not isinstance(header, Deposit):
+        raise RefusalError("bad-message", "expected a deposit")
+    wrong = [name for name in Deposit.model_fields if getattr(header, name) != getattr(expected, name)]
+    wrong = [name for name in wrong if name != "signature"]
+    if wrong:
+        raise RefusalError("bad-message", f"expected {wrong[0]}={getattr(expected, wrong[0])} in its deposit")
+    if len(payload) != header.count * header.size:
+        raise RefusalError("size", "the payload is not as long as its reports")
+
+
+def _frame(header: Deposit, blobs: list[bytes], signer: Signer) -> bytes:
+    payload = b"".join(blobs)
+    whole = header.model_copy(update={"count": len(blobs), "size": len(blobs[0])})
+    return frame(signed(whole, signer, payload).model_dump_json(), payload)

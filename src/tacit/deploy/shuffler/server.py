@@ -1,0 +1,87 @@
+"""The shuffler's door: TLS 1.3 with certificates on both sides, in front of an office."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import ssl
+from functools import partial
+from pathlib import Path
+
+from tacit.deploy.shuffler.config import ShufflerError, Terms, load_keys, load_terms
+from tacit.deploy.shuffler.office import Office
+from tacit.deploy.silo.listener import Listener, log_to_terminal, serve_until_told
+from tacit.deploy.silo.permissions import check_silo
+from tacit.deploy.wire import frame
+
+_log = logging.getLogger("tacit.shuffler")
+_MOST_CALLERS = 64
+
+
+def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
+    """TLS 1.3; a caller without a certificate of the right authority is not let in."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(folder / terms.tls.certificate, folder / terms.tls.key)
+        context.load_verify_locations(folder / terms.tls.callers)
+    except OSError as error:
+        raise ShufflerError(f"tls: a certificate cannot be read: {error}.") from None
+    return context
+
+
+class Entrance(Listener):
+    """Listens on a TCP port and hands frames to an office."""
+
+    def __init__(self, office: Office, context: ssl.SSLContext, folder: Path) -> None:
+        terms = office.terms
+        self._office = office
+        self._record = None if terms.record is None else (folder / terms.record).open("ab", buffering=0)
+        try:
+            listening = socket.create_server((terms.host, terms.port), backlog=_MOST_CALLERS)
+        except OSError as error:
+            raise ShufflerError(f"{terms.host}:{terms.port} cannot be listened on: {error}.") from None
+        self.port = int(listening.getsockname()[1])
+        secure = partial(context.wrap_socket, server_side=True, do_handshake_on_connect=False)
+        super().__init__(listening, self._reply, most=_MOST_CALLERS, secure=secure)
+
+    def _reply(self, header: bytes, payload: bytes) -> bytes:
+        if self._record is not None:
+            self._record.write(frame(header, payload))
+        return self._office.handle(header, payload)
+
+    def close(self) -> None:
+        """Stop listening."""
+        super().close()
+        if self._record is not None:
+            self._record.close()
+
+
+def check_folder(folder: Path, terms: Terms) -> None:
+    """Raise where anybody but the owner could read the keys, or change who is a silo and whose calls are answered."""
+    books = ("shuffler.sqlite", "shuffler.sqlite-wal", "shuffler.sqlite-shm")
+    named = [name for name in (terms.tls.key, terms.record) if name is not None]
+    private = [folder / name for name in ("shuffler.toml", "seal.key", "sign.key", *books, *named)]
+    public = [folder / terms.tls.certificate, folder / terms.tls.callers]
+    check_silo(folder, private, public=public, because="whoever changes it decides who is a silo and who may call")
+
+
+def serve(folder: Path) -> None:
+    """Run the shuffler whose terms lie in ``folder``, until it is told to stop.
+
+    It does not start where anybody but the owner could read or change what lies there.
+    """
+    log_to_terminal(_log)
+    os.umask(0o077)
+    terms = load_terms(folder)
+    check_folder(folder, terms)
+    office = Office(terms, load_keys(folder), folder / "shuffler.sqlite")
+    entrance = Entrance(office, server_context(terms, folder), folder)
+    line = f"shuffler {terms.name} serves on {terms.host}:{entrance.port} for {len(terms.silos)} silos"
+    try:
+        serve_until_told(entrance, _log, line)
+    finally:
+        entrance.close()
+        office.close()

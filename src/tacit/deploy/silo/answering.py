@@ -1,0 +1,150 @@
+"""One consented study at work: from a round's broadcast to a message, and what must be remembered in between."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int64
+
+from tacit.deploy.silo.contract import Offer
+from tacit.deploy.wire import Plan, RefusalError
+from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
+from tacit.silo.door import Door, Engine, Sampler, no_noise
+from tacit.silo.local_reports import LocalReports
+from tacit.silo.sampler import discrete_gaussian
+from tacit.silo.shares import BinomialShare, Coins, count_heads, no_coins
+
+Integers = Int64[np.ndarray, " coordinates"]
+
+
+class Samplers(NamedTuple):
+    """Where a silo's noise comes from."""
+
+    gaussian: Sampler
+    coins: Coins
+
+
+EXACT = Samplers(discrete_gaussian, count_heads)
+TEST_BUILD = Samplers(no_noise, no_coins)
+"""Zeros in place of noise: all that a test build changes. Reports are randomised in it too."""
+
+
+class Remembered(NamedTuple):
+    """What a study keeps at the silo between rounds: the seed of its pass, released memory, noises of running sums."""
+
+    order_seed: np.ndarray
+    memory: list[np.ndarray]
+    noise: dict[str, dict[str, Integers]]
+
+    def to_bytes(self) -> bytes:
+        """As an npz archive."""
+        arrays = {"order": self.order_seed}
+        arrays |= {f"memory/{i}": leaf for i, leaf in enumerate(self.memory)}
+        arrays |= {f"noise/{kind}/{block}": n for kind, blocks in self.noise.items() for block, n in blocks.items()}
+        out = io.BytesIO()
+        np.savez(out, allow_pickle=False, **arrays)
+        return out.getvalue()
+
+
+def remembered(raw: bytes) -> Remembered:
+    """The inverse of ``Remembered.to_bytes``."""
+    with np.load(io.BytesIO(raw), allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    memory = [arrays[f"memory/{i}"] for i in range(sum(name.startswith("memory/") for name in arrays))]
+    noise: dict[str, dict[str, Integers]] = {}
+    for name, values in arrays.items():
+        if name.startswith("noise/"):
+            _, kind, block = name.split("/", 2)
+            noise.setdefault(kind, {})[block] = values
+    return Remembered(arrays["order"], memory, noise)
+
+
+class Worker:
+    """Answers the rounds of one study; it decides nothing about whether it may.
+
+    ``engine`` makes the engine of each kind of round; no guarantee rests on it.
+    """
+
+    def __init__(
+        self, offer: Offer, records: Any, samplers: Samplers, *, engine: Callable[..., Engine] = Engine
+    ) -> None:
+        self.offer, self._samplers = offer, samplers
+        self._count = len(records["y"])
+        parts = offer.algorithm.rounds
+        self._doors = {}
+        for kind in dict.fromkeys(offer.algorithm.schedule):
+            silo, form = parts[kind].silo, kind not in offer.grid_sigma
+            self._doors[kind] = Door(silo, records, place=offer.plan.place, form=form, engine=engine(silo, form=form))
+        self._passes = any(part.silo.release.sampling == "one-pass" for part in parts.values())
+
+    def serving(self, plan: Plan) -> Worker:
+        """The same work under another name: nothing of a study is kept here, so what was compiled can be shared."""
+        twin = copy.copy(self)
+        twin.offer = dataclasses.replace(self.offer, plan=plan)
+        return twin
+
+    def begin(self) -> Remembered:
+        """What is remembered before the first round."""
+        memory = [np.asarray(leaf) for leaf in jax.tree.leaves(self.offer.memory)]
+        return Remembered(np.frombuffer(os.urandom(SEED_BYTES), np.uint8), memory, {})
+
+    def arrays_fit(self, number: int, arrays: list[np.ndarray]) -> Any:
+        """The broadcast of a round from its arrays, or a refusal where they are not the plan's."""
+        leaves, form = jax.tree.flatten(self.offer.broadcasts[self.offer.algorithm.schedule[number]])
+        wanted = [(leaf.shape, "i" if leaf.dtype.kind in "iub" else "f") for leaf in leaves]
+        if [(a.shape, a.dtype.kind) for a in arrays] != wanted:
+            raise RefusalError("shape", f"expected the arrays {wanted} for round {number}")
+        return jax.tree.unflatten(form, [jnp.asarray(a, leaf.dtype) for a, leaf in zip(arrays, leaves, strict=True)])
+
+    def answer(self, number: int, broadcast: Any, kept: Remembered) -> tuple[list[np.ndarray], Remembered]:
+        """The arrays of the message, and what to remember."""
+        kind = self.offer.algorithm.schedule[number]
+        found = self._doors[kind].answer(
+            broadcast,
+            self._memory(kept),
+            batches=self._batches(number, kept),
+            sampler=self._samplers.gaussian,
+            previous=kept.noise.get(kind),
+        )
+        memory = [np.asarray(leaf) for leaf in jax.tree.leaves(found.memory)]
+        noise = {**kept.noise, kind: found.noise}
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(found.message)], Remembered(kept.order_seed, memory, noise)
+
+    def share(self, number: int, broadcast: Any, kept: Remembered) -> Integers:
+        """The silo's share of a round's sum, which leaves only as sealed parts; it changes nothing remembered."""
+        kind = self.offer.algorithm.schedule[number]
+        door = self._doors[kind]
+        weight = self.offer.weights[kind]
+        mechanism = BinomialShare(door.engine, self.offer.shares[kind], self._samplers.coins, weight)
+        return self._said_about_one_batch(number, broadcast, kept, mechanism)
+
+    def reports(self, number: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
+        """The reports of each stream of a round, which leave only sealed."""
+        kind = self.offer.algorithm.schedule[number]
+        mechanism = LocalReports(self._doors[kind].engine, self.offer.streams[kind], self.offer.weights[kind])
+        return self._said_about_one_batch(number, broadcast, kept, mechanism)
+
+    def _said_about_one_batch(self, number: int, broadcast: Any, kept: Remembered, mechanism: Any) -> Any:
+        door = self._doors[self.offer.algorithm.schedule[number]]
+        work = door.silo.start(broadcast, self._memory(kept))
+        (batch,) = self._batches(number, kept)
+        return door.release(work, batch, mechanism)
+
+    def _batches(self, number: int, kept: Remembered) -> list[SecretBatch]:
+        """A fresh secret batch for each local step of a round."""
+        door = self._doors[self.offer.algorithm.schedule[number]]
+        order = pass_order(kept.order_seed.tobytes(), self._count) if self._passes else None
+        first, stride = self.offer.positions[number], door.silo.stride
+        return [door.batch(first + step * stride, order) for step in range(door.silo.local_steps)]
+
+    def _memory(self, kept: Remembered) -> Any:
+        form = jax.tree.structure(self.offer.memory)
+        return jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in kept.memory])

@@ -1,0 +1,153 @@
+"""Who may touch a silo's files: their owner alone. The courier shares the folder's group, and no more than the door.
+
+A mode that is too open is never mended behind the owner's back, because what was readable may have been read: the
+daemon names the files and the command, and does not start.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tacit.errors import TacitError
+from tacit.privacy.cache import cache_folder
+
+if TYPE_CHECKING:
+    from tacit.deploy.silo.policy import Policy
+
+FOLDER_MODE = 0o710
+"""What a silo's folder may allow at most: the courier's group passes through to the door and can list nothing."""
+
+_STATE = ("policy.toml", "records.npz", "ledger.sqlite", "ledger.sqlite-wal", "sign.key", "approved")
+
+
+class PermissionsError(TacitError):
+    """Somebody else could read or change what only a silo's owner may."""
+
+
+def write_private(path: Path, text: str) -> None:
+    """A new file that only its owner can read, whatever the umask; an existing one raises FileExistsError."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
+    """What the daemon reads or believes: the policy, the records and their schema, keys, books, approvals, prices."""
+    named = [policy.data.file, policy.data.columns, None if policy.shuffle is None else policy.shuffle.key]
+    books = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
+    kept = cache_folder("prices")
+    prices = [] if kept is None else [kept / "any"]
+    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter, *prices]
+
+
+_COURIER = "the courier, which is not trusted, shares its group"
+
+
+def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = (), because: str = _COURIER) -> None:
+    """Raise unless the silo's folder and files are their owner's alone, and nobody else can put others in their place.
+
+    ``public`` files may be read by anybody, and changed by nobody else. A shuffler's folder is checked alike;
+    ``because`` says what there is to fear.
+
+    The folder itself may let its group pass through (0710). Folders above, also of files that do not exist yet, must
+    belong to root or the owner and be writable by nobody else, or be sticky.
+    """
+    files, public = list(files), list(public)
+    found, shown = ([path for path in some if path.exists()] for some in (files, public))
+    wrong = {} if _may(folder, FOLDER_MODE) else {folder: FOLDER_MODE}
+    wrong |= {path: 0o700 if path.is_dir() else 0o600 for path in found if not _may(path, 0o700)}
+    wrong |= {path: 0o644 for path in shown if not _may(path, 0o755)}
+    found += shown
+    if wrong:
+        raise PermissionsError(f"Expected {_listed(wrong)} to be its owner's alone: {because}; run: {mending(wrong)}")
+    own = {0, os.geteuid()}
+    foreign = [path for path in [folder, *found] if path.stat().st_uid not in own]
+    if foreign:
+        me = os.geteuid()
+        raise PermissionsError(
+            f"Expected {_listed(foreign)} to belong to the daemon's user or to root, who alone may change it; run: "
+            f"chown {me} {_quoted(foreign)}"
+        )
+    _check_above({parent for path in [folder, *files, *public] for parent in _parents(path)} - {*_both(folder)})
+
+
+def _check_above(folders: set[Path]) -> None:
+    """Raise if somebody else could put another file in the place of one below."""
+    existing = sorted(path for path in folders if path.exists())
+    # Whoever owns the root of all can do anything anyway; inside a user namespace that is not always number 0.
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
+    foreign = [path for path in existing if path.stat().st_uid not in trusted]
+    loose = [path for path in existing if _is_loose(path)]
+    if foreign or loose:
+        cures = [f"chown {os.geteuid()} {_quoted(foreign)}"] * bool(foreign)
+        cures += [f"chmod go-w {_quoted(loose)}"] * bool(loose)
+        raise PermissionsError(
+            f"Expected nobody else to be able to replace what lies in {_listed(sorted({*foreign, *loose}))}; choose a "
+            f"place of your own, or run: {' && '.join(cures)}"
+        )
+
+
+def too_open(paths: Iterable[Path]) -> dict[Path, int]:
+    """Those files that somebody else than their owner can read or change, with the mode that they should have."""
+    return {path: 0o600 for path in paths if path.exists() and not _may(path, 0o600)}
+
+
+def mending(modes: dict[Path, int]) -> str:
+    """The commands that set modes right."""
+    return " && ".join(f"chmod {mode:o} {shlex.quote(str(path))}" for path, mode in modes.items())
+
+
+def check_courier(folder: Path) -> str | None:
+    """Raise if whoever runs this could read or change the silo's things without being their owner.
+
+    The owner may run the courier too, on trial: then the result says what is given up.
+    """
+    if not folder.is_dir():
+        raise PermissionsError(f"Expected a silo's folder at {folder}, which this user may pass through (mode 0710).")
+    if folder.stat().st_uid == os.geteuid():
+        return (
+            "the courier runs as the user who owns the silo's folder, so whatever arrives through Flower can read the "
+            "records. For trials only: at work give it a user of its own (docs/deployment.md)."
+        )
+    reached = [folder] if os.access(folder, os.R_OK) or os.access(folder, os.W_OK) else []
+    for path in (folder / name for name in _STATE):
+        if os.access(path, os.R_OK) or os.access(path, os.W_OK):
+            reached.append(path)
+    if reached:
+        raise PermissionsError(
+            f"Expected a courier that can reach nothing of the silo but its door, but this user can read or change "
+            f"{_listed(reached)}; as the owner run: chmod 710 {shlex.quote(str(folder))} && chmod go= FILE for each "
+            "file in it, and do not run the courier as root."
+        )
+    return None
+
+
+def _may(path: Path, most: int) -> bool:
+    """Whether a mode allows group and others no more than ``most`` does."""
+    return not stat.S_IMODE(path.stat().st_mode) & 0o077 & ~most
+
+
+def _is_loose(folder: Path) -> bool:
+    mode = folder.stat().st_mode
+    return bool(mode & 0o022) and not mode & stat.S_ISVTX
+
+
+def _both(path: Path) -> tuple[Path, Path]:
+    """A path as it is written, and where it leads."""
+    return path.absolute(), path.resolve()
+
+
+def _parents(path: Path) -> list[Path]:
+    return [parent for way in _both(path) for parent in way.parents]
+
+
+def _quoted(paths: Iterable[Path]) -> str:
+    return " ".join(shlex.quote(str(path)) for path in paths)
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    return ", ".join(str(path) for path in paths)

@@ -1,0 +1,89 @@
+"""The door: a Unix socket with file permissions, in front of a steward. There is no other way in."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+from tacit.deploy.silo.listener import Listener, log_to_terminal, serve_until_told
+from tacit.deploy.silo.permissions import check_silo, files_of
+from tacit.deploy.silo.policy import PolicyError, load_policy, load_records
+from tacit.deploy.silo.steward import Steward, home_of
+from tacit.privacy.cache import cache_folder
+from tacit.privacy.doubts import doubts
+
+_log = logging.getLogger("tacit.silo")
+_MOST_CALLERS = 32
+
+
+class Door(Listener):
+    """Listens on a socket and hands frames to a steward.
+
+    Every connection has a thread of its own, which only moves bytes; the steward serves one request at a time. Replies
+    leave at multiples of ``pad_seconds`` after their request, so that how long a computation took is blurred.
+    """
+
+    def __init__(self, steward: Steward, path: Path, mode: int = 0o600) -> None:
+        self._steward, self.path = steward, path
+        self._pad = steward.policy.pad_seconds
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Whoever may use the socket may enter its folder, and nobody else.
+        path.parent.chmod(0o710 if mode & 0o070 else 0o700)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o777 & ~mode)
+        try:
+            listening.bind(str(path))
+        except OSError as error:
+            raise PolicyError(f"The socket {path} cannot be made: {error}; choose a shorter path.") from None
+        finally:
+            os.umask(before)
+        listening.listen(_MOST_CALLERS)
+        super().__init__(listening, self._reply, most=_MOST_CALLERS)
+
+    def _reply(self, header: bytes, payload: bytes) -> bytes:
+        begun = time.monotonic()
+        reply = self._steward.handle(header, payload)
+        if self._pad:
+            time.sleep(self._pad - (time.monotonic() - begun) % self._pad)
+        return reply
+
+    def close(self) -> None:
+        """Stop listening."""
+        super().close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) -> None:
+    """Run the daemon of the silo whose policy lies in ``folder``, until it is told to stop.
+
+    It does not start where anybody but the owner could read or change what lies there.
+    """
+    log_to_terminal(_log)
+    os.umask(0o077)
+    policy = load_policy(folder / "policy.toml")
+    home = home_of(folder, policy)
+    prices = cache_folder("prices")
+    if prices is not None:
+        # Made before it is checked, lest somebody else makes it later, where everybody may.
+        with contextlib.suppress(OSError):
+            prices.mkdir(parents=True, exist_ok=True)
+    check_silo(folder, files_of(folder, policy, home.counter))
+    records = load_records(policy, folder)
+    for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):
+        _log.warning("policy.toml: %s", doubt)
+    steward = Steward(policy, records, home, noise_off=noise_off)
+    door = Door(steward, home.socket, socket_mode)
+    if noise_off:
+        _log.warning("NOISE IS OFF: a test build, not private")
+    try:
+        serve_until_told(door, _log, f"silo {policy.name} serves on {door.path}")
+    finally:
+        door.close()
+        steward.close()

@@ -1,0 +1,385 @@
+"""The silo's steward: hears requests, asks policy and ledger, and lets nothing out that is not paid for.
+
+It works on bytes and knows no socket, so that everything a server can say can be tried on it directly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tacit import __version__
+from tacit.channel.sealing import Signer
+from tacit.deploy.shuffler.config import read_secret
+from tacit.deploy.silo import account as accounts
+from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
+from tacit.deploy.silo.contract import Offer, consider
+from tacit.deploy.silo.notes import RefusalLog
+from tacit.deploy.silo.policy import Policy, PolicyError, digest
+from tacit.deploy.silo.reporting import fewest, sealed_reports
+from tacit.deploy.silo.shuffling import sealed_answer
+from tacit.deploy.wire import (
+    VERSION,
+    Answer,
+    Finish,
+    Hello,
+    Message,
+    Plan,
+    Propose,
+    Receipt,
+    RefusalError,
+    Standing,
+    Status,
+    Welcome,
+    frame,
+    parse_request,
+    read_arrays,
+    refuse,
+    write_arrays,
+)
+from tacit.errors import TacitError
+from tacit.privacy import PricingError, price
+from tacit.silo.integers import MOST_RECORDS
+from tacit.silo.ledger import Ledger, Reply
+from tacit.silo.spending import Account, LedgerError
+
+NOISE_OFF = "TACIT_INSECURE_TEST"
+"""The environment variable without which no noise can be switched off."""
+
+_log = logging.getLogger("tacit.silo")
+_DAY = 86_400.0
+_MOST_PREPARED = 32
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a silo keeps its things."""
+
+    folder: Path
+    counter: Path
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger."""
+        return self.folder / "ledger.sqlite"
+
+    @property
+    def approved(self) -> Path:
+        """A folder with an empty file for each study that the owner approved."""
+        return self.folder / "approved"
+
+    @property
+    def socket(self) -> Path:
+        """The socket, in a folder of its own that can be shared with the courier."""
+        return self.folder / "door" / "silo.sock"
+
+
+def home_of(folder: Path, policy: Policy) -> Home:
+    """A silo's home; unless the policy says otherwise the counter lies in the owner's state folder, not beside it."""
+    if policy.counter is not None:
+        return Home(folder, folder / policy.counter)
+    import platformdirs
+
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return Home(folder, Path(platformdirs.user_state_dir("tacit")) / "counters" / name)
+
+
+class Steward:
+    """One silo's records, policy and ledger.
+
+    Formal guarantee: every message that leaves is a release that a plan consented to by the policy has reserved, that
+    is debited durably before it leaves, and whose noise the server cannot know. Refusals depend on requests, policy,
+    ledger and the number of records, never on what a record says.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        records: Mapping[str, np.ndarray],
+        home: Home,
+        *,
+        noise_off: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if noise_off and not (policy.test and os.environ.get(NOISE_OFF) == "1"):
+            raise PolicyError(
+                f"Noise can be switched off in a test build only: set test = true in the policy and {NOISE_OFF}=1."
+            )
+        if len(records["y"]) > MOST_RECORDS:
+            raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
+        self.policy, self.home = policy, home
+        self._records, self._clock, self._noise = dict(records), clock, not noise_off
+        self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
+        self._count = len(self._records["y"])
+        self._signer = None if policy.shuffle is None else Signer(read_secret(home.folder / policy.shuffle.key))
+        self._samplers = TEST_BUILD if noise_off else EXACT
+        self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
+        self._lock, self._refusals = threading.Lock(), RefusalLog()
+        self._workers: dict[str, Worker] = {}
+        self._prepared: dict[str, Worker] = {}
+        self._ledger: Ledger | None = self._open()
+
+    def _open(self) -> Ledger:
+        home, policy = self.home, self.policy
+        found = Ledger(
+            home.ledger, home.counter, self._identity, policy.limit, clock=self._clock, checked=policy.checked_second
+        )
+        accounts.tell_owner(found)
+        return found
+
+    def close(self) -> None:
+        """Let go of the ledger, when the answer at hand is paid for."""
+        with self._lock:
+            if self._ledger is not None:
+                self._ledger.close()
+
+    def handle(self, header: bytes, payload: bytes) -> bytes:
+        """The frame that answers a request; whatever is sent, this returns one."""
+        try:
+            with self._lock:
+                return self._dispatch(parse_request(header), payload)
+        except (RefusalError, LedgerError) as error:
+            return self._refusals.refuse(error.code, str(error), error.numbers)
+        except PricingError as error:
+            return self._refusals.refuse("unpriceable", str(error))
+        except TacitError as error:
+            return self._refusals.refuse("bad-plan", str(error))
+        except Exception as error:
+            # The kind of error is safe to keep; its text might hold values.
+            _log.error("request failed: %s", type(error).__name__)
+            return refuse("internal", "the request could not be served")
+
+    def _dispatch(self, request: Any, payload: bytes) -> bytes:
+        if payload and not isinstance(request, Answer):
+            raise RefusalError("bad-message", "only a broadcast has a payload")
+        if isinstance(request, Hello):
+            return self._hello(request)
+        ledger = self._books()
+        try:
+            # The ledger's time never runs backwards, so a clock set back revives nothing.
+            if ledger.now() >= self.policy.last_second:
+                raise RefusalError("expired", "the silo's policy has expired")
+            self._tidy(ledger)
+            if isinstance(request, Propose):
+                return self._propose(ledger, request.plan)
+            if isinstance(request, Status):
+                return self._status(ledger, request)
+            if isinstance(request, Finish):
+                return self._finish(ledger, request)
+            return self._answer(ledger, request, payload)
+        except LedgerError as error:
+            if error.code == "ledger":
+                # What is on disk decides: it is read and verified again before anything else is said.
+                ledger.close()
+                self._ledger = None
+            raise
+
+    def _books(self) -> Ledger:
+        if self._ledger is None:
+            try:
+                self._ledger = self._open()
+            except LedgerError as error:  # its words are for the owner: they name files and processes
+                _log.error("the ledger cannot be opened again: %s", error)
+                raise LedgerError(error.code, "the ledger cannot be opened again; see the silo's own log") from None
+        return self._ledger
+
+    def _tidy(self, ledger: Ledger) -> None:
+        ledger.expire()
+        waited = self.policy.approval.study_days * _DAY
+        for study, asked in ledger.pending().items():
+            if asked + waited <= ledger.now():
+                ledger.drop(study)
+        for study in [s for s in self._workers if not (s in ledger.accounts and ledger.accounts[s].live)]:
+            del self._workers[study]
+
+    def _hello(self, request: Hello) -> bytes:
+        if request.version != VERSION:
+            raise RefusalError("version", f"expected version={VERSION} of the protocol, got {request.version}")
+        welcome = Welcome(
+            version=VERSION,
+            tacit=__version__,
+            silo=self.policy.name,
+            records=self._count,
+            features=tuple(self._record["x"].shape),
+            task=self.policy.data.task,
+            classes=self.policy.data.classes,
+            noise="discrete-gaussian" if self._noise else "off (test build)",
+        )
+        return frame(welcome.model_dump_json())
+
+    def _propose(self, ledger: Ledger, plan: Plan) -> bytes:
+        study, account = plan.study, ledger.accounts.get(plan.study)
+        if account is not None and not account.live:
+            raise RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
+        is_new = account is None and study not in ledger.pending()
+        if is_new and self._open_studies(ledger) >= self.policy.allow.max_open:
+            raise RefusalError("busy", f"expected at most {self.policy.allow.max_open} open studies")
+        if account is not None:
+            offer = self._worker(ledger, study).offer
+            return accounts.consent(ledger, offer, accounts.reserved(ledger, study), next_round=account.last + 1)
+        worker = self._considered(plan)
+        offer = worker.offer
+        if self.policy.approval.mode == "manual" and not self._is_approved(study):
+            standing = accounts.proposed(ledger, offer)
+            ledger.hold(study, plan.model_dump_json())
+            if is_new:
+                _log.info("study %s (%s) waits for approval: tacit silo status %s", study, plan.name, self.home.folder)
+            return accounts.consent(ledger, offer, standing, state="pending")
+        self._reserve(ledger, worker)
+        return accounts.consent(ledger, offer, accounts.reserved(ledger, study))
+
+    def _open_studies(self, ledger: Ledger) -> int:
+        return sum(account.live for account in ledger.accounts.values()) + len(ledger.pending())
+
+    def _considered(self, plan: Plan) -> Worker:
+        """A plan built and priced; plans that differ in name only share what was computed for the last few."""
+        data = self.policy.data
+        if (plan.features, plan.task, plan.classes) != (tuple(self._record["x"].shape), data.task, data.classes):
+            raise RefusalError("bad-plan", "the plan is for records of another shape or task; ask with hello")
+        terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
+        if terms not in self._prepared:
+            owner = self.policy
+            offer = consider(plan, records=self._count, record=self._record, allow=owner.allow, shuffle=owner.shuffle)
+            accounts.check_sampling(offer, owner.allow)
+            while len(self._prepared) >= _MOST_PREPARED:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[terms] = Worker(offer, self._records, self._samplers)
+        return self._prepared[terms].serving(plan)
+
+    def _is_approved(self, study: str) -> bool:
+        return (self.home.approved / study).is_file()
+
+    def _reserve(self, ledger: Ledger, worker: Worker) -> None:
+        offer = worker.offer
+        study = offer.plan.study
+        # Refused where the rule cannot price it, or no account would hold it.
+        accounts.proposed(ledger, offer)
+        charge = accounts.charge_of(offer)
+        ledger.reserve(
+            study,
+            offer.plan.model_dump_json(),
+            charge.events,
+            delta_set_aside=charge.delta_set_aside,
+            samples=charge.samples,
+            expires=ledger.now() + self.policy.approval.study_days * _DAY,
+            state=worker.begin().to_bytes(),
+        )
+        self._workers[study] = worker
+        accounts.tell_reserved(ledger, offer)
+
+    def _worker(self, ledger: Ledger, study: str) -> Worker:
+        """The worker of an open study, built again from its stored plan after a restart."""
+        if study not in self._workers:
+            stored = ledger.plan(study)
+            worker = self._considered(Plan.model_validate_json(stored or "{}"))
+            if worker.offer.events != ledger.accounts[study].events:
+                raise RefusalError("changed", "this Tacit would release something else than was reserved; propose anew")
+            self._workers[study] = worker
+        return self._workers[study]
+
+    def _account(self, ledger: Ledger, study: str) -> Account:
+        """The account of an open study; an approval that has arrived becomes a reservation here."""
+        if study in ledger.pending():
+            if not self._is_approved(study):
+                raise RefusalError("pending", "the study waits for the approval of the silo's owner")
+            self._reserve(ledger, self._considered(Plan.model_validate_json(ledger.plan(study) or "{}")))
+        account = ledger.accounts.get(study)
+        if account is None:
+            raise RefusalError("unknown-study", "no such study; propose it first")
+        return account
+
+    def _status(self, ledger: Ledger, request: Status) -> bytes:
+        study = request.study
+        if study in ledger.pending() and not self._is_approved(study):
+            standing = Standing(study=study, state="pending", next_round=0, answers=0)
+        else:
+            account = self._account(ledger, study)
+            state: Any = "consented" if account.live else "finished"
+            standing = Standing(study=study, state=state, next_round=account.last + 1, answers=account.answers)
+        return frame(standing.model_dump_json())
+
+    def _finish(self, ledger: Ledger, request: Finish) -> bytes:
+        if request.study in ledger.pending():
+            ledger.drop(request.study)
+            raise RefusalError("unknown-study", "the proposal is withdrawn")
+        account = self._account(ledger, request.study)
+        if account.live:
+            ledger.finish(request.study, "finished")
+        plan = Plan.model_validate_json(ledger.plan(request.study) or "{}")
+        receipt = Receipt(
+            study=request.study,
+            answers=account.answers,
+            epsilon=price(account.debited(), delta=plan.delta - self._kept(plan, account)).epsilon,
+            delta=plan.delta,
+            entry=ledger.head.seq,
+            hash=ledger.head.hash,
+        )
+        return frame(receipt.model_dump_json())
+
+    def _kept(self, plan: Plan, account: Account) -> float:
+        """What a plan keeps of its delta; of one that this Tacit would not build again, what its account kept."""
+        try:
+            return accounts.kept_of_plan(self._considered(plan).offer)
+        except TacitError:
+            return account.delta_set_aside
+
+    def _answer(self, ledger: Ledger, request: Answer, payload: bytes) -> bytes:
+        account = self._account(ledger, request.study)
+        if not account.live:
+            raise RefusalError("finished", "this study has ended")
+        asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
+        stored = ledger.stored(request.study, request.round)
+        if stored is not None:
+            if stored.request != asked:
+                raise RefusalError("answered", f"round {request.round} was answered for another broadcast")
+            return frame(stored.header, stored.payload)
+        worker = self._worker(ledger, request.study)
+        _check_turn(worker.offer, account, request.round)
+        broadcast = worker.arrays_fit(request.round, read_arrays(request.arrays, payload))
+        kept = remembered(ledger.state(request.study))
+        kind = worker.offer.algorithm.schedule[request.round]
+        header, body, after = self._said(worker, kind, request, payload, broadcast, kept)
+        releases = worker.offer.algorithm.rounds[kind].silo.local_steps
+        reply = Reply(asked, header, body)
+        ledger.debit(request.study, request.round, kind, releases, reply=reply, state=after.to_bytes())
+        return frame(header, body)
+
+    def _said(
+        self, worker: Worker, kind: str, request: Answer, payload: bytes, broadcast: Any, kept: Remembered
+    ) -> tuple[str, bytes, Remembered]:
+        """Header and payload of the answer, by the channel of its round, and what to remember."""
+        offer = worker.offer
+        own: dict[str, Any] = {"silo": self.policy.name, "signer": self._signer, "noise": self._noise}
+        if kind in offer.shares and self._signer is not None:
+            share = worker.share(request.round, broadcast, kept)
+            return *sealed_answer(offer.plan, offer.shares, request, payload, share, **own), kept
+        if kind in offer.streams and self._signer is not None:
+            least, reports = fewest(offer.algorithm, offer.plan, kind), worker.reports(request.round, broadcast, kept)
+            return *sealed_reports(offer.plan, offer.streams, request, payload, reports, least=least, **own), kept
+        arrays, after = worker.answer(request.round, broadcast, kept)
+        specs, body = write_arrays(arrays)
+        return Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
+
+
+def _check_turn(offer: Offer, account: Account, number: int) -> None:
+    """Refuse every round but one that this silo may answer now."""
+    plan = offer.plan
+    if number >= offer.rounds:
+        raise RefusalError("round", f"expected a round below {offer.rounds}, got {number}")
+    upcoming = next((r for r in range(account.last + 1, offer.rounds) if offer.may_answer(r)), offer.rounds)
+    if number < upcoming or (plan.everyone and number > upcoming):
+        raise RefusalError("round", f"expected round {upcoming}, got {number}")
+    if not offer.may_answer(number):
+        raise RefusalError("round", f"round {number} is another silo's turn")
+    if plan.max_participations is not None and account.answers >= plan.max_participations:
+        raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")

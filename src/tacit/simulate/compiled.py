@@ -1,0 +1,223 @@
+"""The fast runtime: a whole training run, or a whole grid of them, as one compiled program.
+
+``vmap`` over silos, ``scan`` over rounds, ``switch`` over kinds of round, ``vmap`` over a grid of step sizes, clips and
+noise multipliers, and a loop over seeds. Silos of unequal size are padded and masked.
+
+Noise can be drawn in two ways with the same distribution of everything the server learns from the mean. ``"each"``
+draws every silo's noise, as silos do. ``"summed"`` draws the noise of the mean at once where a silo's message is its
+release: independent Gaussians add up to a Gaussian, and one draw takes the place of as many as there are silos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from tacit.algorithm import Algorithm, Params, State
+from tacit.silo import Silos
+from tacit.simulate.participation import Participation, participation
+from tacit.simulate.program import Carry, Measure, Noise, Turn, advance, split_keys, start, turns_of
+
+Progress = Callable[[int, int], None]
+
+
+class Outcome(NamedTuple):
+    """What a run leaves: the model, the server's state, and measurements, one for each entry of ``rounds``."""
+
+    params: Params
+    state: State
+    trace: dict[str, np.ndarray]
+    rounds: np.ndarray
+
+
+class Seed(NamedTuple):
+    """What one repetition brings: a key, initial parameters, silos, and data to measure on."""
+
+    key: Array
+    params: Params
+    silos: Silos
+    evaluation: Any = ()
+
+
+class Stage(NamedTuple):
+    """A run after ``done`` rounds: what the next one needs, and all measurements so far (axes seeds, points, rounds).
+
+    Rounds that are not measured have NaN.
+    """
+
+    done: int
+    carry: Carry
+    trace: dict[str, np.ndarray]
+
+
+class Keeper(Protocol):
+    """Somebody who looks at a run on its way, and may bring back the stage at which an earlier one stopped."""
+
+    def last(self, fresh: Stage) -> Stage | None:
+        """The stage to go on from, in the form of ``fresh``; none to begin at the beginning."""
+
+    def keep(self, stage: Stage, total: int) -> None:
+        """Take note of a stage."""
+
+
+class Program(NamedTuple):
+    """The compiled halves of a grid: its start, any number of rounds, and the output."""
+
+    begin: Callable[..., Carry]
+    proceed: Callable[..., Any]
+    finish: Callable[..., Params]
+
+
+def simulate(
+    algorithm: Algorithm,
+    params: Params,
+    silos: Silos,
+    *,
+    key: Array,
+    who: Participation | None = None,
+    measure: Callable[[Params], dict[str, Array]] | None = None,
+    measure_every: int = 1,
+    noise: Noise = "summed",
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run an algorithm once on simulated silos.
+
+    Deterministic for a key. The trace has a row for each measured round (every ``measure_every``-th and the last).
+    """
+    outcome = simulate_grid(
+        lambda: algorithm,
+        {},
+        [Seed(key, params, silos)],
+        who=who,
+        measure=None if measure is None else lambda params, _: measure(params),
+        measure_every=measure_every,
+        noise=noise,
+        progress=progress,
+    )
+    params, state = jax.tree.map(lambda leaf: leaf[0, 0], (outcome.params, outcome.state))
+    return Outcome(params, state, {name: values[0, 0] for name, values in outcome.trace.items()}, outcome.rounds)
+
+
+def simulate_grid(
+    build: Callable[..., Algorithm],
+    grid: Mapping[str, Any],
+    seeds: Sequence[Seed],
+    *,
+    who: Participation | None = None,
+    measure: Measure | None = None,
+    measure_every: int = 1,
+    noise: Noise = "summed",
+    progress: Progress | None = None,
+    keeper: Keeper | None = None,
+    program: Program | None = None,
+) -> Outcome:
+    """Run ``build(**point)`` for every point of a grid and every seed, in one compiled program.
+
+    ``grid`` maps parameter names to arrays with one row per point; parameters in it must leave shapes and schedule
+    alone. Every leaf of the outcome has leading axes (seeds, points). All points share a seed's randomness, so that
+    differences between them are paired. With a keeper a run can be stopped and go on later, to the same end: all
+    randomness follows from the keys and the number of the round. ``program`` is one that `grid_program` made for the
+    same algorithm and as many points: it is compiled once for all the grids that share it.
+    """
+    points = {name: jnp.asarray(values) for name, values in grid.items()}
+    sizes = {name: len(values) for name, values in points.items()}
+    if len(set(sizes.values())) > 1 or 0 in sizes.values():
+        raise ValueError(f"Expected the same positive number of rows in every parameter of the grid, got {sizes}.")
+    number = next(iter(sizes.values()), 1)
+    who = participation(seeds[0].silos.number) if who is None else who
+    layout = build(**{name: values[0] for name, values in points.items()})
+    every = 0 if measure is None else measure_every
+    turns = [turns_of(layout, every, who, seed.silos.number, split_keys(seed.key)) for seed in seeds]
+    begin, proceed, finish = grid_program(build, number, who, measure, noise) if program is None else program
+    stacked = stack_seeds(seeds)
+    stage = Stage(0, begin(points, stacked), {})
+    if keeper is not None:
+        stage = keeper.last(stage) or stage
+    total = len(layout.schedule)
+    step = max(total, 1) if progress is None and keeper is None else _stride(total)
+    for first in range(stage.done, total, step):
+        carry, measured = proceed(points, stacked, stage.carry, _rows(turns, first, step))
+        stage = Stage(min(first + step, total), jax.block_until_ready(carry), _joined(stage.trace, measured))
+        if progress is not None:
+            progress(stage.done, total)
+        if keeper is not None:
+            keeper.keep(stage, total)
+    rounds = np.flatnonzero(turns[0].measured)
+    kept = {name: values[:, :, rounds] for name, values in stage.trace.items()}
+    return Outcome(finish(points, stage.carry), stage.carry.state, kept, rounds + 1)
+
+
+def _joined(trace: Mapping[str, np.ndarray], measured: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """The measurements so far and those of the latest rounds."""
+    fresh = {name: np.asarray(values) for name, values in measured.items()}
+    return {name: np.concatenate([trace[name], new], axis=2) if trace else new for name, new in fresh.items()}
+
+
+def grid_program(
+    build: Callable[..., Algorithm],
+    number: int,
+    who: Participation,
+    measure: Measure | None,
+    noise: Noise = "summed",
+) -> Program:
+    """Begin, proceed and finish for grids of ``number`` points, each over seeds (a loop) and points (a vmap)."""
+
+    @jax.jit
+    def begin(points: Mapping[str, Any], seeds: Seed) -> Carry:
+        def one(seed: Seed) -> Carry:
+            return jax.vmap(lambda p: start(build(**p), seed.params, seed.silos.number), axis_size=number)(points)
+
+        return jax.lax.map(one, seeds)
+
+    @jax.jit
+    def proceed(points: Mapping[str, Any], seeds: Seed, carry: Carry, turns: Turn) -> Any:
+        # What is the same for all seeds must not become data of the loop over seeds.
+        number_, kind, position, measured = (leaf[0] for leaf in turns[:-1])
+
+        def one(own: tuple[Seed, Carry, Turn]) -> Any:
+            seed, carry, turns = own
+            turns = Turn(number_, kind, position, measured, turns.roster)
+            keys = split_keys(seed.key)
+            watch = None if measure is None else lambda params: measure(params, seed.evaluation)
+
+            def run(point: Mapping[str, Any], carry: Carry) -> Any:
+                return advance(build(**point), seed.silos, keys, carry, turns, who=who, noise=noise, measure=watch)
+
+            return jax.vmap(run, axis_size=number)(points, carry)
+
+        return jax.lax.map(one, (seeds, carry, turns))
+
+    @jax.jit
+    def finish(points: Mapping[str, Any], carry: Carry) -> Params:
+        def one(carry: Carry) -> Params:
+            return jax.vmap(lambda p, c: build(**p).output(c.state), axis_size=number)(points, carry)
+
+        return jax.lax.map(one, carry)
+
+    return Program(begin, proceed, finish)
+
+
+def stack_seeds(seeds: Sequence[Seed]) -> Seed:
+    """Seeds as one pytree with a leading axis, every silo padded to the longest of all seeds."""
+    longest = max(jax.tree.leaves(seed.silos.records)[0].shape[1] for seed in seeds)
+
+    def pad(leaf: Array) -> Array:
+        return jnp.pad(leaf, [(0, 0), (0, longest - leaf.shape[1])] + [(0, 0)] * (leaf.ndim - 2))
+
+    padded = [seed._replace(silos=seed.silos._replace(records=jax.tree.map(pad, seed.silos.records))) for seed in seeds]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)
+
+
+def _rows(turns: Sequence[Turn], first: int, number: int) -> Turn:
+    """Some rounds of all seeds, with a leading axis of seeds."""
+    return jax.tree.map(lambda *columns: np.stack([c[first : first + number] for c in columns]), *turns)
+
+
+def _stride(total: int) -> int:
+    """A number of rounds that divides the total into at least ten parts, so that one program serves all."""
+    return max((k for k in range(1, total // 10 + 1) if total % k == 0), default=1)

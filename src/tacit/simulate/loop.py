@@ -1,0 +1,129 @@
+"""The plain loop: silo after silo, round after round, nothing compiled together.
+
+It gives what ``simulate(..., noise="each")`` gives, to rounding, and names the silo, the round and the stage that
+failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from tacit.algorithm import CROWDED, Algorithm, Message, Params, Record, Round
+from tacit.channel import mean_of_shares, weighted_mean
+from tacit.privacy.crowd import record_weights
+from tacit.silo import Crowd, SiloView, answer, view_of
+from tacit.simulate.compiled import Outcome
+from tacit.simulate.participation import Participation, participation
+from tacit.simulate.program import (
+    Keys,
+    batch_sizes,
+    crowd_of,
+    exact_answer,
+    noised_mean,
+    silo_before,
+    silo_key,
+    silo_order,
+    split_keys,
+    turns_of,
+)
+
+
+class StageError(RuntimeError):
+    """Something failed; the message says at which silo, in which round, at which stage."""
+
+
+def debug(
+    algorithm: Algorithm,
+    params: Params,
+    tables: Sequence[Record],
+    *,
+    key: Array,
+    who: Participation | None = None,
+    measure: Callable[[Params], dict[str, Array]] | None = None,
+    names: Sequence[str] | None = None,
+) -> Outcome:
+    """Run an algorithm on tables of records, one after the other, unpadded."""
+    who = participation(len(tables)) if who is None else who
+    names = [f"silo {i}" for i in range(len(tables))] if names is None else names
+    keys = split_keys(key)
+    turns = turns_of(algorithm, 1, who, len(tables), keys)
+    desks = [_desk(algorithm, keys, table, place) for place, table in enumerate(tables)]
+    state = _stage("init", "server", 0, algorithm.init, params)
+    memories = [algorithm.memory(params) for _ in tables]
+    counts = jnp.asarray([desk.count for desk in desks])
+    sizes = {kind: batch_sizes(part, counts) for kind, part in algorithm.rounds.items()}
+    compiled = {
+        kind: _answerer(part, keys, crowd_of(part, sizes[kind], who)) for kind, part in algorithm.rounds.items()
+    }
+    trace: list[dict[str, Array]] = []
+    for number, kind in enumerate(algorithm.schedule):
+        server = algorithm.rounds[kind].server
+        broadcast = _stage("ask", "server", number, server.ask, state)
+        places, weights, taken, before = (row[number] for row in turns.roster)
+        messages: list[Message] = []
+        for place, last in zip(places[taken], before[taken], strict=True):
+            stage, position = f"answer to {kind!r}", turns.position[number]
+            own = _bring(desks[place]), broadcast, memories[place], number, position, last
+            message, memories[place] = _stage(stage, names[place], number, compiled[kind], *own)
+            messages.append(_finite(message, names[place], number, kind))
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
+        shares = jnp.asarray(weights[taken])
+        if algorithm.rounds[kind].silo.release.channel == "trusted":
+            means, deviations = stacked
+            mean = noised_mean(algorithm.rounds[kind], means, deviations, shares, keys, number, before[0])
+        elif algorithm.rounds[kind].silo.release.channel in CROWDED:
+            largest = record_weights(who.weights, sizes[kind])[1]
+            mean = mean_of_shares(stacked, sizes[kind][places[taken]], largest, len(tables))
+        else:
+            mean = weighted_mean(stacked, shares)
+        state = _stage("tell", "server", number, server.tell, state, mean)
+        if measure is not None:
+            trace.append(measure(algorithm.output(state)))
+    joined = {name: np.asarray([row[name] for row in trace]) for name in (trace[0] if trace else {})}
+    return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1)
+
+
+def _answerer(part: Round, keys: Keys, crowd: Crowd | None) -> Callable[..., Any]:
+    """A silo's answer, compiled once for silos of one size; for a trusted server, the message and its noise."""
+
+    @jax.jit
+    def act(own: tuple[Any, Any, Any], broadcast: Any, memory: Any, number: Any, position: Any, last: Any) -> Any:
+        records, order, place = own
+        desk = view_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, place)
+        if part.silo.release.channel == "trusted":
+            return exact_answer(part, broadcast, memory, desk, keys, number, position), memory
+        key, before = silo_key(keys, place, number), silo_before(keys, place, last)
+        terms = {"key": key, "position": position, "previous": before, "crowd": crowd}
+        return answer(part.silo, broadcast, memory, desk, **terms)
+
+    return act
+
+
+def _bring(desk: SiloView) -> tuple[Any, Any, Any]:
+    """What one silo brings, as arrays."""
+    return desk.fetch(None), desk.order, desk.place
+
+
+def _desk(algorithm: Algorithm, keys: Keys, table: Record, place: int) -> SiloView:
+    records = jax.tree.map(jnp.asarray, table)
+    count = int(jax.tree.leaves(records)[0].shape[0])
+    return view_of(records, count, silo_order(algorithm, keys, place, count, count), place)
+
+
+def _stage(stage: str, name: str, number: int, act: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return act(*args)
+    except Exception as error:
+        raise StageError(f"{stage} failed at {name} in round {number + 1}: {error}") from error
+
+
+def _finite(message: Message, name: str, number: int, kind: str) -> Message:
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(message)):
+        raise StageError(f"answer to {kind!r} of {name} in round {number + 1} is not finite; lower the step size.")
+    return message

@@ -1,0 +1,347 @@
+"""One training run as a pure function of its keys: a scan over rounds, a vmap over silos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from tacit.algorithm import CROWDED, Algorithm, Memory, Message, Params, PerBlock, Round, State
+from tacit.channel import mean_of_shares, weighted_mean
+from tacit.privacy.crowd import counted_silos, record_weights
+from tacit.silo import (
+    Crowd,
+    Previous,
+    Sampled,
+    Silos,
+    SiloView,
+    StoredSilos,
+    add_cumulative,
+    add_gaussian,
+    answer,
+    exact_statistic,
+    is_poolable,
+    pass_order,
+    pooled_mean,
+    sampled,
+    step_keys,
+    view_of,
+)
+from tacit.simulate.participation import Participation, Roster, everyone, roster, width
+from tacit.simulate.threefry import written_out
+
+Noise = Literal["each", "summed"]
+Measure = Callable[[Params, Any], dict[str, Array]]
+
+
+class Keys(NamedTuple):
+    """Independent streams of randomness: the silos', their passes', and the choice of silos."""
+
+    silos: Array
+    passes: Array
+    choice: Array
+    summed: Array
+
+
+class Carry(NamedTuple):
+    """What goes from round to round."""
+
+    state: State
+    memory: Memory
+
+
+class Turn(NamedTuple):
+    """What is settled about each round before training, as (numpy or jax) arrays to scan over."""
+
+    number: Any
+    kind: Any
+    position: Any
+    measured: Any
+    roster: Roster
+
+
+class Present(NamedTuple):
+    """The silos of one round: places (``None``: everyone, in order), weights, which are taken, and last answers."""
+
+    places: Any
+    weights: Any
+    taken: Any
+    before: Any
+
+
+def split_keys(key: Array) -> Keys:
+    """The streams of one run."""
+    return Keys(*jax.random.split(written_out(key), 4))
+
+
+def silo_key(keys: Keys, place: Array | int, number: Array | int) -> Array:
+    """A silo's key for one round."""
+    return jax.random.fold_in(jax.random.fold_in(keys.silos, number), place)
+
+
+def silo_before(keys: Keys, place: Array | int, last: Array | int) -> Previous:
+    """A silo's previous answer to this kind of round; it was in round ``last`` (-1: there was none)."""
+    return Previous(silo_key(keys, place, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
+
+
+def silo_order(algorithm: Algorithm, keys: Keys, place: Array | int, count: Array | int, padded: int) -> Array | None:
+    """A silo's order for one-pass sampling, where the algorithm uses it."""
+    if not any(kind.silo.release.sampling == "one-pass" for kind in algorithm.rounds.values()):
+        return None
+    return pass_order(jax.random.fold_in(keys.passes, place), count, padded)
+
+
+def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos: int, keys: Keys) -> Turn:
+    """The schedule as arrays; ``measure_every=0`` measures nothing, and the last round is always measured."""
+    _check_running_sums(algorithm, who, silos)
+    kinds = sorted(algorithm.rounds)
+    total = len(algorithm.schedule)
+    number = np.arange(total, dtype=np.int32)
+    measured = np.zeros(total, bool)
+    if measure_every:
+        measured = ((number + 1) % measure_every == 0) | (number == total - 1)
+    positions, used = [], 0
+    for name in algorithm.schedule:
+        positions.append(used)
+        silo = algorithm.rounds[name].silo
+        used += silo.stride * silo.local_steps
+    kind = np.asarray([kinds.index(name) for name in algorithm.schedule], np.int32)
+    return Turn(number, kind, np.asarray(positions, np.int32), measured, roster(keys.choice, algorithm, who, silos))
+
+
+def _check_running_sums(algorithm: Algorithm, who: Participation, silos: int) -> None:
+    for kind in algorithm.rounds.values():
+        release = kind.silo.release
+        running = release.channel == "trusted" and release.mechanism == "cumulative"
+        if running and not everyone(kind.participants, who, silos):
+            raise ValueError(
+                "Expected every silo in every round for a cumulative release through the trusted channel: the server's "
+                'noise is on the sum over all of them; drop participants, or use channel="direct".'
+            )
+
+
+def start(algorithm: Algorithm, params: Params, silos: int) -> Carry:
+    """The state before the first round; every silo has a memory of its own."""
+    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (silos, *leaf.shape)), algorithm.memory(params))
+    return Carry(algorithm.init(params), memory)
+
+
+def advance(
+    algorithm: Algorithm,
+    silos: Silos | StoredSilos,
+    keys: Keys,
+    carry: Carry,
+    turns: Turn,
+    *,
+    who: Participation,
+    noise: Noise,
+    measure: Callable[[Params], dict[str, Array]] | None,
+) -> tuple[Carry, dict[str, Array]]:
+    """Play the rounds of ``turns``; returns the carry and measurements by round (NaN where not measured)."""
+    padded = jax.tree.leaves(silos.records)[0].shape[1]
+    orders = jax.vmap(lambda i, n: silo_order(algorithm, keys, i, n, padded))(jnp.arange(silos.number), silos.counts)
+    branches = [_player(algorithm.rounds[kind], silos, orders, keys, who, noise) for kind in sorted(algorithm.rounds)]
+
+    def body(carry: Carry, turn: Turn) -> tuple[Carry, dict[str, Array]]:
+        play = branches[0] if len(branches) == 1 else None
+        carry = play(carry, turn) if play else jax.lax.switch(turn.kind, branches, carry, turn)
+        return carry, _measured(algorithm, carry, turn, measure)
+
+    return jax.lax.scan(body, carry, turns)
+
+
+def _measured(
+    algorithm: Algorithm, carry: Carry, turn: Turn, measure: Callable[[Params], dict[str, Array]] | None
+) -> dict[str, Array]:
+    if measure is None:
+        return {}
+
+    def now(carry: Carry) -> dict[str, Array]:
+        return measure(algorithm.output(carry.state))
+
+    shapes = jax.eval_shape(now, carry)
+    missing = jax.tree.map(lambda leaf: jnp.full(leaf.shape, jnp.nan, leaf.dtype), shapes)
+    return jax.lax.cond(turn.measured, now, lambda carry: missing, carry)
+
+
+def _player(
+    kind: Round, silos: Silos | StoredSilos, orders: Array | None, keys: Keys, who: Participation, noise: Noise
+) -> Callable[[Carry, Turn], Carry]:
+    """One kind of round as a function of carry and turn."""
+    in_order = everyone(kind.participants, who, silos.number)
+    columns = width(kind.participants, who, silos.number)
+    at_once = noised_at_once(kind, noise, in_order)
+
+    def play(carry: Carry, turn: Turn) -> Carry:
+        places, weights, taken, before = (row[:columns] for row in turn.roster)
+        present = Present(None if in_order else places, weights, taken, before)
+        broadcast = kind.server.ask(carry.state)
+        if at_once:
+            at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, memory=())
+            mean, deviations = _exact_mean(kind, broadcast, keys, turn, present, who.weights is None, at_desks)
+            mean = noised(kind, mean, deviations, weights, keys, turn.number, before[0])
+            return carry._replace(state=kind.server.tell(carry.state, mean))
+
+        sizes = batch_sizes(kind, silos.counts)
+        crowd = crowd_of(kind, sizes, who)
+
+        def one(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, Memory]:
+            key, earlier = silo_key(keys, desk.place, turn.number), silo_before(keys, desk.place, last)
+            own = {"key": key, "position": turn.position, "previous": earlier, "crowd": crowd}
+            return answer(kind.silo, broadcast, memory, desk, **own)
+
+        messages, memory = _at_each_desk(one, silos, orders, present, carry.memory)
+        if crowd is None:
+            mean = weighted_mean(messages, present.weights)
+        else:
+            present_sizes = (sizes if in_order else sizes[places]) * taken
+            mean = mean_of_shares(messages, present_sizes, record_weights(who.weights, sizes)[1], silos.number)
+        return Carry(kind.server.tell(carry.state, mean), _remembered(carry.memory, memory, present))
+
+    return play
+
+
+def _exact_mean(
+    kind: Round,
+    broadcast: Any,
+    keys: Keys,
+    turn: Turn,
+    present: Present,
+    weigh_alike: bool,
+    at_desks: Callable[[Callable[[SiloView, Memory, Array], Any]], Any],
+) -> tuple[Message, PerBlock | None]:
+    """The mean of all messages before noise, and silos' deviations; in one sum over all batches if that is the same.
+
+    One product of large matrices takes a fraction of the time of as many small ones as there are silos, whose results
+    must be kept and added up.
+    """
+    work = kind.silo.start(broadcast, ())
+    if not (weigh_alike and is_poolable(kind.silo.release, work)):
+
+        def plain(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
+            return exact_answer(kind, broadcast, memory, desk, keys, turn.number, turn.position)
+
+        means, deviations = at_desks(plain)
+        return weighted_mean(means, present.weights), deviations
+
+    def batch(desk: SiloView, memory: Memory, last: Array) -> Sampled:
+        return sampled(kind.silo, work, desk, key=_batch_key(keys, desk, turn.number), position=turn.position)
+
+    batches = at_desks(batch)
+    mean = pooled_mean(kind.silo, work, batches, present.taken)
+    return jax.tree.map(lambda leaf: jnp.max(present.weights).astype(leaf.dtype) * leaf, mean), batches.deviation
+
+
+def _batch_key(keys: Keys, desk: SiloView, number: Array) -> Array:
+    """The key of a silo's batch where a round is one step."""
+    return step_keys(silo_key(keys, desk.place, number), 1)[0, 0]
+
+
+def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
+    """Whether the noise of a round is drawn once, on the mean: by a trusted server, or as a short cut.
+
+    The short cut for a running sum needs everyone in every round, so that all silos' last noises are of one round.
+    """
+    release = kind.silo.release
+    if release.channel in CROWDED:
+        return False
+    summed = noise == "summed" and kind.silo.says_what_it_released
+    return release.channel == "trusted" or (summed and (in_order or release.mechanism != "cumulative"))
+
+
+def batch_sizes(kind: Round, counts: Array) -> Array:
+    """The fixed batch size of every silo, in records."""
+    size = kind.silo.release.batch_size
+    return counts if size is None else jnp.broadcast_to(jnp.asarray(size, counts.dtype), counts.shape)
+
+
+def crowd_of(kind: Round, sizes: Array, who: Participation) -> Crowd | None:
+    """In how many records one hides through a shuffled channel when as few silos come, and as small, as may."""
+    if kind.silo.release.channel not in CROWDED:
+        return None
+    least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.fewest)
+    # All that collude may be among those that come, and the others may be the smallest.
+    honest = counted_silos(len(sizes), least, who.honest)
+    counted = jnp.sum(jnp.sort(sizes)[:honest]).astype(jnp.float32)
+    return Crowd(jnp.sum(sizes).astype(jnp.float32), counted, record_weights(who.weights, sizes)[0])
+
+
+def exact_answer(
+    kind: Round, broadcast: Any, memory: Memory, desk: SiloView, keys: Keys, number: Array, position: Array
+) -> tuple[Message, PerBlock | None]:
+    """A silo's message before noise, and the deviation that its noise must have.
+
+    The same batches as `answer` draws, so that all ways of drawing noise share everything else.
+    """
+    work = kind.silo.start(broadcast, memory)
+    return exact_statistic(kind.silo, work, desk, key=_batch_key(keys, desk, number), position=position)
+
+
+def noised_mean(
+    kind: Round, means: Message, deviations: PerBlock | None, weights: Any, keys: Keys, number: Any, last: Any
+) -> Message:
+    """The mean of all messages, its noise drawn at once."""
+    return noised(kind, weighted_mean(means, weights), deviations, weights, keys, number, last)
+
+
+def noised(
+    kind: Round, mean: Message, deviations: PerBlock | None, weights: Any, keys: Keys, number: Any, last: Any
+) -> Message:
+    """A mean with its noise, drawn at once.
+
+    Silos' own noises are independent Gaussians and add up to one. A trusted server adds the noise that hides a record
+    of any silo: the mean moves by at most the largest weight x sensitivity.
+    """
+    if deviations is None:
+        return mean
+    if kind.silo.release.channel == "trusted":
+        joint = jax.tree.map(lambda s: jnp.max(weights * s), deviations)
+    else:
+        joint = jax.tree.map(lambda s: jnp.sqrt(jnp.sum((weights * s) ** 2)), deviations)
+    key = jax.random.fold_in(keys.summed, number)
+    if kind.silo.release.mechanism != "cumulative":
+        return add_gaussian(key, mean, joint)
+    before = Previous(jax.random.fold_in(keys.summed, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
+    return add_cumulative(key, before, mean, joint)
+
+
+def _at_each_desk(
+    act: Callable[[SiloView, Memory, Array], Any],
+    silos: Silos | StoredSilos,
+    orders: Array | None,
+    present: Present,
+    memory: Memory,
+) -> Any:
+    """Map ``act`` over the silos present. Where everyone is, no record in memory is copied."""
+    if present.places is None and isinstance(silos, Silos):
+        return jax.vmap(lambda r, n, o, i, m, b: act(view_of(r, n, o, i), m, b))(
+            silos.records, silos.counts, orders, jnp.arange(silos.number), memory, present.before
+        )
+    padded = jax.tree.leaves(silos.records)[0].shape[1]
+    places = jnp.arange(silos.number) if present.places is None else present.places
+
+    def one(place: Array, last: Array) -> Any:
+        order = None if orders is None else orders[place]
+        own = jax.tree.map(lambda leaf: leaf[place], memory)
+        return act(SiloView(partial(silos.fetch, place), padded, silos.counts[place], order, place), own, last)
+
+    return jax.vmap(one)(places, present.before)
+
+
+def _remembered(before: Memory, after: Memory, present: Present) -> Memory:
+    """The memories of all silos after a round; who was not there keeps what it had."""
+    if present.places is None:
+        return after
+
+    def one(old: Array, new: Array) -> Array:
+        shape = (-1,) + (1,) * (new.ndim - 1)
+        kept = jnp.where(present.taken.reshape(shape), new, old[present.places])
+        # Places that nobody fills point nowhere, lest they write over somebody who was there.
+        return old.at[jnp.where(present.taken, present.places, old.shape[0])].set(kept, mode="drop")
+
+    return jax.tree.map(one, before, after)

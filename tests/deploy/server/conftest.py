@@ -1,0 +1,43 @@
+"""Four daemons without noise, and two shufflers, for a module of tests."""
+
+import numpy as np
+import pytest
+
+from tacit.channel.sealing import Signer, new_signing_key
+from tacit.deploy.certificates import Authority
+from tacit.deploy.shuffler.config import write_secret
+from tests.deploy.server.world import NAMES, SIZES
+from tests.deploy.shuffler.parties import Party
+from tests.deploy.silo.consortium import Daemon, fork_server, make_home, records_of
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """Records of which something can be learnt: a model goes further than random rounding moves it."""
+    made = [records_of(i, size) for i, size in enumerate(SIZES)]
+    return [{**table, "y": (table["x"][:, 0] > 0).astype(np.int32)} for table in made]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, tables):
+    """Four daemons without noise, and two shufflers."""
+    root = tmp_path_factory.mktemp("w")
+    keys = {name: new_signing_key() for name in NAMES}
+    silos = {name: Signer(raw) for name, raw in keys.items()}
+    authority = Authority(root / "certificates")
+    first = Party(root / "a", authority, silos)
+    parties = [first, Party(root / "b", authority, silos, layer=1, before={"a": first.keys.sign.public})]
+    seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
+    context, daemons = fork_server(), []
+    for name, table in zip(NAMES, tables, strict=True):
+        shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
+        allow = {"channels": ["direct", "shuffled-sum", "shuffled-reports"]}
+        changes = {"test": True, "allow": allow, "shuffle": shuffle}
+        make_home(root / name, table, **changes)
+        write_secret(root / name / "sign.key", keys[name])
+        daemons.append(Daemon(root / name, context, noise_off=True))
+    for daemon in daemons:
+        daemon.ready()
+    yield daemons, parties, seals
+    for part in [*daemons, *parties]:
+        part.stop()

@@ -1,0 +1,163 @@
+"""A study that is led from its run folder: what the folder tells, and what it must not."""
+
+import io
+import json
+import sys
+
+import pytest
+import tomli_w
+from rich.console import Console
+
+from tacit.deploy.flower import watch
+from tacit.deploy.server.conductor import StalledError, is_final
+from tacit.deploy.server.lead import lead
+from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.silo.steward import Steward
+from tacit.deploy.wire import RefusalError, read_frame
+from tacit.errors import TacitError
+from tacit.privacy import Event, risk, risk_of
+from tests.deploy.server.world import SIZES
+from tests.deploy.silo.consortium import SEED, make_home, records_of
+
+TOKEN = "8660953f42b6c0ffee"
+COMMAND = "tacit server run led.toml --silos 4"
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def folder(world, tmp_path_factory):
+    """The run folder of a direct study, led by a process with the arguments of a child of Flower's."""
+    root, daemons = tmp_path_factory.mktemp("led"), world[0]
+    algorithm = {"name": "mb-sgd", "num_rounds": ROUNDS, "step_size": 0.2, "clip_norm": 0.7, "sampling": "full"}
+    privacy = {"epsilon": 1.0, "delta": 1e-6}
+    tree = {"name": "led", "data": {"name": "silo"}, "algorithm": algorithm, "privacy": privacy}
+    (root / "study.toml").write_text(tomli_w.dumps(tree))
+    terms = {"silos": 4, "folder": str(root), "seed": SEED, "round_seconds": 60.0, "command": COMMAND, "record": True}
+    (root / "deployment.toml").write_text(tomli_w.dumps(terms))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["flwr-serverapp", "--runtime-api-address", "127.0.0.1:19092", "--token", TOKEN])
+        lead(root, SocketTransport([daemon.home.socket for daemon in daemons]))
+    return root
+
+
+def test_no_file_of_a_run_folder_holds_what_flower_gave_its_child(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"provenance.json", "report.html", "progress.jsonl", "received.bin"} <= {path.name for path in files}
+    for path in files:
+        assert TOKEN.encode() not in path.read_bytes(), path.name
+        assert b"--token" not in path.read_bytes(), path.name
+
+
+def test_the_report_names_the_command_that_the_user_typed(folder):
+    assert json.loads((folder / "provenance.json").read_text())["command"] == COMMAND
+    assert COMMAND in (folder / "report.html").read_text()
+
+
+def test_the_reading_of_a_deployed_run_is_that_of_its_schedule(folder):
+    rows = json.loads((folder / "result.json").read_text())["silos"]
+    for row, records in zip(rows, SIZES, strict=True):
+        (noise,) = row["noise_multiplier"].values()
+        event = Event(kind="g", noise_multiplier=noise, count=ROUNDS, records=records, batch=records, sampling="full")
+        expected = risk_of([event])
+        assert row["risk"]["advantage"] == pytest.approx(expected.advantage, rel=1e-3)
+        assert row["risk"]["tpr_at_1pct_fpr"] == pytest.approx(expected.tpr_at_1pct_fpr, rel=1e-3)
+        # What epsilon and delta alone allow is far more; a report that fell back to it would contradict the price.
+        assert row["risk"]["advantage"] < risk(epsilon=row["epsilon"], delta=row["delta"]).advantage / 2
+    worst = (1 + max(row["risk"]["advantage"] for row in rows)) / 2
+    assert f"{100 * worst:.1f}%" in (folder / "report.html").read_text()
+
+
+class Nearby:
+    """A silo in this process; ``after`` is called when it has answered so many times."""
+
+    def __init__(self, steward, after=None):
+        self.steward, self.after, self.asks = steward, after or {}, 0
+
+    def present(self):
+        return ["silo"]
+
+    def ask(self, requests, seconds, enough=None):
+        self.asks += 1
+        self.after.get(self.asks, lambda: None)()
+        frames = [read_frame(io.BytesIO(raw).read) for raw in requests.get("silo", [])]
+        replies = [self.steward.handle(*parts) for parts in frames]
+        return {"silo": [read_frame(io.BytesIO(raw).read) for raw in replies]} if replies else {}
+
+
+@pytest.fixture
+def manual(tmp_path):
+    records = records_of(0, 40)
+    changes = {"approval": {"mode": "manual"}, "allow": {"min_silos": 1}, "budget": {"epsilon": 2.0}}
+    home, policy = make_home(tmp_path / "clinic", records, **changes)
+    steward = Steward(policy, records, home)
+    yield steward
+    steward.close()
+
+
+def prepare(root, epsilon=1.0):
+    root.mkdir()
+    algorithm = {"name": "mb-sgd", "num_rounds": 1, "step_size": 0.2, "clip_norm": 0.7}
+    privacy = {"epsilon": epsilon, "delta": 1e-6}
+    tree = {"name": "led", "data": {"name": "silo"}, "algorithm": algorithm, "privacy": privacy}
+    (root / "study.toml").write_text(tomli_w.dumps(tree))
+    (root / "deployment.toml").write_text(tomli_w.dumps({"silos": 1, "folder": str(root), "patience": 60.0}))
+
+
+def followed(root, monkeypatch, begin):
+    """What is printed without a terminal by the command that follows a run; ``begin`` plays Flower's part."""
+    monkeypatch.setattr(watch, "start_run", lambda home, app, folder: begin() or "1")
+    out = io.StringIO()
+    try:
+        watch.follow(root, Console(file=out, width=300))
+    except TacitError as error:
+        return out.getvalue(), str(error)
+    return out.getvalue(), None
+
+
+def test_without_a_terminal_a_line_says_whose_approval_is_awaited(manual, tmp_path, monkeypatch):
+    root = tmp_path / "run"
+    prepare(root)
+
+    def approve():
+        (study,) = manual._ledger.pending()
+        manual.home.approved.mkdir()
+        (manual.home.approved / study).touch()
+
+    printed, error = followed(root, monkeypatch, lambda: lead(root, Nearby(manual, {6: approve})))
+    assert error is None
+    assert printed.count("waiting: silo clinic, for its owner's approval, compare ") == 1
+    assert printed.index("waiting:") < printed.index("consent:") < printed.index("round:")
+
+
+def test_what_would_be_refused_again_is_not_to_be_resumed(manual, tmp_path, monkeypatch):
+    root = tmp_path / "run"
+    prepare(root, epsilon=5.0)
+
+    def begin():
+        with pytest.raises(RefusalError):
+            lead(root, Nearby(manual))
+
+    printed, error = followed(root, monkeypatch, begin)
+    assert "refusal: silo clinic, code over-budget, text Expected a study that fits the account of epsilon=2" in printed
+    assert "100.0% is left; ask for less. Asking again would end in the same way" in error
+    assert "Go on with --resume" not in error
+
+
+def test_what_can_be_waited_for_is_to_be_resumed(manual, tmp_path, monkeypatch):
+    root = tmp_path / "run"
+    prepare(root)
+    (root / "deployment.toml").write_text(tomli_w.dumps({"silos": 1, "folder": str(root), "patience": 0.1}))
+
+    def begin():
+        with pytest.raises(StalledError, match="waits for its owner's approval"):
+            lead(root, Nearby(manual))
+
+    _, error = followed(root, monkeypatch, begin)
+    assert error.endswith(f". Go on with --resume {root}.")
+
+
+@pytest.mark.parametrize(("code", "final"), [("over-budget", True), ("bad-plan", True), ("restored", False)])
+def test_which_refusals_are_final(code, final):
+    assert is_final(RefusalError(code, "no")) is final
+    assert is_final(StalledError("no", final=final)) is final
+    assert not is_final(OSError("a disk"))

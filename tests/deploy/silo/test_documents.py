@@ -1,0 +1,45 @@
+"""What the pages about the daemon say is true."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tacit.deploy import wire
+from tacit.deploy.silo.policy import policy_from
+from tests.deploy.silo.hostile import CODES
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_the_policy_of_the_threat_model_is_a_policy():
+    [block] = blocks("threat-model.md", "toml")
+    assert policy_from(tomllib.loads(block)).approval.mode == "manual"
+
+
+def test_the_driver_of_the_protocol_is_code():
+    [block] = blocks("protocol.md", "python")
+    scope: dict = {}
+    exec(compile(block, "protocol.md", "exec"), scope)
+    assert scope["plan"].study
+    with pytest.raises(FileNotFoundError):
+        scope["Client"](Path("nowhere")).ask(wire.Hello())
+
+
+def test_every_code_and_limit_is_explained():
+    text = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    for code in CODES - {"study"}:
+        assert f"`{code}`" in text, code
+    assert str(wire.MOST_FRAME) in text
+    assert str(wire.MOST_HEADER) in text
+    for model in (wire.Welcome, wire.Consent, wire.Standing, wire.Receipt):
+        row = next(line for line in text.splitlines() if f"`{model.model_fields['type'].default}`" in line)
+        for field in set(model.model_fields) - {"type"}:
+            assert field in row, (model, field)
+    for field in wire.Plan.model_fields:
+        assert field in text, field
