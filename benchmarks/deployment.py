@@ -15,9 +15,9 @@ from experiments.consortium import demo_study, hospital
 from experiments.parties import Consortium
 from tacit.data.heart_disease import HOSPITALS
 from tacit.deploy.server.checkpoint import Checkpoint
-from tacit.deploy.server.conductor import Conductor, Patience, fresh_state, meet
+from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
+from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.server.shuffles import Sums
-from tacit.deploy.server.terms import plan_for
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.shuffler.client import Caller, greet
 
@@ -36,7 +36,7 @@ def seconds_per_round(consortium: Consortium, channel: str, rounds: int) -> list
     sums = Sums(plan, names, callers) if shuffled else None
     addresses = {name: at for name, (at, _) in met.items()}
     path = consortium.root / f"{channel}.npz"
-    Conductor(point, path, transport, addresses, patience=patience, shuffled=sums).run()
+    Coordinator(point, path, transport, addresses, patience=patience, shuffled=sums).run()
     for caller in callers.values():
         caller.close()
     transport.close()

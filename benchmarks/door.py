@@ -58,7 +58,7 @@ def before(silo: Silo, work: Any, records: Any) -> Callable[[], Any]:
 
 
 def now(silo: Silo, work: Any, records: Any) -> Callable[[], Any]:
-    door = Door(silo, records, place=0, form=False)
+    door = Door(silo, records, silo_index=0, form=False)
 
     def run() -> Any:
         batches = [door.batch(0, None)]

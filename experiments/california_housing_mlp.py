@@ -214,7 +214,7 @@ def apart(size: Size, level: float) -> dict[str, float]:
 
 def priced(arm: Arm, rounds: int, records: Sequence[int], epsilon: float) -> tuple[dict[str, float], Data]:
     """The noise multiplier of all silos at this budget, and what it costs with and without shufflers."""
-    budget = Budget(epsilon=epsilon, delta=DELTA, honest=1.0, fewest=len(records))
+    budget = Budget(epsilon=epsilon, delta=DELTA, honest=1.0, min_silos=len(records))
     unit = arm.build(rounds, clip_norm=1.0, noise_multiplier=1.0, step_size=0.1)
     plans, noise = plan_silos(unit, [str(i) for i in range(len(records))], records, budget)
     if noise is None:

@@ -52,8 +52,8 @@ def noise_for(
     ``cap`` is how often a silo answers at most (``None``: in every round).
     """
     names = [str(i) for i in range(len(records))]
-    crowd: dict[str, Any] = {"honest": 1.0, "fewest": len(records)}  # through shuffled channels
-    budget = Budget(epsilon=epsilon, delta=delta, max_participations=cap, **crowd)
+    anonymity: dict[str, Any] = {"honest": 1.0, "min_silos": len(records)}  # through shuffled channels
+    budget = Budget(epsilon=epsilon, delta=delta, max_participations=cap, **anonymity)
     _, noise = plan_silos(build(noise_multiplier=1.0), names, records, budget)
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")

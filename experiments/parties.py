@@ -23,7 +23,7 @@ import tomli_w
 from tacit.channel.sealing import Signer, new_signing_key
 from tacit.deploy.certificates import Authority, Pair, node_key
 from tacit.deploy.flower.commands import environment, register, superlink_command, write_connection
-from tacit.deploy.server.terms import DEPLOYED
+from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys, write_secret
 from tacit.deploy.silo.permissions import write_private

@@ -32,14 +32,14 @@ def main() -> None:
 
 def _reports():
     """Shuffled reports, checked in the number of releases, of which each further one costs something."""
-    for crowd, noise, rate, delta in itertools.product(
+    for anonymity, noise, rate, delta in itertools.product(
         (1, 1_000, 1_000_000), (0.1, 1.0, 10.0), (0.01, 1.0), (1e-9, 1e-2)
     ):
         line = []
         for count in COUNTS:
-            line.append(epsilon_of(reports(count, crowd, noise, rate), delta))
-            yield ("reports", count, crowd, noise, rate, delta), line[-1]
-        check_order(line, f"reports of {crowd} by count")
+            line.append(epsilon_of(reports(count, anonymity, noise, rate), delta))
+            yield ("reports", count, anonymity, noise, rate, delta), line[-1]
+        check_order(line, f"reports of {anonymity} by count")
 
 
 if __name__ == "__main__":

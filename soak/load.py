@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tacit.deploy.server.checkpoint import Checkpoint
-from tacit.deploy.server.conductor import Conductor, Patience, fresh_state, meet
+from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.transport import SocketTransport
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
@@ -74,7 +74,7 @@ def play(daemons, sizes, chosen, rng, root, begun):  # type: ignore[no-untyped-d
     patience = Patience(60.0, 300.0)
     found = meet(transport, len(names), patience, lambda event, facts: None)
     point = Checkpoint(plan, tuple(names), tuple(sizes), fresh_state(plan, sizes))
-    conductor = Conductor(
+    coordinator = Coordinator(
         point,
         root / "checkpoint.npz",
         transport,
@@ -96,7 +96,7 @@ def play(daemons, sizes, chosen, rng, root, begun):  # type: ignore[no-untyped-d
         for name in down:
             daemons[name].kill()
 
-    receipts = conductor.run(after)
+    receipts = coordinator.run(after)
     transport.close()
     return point.history, {name: receipt.answers for name, receipt in receipts.items()}
 

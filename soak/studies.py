@@ -71,7 +71,7 @@ class Study:
             "delta": 1e-5,
             "max_participations": None,
             "silos": 1,
-            "place": 0,
+            "silo_index": 0,
             "everyone": True,
             "shuffle": None,
         }

@@ -24,10 +24,8 @@ ALLOWED = {
     "theory": {"algorithm", "objectives", "geometry", "privacy"},
     "choosing": {"algorithm", "algorithms", "objectives", "geometry", "privacy", "theory"},
     "data": set(),
-    "runtime": {"algorithm", "objectives", "geometry", "algorithms", "silo", "channel", "privacy"},
-    "runtime/daemon": None,
-    "runtime/server": None,
-    "runtime/flower": None,
+    "simulate": {"algorithm", "objectives", "geometry", "algorithms", "silo", "channel", "privacy"},
+    "deploy": None,
     "audit": None,
     "studies": {
         "algorithm",
@@ -38,7 +36,8 @@ ALLOWED = {
         "channel",
         "privacy",
         "data",
-        "runtime",
+        "simulate",
+        "keeping",
         "theory",
         "fairness",
     },
@@ -48,6 +47,7 @@ ALLOWED = {
     "fitting": None,
     "stopping": set(),
     "fairness": set(),
+    "keeping": set(),
 }
 
 

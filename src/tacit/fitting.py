@@ -87,7 +87,7 @@ def fit(
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
     who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
     # Shuffled channels are priced for the crowd that is sure to come.
-    limit = budget and dataclasses.replace(budget, fewest=who.fewest)
+    limit = budget and dataclasses.replace(budget, min_silos=who.min_silos)
     plans, noise = plan_silos(algorithm(problem, unit), names, records, limit)
     if budget is not None:
         for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tacit.algorithms import find
-from tacit.privacy import Company, events_of
+from tacit.privacy import AnonymitySet, events_of
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tests.algorithms.table import largest_difference, least_squares, start
@@ -84,8 +84,10 @@ def test_a_record_enters_two_r_minus_one_shuffles_and_the_local_steps_of_its_tur
     _, problem, _ = least_squares()
     algorithm = find("ce-psgm").build(problem, local_steps=4, **{**COMMON, "noise_multiplier": 1.0, "num_rounds": 7})
     counts = []
-    for place in range(3):
-        events = events_of(algorithm, place=place, silos=3, records=40, company=Company((40, 40, 40), 1.0, 3))
+    for silo_index in range(3):
+        events = events_of(
+            algorithm, silo_index=silo_index, silos=3, records=40, anonymity_set=AnonymitySet((40, 40, 40), 1.0, 3)
+        )
         found = {event.kind: event for event in events}
         assert found["gradient"].count * 1 + found["estimate"].count * len(found["estimate"].streams) == 2 * 7 - 1
         assert found["estimate"].reports == 120

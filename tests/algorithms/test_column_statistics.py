@@ -68,7 +68,7 @@ def test_without_noise_statistics_are_those_of_the_records():
 def test_noise_is_that_of_the_event_that_is_priced(kind):
     records, z = 50, 3.0
     algorithm = statistics(kind, 2, noise=z)
-    [event] = events_of(algorithm, place=0, silos=1, records=records)
+    [event] = events_of(algorithm, silo_index=0, silos=1, records=records)
     assert (event.noise_multiplier, event.count, event.sampling, event.batch) == (z, 1, "full", records)
     silos = enrol([{"x": np.zeros((records, 2)), "y": np.zeros(records)}])
     seeds = [Seed(jax.random.key(i), jnp.zeros(()), silos) for i in range(300)]

@@ -59,8 +59,8 @@ SETTINGS += tuple((name, "full", "one or two") for name in DISTINCT if name not 
 def test_settings_cover_algorithms_samplings_and_participations():
     """Each algorithm at least once; each sampling and each participation with at least two algorithms."""
     assert {name for name, _, _ in SETTINGS} == set(DISTINCT)
-    for place, known in ((1, SAMPLINGS), (2, WHO)):
-        assert all(len({row[0] for row in SETTINGS if row[place] == value}) >= 2 for value in known)
+    for silo_index, known in ((1, SAMPLINGS), (2, WHO)):
+        assert all(len({row[0] for row in SETTINGS if row[silo_index] == value}) >= 2 for value in known)
     assert all(sampling in CASES[name].samplings for name, sampling, _ in SETTINGS)
 
 

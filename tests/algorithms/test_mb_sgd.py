@@ -30,8 +30,8 @@ def test_silos_may_differ_in_records_budget_clip_batch_and_weight():
         find("mb-sgd").build(LOGISTIC, noise_multiplier=1.0, **UNEQUAL), "abc", (30, 17, 24), budget
     )
     algorithm = find("mb-sgd").build(LOGISTIC, noise_multiplier=noise, **UNEQUAL)
-    for place, (plan, epsilon) in enumerate(zip(plans, (0.5, 2.0, 8.0), strict=True)):
-        events = events_of(algorithm, place=place, silos=3, records=plan.records)
+    for silo_index, (plan, epsilon) in enumerate(zip(plans, (0.5, 2.0, 8.0), strict=True)):
+        events = events_of(algorithm, silo_index=silo_index, silos=3, records=plan.records)
         assert 0.99 * epsilon < price(events, delta=1e-4).epsilon <= epsilon
     silos, key = enrol(tables()), jax.random.key(1)
     who = participation(3, (1, 3), weights=(0.6, 0.1, 0.3))

@@ -151,9 +151,9 @@ def test_a_hostile_server_cannot_move_a_record_further_than_is_priced():
 
 
 def test_the_price_is_that_of_running_sums():
-    events = events_of(mu2(noise_multiplier=3.0), place=0, silos=3, records=24)
+    events = events_of(mu2(noise_multiplier=3.0), silo_index=0, silos=3, records=24)
     assert price(events, delta=1e-5).epsilon == pytest.approx(gdp_epsilon(12**0.5 / 3.0, 1e-5))
-    capped = events_of(mu2(noise_multiplier=3.0), place=0, silos=3, records=24, max_participations=5)
+    capped = events_of(mu2(noise_multiplier=3.0), silo_index=0, silos=3, records=24, max_participations=5)
     assert price(capped, delta=1e-5).epsilon == pytest.approx(gdp_epsilon(5**0.5 / 3.0, 1e-5))
 
 

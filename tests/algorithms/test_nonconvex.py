@@ -140,7 +140,7 @@ def test_a_difference_of_nearby_points_is_clipped_to_its_own_small_bound():
 
 def test_every_release_is_priced_and_the_constant_differences_are_not_made():
     """E anchors and E (Q-1) differences for SVRG; every q-th of R is a gradient for SPIDER."""
-    shape = {"place": 0, "silos": 3, "records": 30}
+    shape = {"silo_index": 0, "silos": 3, "records": 30}
     parameters = {**COMMON, "noise_multiplier": 8.0, "difference_noise": 0.5, "phase_length": 4}
     svrg = events_of(find("pl-svrg").build(MLP, num_rounds=24, restarts=2, **parameters), **shape)
     assert [(e.kind, e.count, e.noise_multiplier) for e in svrg] == [("anchor", 6, 8.0), ("difference", 18, 4.0)]
@@ -153,7 +153,7 @@ def test_differences_may_be_sampled_otherwise_than_anchors():
     algorithm = find("prox-svrg").build(
         MLP, num_rounds=4, phase_length=2, difference_sampling="poisson", difference_batch_size=6, **COMMON
     )
-    anchor, difference = events_of(algorithm, place=0, silos=1, records=30)
+    anchor, difference = events_of(algorithm, silo_index=0, silos=1, records=30)
     assert (anchor.sampling, anchor.batch, difference.sampling, difference.batch) == ("full", 30, "poisson", 6)
 
 

@@ -117,7 +117,7 @@ def test_both_messages_are_one_release():
         batch_size=None,
         sampling="full",
     )
-    [event] = events_of(algorithm, place=0, silos=1, records=30)
+    [event] = events_of(algorithm, silo_index=0, silos=1, records=30)
     assert event.noise_multiplier == pytest.approx(7.0, rel=1e-12)
     assert price([event], delta=1e-5).mu == pytest.approx(10**0.5 / 7.0)
 

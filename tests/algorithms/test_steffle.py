@@ -141,7 +141,7 @@ def test_designs_are_priced_as_they_are():
     def events(**changes):
         terms = {**COMMON, "num_rounds": 20, "noise_multiplier": 5.0, "strength": 1.0, "frequencies": (0.5, 0.5)}
         return events_of(
-            find("steffle").build(own, step_size=0.1, **{**terms, **changes}), place=0, silos=1, records=100
+            find("steffle").build(own, step_size=0.1, **{**terms, **changes}), silo_index=0, silos=1, records=100
         )
 
     [full] = events()
@@ -215,7 +215,7 @@ def test_the_histogram_is_close_and_paid_for(notion, protects):
 
     algorithm = build(20.0)
     assert algorithm.schedule[0] == "histogram"
-    events = events_of(algorithm, place=0, silos=1, records=3000)
+    events = events_of(algorithm, silo_index=0, silos=1, records=3000)
     together, steps = price(events, delta=1e-5), price([e for e in events if e.kind == "step"], delta=1e-5)
     assert 1 - (steps.mu / together.mu) ** 2 == pytest.approx(0.05, abs=1e-6)
 

@@ -38,7 +38,7 @@ def built(design, noise):
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_the_designs_that_ship_hold(design):
-    events = events_of(built(design, 1.0), place=0, silos=1, records=4)
+    events = events_of(built(design, 1.0), silo_index=0, silos=1, records=4)
     [tuned] = calibrate(events, epsilon=1.0, delta=DELTA)
     target = SimulatedTarget(built(design, tuned.noise_multiplier), Seat(4), DELTA)
     result = audit_mechanism(target, trials=16_000, seed=3, label=design)

@@ -46,6 +46,6 @@ def test_a_silo_never_answers_more_often_than_it_is_priced_for():
     algorithm = Algorithm(lambda params: params, rounds, ("all", "turn") * 6, lambda state: state)
     chosen = roster(jax.random.key(0), algorithm, participation(2), 2)
     turns = np.asarray([name == "turn" for name in algorithm.schedule])
-    for place in range(2):
-        priced = {event.kind: event.count for event in events_of(algorithm, place=place, silos=2, records=5)}
-        assert int(np.sum((chosen.places == place)[turns] & chosen.taken[turns])) <= priced.get("turn", 0)
+    for silo_index in range(2):
+        priced = {event.kind: event.count for event in events_of(algorithm, silo_index=silo_index, silos=2, records=5)}
+        assert int(np.sum((chosen.silo_indices == silo_index)[turns] & chosen.taken[turns])) <= priced.get("turn", 0)

@@ -45,7 +45,7 @@ def test_a_clip_that_cannot_be_used_says_nothing(clip):
     silo = Silo(lambda work, record: record["x"], Release(lambda work: work, 4.0, None, "full"))
     said = []
     for sign in (1.0, -1.0):
-        door = Door(silo, {"x": np.full((10, 1), sign, np.float32)}, place=0, form=False)
+        door = Door(silo, {"x": np.full((10, 1), sign, np.float32)}, silo_index=0, form=False)
         batches = [door.batch(0, None)]
         answered = door.answer(jnp.float32(clip), (), batches=batches, sampler=discrete_gaussian, previous=None)
         said.append(answered.message)

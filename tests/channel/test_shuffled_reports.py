@@ -7,7 +7,7 @@ import pytest
 from tacit.algorithm import GUARANTEES
 from tacit.algorithms import find
 from tacit.channel import MismatchError, ReportShuffler, TooFewError, digest, mean_of_reports
-from tacit.privacy import Budget, Company, PricingError, events_of, plan_silos
+from tacit.privacy import AnonymitySet, Budget, PricingError, events_of, plan_silos
 from tacit.privacy.randomisers import terms_of
 from tacit.silo import answer, enrol, rows_of, view_of
 from tacit.silo.reports import seed_and_sign
@@ -61,17 +61,17 @@ def test_the_mean_of_reports_is_the_mean_of_records_with_the_stated_spread():
 
 def test_the_price_counts_honest_reports_of_all_silos():
     algorithm = find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **COMMON)
-    [event] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 1.0, 3))
+    [event] = events_of(algorithm, silo_index=0, silos=3, records=24, anonymity_set=AnonymitySet((24, 17, 24), 1.0, 3))
     assert (event.mechanism, event.reports, event.streams) == ("reports", 65, (1.0,))
-    [fewer] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 0.7, 3))
+    [fewer] = events_of(algorithm, silo_index=0, silos=3, records=24, anonymity_set=AnonymitySet((24, 17, 24), 0.7, 3))
     assert fewer.reports == 41
-    [pair] = events_of(algorithm, place=0, silos=3, records=24, company=Company((24, 17, 24), 1.0, 1))
+    [pair] = events_of(algorithm, silo_index=0, silos=3, records=24, anonymity_set=AnonymitySet((24, 17, 24), 1.0, 1))
     assert pair.reports == 17
-    with pytest.raises(PricingError, match="company"):
-        events_of(algorithm, place=0, silos=3, records=24)
+    with pytest.raises(PricingError, match="anonymity_set"):
+        events_of(algorithm, silo_index=0, silos=3, records=24)
     unit = find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": 1.0})
-    crowd = Budget(epsilon=1.0, delta=1e-5, honest=1.0, fewest=3)
-    plans, noise = plan_silos(unit, ["a", "b", "c"], [24, 17, 24], crowd)
+    anonymity = Budget(epsilon=1.0, delta=1e-5, honest=1.0, min_silos=3)
+    plans, noise = plan_silos(unit, ["a", "b", "c"], [24, 17, 24], anonymity)
     assert all(plan.price.epsilon <= 1.0 for plan in plans)
     assert noise.min() > 0.5
 
@@ -80,7 +80,7 @@ def test_what_cannot_be_shuffled_is_refused():
     _, problem, _ = least_squares()
     part = find("mb-sgd").build(problem, num_rounds=1, channel=CHANNEL, **COMMON).rounds["gradient"].silo
     desk = view_of({"x": np.ones((3, 4), np.float32), "y": np.ones(3, np.float32)}, 3, None, 0)
-    with pytest.raises(ValueError, match="crowd"):
+    with pytest.raises(ValueError, match="anonymity set"):
         answer(part, start(problem), (), desk, key=jax.random.key(0), position=0)
     poisson = find("mb-sgd").build(
         problem, num_rounds=1, channel=CHANNEL, **{**COMMON, "sampling": "poisson", "batch_size": 4}
@@ -97,7 +97,7 @@ def test_what_cannot_be_shuffled_is_refused():
 def test_the_shuffler_hides_order_and_refuses_what_would_tell_silos_apart():
     generator, terms = np.random.default_rng(0), terms_of("duchi", 3, 1.0)
     x = np.array([0.5, 0.0, -0.5])
-    shuffler = ReportShuffler(least=40)
+    shuffler = ReportShuffler(min_silos=40)
     for silo in ("a", "b"):
         own = [seed_and_sign(generator, x, terms, 1.0) for _ in range(500)]
         shuffler.receive(silo, digest({"w": np.zeros(3)}), {"gradient": own})
@@ -106,12 +106,12 @@ def test_the_shuffler_hides_order_and_refuses_what_would_tell_silos_apart():
     assert len(said) == 1000
     error = np.linalg.norm(mean_of_reports(said, terms, 1.0) - x)
     assert error < 4.5 * (terms.error / 1000) ** 0.5
-    apart = ReportShuffler(least=2)
+    apart = ReportShuffler(min_silos=2)
     apart.receive("a", digest(np.zeros(3)), {"gradient": [1, 2]})
     apart.receive("b", digest(np.ones(3)), {"gradient": [3, 4]})
     with pytest.raises(MismatchError, match="one broadcast"):
         apart.open(generator)
-    few = ReportShuffler(least=3)
+    few = ReportShuffler(min_silos=3)
     few.receive("a", "d", {"gradient": [1, 2], "difference": [1, 2]})
     with pytest.raises(TooFewError, match="at least 3 reports"):
         few.open(generator)

@@ -13,7 +13,7 @@ from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy.binomial import VectorSum, bits_for, grid_for, rounding_bound, sum_multiplier
 from tacit.privacy.plan import Budget, plan_silos
-from tacit.silo import Crowd, answer, enrol, rows_of, view_of
+from tacit.silo import AnonymityCounts, answer, enrol, rows_of, view_of
 from tacit.silo.shuffled import (
     centred_binomial,
     centred_rounding,
@@ -74,13 +74,13 @@ def test_drawing_the_sum_at_once_is_the_bits_in_distribution():
 
 def test_the_closed_forms_of_silo_and_accountant_agree():
     """The silo adds at least the noise that is priced, in float32."""
-    for crowd, d, z in ((71, 12, 0.5), (30850, 3394, 21.5), (1000, 100, 4.2), (50, 3, 0.01)):
-        grid = float(grid_steps(crowd, d))
-        assert grid == grid_for(crowd, d)
+    for anonymity, d, z in ((71, 12, 0.5), (30850, 3394, 21.5), (1000, 100, 4.2), (50, 3, 0.01)):
+        grid = float(grid_steps(anonymity, d))
+        assert grid == grid_for(anonymity, d)
         assert float(reach_of(jnp.float32(grid), d)) == pytest.approx(rounding_bound(int(grid), d), rel=1e-5)
-        flips = float(flips_each(z, jnp.float32(grid), d, crowd))
-        assert bits_for(z, int(grid), d, crowd) <= flips <= 1.0001 * bits_for(z, int(grid), d, crowd) + 1
-        protocol = VectorSum(contributors=crowd, honest=crowd, dimension=d, grid=int(grid), bits=int(flips))
+        flips = float(flips_each(z, jnp.float32(grid), d, anonymity))
+        assert bits_for(z, int(grid), d, anonymity) <= flips <= 1.0001 * bits_for(z, int(grid), d, anonymity) + 1
+        protocol = VectorSum(contributors=anonymity, honest=anonymity, dimension=d, grid=int(grid), bits=int(flips))
         assert sum_multiplier(protocol) >= z
 
 
@@ -143,14 +143,14 @@ def test_the_error_is_that_of_a_trusted_server_and_grows_with_collusion():
 def test_it_is_priced_with_room_for_short_tails_and_stated_as_shuffle_dp():
     _, problem, _ = least_squares()
     unit = find("mb-sgd").build(problem, channel="shuffled-sum", num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
-    plans, noise = plan_silos(unit, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, fewest=2))
+    plans, noise = plan_silos(unit, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, min_silos=2))
     assert plans[0].price.epsilon <= 1.0
     assert plans[0].price.delta == 1e-6
     direct = find("mb-sgd").build(problem, num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
     assert noise[0] == pytest.approx(plan_silos(direct, ["a"], [40], Budget(epsilon=1.0, delta=1e-6))[1][0], rel=1e-5)
     assert "shuffle DP" in GUARANTEES["shuffled-sum"]
     with pytest.raises(ValueError, match="short tails"):
-        plan_silos(unit, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, fewest=1))
+        plan_silos(unit, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, min_silos=1))
 
 
 def test_a_study_says_its_channel_and_its_honest_share():
@@ -164,17 +164,24 @@ def test_a_silo_says_nothing_without_a_crowd_nor_with_a_random_batch():
     desk = view_of({k: jnp.asarray(v) for k, v in least_squares()[0][0].items()}, 40, None, 0)
     own = {"key": jax.random.key(0), "position": 0}
     alone = find("mb-sgd").build(problem, channel="shuffled-sum", num_rounds=1, **COMMON).rounds["gradient"].silo
-    with pytest.raises(ValueError, match="crowd"):
+    with pytest.raises(ValueError, match="anonymity set"):
         answer(alone, start(problem), (), desk, **own)
     random = find("mb-sgd").build(
         problem, channel="shuffled-sum", num_rounds=1, **{**COMMON, "sampling": "poisson", "batch_size": 4}
     )
     with pytest.raises(ValueError, match="poisson"):
-        answer(random.rounds["gradient"].silo, start(problem), (), desk, crowd=Crowd(9.0, 9.0, jnp.ones(1)), **own)
+        answer(
+            random.rounds["gradient"].silo,
+            start(problem),
+            (),
+            desk,
+            anonymity=AnonymityCounts(9.0, 9.0, jnp.ones(1)),
+            **own,
+        )
 
 
 def test_the_shuffler_stays_shut_below_the_crowd_it_was_planned_for():
-    shuffler = SumShuffler(least=3)
+    shuffler = SumShuffler(min_silos=3)
     for _ in range(2):
         for name in ("a", "b"):
             shuffler.receive(name, np.ones(2))

@@ -12,7 +12,7 @@ from tacit.deploy.silo.answering import TEST_BUILD, Worker
 from tacit.deploy.silo.contract import consider, record_of
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import Shuffle
-from tacit.privacy.crowd import record_weights
+from tacit.privacy.anonymity import record_weights
 from tacit.silo import enrol, rows_of
 from tacit.silo.batches import SecretBatch
 from tacit.silo.door import Door
@@ -110,7 +110,7 @@ def test_the_plain_loop_weighs_alike_whoever_comes():
 def doors_of(channel):
     made, _, point = world()
     silo = algorithm_of(channel, 1.0).rounds["gradient"].silo
-    return [Door(silo, table, place=place, form=True) for place, table in enumerate(made)], point
+    return [Door(silo, table, silo_index=silo_index, form=True) for silo_index, table in enumerate(made)], point
 
 
 @pytest.mark.parametrize("weights", [WEIGHTS, None, (0.2, 0.8, 0.0)])
@@ -155,28 +155,28 @@ def test_a_plan_says_its_weights_and_daemons_and_server_follow_it(weights, arriv
     """The answers of silos of unlike sizes, decoded as the server does; whoever is away, nothing changes on average."""
     sizes = (30, 17, 24)
     keys = {name: str(new_secret().public) for name in "ab"}
-    shuffle = Shuffle(records=sizes, least=2, honest=1.0, shufflers=keys, weights=weights)
+    shuffle = Shuffle(records=sizes, min_silos=2, honest=1.0, shufflers=keys, weights=weights)
     algorithm = {"name": "mb-sgd", "sampling": "full", "channel": "shuffled-sum", "num_rounds": 2}
     plan = plan_of(algorithm, shuffle=shuffle, silos=3, epsilon=6.0, everyone=False)
     allow = AllowSection(algorithms=["mb-sgd"], channels=["shuffled-sum"], min_silos=2)
     policy = ShuffleSection(shufflers=keys, colluding=0)
     total, means, point = 0, {}, {"linear": {"w": np.full((5, 1), 0.2, np.float32), "b": np.zeros(1, np.float32)}}
-    for place in arrived:
-        own = plan.model_copy(update={"place": place})
-        table = records_of(place, sizes[place])
-        offer = consider(own, records=sizes[place], record=record_of(plan), allow=allow, shuffle=policy)
+    for silo_index in arrived:
+        own = plan.model_copy(update={"silo_index": silo_index})
+        table = records_of(silo_index, sizes[silo_index])
+        offer = consider(own, records=sizes[silo_index], record=record_of(plan), allow=allow, shuffle=policy)
         worker = Worker(offer, table, TEST_BUILD)
         [door] = worker._doors.values()
         total = total + worker.share(0, point, worker.begin())
         rows = (1 / (1 + np.exp(-table["x"].astype(float).sum(axis=1) * 0.2)) - table["y"])[:, None] * np.c_[
-            np.ones(sizes[place]), table["x"]
+            np.ones(sizes[silo_index]), table["x"]
         ]
-        means[place] = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True) / 0.7, 1.0)).mean(axis=0)
+        means[silo_index] = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True) / 0.7, 1.0)).mean(axis=0)
     terms = _coinless(offer.shares["gradient"])
     each = counted_each(plan, None, len(arrived))
-    count = sum(sizes[place] for place in arrived)
+    count = sum(sizes[silo_index] for silo_index in arrived)
     found = mean_of_total(total, door.silo, point, point, terms, records=count, each=each)["linear"]
     p = np.full(3, 1 / 3) if weights == "equal" else np.asarray(sizes) / sum(sizes)
-    truth = sum(p[place] * means[place] for place in arrived) * 3 / len(arrived)
+    truth = sum(p[silo_index] * means[silo_index] for silo_index in arrived) * 3 / len(arrived)
     step = 2 * 0.7 / terms.grid * each
     assert np.abs(np.r_[found["b"], found["w"][:, 0]] - truth).max() < 6 * step / 2 * np.sqrt(count)

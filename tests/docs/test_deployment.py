@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from tacit.cli import app
-from tacit.deploy.server.terms import deployment_from
+from tacit.deploy.server.deployment import deployment_from
 from tacit.deploy.silo.permissions import check_silo, files_of
 from tacit.deploy.silo.policy import load_policy, policy_from
 from tacit.errors import TacitError

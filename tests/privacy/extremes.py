@@ -55,7 +55,7 @@ def mixed(count: int, rate: float, noise: float) -> tuple[Event, ...]:
     return one, dataclasses.replace(two, kind="h"), full
 
 
-def reports(count: int, crowd: int, noise: float, rate: float) -> tuple[Event, ...]:
+def reports(count: int, anonymity: int, noise: float, rate: float) -> tuple[Event, ...]:
     records = 10_000
     batch = max(1, round(rate * records))
     return (
@@ -67,7 +67,7 @@ def reports(count: int, crowd: int, noise: float, rate: float) -> tuple[Event, .
             batch=batch,
             sampling="full" if batch == records else "wor",
             mechanism="reports",
-            reports=max(batch, crowd),
+            reports=max(batch, anonymity),
             streams=(1.0, 2.0),
         ),
     )

@@ -28,8 +28,8 @@ def test_prices_of_extreme_mixtures():
 
 def test_prices_of_extreme_reports():
     for rate in (0.01, 1.0):
-        for crowd, noise in itertools.product((1, 1_000), (0.1, 10.0)):
-            line = [epsilon_of(reports(count, crowd, noise, rate), 1e-9) for count in (10, 1_000, 1_000_000)]
+        for anonymity, noise in itertools.product((1, 1_000), (0.1, 10.0)):
+            line = [epsilon_of(reports(count, anonymity, noise, rate), 1e-9) for count in (10, 1_000, 1_000_000)]
             assert not any(math.isnan(epsilon) for epsilon in line)
             check_order(line, "reports by count")
 

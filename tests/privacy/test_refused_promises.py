@@ -6,11 +6,11 @@ import pytest
 
 import tacit
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
-from tacit.deploy.server.terms import check_study
+from tacit.deploy.server.deployment import check_study
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.privacy import PricingError
-from tacit.privacy.crowd import colluding_silos, counted_silos
-from tacit.privacy.plan import Budget, Company, events_of, plan_silos
+from tacit.privacy.anonymity import colluding_silos, counted_silos
+from tacit.privacy.plan import AnonymitySet, Budget, events_of, plan_silos
 from tacit.studies.plan import counts_on
 from tacit.studies.spec import StudyError, load_study
 
@@ -38,9 +38,9 @@ def test_passes_that_would_not_repeat_in_step_are_refused():
     kinds = schedule({"a": (passing(4), "all"), "b": (passing(6), "all")}, ("a", "b") * 2)
     for algorithm, records in ((turns, 40), (kinds, 12)):
         with pytest.raises(PricingError, match="passes=1"):
-            events_of(algorithm, place=0, silos=2, records=records)
+            events_of(algorithm, silo_index=0, silos=2, records=records)
     plain = schedule({"g": (passing(10), "all")}, ("g",) * 8)
-    assert events_of(plain, place=0, silos=2, records=40)[0].passes == 2
+    assert events_of(plain, silo_index=0, silos=2, records=40)[0].passes == 2
 
 
 def test_a_round_without_noise_makes_no_user_level_promise():
@@ -57,31 +57,31 @@ def test_promises_that_real_silos_do_not_price_are_not_proposed_to_them(field):
 
 
 @pytest.mark.parametrize(
-    ("silos", "least", "honest", "counted"), [(10, 10, 1.0, 10), (100, 40, 0.75, 15), (4, 3, 0.5, 1)]
+    ("silos", "min_silos", "honest", "counted"), [(10, 10, 1.0, 10), (100, 40, 0.75, 15), (4, 3, 0.5, 1)]
 )
-def test_all_that_collude_may_be_among_those_that_come(silos, least, honest, counted):
-    assert counted_silos(silos, least, honest) == counted
-    with pytest.raises(PricingError, match=r"collude|least=0"):
+def test_all_that_collude_may_be_among_those_that_come(silos, min_silos, honest, counted):
+    assert counted_silos(silos, min_silos, honest) == counted
+    with pytest.raises(PricingError, match=r"collude|min_silos=0"):
         counted_silos(silos, silos - int(honest * silos), honest)
 
 
 @pytest.mark.parametrize(
-    ("silos", "least", "honest", "words"),
+    ("silos", "min_silos", "honest", "words"),
     [
         (10, 5, 1.5, "0 < honest"),
         (10, 5, 0.0, "0 < honest"),
         (10, 5, float("nan"), "0 < honest"),
         (10, 20, 1.0, "at most 10 silos"),
-        (10, 0, 1.0, "least"),
+        (10, 0, 1.0, "min_silos"),
         (10, 5.5, 1.0, "integer"),
         (0, 1, 1.0, "silos"),
     ],
 )
-def test_a_crowd_is_never_larger_than_the_silos_there_are(silos, least, honest, words):
+def test_a_crowd_is_never_larger_than_the_silos_there_are(silos, min_silos, honest, words):
     with pytest.raises(PricingError, match=words):
-        counted_silos(silos, least, honest)
+        counted_silos(silos, min_silos, honest)
     with pytest.raises(PricingError, match=words):
-        Company((40,) * silos, honest, least)
+        AnonymitySet((40,) * silos, honest, min_silos)
 
 
 def test_a_share_of_colluding_silos_is_a_share():
@@ -96,8 +96,8 @@ def test_a_price_that_counts_on_others_says_on_how_many(channel):
         return schedule({"g": (Release(lambda work: 1.0, 1.0, None, "full", channel=channel), who)}, ("g",) * 3)
 
     names, records = ["a", "b", "c"], [40, 40, 40]
-    for said in ({}, {"honest": 1.0}, {"fewest": 3}):
-        with pytest.raises(PricingError, match=r"honest=.*fewest="):
+    for said in ({}, {"honest": 1.0}, {"min_silos": 3}):
+        with pytest.raises(PricingError, match=r"honest=.*min_silos="):
             plan_silos(hidden("sampled"), names, records, Budget(epsilon=1.0, delta=1e-6, **said))
     # Where everybody comes to every round there is nothing to say of how many come.
     everyone, _ = plan_silos(hidden("all"), names, records, Budget(epsilon=1.0, delta=1e-6, honest=1.0))

@@ -179,10 +179,10 @@ def test_a_query_that_is_not_handed_the_attribute_cannot_read_it_and_costs_nothi
     free = dataclasses.replace(
         plain, rounds={"gradient": dataclasses.replace(part, silo=dataclasses.replace(part.silo, release=release))}
     )
-    assert events_of(free, place=0, silos=1, records=N)[0].noise_multiplier == 0.0
+    assert events_of(free, silo_index=0, silos=1, records=N)[0].noise_multiplier == 0.0
     silo = dataclasses.replace(part.silo, release=release, reads=("x", "y"))
     free = dataclasses.replace(plain, rounds={"gradient": dataclasses.replace(part, silo=silo)})
-    assert events_of(free, place=0, silos=1, records=N) == ()
+    assert events_of(free, silo_index=0, silos=1, records=N) == ()
 
 
 def test_passes_use_each_record_once_in_each_pass_and_are_priced_so():

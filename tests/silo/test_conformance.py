@@ -66,24 +66,24 @@ def side_by_side(build, problem, data, each):
     quiet, noisy = build(0.0), build(1.0)
     keys = split_keys(KEY)
     turns = turns_of(quiet, 1, participation(len(data)), len(data), keys)
-    desks = [_desk(quiet, keys, table, place) for place, table in enumerate(data)]
+    desks = [_desk(quiet, keys, table, silo_index) for silo_index, table in enumerate(data)]
     plain = {kind: _answerer(part, keys, None) for kind, part in quiet.rounds.items()}
     # One door for all silos, which are of one size: it is compiled once.
-    doors = {kind: Door(part.silo, data[0], place=0, form=False) for kind, part in noisy.rounds.items()}
+    doors = {kind: Door(part.silo, data[0], silo_index=0, form=False) for kind, part in noisy.rounds.items()}
     draws = {kind: batches_of(part.silo) for kind, part in quiet.rounds.items()}
     servers = {kind: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for kind, part in quiet.rounds.items()}
     state, memories = quiet.init(start(problem)), [quiet.memory(start(problem)) for _ in data]
     for number, kind in enumerate(quiet.schedule):
         silo, position = quiet.rounds[kind].silo, int(turns.position[number])
         broadcast, messages = servers[kind][0](state), []
-        places, weights, taken, before = (row[number] for row in turns.roster)
-        for place, last in zip(places[taken], before[taken], strict=True):
-            own = broadcast, memories[place]
-            batches = draws[kind](desks[place], silo_key(keys, place, number), position)
-            doors[kind].records = data[place]
+        silo_indices, weights, taken, before = (row[number] for row in turns.roster)
+        for silo_index, last in zip(silo_indices[taken], before[taken], strict=True):
+            own = broadcast, memories[silo_index]
+            batches = draws[kind](desks[silo_index], silo_key(keys, silo_index, number), position)
+            doors[kind].records = data[silo_index]
             found = doors[kind].answer(*own, batches=batches, sampler=no_noise, previous=None)
-            message, memories[place] = plain[kind](_bring(desks[place]), *own, number, position, last)
-            each(silo.release.clip(silo.start(*own)), found, message, memories[place])
+            message, memories[silo_index] = plain[kind](_bring(desks[silo_index]), *own, number, position, last)
+            each(silo.release.clip(silo.start(*own)), found, message, memories[silo_index])
             messages.append(message)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
         state = servers[kind][1](state, weighted_mean(stacked, jnp.asarray(weights[taken])))
@@ -132,13 +132,13 @@ def test_a_shuffled_sum_without_coins_is_the_exact_mean_to_the_grid(problem):
     point = start(problem)
     dimension = sum(leaf.size for leaf in jax.tree.leaves(point))
     own = ShareTerms(grid_for(2 * SIZE, dimension), 0, dimension)
-    door, total, keys = Door(part.silo, data[0], place=0, form=True), 0, split_keys(KEY)
+    door, total, keys = Door(part.silo, data[0], silo_index=0, form=True), 0, split_keys(KEY)
     mechanism = BinomialShare(door.engine, own, no_coins, 1.0)
     answer, means = _answerer(exact.rounds["gradient"], keys, None), []
-    for place, table in enumerate(data):
+    for silo_index, table in enumerate(data):
         door.records = table
         total = total + door.release(point, door.batch(0, None), mechanism)
-        means.append(answer(_bring(_desk(exact, keys, table, place)), point, (), 0, 0, -1)[0])
+        means.append(answer(_bring(_desk(exact, keys, table, silo_index)), point, (), 0, 0, -1)[0])
     found = mean_of_total(total, part.silo, point, point, own, records=2 * SIZE, each=1 / (2 * SIZE))
     expected = jax.tree.map(lambda *leaves: sum(leaves) / 2, *means)
     step = 2 * 0.7 / own.grid

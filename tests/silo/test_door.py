@@ -75,7 +75,7 @@ def release_of(blocks: bool, **changes) -> Release:
 def door_of(name: str) -> Door:
     """One door for each query, so that each is compiled once; tests put other records behind it."""
     silo = Silo(QUERIES[name], release_of(name == "saddle"))
-    return Door(silo, records_of(name, 0), place=0, form=False)
+    return Door(silo, records_of(name, 0), silo_index=0, form=False)
 
 
 def objective_of(name: str) -> Objective:
@@ -303,7 +303,7 @@ def eighths(count: int, width: int = 3) -> dict[str, np.ndarray]:
 def test_micro_batches_add_up_to_the_batch(constant, limit, monkeypatch):
     monkeypatch.setattr(shipped, constant, limit * (3 if constant == "_STORED_FLOATS" else 1))
     records = eighths(10)
-    door = Door(mean_silo(size=10, sampling="wor"), records, place=0, form=False)
+    door = Door(mean_silo(size=10, sampling="wor"), records, silo_index=0, form=False)
     sizes = [len(there) for _, there in door.engine.stored(None, records, np.ones(10, bool))]
     assert sizes == [min(limit, 10)] * -(-10 // min(limit, 10))
     batch = SecretBatch(np.arange(10)[::-1].copy(), np.arange(10) != 7)
@@ -316,7 +316,7 @@ def test_micro_batches_of_factors_add_up_to_the_batch(monkeypatch):
     work, records = work_of("deep", 0), records_of("deep", 0)
     whole = sums_of(door_of("deep"), records, work)[""]
     monkeypatch.setattr(shipped, "_MOST_AT_ONCE", 3)
-    door = Door(Silo(QUERIES["deep"], release_of(False)), records, place=0, form=False)
+    door = Door(Silo(QUERIES["deep"], release_of(False)), records, silo_index=0, form=False)
     parts = sums_of(door, records, work)[""]
     # A row may be rounded otherwise in another slot: by a unit of a factor, of which there are 2^18.
     np.testing.assert_allclose(parts.astype(float) / BOUND, whole.astype(float) / BOUND, atol=2e-5)
@@ -338,7 +338,7 @@ def test_layers_are_in_factors_where_that_is_less():
 def test_formed_vectors_are_those_in_factors(name):
     """Mechanisms that speak about single records form every vector."""
     door, work, records = door_of(name), work_of(name, 4), records_of(name, 4)
-    formed = Door(door.silo, records, place=0, form=True)
+    formed = Door(door.silo, records, silo_index=0, form=True)
     assert not any(own.factored for own in formed.engine.blocks(work, records).values())
     assert any(own.factored for own in door.engine.blocks(work, records).values())
     one, other = (sums_of(d, records, work) for d in (door, formed))
@@ -361,7 +361,7 @@ def test_the_noise_has_the_deviation_that_is_promised():
         Release(lambda work: {"a": 0.5, "b": 4.0}, blocks, None, "full"),
     )
     records = {"x": np.full((10, 4000), 1e-3, np.float32)}
-    message = answered(Door(silo, records, place=0, form=False), sampler=discrete_gaussian).message
+    message = answered(Door(silo, records, silo_index=0, form=False), sampler=discrete_gaussian).message
     for name, mean, clip in (("a", 1e-3, 0.5), ("b", 2e-3, 4.0)):
         noise = np.asarray(message[name], float) - mean
         assert stats.kstest(noise, "norm", args=(0, blocks[name] * 2 * clip / 10)).pvalue > 1e-6
@@ -378,7 +378,7 @@ def test_the_sampler_is_told_the_priced_deviation_and_not_a_rounded_one():
     priced = float(np.float32(0.3)) * (1 + 2.0**-26)
     assert float(np.float32(priced)) < priced
     for multiplier in (priced, np.asarray([5.0, priced])):
-        answered(Door(mean_silo(noise=multiplier), eighths(4), place=1, form=False), sampler=sampler)
+        answered(Door(mean_silo(noise=multiplier), eighths(4), silo_index=1, form=False), sampler=sampler)
     assert told == [priced * 2 * BOUND] * 2
 
 
@@ -405,7 +405,7 @@ def test_a_running_sum_keeps_only_the_last_noise():
 
     records = eighths(4)
     silo = mean_silo(mechanism="cumulative", noise=10.0)
-    door, previous, total = Door(silo, records, place=0, form=False), None, 0.0
+    door, previous, total = Door(silo, records, silo_index=0, form=False), None, 0.0
     for number in range(1, 7):
         found = answered(door, sampler=sampler, previous=previous)
         previous, total = found.noise, total + np.asarray(found.message, float)
@@ -414,14 +414,14 @@ def test_a_running_sum_keeps_only_the_last_noise():
         np.testing.assert_allclose(total, number * records["x"].mean(axis=0) + drawn[-1] * unit, atol=1e-4)
     assert np.linalg.norm(total - 6 * records["x"].mean(axis=0)) > 0.1
     # Of other releases no noise is kept: beside a stored message it would give it away.
-    assert answered(Door(mean_silo(), records, place=0, form=False), sampler=sampler).noise == {}
+    assert answered(Door(mean_silo(), records, silo_index=0, form=False), sampler=sampler).noise == {}
 
 
 def test_a_running_sum_whose_clip_is_not_usable_says_nothing_and_keeps_its_noise():
     silo = Silo(
         lambda work, record: record["x"], Release(lambda work: np.nan, 1.0, None, "full", mechanism="cumulative")
     )
-    door, earlier = Door(silo, eighths(4), place=0, form=False), {"": np.arange(3)}
+    door, earlier = Door(silo, eighths(4), silo_index=0, form=False), {"": np.arange(3)}
     found = answered(door, sampler=discrete_gaussian, previous=earlier)
     assert not np.any(found.message)
     assert (found.noise[""] == earlier[""]).all()
@@ -437,7 +437,7 @@ def test_local_steps_absorb_a_release_for_each_batch():
         report=lambda work, memory: (work, memory + 1),
     )
     records = eighths(4)
-    door = Door(counting, records, place=0, form=False)
+    door = Door(counting, records, silo_index=0, form=False)
     batches = [door.batch(position, np.array([3, 1, 0, 2])) for position in (0, 2)]
     found = door.answer(jnp.zeros(3), jnp.zeros(()), batches=batches, sampler=no_noise, previous=None)
     np.testing.assert_allclose(found.message, records["x"].sum(axis=0) / 2, rtol=1e-6)
@@ -452,15 +452,15 @@ def test_local_steps_absorb_a_release_for_each_batch():
 @pytest.mark.parametrize("change", [{"channel": "trusted"}, {"channel": "open"}, {"noise": None}])
 def test_a_silo_that_adds_no_noise_says_nothing(change):
     with pytest.raises(DoorError, match="noise"):
-        answered(Door(mean_silo(**change), eighths(4), place=0, form=False), sampler=discrete_gaussian)
+        answered(Door(mean_silo(**change), eighths(4), silo_index=0, form=False), sampler=discrete_gaussian)
 
 
 @pytest.mark.parametrize("wrong", [lambda n, s: np.zeros(n), lambda n, s: np.zeros(n + 1, np.int64), lambda n, s: 0])
 def test_noise_that_is_not_of_integers_for_every_coordinate_is_refused(wrong):
     with pytest.raises(DoorError, match="64-bit integers of noise"):
-        answered(Door(mean_silo(), eighths(4), place=0, form=False), sampler=wrong)
+        answered(Door(mean_silo(), eighths(4), silo_index=0, form=False), sampler=wrong)
 
 
 def test_more_records_than_add_up_in_64_bits_are_refused():
     with pytest.raises(DoorError, match="records"):
-        Door(mean_silo(), {"x": np.zeros((MOST_RECORDS + 1, 0), np.float32)}, place=0, form=False)
+        Door(mean_silo(), {"x": np.zeros((MOST_RECORDS + 1, 0), np.float32)}, silo_index=0, form=False)

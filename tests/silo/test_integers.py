@@ -509,12 +509,12 @@ def test_no_record_is_lost_where_terms_nearly_cancel(inputs, outputs, apart):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", ["formed", "left", "right"])
-def test_what_is_not_finite_is_zero_and_changes_nothing_else(bad, place):
+@pytest.mark.parametrize("silo_index", ["formed", "left", "right"])
+def test_what_is_not_finite_is_zero_and_changes_nothing_else(bad, silo_index):
     vectors = gaussian(0, 2, 5, 4)
     before = quantise(vectors, 1.0, BOUND)
     sides = {"formed": vectors.formed.copy(), **{n: s.copy() for n, s in vectors.layers["a"]._asdict().items()}}
-    sides[place][..., 2, 1] = bad
+    sides[silo_index][..., 2, 1] = bad
     layers = {"a": Factors(sides["left"], sides["right"])}
     after = quantise(Vectors(sides["formed"], layers), 1.0, BOUND)
     assert not formed_of(after)[2].any()

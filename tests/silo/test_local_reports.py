@@ -32,7 +32,7 @@ def silo_with(clip=1.0, batch=None, sampling="full"):
 
 
 def reported(silo, records, terms, *, weight=1.0, position=0, order=None):
-    door = Door(silo, records, place=0, form=True)
+    door = Door(silo, records, silo_index=0, form=True)
     return door.release(None, door.batch(position, order), LocalReports(door.engine, terms, weight))
 
 

@@ -34,7 +34,7 @@ def silo_with(clip=1.0, **changes):
 
 
 def share_of(silo, records, terms, *, coins=no_coins, weight=1.0, batch=None):
-    door = Door(silo, records, place=0, form=True)
+    door = Door(silo, records, silo_index=0, form=True)
     batch = door.batch(0, None) if batch is None else batch
     return door.release(None, batch, BinomialShare(door.engine, terms, coins, weight))
 
@@ -207,7 +207,7 @@ def test_coins_are_flipped_for_the_fixed_size_whatever_the_batch():
 
     records = {"x": np.zeros((6, 3), np.float32)}
     silo = silo_with(batch_size=4, sampling="one-pass")
-    door = Door(silo, records, place=0, form=True)
+    door = Door(silo, records, silo_index=0, form=True)
     for position in (0, 4, 8):
         batch = door.batch(position, np.arange(6))
         door.release(None, batch, BinomialShare(door.engine, ShareTerms(200, 11, 3), coins, 1.0))
@@ -219,7 +219,7 @@ def test_coins_are_flipped_for_the_fixed_size_whatever_the_batch():
 
 def test_terms_are_those_of_the_simulation_and_are_as_private_as_they_claim():
     sizes, dimension, multiplier = [100, 200, 300], 10, 20.0
-    terms = share_terms(multiplier, sizes, least=2, honest=1.0, dimension=dimension)
+    terms = share_terms(multiplier, sizes, min_silos=2, honest=1.0, dimension=dimension)
     grid = grid_steps(600.0, dimension)
     assert terms.grid == int(grid)
     assert terms.coins == pytest.approx(float(flips_each(multiplier, grid, dimension, 300.0)), rel=2e-5)  # in float32
@@ -228,16 +228,16 @@ def test_terms_are_those_of_the_simulation_and_are_as_private_as_they_claim():
 
 
 def test_fewer_honest_silos_mean_more_coins():
-    most = share_terms(20.0, [100, 200, 300], least=3, honest=1.0, dimension=4)
-    half = share_terms(20.0, [100, 200, 300], least=3, honest=0.5, dimension=4)
+    most = share_terms(20.0, [100, 200, 300], min_silos=3, honest=1.0, dimension=4)
+    half = share_terms(20.0, [100, 200, 300], min_silos=3, honest=0.5, dimension=4)
     assert half.coins == pytest.approx(6 * most.coins, rel=1e-3)  # one silo of 100 records instead of 600
 
 
 def test_models_too_large_for_exact_coins_are_refused():
     with pytest.raises(TacitError, match="too large"):
-        share_terms(20.0, [100, 200], least=2, honest=1.0, dimension=10**6)
+        share_terms(20.0, [100, 200], min_silos=2, honest=1.0, dimension=10**6)
     with pytest.raises(TacitError, match="crowd of one"):
-        share_terms(20.0, [100, 200], least=1, honest=1.0, dimension=2)
+        share_terms(20.0, [100, 200], min_silos=1, honest=1.0, dimension=2)
 
 
 # Shares.
@@ -247,7 +247,7 @@ def test_shares_of_two_silos_add_up_to_the_mean_with_the_noise_that_was_priced()
     rng = np.random.default_rng(0)
     tables = [{"x": rng.uniform(-0.3, 0.3, (n, 3)).astype(np.float32)} for n in (40, 60)]
     terms, silo = ShareTerms(grid=40, coins=500, dimension=3), silo_with()
-    doors = [Door(silo, table, place=i, form=True) for i, table in enumerate(tables)]
+    doors = [Door(silo, table, silo_index=i, form=True) for i, table in enumerate(tables)]
     truth = np.concatenate([table["x"] for table in tables]).mean(axis=0)
     found = []
     for _ in range(300):
@@ -294,7 +294,7 @@ def test_records_that_are_not_finite_or_not_there_add_nothing():
     records = {"x": np.asarray([[0.5, 0.5], [np.nan, 0.1], [np.inf, 0.0], [3.0, 4.0]], np.float32)}
     terms = ShareTerms(grid=20, coins=0, dimension=2)
     assert share_of(silo_with(), records, terms).tolist() == [5 + 6, 5 + 8]
-    door = Door(silo_with(), records, place=0, form=True)
+    door = Door(silo_with(), records, silo_index=0, form=True)
     batch = door.batch(0, None)._replace(present=np.array([True, True, True, False]))
     assert share_of(silo_with(), records, terms, batch=batch).tolist() == [5, 5]
 

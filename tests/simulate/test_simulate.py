@@ -105,7 +105,7 @@ def test_participation_rosters():
     key = jax.random.key(0)
     fixed = roster(key, algorithm, participation(5, 2), 5)
     assert fixed.taken.sum(axis=1).tolist() == [2] * 40
-    assert (fixed.places[:, 0] != fixed.places[:, 1]).all()
+    assert (fixed.silo_indices[:, 0] != fixed.silo_indices[:, 1]).all()
     np.testing.assert_allclose(fixed.weights.sum(axis=1), 1)
     varied = roster(key, algorithm, participation(5, (1, 4)), 5)
     assert set(varied.taken.sum(axis=1).tolist()) == {1, 2, 3, 4}
@@ -121,7 +121,7 @@ def test_the_mean_is_unbiased_whoever_comes():
     weights = np.asarray([0.1, 0.2, 0.3, 0.4])
     got = roster(jax.random.key(1), algorithm, participation(4, (1, 3), weights=weights), 4)
     share = np.zeros(4)
-    np.add.at(share, got.places[got.taken], got.weights[got.taken])
+    np.add.at(share, got.silo_indices[got.taken], got.weights[got.taken])
     np.testing.assert_allclose(share / 4000, weights, atol=0.015)
 
 
@@ -133,7 +133,7 @@ def test_one_silo_in_turn():
         plain.schedule,
         plain.output,
     )
-    assert roster(jax.random.key(0), turns, participation(3), 3).places[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert roster(jax.random.key(0), turns, participation(3), 3).silo_indices[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
     silos = enrol(tables())
     fast = simulate(turns, start(LOGISTIC), silos, key=jax.random.key(2), noise="each")
     slow = debug(turns, start(LOGISTIC), [rows_of(silos, i) for i in range(3)], key=jax.random.key(2))

@@ -23,13 +23,13 @@ from tacit.algorithms import ALGORITHMS
 from tacit.audit.stored_engine import StoredEngine
 from tacit.audit.worst_case import attackers_problem
 from tacit.channel.sealing import new_secret, public_key
-from tacit.deploy.server.terms import plan_for
+from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker
 from tacit.deploy.silo.contract import Offer, builder_from, consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import VERSION, Plan, Shuffle, Welcome
 from tacit.privacy import Price, price
-from tacit.privacy.crowd import counted_silos
+from tacit.privacy.anonymity import counted_silos
 from tacit.silo.local_reports import MOST_LOCAL, total_of_reports
 from tacit.silo.shares import in_order
 from tacit.studies.assemble import Builder
@@ -56,12 +56,14 @@ class Deployed:
         return price([e for e in self.own.events if e.kind == kind], delta=self.own.price.delta)
 
 
-def company(records: tuple[int, ...], channel: str, *, least: int, honest: float, weights: str) -> Shuffle | None:
+def anonymity_set(
+    records: tuple[int, ...], channel: str, *, min_silos: int, honest: float, weights: str
+) -> Shuffle | None:
     """The crowd of a plan through shufflers, with keys that nobody needs; none where every silo speaks for itself."""
     if channel not in CROWDED:
         return None
     to = {"shufflers": {_SHUFFLER: _key(0)}, "server": _key(1)}
-    return Shuffle(records=records, least=least, honest=honest, weights=weights, **to)  # type: ignore[arg-type]
+    return Shuffle(records=records, min_silos=min_silos, honest=honest, weights=weights, **to)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=2)
@@ -74,13 +76,15 @@ def deploy(plan: Plan, records: tuple[int, ...]) -> Deployed:
 
     The other honest silos are the smallest. Those that collude are left out: the server knows what they say.
     """
-    own = _offer(plan, records[plan.place])
+    own = _offer(plan, records[plan.silo_index])
     if plan.shuffle is None:
-        return Deployed(own, (), (records[plan.place],))
-    counted = counted_silos(plan.silos, plan.shuffle.least, plan.shuffle.honest)
-    smallest = sorted((n, place) for place, n in enumerate(records) if place != plan.place)[: counted - 1]
-    others = tuple(_offer(plan.model_copy(update={"place": place}), n) for n, place in smallest)
-    return Deployed(own, others, (records[plan.place], *(n for n, _ in smallest)))
+        return Deployed(own, (), (records[plan.silo_index],))
+    counted = counted_silos(plan.silos, plan.shuffle.min_silos, plan.shuffle.honest)
+    smallest = sorted((n, silo_index) for silo_index, n in enumerate(records) if silo_index != plan.silo_index)[
+        : counted - 1
+    ]
+    others = tuple(_offer(plan.model_copy(update={"silo_index": silo_index}), n) for n, silo_index in smallest)
+    return Deployed(own, others, (records[plan.silo_index], *(n for n, _ in smallest)))
 
 
 def _offer(plan: Plan, records: int) -> Offer:

@@ -72,7 +72,7 @@ class MeasuredSum:
     def _said(self, work: Work, table: Table) -> Blocks:
         count = len(table["y"])
         if self._door is None:
-            self._door = Door(self._silo, table, place=0, form=self.form)
+            self._door = Door(self._silo, table, silo_index=0, form=self.form)
         self._door.records = table
         batch = SecretBatch(np.arange(count), np.ones(count, bool))
         return self._door.release(work, batch, self.mechanism)
@@ -120,5 +120,5 @@ def _terms(silo: Silo, shapes: Mapping[str, Any]) -> BlockTerms:
     for name, shape in shapes.items():
         width = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape))
         z = float(np.max(in_blocks(silo.release.noise_multiplier, name)))
-        found[name] = share_terms(z, [1, 1], least=2, honest=0.5, dimension=width)
+        found[name] = share_terms(z, [1, 1], min_silos=2, honest=0.5, dimension=width)
     return found if isinstance(silo.release.noise_multiplier, Mapping) else found[""]

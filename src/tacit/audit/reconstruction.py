@@ -111,7 +111,7 @@ def _message(objective: Objective, model: Params, images: Any, classes: Any, mul
     if multiplier is None:
         view = view_of({k: jnp.asarray(v) for k, v in records.items()}, len(classes), None, 0)
         return answer(silo, model, (), view, key=jax.random.key(0), position=0)[0]
-    door = Door(silo, records, place=0, form=False)
+    door = Door(silo, records, silo_index=0, form=False)
     batch = door.batch(0, None)
     return door.answer(model, (), batches=[batch], sampler=discrete_gaussian, previous=None).message
 

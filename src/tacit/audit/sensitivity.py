@@ -117,7 +117,7 @@ def _parts(algorithm: Algorithm, objective: Objective, features: int) -> Iterato
     blank = {"x": np.zeros((2, _ROWS, features), np.float32), "y": np.zeros((2, _ROWS), np.float32)}
     blank["s"] = np.zeros((2, _ROWS), np.int32)
     said = hostile_broadcasts(algorithm, params, message_shapes(algorithm, params, blank), turning=False)
-    for event in events_of(algorithm, place=0, silos=1, records=_ROWS):
+    for event in events_of(algorithm, silo_index=0, silos=1, records=_ROWS):
         silo, z = algorithm.rounds[event.kind].silo, event.noise_multiplier
         last = max(i for i, name in enumerate(algorithm.schedule) if name == event.kind)
         memory = algorithm.memory(params)

@@ -29,7 +29,7 @@ from tacit.audit.worst_case import (
 )
 from tacit.privacy import Price, price
 from tacit.privacy.plan import events_of
-from tacit.silo import Crowd, SiloView, answer, view_of
+from tacit.silo import AnonymityCounts, SiloView, answer, view_of
 from tacit.simulate import program
 from tacit.simulate.participation import participation
 
@@ -41,7 +41,7 @@ class Seat(NamedTuple):
     """Which silo is attacked: its place among how many, its records, and how often it agreed to answer."""
 
     records: int
-    place: int = 0
+    silo_index: int = 0
     silos: int = 1
     max_participations: int | None = None
 
@@ -84,7 +84,7 @@ class SimulatedTarget:
     def claim(self, kind: str | None) -> Price:
         """What the accountant says about the silo's releases, or about those of one kind."""
         seat = self.seat
-        own = {"place": seat.place, "silos": seat.silos, "records": seat.records}
+        own = {"silo_index": seat.silo_index, "silos": seat.silos, "records": seat.records}
         events = events_of(self.algorithm, **own, max_participations=seat.max_participations)  # type: ignore[arg-type]
         return price([e for e in events if kind in (None, e.kind)], delta=self.delta)
 
@@ -94,7 +94,7 @@ class SimulatedTarget:
         numbers = rounds_answered(algorithm, seat)
         samplings = {algorithm.rounds[algorithm.schedule[n]].silo.release.sampling for n in numbers}
         order = program.silo_order(
-            algorithm, program.split_keys(jax.random.key(1)), seat.place, seat.records, seat.records
+            algorithm, program.split_keys(jax.random.key(1)), seat.silo_index, seat.records, seat.records
         )
         # The order of a pass is not secret, so the record that differs may be the first of it.
         target = 0 if order is None else int(order[0])
@@ -114,7 +114,7 @@ class SimulatedTarget:
         return staged(True), staged(False)
 
 
-def lonely_crowd(part: Round, desk: SiloView) -> Crowd | None:
+def lonely_crowd(part: Round, desk: SiloView) -> AnonymityCounts | None:
     """The crowd of a shuffled sum in which no other silo hides this one, so that its share is the whole sum."""
     sizes = program.batch_sizes(part, jnp.asarray([desk.count]))
     return program.crowd_of(part, sizes, participation(1))
@@ -124,7 +124,7 @@ def rounds_answered(algorithm: Algorithm, seat: Seat) -> tuple[int, ...]:
     """The rounds in which a hostile server asks this silo: all that it agreed to."""
     share: dict[str, int] = {}
     for kind, part in algorithm.rounds.items():
-        turns = [part.participants != "in turn" or turn % seat.silos == seat.place for turn in algorithm.turns]
+        turns = [part.participants != "in turn" or turn % seat.silos == seat.silo_index for turn in algorithm.turns]
         share[kind] = sum(name == kind and own for name, own in zip(algorithm.schedule, turns, strict=True))
     found: list[int] = []
     for number, kind in enumerate(algorithm.schedule):
@@ -168,7 +168,7 @@ def _compiled(
     width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[kind])) for kind in kinds)
 
     def trial(key: Array, records: Any, said: tuple[Any, ...], loudness: Array) -> Array:
-        desk = view_of(records, seat.records, order, seat.place)
+        desk = view_of(records, seat.records, order, seat.silo_index)
         keys = program.split_keys(key)
         players = [
             _player(algorithm, kind, stack, desk, keys, loudness, width)
@@ -197,16 +197,19 @@ def _player(
     """One kind of round, what the attacker sees of it flat and padded to the longest."""
     part = algorithm.rounds[kind]
     part = dataclasses.replace(part, silo=_louder(part.silo, loudness))
-    crowd = lonely_crowd(part, desk)
+    anonymity = lonely_crowd(part, desk)
 
     def play(memory: Any, number: Array, at: Array, position: Array, last: Array) -> Any:
         broadcast = jax.tree.map(lambda leaf: leaf[at], said)
         if part.silo.release.channel == "trusted":
             seen = _trusted(part, broadcast, memory, desk, keys, number, position, last)
         else:
-            key, before = program.silo_key(keys, desk.place, number), program.silo_before(keys, desk.place, last)
+            key, before = (
+                program.silo_key(keys, desk.silo_index, number),
+                program.silo_before(keys, desk.silo_index, last),
+            )
             seen, memory = answer(
-                part.silo, broadcast, memory, desk, key=key, position=position, previous=before, crowd=crowd
+                part.silo, broadcast, memory, desk, key=key, position=position, previous=before, anonymity=anonymity
             )
         flat = ravel_pytree(seen)[0].astype(jnp.float32)
         return memory, jnp.pad(flat, (0, width - flat.size))

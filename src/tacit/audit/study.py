@@ -48,10 +48,10 @@ def audit_study(
     silos = prepared.plan.silos
     dearest = max(silo.price.epsilon for silo in silos if silo.price is not None)
     rank = [(s.price is None or s.price.epsilon < 0.99 * dearest, s.records) for s in silos]
-    place = min(range(len(silos)), key=rank.__getitem__)
-    target = target_of(prepared, place)
+    silo_index = min(range(len(silos)), key=rank.__getitem__)
+    target = target_of(prepared, silo_index)
     # In the simulator, as the study's plan prices it, all its releases together.
-    claim = silos[place].price if kind is None and target.path == "simulated" else None
+    claim = silos[silo_index].price if kind is None and target.path == "simulated" else None
     results = [
         audit_mechanism(
             target,
@@ -60,25 +60,25 @@ def audit_study(
             # Each canary is a bound of its own: the confidence of the best of them is shared out.
             confidence=1 - (1 - confidence) / len(canaries),
             seed=seed + number,
-            label=f"{study.name}, {silos[place].name}",
+            label=f"{study.name}, {silos[silo_index].name}",
             canary=canary,
             kind=kind,
             claim=claim,
         )
         for number, canary in enumerate(canaries)
     ]
-    return _finding(study, silos[place].name, kind, results, confidence)
+    return _finding(study, silos[silo_index].name, kind, results, confidence)
 
 
-def target_of(prepared: Prepared, place: int) -> Target:
+def target_of(prepared: Prepared, silo_index: int) -> Target:
     """The silo at a place of a study: behind its door where daemons take the study, else in the simulator."""
     silos, study = prepared.plan.silos, prepared.study
     try:
-        plan = proposed(prepared).model_copy(update={"place": place})
+        plan = proposed(prepared).model_copy(update={"silo_index": silo_index})
         return DoorTarget(deploy(plan, tuple(silo.records for silo in silos)))
     except TacitError:
         algorithm = dataclasses.replace(prepared.builder, problem=attackers_problem()).build(**prepared.plan.parameters)
-        seat = Seat(silos[place].records, place, len(silos), study.privacy.max_participations)
+        seat = Seat(silos[silo_index].records, silo_index, len(silos), study.privacy.max_participations)
         return SimulatedTarget(algorithm, seat, study.privacy.delta)
 
 

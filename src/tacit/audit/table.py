@@ -14,7 +14,7 @@ from typing import Any
 
 from tacit.algorithm import CROWDED, Channel, Sampling
 from tacit.algorithms import ALGORITHMS, Entry
-from tacit.audit.deployed import company, deploy
+from tacit.audit.deployed import anonymity_set, deploy
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.transcript import DoorTarget, Target
 from tacit.audit.worst_case import attackers_problem
@@ -102,7 +102,7 @@ def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
     seat = Seat(setting.records)
     try:
         unit = entry.build(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
-        events = events_of(unit, place=0, silos=1, records=setting.records)
+        events = events_of(unit, silo_index=0, silos=1, records=setting.records)
         if setting.channel == "open":
             return Subject(entry, setting, SimulatedTarget(unit, seat, delta))
         factor = calibrate(events, epsilon=epsilon, delta=delta)[0].noise_multiplier / events[0].noise_multiplier
@@ -115,7 +115,7 @@ def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
 def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Plan:
     """The plan that a server would propose for a setting: to one silo, or to two of which the other colludes."""
     given = {name: value for name, value in parameters_for(entry, setting).items() if value is not None}
-    crowd = company((setting.records,) * 2, setting.channel, least=2, honest=0.5, weights="equal")
+    anonymity = anonymity_set((setting.records,) * 2, setting.channel, min_silos=2, honest=0.5, weights="equal")
     return Plan(
         name="audit",
         features=(1,),
@@ -123,9 +123,9 @@ def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
         algorithm={"name": entry.name, **given},
         epsilon=epsilon,
         delta=delta,
-        silos=1 if crowd is None else 2,
-        place=0,
-        shuffle=crowd,
+        silos=1 if anonymity is None else 2,
+        silo_index=0,
+        shuffle=anonymity,
     )
 
 

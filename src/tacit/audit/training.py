@@ -59,7 +59,7 @@ def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneR
     The seed decides canaries and coins. Batches and noise are the doors' own, so no two runs are the same.
     """
     prepared = prepare(study)
-    place = int(np.argmax([silo.records for silo in prepared.plan.silos]))
+    silo_index = int(np.argmax([silo.records for silo in prepared.plan.silos]))
     if not study.privacy.private:
         raise AuditError(f"Expected a private study, got {study.name} without a budget; set privacy.epsilon.")
     for kind, part in prepared.builder.build(**prepared.plan.parameters).rounds.items():
@@ -71,29 +71,31 @@ def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneR
             )
     generator = np.random.default_rng(seed)
     tables = [dict(silo.train) for silo in prepared.federations[0].silos]
-    canaries = len(tables[place]["y"]) // 2
+    canaries = len(tables[silo_index]["y"]) // 2
     coins = generator.choice([-1, 1], canaries)
-    versions = _versions(tables[place], canaries, generator)
-    tables[place] = {k: np.where(_column(coins, v[0]) > 0, v[0], v[1]) for k, v in _joined(tables[place], versions)}
+    versions = _versions(tables[silo_index], canaries, generator)
+    tables[silo_index] = {
+        k: np.where(_column(coins, v[0]) > 0, v[0], v[1]) for k, v in _joined(tables[silo_index], versions)
+    }
     pairs = zip(tables, prepared.names, strict=True)
     checked = [check_records({"x": table["x"], "y": table["y"]}, name) for table, name in pairs]
     workers = _workers(prepared, checked)
-    estimate = _estimate(prepared, workers, place, versions, checked[place], seed)
+    estimate = _estimate(prepared, workers, silo_index, versions, checked[silo_index], seed)
     clearest = np.argsort(-np.abs(estimate))[: max(1, int(_GUESSED_SHARE * canaries))]
     correct = int(np.sum(np.sign(estimate[clearest]) == coins[clearest]))
-    price, made = workers[place].offer.price, (canaries, len(clearest), correct)
+    price, made = workers[silo_index].offer.price, (canaries, len(clearest), correct)
     direct = one_run_epsilon(*made, delta=price.delta, confidence=confidence)
     by_mu = gdp_epsilon(one_run_mu(*made, confidence=confidence), price.delta) if price.mu is not None else direct
     return OneRunResult(
-        prepared.plan.silos[place].name, *made, price.epsilon, max(by_mu, 0.0), direct, price.delta, confidence
+        prepared.plan.silos[silo_index].name, *made, price.epsilon, max(by_mu, 0.0), direct, price.delta, confidence
     )
 
 
 def _workers(prepared: Prepared, tables: list[Record]) -> list[Worker]:
     """Every silo's worker, as its daemon would make it from the study's plan."""
     plan, found = proposed(prepared), []
-    for place, table in enumerate(tables):
-        own = plan.model_copy(update={"place": place})
+    for silo_index, table in enumerate(tables):
+        own = plan.model_copy(update={"silo_index": silo_index})
         made = offer(own, len(table["y"]), record=record_of(own), build=builder_from)
         found.append(Worker(made, table, EXACT))
     return found
@@ -127,29 +129,29 @@ def _joined(table: Record, versions: tuple[Record, Record]) -> list[tuple[str, t
 def _estimate(
     prepared: Prepared,
     workers: list[Worker],
-    place: int,
+    silo_index: int,
     versions: tuple[Record, Record],
     table: Record,
     seed: int,
 ) -> np.ndarray:
     """The linear estimate of the coins, from the transcript of one training run."""
-    algorithm, size, count = workers[place].offer.algorithm, len(versions[0]["y"]), len(table["y"])
+    algorithm, size, count = workers[silo_index].offer.algorithm, len(versions[0]["y"]), len(table["y"])
     keys = program.split_keys(jax.random.key(seed))
     turns = program.turns_of(algorithm, 0, prepared.who, len(workers), keys)
     rest = {k: v[size:] for k, v in table.items()}
     state = algorithm.init(prepared.builder.problem.objective.init(jax.random.key(seed)))
     kept = [worker.begin() for worker in workers]
     precision, signal = np.eye(size), np.zeros(size)
-    parts = {kind: _parts(part, place) for kind, part in algorithm.rounds.items()}
+    parts = {kind: _parts(part, silo_index) for kind, part in algorithm.rounds.items()}
     for number, kind in enumerate(algorithm.schedule):
         part = algorithm.rounds[kind]
         broadcast, messages = part.server.ask(state), []
         taken = turns.roster.taken[number]
-        for i in turns.roster.places[number][taken]:
+        for i in turns.roster.silo_indices[number][taken]:
             arrays, kept[i] = workers[i].answer(number, broadcast, kept[i])
             messages.append(arrays)
-            if i == place:
-                shift, base, deviation = _expected(part, parts[kind], broadcast, versions, rest, count, place)
+            if i == silo_index:
+                shift, base, deviation = _expected(part, parts[kind], broadcast, versions, rest, count, silo_index)
                 heard = np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
                 precision += shift @ shift.T / deviation**2
                 signal += shift @ (heard - base) / deviation**2
@@ -165,14 +167,14 @@ def _statistic(part: Round, broadcast: Any, table: Record) -> Any:
     return jax.eval_shape(lambda: part.silo.query(part.silo.start(broadcast, ()), record))
 
 
-def _parts(part: Round, place: int) -> Any:
+def _parts(part: Round, silo_index: int) -> Any:
     """Every record's own clipped statistic, and the bound it was clipped to, compiled once for a kind of round."""
 
     @jax.jit
     def parts(broadcast: Any, table: Record) -> Any:
         work = part.silo.start(broadcast, ())
         bound = jnp.asarray(part.silo.release.clip(work), jnp.float32)
-        bound = bound[place] if bound.ndim else bound
+        bound = bound[silo_index] if bound.ndim else bound
 
         def one(record: Record) -> Any:
             alone = jax.tree.map(lambda leaf: leaf[None], record)
@@ -184,7 +186,7 @@ def _parts(part: Round, place: int) -> Any:
 
 
 def _expected(
-    part: Round, parts: Any, broadcast: Any, versions: tuple[Record, Record], rest: Record, count: int, place: int
+    part: Round, parts: Any, broadcast: Any, versions: tuple[Record, Record], rest: Record, count: int, silo_index: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """What each coin adds to the expected message, the message without coins, and the noise."""
     size = len(versions[0]["y"])
@@ -195,5 +197,5 @@ def _expected(
     release = part.silo.release
     batch = count if release.batch_size is None else int(np.max(release.batch_size))
     z = np.asarray(release.noise_multiplier)
-    deviation = float(z[place] if z.ndim else z) * 2 * float(bound) / batch
+    deviation = float(z[silo_index] if z.ndim else z) * 2 * float(bound) / batch
     return (one - zero) / 2, (one + zero).sum(axis=0) / 2 + others.sum(axis=0), deviation

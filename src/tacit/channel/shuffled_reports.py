@@ -40,7 +40,7 @@ def digest(broadcast: Any) -> str:
 
 
 class ReportShuffler:
-    """Collects the reports of a round, stream by stream; the price counts on at least ``least`` of them in each.
+    """Collects the reports of a round, stream by stream; the price counts on at least ``min_silos`` of them in each.
 
     The shuffler refuses, and not the server, which gains from a small crowd. A silo's reports count once and whole.
 
@@ -50,10 +50,10 @@ class ReportShuffler:
     ['a1', 'a2', 'b1']
     """
 
-    def __init__(self, least: int) -> None:
-        if least < 2:
-            raise TacitError(f"Expected least={least} >= 2: nobody hides in a crowd of one.")
-        self.least = least
+    def __init__(self, min_silos: int) -> None:
+        if min_silos < 2:
+            raise TacitError(f"Expected min_silos={min_silos} >= 2: nobody hides in a crowd of one.")
+        self.min_silos = min_silos
         self._arrived: dict[str, tuple[str, dict[str, list[Any]]]] = {}
 
     def receive(self, sender: str, broadcast: str, reports: dict[str, Sequence[Any]]) -> None:
@@ -74,11 +74,11 @@ class ReportShuffler:
         for _, own in self._arrived.values():
             for stream, some in own.items():
                 streams.setdefault(stream, []).extend(some)
-        fewest = min((len(some) for some in streams.values()), default=0)
-        if fewest < self.least:
+        smallest = min((len(some) for some in streams.values()), default=0)
+        if smallest < self.min_silos:
             raise TooFewError(
-                f"Expected at least {self.least} reports in each stream, got {fewest}; the price counts on them. "
-                "Repeat the round with everyone, or plan for a smaller honest share."
+                f"Expected at least {self.min_silos} reports in each stream, got {smallest}; the price counts on "
+                "them. Repeat the round with everyone, or plan for a smaller honest share."
             )
         return {stream: [some[i] for i in generator.permutation(len(some))] for stream, some in streams.items()}
 

@@ -25,7 +25,7 @@ class TooFewError(TacitError):
 
 
 class SumShuffler:
-    """Adds contributions up; the noise was calibrated for at least ``least`` contributors.
+    """Adds contributions up; the noise was calibrated for at least ``min_silos`` contributors.
 
     The shuffler refuses, and not the server, which gains from a small crowd. A contribution counts once and whole.
 
@@ -35,10 +35,10 @@ class SumShuffler:
     [3.0, 3.0, 3.0]
     """
 
-    def __init__(self, least: int) -> None:
-        if least < 2:
-            raise TacitError(f"Expected least={least} >= 2: nobody hides in a crowd of one.")
-        self.least = least
+    def __init__(self, min_silos: int) -> None:
+        if min_silos < 2:
+            raise TacitError(f"Expected min_silos={min_silos} >= 2: nobody hides in a crowd of one.")
+        self.min_silos = min_silos
         self._arrived: dict[str, np.ndarray] = {}
 
     def receive(self, sender: str, share: np.ndarray) -> None:
@@ -47,10 +47,10 @@ class SumShuffler:
 
     def open(self) -> np.ndarray:
         """The sum of all shares, or an error if too few arrived."""
-        if len(self._arrived) < self.least:
+        if len(self._arrived) < self.min_silos:
             raise TooFewError(
-                f"Expected at least {self.least} contributors, got {len(self._arrived)}; the noise of fewer does not "
-                "hide a record. Repeat the round with everyone, or plan for a smaller honest share."
+                f"Expected at least {self.min_silos} contributors, got {len(self._arrived)}; the noise of fewer "
+                "does not hide a record. Repeat the round with everyone, or plan for a smaller honest share."
             )
         return np.sum(list(self._arrived.values()), axis=0)
 
@@ -58,8 +58,8 @@ class SumShuffler:
 def mean_of_shares(shares: Message, sizes: jax.Array, largest: jax.Array, silos: int) -> Message:
     """The mean that silos' shares stand for; shares have a leading axis of silos, and ``sizes`` of zero are away.
 
-    Each share is a silo's mean over ``sizes`` records, weighted as `tacit.privacy.crowd.record_weights` says beside the
-    ``largest``. Of all ``silos`` some may be away, which does not change what is expected.
+    Each share is a silo's mean over ``sizes`` records, weighted as `tacit.privacy.anonymity.record_weights` says beside
+    the ``largest``. Of all ``silos`` some may be away, which does not change what is expected.
     """
     return weighted_mean(shares, sizes * largest * silos / (sizes > 0).sum())
 

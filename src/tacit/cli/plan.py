@@ -55,14 +55,14 @@ def plan_command(study: Study, overrides: Set = None, policy: Policy = None, as_
 def _as_data(prepared: Prepared) -> dict[str, Any]:
     """The plan, the noise in the mean of all silos, the price at every point of the grid, and whole silos' sizes."""
     from tacit.studies.noise import mean_over_clip
-    from tacit.studies.plan import fewest_of, plan_json
+    from tacit.studies.plan import min_silos_of, plan_json
     from tacit.studies.run import grid_points, noise_at
 
     study, plan, federation = prepared.study, prepared.plan, prepared.federations[0]
     unit = prepared.builder.build(noise_multiplier=1.0)
     points = grid_points(study) if study.run.grid and study.privacy.private else []
     return plan_json(plan) | {
-        "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, fewest_of(study, len(plan.silos)))
+        "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, min_silos_of(study, len(plan.silos)))
         if study.privacy.private
         else {},
         "grid": [{"point": point, "noise_multiplier": noise_at(prepared, point).tolist()} for point in points],

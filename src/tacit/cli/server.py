@@ -104,7 +104,7 @@ def run_command(
 
     from tacit.deploy.flower.commands import write_connection
     from tacit.deploy.flower.watch import follow
-    from tacit.deploy.server.terms import deployment_from
+    from tacit.deploy.server.deployment import deployment_from
     from tacit.studies.folder import typed_command
 
     terms = {
@@ -129,7 +129,7 @@ def run_command(
 
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:
     """A new run folder with the study in it, once it is known to be one that can be deployed."""
-    from tacit.deploy.server.terms import check_study
+    from tacit.deploy.server.deployment import check_study
     from tacit.studies.folder import new_folder, write_study
     from tacit.studies.spec import load_study
 

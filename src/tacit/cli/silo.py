@@ -326,7 +326,7 @@ def _print_ledger(found: dict[str, Any], rounds: bool) -> None:
 
 def _home(folder: Path) -> tuple[Any, Any]:
     from tacit.deploy.silo.policy import load_policy
-    from tacit.deploy.silo.steward import home_of
+    from tacit.deploy.silo.service import home_of
 
     policy = load_policy(folder / "policy.toml")
     return policy, home_of(folder, policy)

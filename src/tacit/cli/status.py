@@ -79,8 +79,8 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
     The silos' numbers of records are the study's. ``left_share`` is None where studies do not simply add up.
     """
     from tacit.deploy.silo.policy import load_policy
+    from tacit.deploy.silo.service import home_of
     from tacit.deploy.silo.shuffling import TAILS
-    from tacit.deploy.silo.steward import home_of
     from tacit.silo.ledger import inspect
     from tacit.silo.rules import settled
     from tacit.silo.spending import Charge, share

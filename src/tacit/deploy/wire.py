@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from tacit.errors import TacitError
-from tacit.privacy.crowd import record_weights
+from tacit.privacy.anonymity import record_weights
 
 VERSION = 2
 MOST_HEADER = 1 << 16
@@ -61,14 +61,14 @@ class ArraySpec(_Strict):
 class Shuffle(_Strict):
     """How contributions travel that are private only in a crowd.
 
-    ``records`` are the numbers of records of all silos, by place; ``least`` is how many of them come at least, and
+    ``records`` are the numbers of records of all silos, by place; ``min_silos`` is how many of them come at least, and
     ``honest`` the share of all silos that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the
     order of the way; ``server`` is the server's sealing key, where it opens single reports. ``weights`` says what the
     objective weighs alike: silos, or records.
     """
 
     records: Annotated[tuple[Annotated[int, Field(ge=1, le=10**9)], ...], Field(min_length=2, max_length=10_000)]
-    least: Annotated[int, Field(ge=2)]
+    min_silos: Annotated[int, Field(ge=2)]
     honest: Annotated[float, Field(gt=0, le=1)]
     shufflers: Annotated[dict[Name, SealKey], Field(min_length=1, max_length=16)]
     server: SealKey | None = None
@@ -100,7 +100,7 @@ class Plan(_Strict):
     delta: Annotated[float, Field(gt=0, lt=1)]
     max_participations: Annotated[int, Field(ge=1)] | None = None
     silos: Annotated[int, Field(ge=1, le=100_000)]
-    place: Annotated[int, Field(ge=0)]
+    silo_index: Annotated[int, Field(ge=0)]
     everyone: bool = True
     shuffle: Shuffle | None = None
 
@@ -113,9 +113,9 @@ class Plan(_Strict):
 
     @model_validator(mode="after")
     def _place_exists(self) -> Plan:
-        if self.place >= self.silos:
-            raise ValueError(f"expected place={self.place} < silos={self.silos}")
-        if self.shuffle is not None and not self.shuffle.least <= self.silos == len(self.shuffle.records):
+        if self.silo_index >= self.silos:
+            raise ValueError(f"expected silo_index={self.silo_index} < silos={self.silos}")
+        if self.shuffle is not None and not self.shuffle.min_silos <= self.silos == len(self.shuffle.records):
             raise ValueError("expected shuffle.records for every silo, and shuffle.least of them")
         return self
 
@@ -128,7 +128,7 @@ class Plan(_Strict):
     @property
     def consortium(self) -> bytes:
         """What all silos of the study share: a digest of everything but the place."""
-        return hashlib.sha256(self.model_dump_json(exclude={"place"}).encode()).digest()
+        return hashlib.sha256(self.model_dump_json(exclude={"silo_index"}).encode()).digest()
 
 
 def _nodes(value: Any, depth: int) -> int:
@@ -296,8 +296,8 @@ def parse_with(adapter: TypeAdapter[Any], header: bytes) -> Any:
         return adapter.validate_json(header)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        place = ".".join(str(part)[:32] for part in first["loc"][:6])
-        raise RefusalError("bad-message", f"{place or 'message'}: {first['msg'][:200]}") from None
+        where = ".".join(str(part)[:32] for part in first["loc"][:6])
+        raise RefusalError("bad-message", f"{where or 'message'}: {first['msg'][:200]}") from None
     except (ValueError, RecursionError, OverflowError):
         raise RefusalError("bad-message", "the header is not a message of this protocol") from None
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from tacit.algorithm import CROWDED, Algorithm, Round
 from tacit.privacy.accountant import Accountant, Price, price
+from tacit.privacy.anonymity import check_anonymity, counted_silos
 from tacit.privacy.calibration import calibrate, calibrate_beside
 from tacit.privacy.conversions import calibrate_user_level
-from tacit.privacy.crowd import check_crowd, counted_silos
 from tacit.privacy.events import Event, PricingError, joint_multiplier
 
 
@@ -24,9 +24,8 @@ class Budget:
 
     With ``user_level`` the epsilon holds for all records of a silo together, and so, much smaller, for each of them:
     user-level DP and ISRL-DP from one noise.
-    ``honest`` and ``fewest`` are what shuffled channels may count on: the share of all silos that does not collude, and
-    how few silos a round may have. Through those channels they must be said, for there the price is an assumption about
-    others; no other channel needs them.
+    ``honest`` and ``min_silos`` are what shuffled channels may count on: the share of all silos that does not collude,
+    and how few silos a round may have. Those channels need them: there the price rests on an assumption about others.
 
     >>> Budget(epsilon=1.0, delta=1e-5).epsilon
     1.0
@@ -39,7 +38,7 @@ class Budget:
     max_participations: int | None = None
     user_level: bool = False
     honest: float | None = None
-    fewest: int | None = None
+    min_silos: int | None = None
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -49,15 +48,15 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Company:
+class AnonymitySet:
     """Among whom a record's reports hide: the records of all silos, the honest share, the fewest silos of a round."""
 
     records: tuple[int, ...]
     honest: float
-    fewest: int
+    min_silos: int
 
     def __post_init__(self) -> None:
-        check_crowd(len(self.records), self.fewest, self.honest)
+        check_anonymity(len(self.records), self.min_silos, self.honest)
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,9 @@ def plan_silos(
     (epsilon, delta)-DP for each record, as its plan says.
     """
     cap = None if budget is None else budget.max_participations
-    company = _company(unit, tuple(records), budget)
+    anonymity_set = _anonymity_set(unit, tuple(records), budget)
     bare = [
-        events_of(unit, place=i, silos=len(names), records=n, max_participations=cap, company=company)
+        events_of(unit, silo_index=i, silos=len(names), records=n, max_participations=cap, anonymity_set=anonymity_set)
         for i, n in enumerate(records)
     ]
     if budget is None:
@@ -124,22 +123,22 @@ def plan_silos(
     return tuple(plans), np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
 
 
-def _company(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> Company | None:
+def _anonymity_set(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> AnonymitySet | None:
     """Among whom a record hides by the budget; none where no channel shuffles."""
     hidden = [part for part in unit.rounds.values() if part.silo.release.channel in CROWDED]
     if not hidden:
         return None
     if budget is None:  # Nothing is priced.
-        return Company(records, 1.0, len(records))
-    fewest = budget.fewest
-    if fewest is None and all(part.participants != "sampled" for part in hidden):
-        fewest = len(records)
-    if budget.honest is None or fewest is None:
+        return AnonymitySet(records, 1.0, len(records))
+    min_silos = budget.min_silos
+    if min_silos is None and all(part.participants != "sampled" for part in hidden):
+        min_silos = len(records)
+    if budget.honest is None or min_silos is None:
         raise PricingError(
             f'Expected a budget for channel="{hidden[0].silo.release.channel}" to say what its price counts on: '
-            "Budget(honest=share of all silos that do not collude, fewest=how few silos a round may have)."
+            "Budget(honest=share of all silos that do not collude, min_silos=how few silos a round may have)."
         )
-    return Company(records, budget.honest, fewest)
+    return AnonymitySet(records, budget.honest, min_silos)
 
 
 def _check_whole_silos(unit: Algorithm) -> None:
@@ -193,23 +192,23 @@ def _priced(events: tuple[Event, ...], delta: float, accountant: Any) -> Price:
 def events_of(
     algorithm: Algorithm,
     *,
-    place: int,
+    silo_index: int,
     silos: int,
     records: int,
     max_participations: int | None = None,
-    company: Company | None = None,
+    anonymity_set: AnonymitySet | None = None,
 ) -> tuple[Event, ...]:
-    """The releases that the silo at ``place`` would make, one event per kind of round.
+    """The releases that the silo at ``silo_index`` would make, one event per kind of round.
 
     Formal guarantee: every release of a run of ``algorithm`` in which the silo takes part in at most
     ``max_participations`` rounds of all kinds together (default: all) is covered. Everything is read from the plan;
-    nothing depends on records or broadcasts. Shuffled reports are priced among the ``company``, which one silo alone
-    need not name. A release whose query is not handed the protected field has no event.
+    nothing depends on records or broadcasts. Shuffled reports are priced among the ``anonymity_set``, which one silo
+    alone need not name. A release whose query is not handed the protected field has no event.
     """
     if max_participations is not None and max_participations < 1:
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
-    if company is None and silos == 1:
-        company = Company((records,), 1.0, 1)
+    if anonymity_set is None and silos == 1:
+        anonymity_set = AnonymitySet((records,), 1.0, 1)
     turns = algorithm.turns
     _check_passes(algorithm)
     events = []
@@ -217,34 +216,34 @@ def events_of(
         if algorithm.rounds[kind].silo.is_free:
             continue
         in_turn = algorithm.rounds[kind].participants == "in turn"
-        mine = [not in_turn or turn % silos == place for turn in turns]
+        mine = [not in_turn or turn % silos == silo_index for turn in turns]
         rounds = sum(name == kind and own for name, own in zip(algorithm.schedule, mine, strict=True))
         if rounds:
-            event = _event(kind, algorithm.rounds[kind], rounds, place, silos, records, max_participations)
-            events.append(_shuffled(event, algorithm.rounds[kind], place, company))
+            event = _event(kind, algorithm.rounds[kind], rounds, silo_index, silos, records, max_participations)
+            events.append(_shuffled(event, algorithm.rounds[kind], silo_index, anonymity_set))
     return tuple(events)
 
 
-def _shuffled(event: Event, part: Round, place: int, company: Company | None) -> Event:
+def _shuffled(event: Event, part: Round, silo_index: int, anonymity_set: AnonymitySet | None) -> Event:
     """The event as it is priced: releases through shuffled reports hide among those of the company."""
     release = part.silo.release
     if release.channel != "shuffled-reports":
         return event
-    if company is None:
+    if anonymity_set is None:
         raise PricingError(
             'Expected the records of all silos for channel="shuffled-reports", whose price depends on how many reports '
-            "are shuffled together; pass company=Company(records, honest, fewest)."
+            "are shuffled together; pass anonymity_set=AnonymitySet(records, honest, min_silos)."
         )
     multipliers = release.noise_multiplier
     blocks = list(multipliers.values()) if isinstance(multipliers, Mapping) else [multipliers]
     # All silos' reports must look alike, so one randomiser serves all: that of the strictest.
-    own = [float(_own(z, place)) for z in blocks]
+    own = [float(_own(z, silo_index)) for z in blocks]
     least = min(own)
     return dataclasses.replace(
         event,
         noise_multiplier=least,
         mechanism="reports",
-        reports=honest_reports(part, company),
+        reports=honest_reports(part, anonymity_set),
         streams=tuple(z / least if least > 0 else 1.0 for z in own),
     )
 
@@ -260,28 +259,28 @@ def _check_passes(algorithm: Algorithm) -> None:
         )
 
 
-def honest_reports(part: Round, company: Company) -> int:
+def honest_reports(part: Round, anonymity_set: AnonymitySet) -> int:
     """Reports that are sure to be shuffled together: of as few silos as may come, the honest, the smallest of all."""
-    silos = len(company.records)
-    least = {"all": silos, "in turn": 1}.get(part.participants, company.fewest)
+    silos = len(anonymity_set.records)
+    least = {"all": silos, "in turn": 1}.get(part.participants, anonymity_set.min_silos)
     size = part.silo.release.batch_size
-    sizes = [n if size is None else _whole("batch_size", size, i) for i, n in enumerate(company.records)]
-    return sum(sorted(sizes)[: counted_silos(silos, least, company.honest)])
+    sizes = [n if size is None else _whole("batch_size", size, i) for i, n in enumerate(anonymity_set.records)]
+    return sum(sorted(sizes)[: counted_silos(silos, least, anonymity_set.honest)])
 
 
-def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records: int, cap: int | None) -> Event:
+def _event(kind: str, part: Round, rounds: int, silo_index: int, silos: int, records: int, cap: int | None) -> Event:
     silo, release = part.silo, part.silo.release
-    batch = records if release.batch_size is None else _whole("batch_size", release.batch_size, place)
+    batch = records if release.batch_size is None else _whole("batch_size", release.batch_size, silo_index)
     if release.sampling == "one-pass" and rounds * silo.local_steps > release.passes * (records // batch):
         times = f"passes={release.passes} x " if release.passes > 1 else ""
         raise PricingError(
             f"Expected rounds={rounds} x local_steps={silo.local_steps} x batch={batch} <= {times}records={records} "
             'for sampling "one-pass"; lower the rounds or the batch, or use sampling="poisson" to see records again.'
         )
-    capacity = None if release.capacity is None else min(_whole("capacity", release.capacity, place), records)
+    capacity = None if release.capacity is None else min(_whole("capacity", release.capacity, silo_index), records)
     return Event(
         kind=kind,
-        noise_multiplier=_joint(release, place),
+        noise_multiplier=_joint(release, silo_index),
         count=(rounds if cap is None else min(rounds, cap)) * silo.local_steps,
         participations=cap,
         steps=1 if cap is None else silo.local_steps,
@@ -295,7 +294,7 @@ def _event(kind: str, part: Round, rounds: int, place: int, silos: int, records:
     )
 
 
-def _joint(release: Any, place: int) -> float:
+def _joint(release: Any, silo_index: int) -> float:
     """The multiplier of all blocks together; a release through the open channel has no noise."""
     if release.channel == "open":
         return 0.0
@@ -303,19 +302,19 @@ def _joint(release: Any, place: int) -> float:
     if multiplier is None:
         raise PricingError('Expected a noise multiplier for a private release; use channel="open" for none.')
     if not isinstance(multiplier, Mapping):
-        return joint_multiplier([float(_own(multiplier, place))])
-    return joint_multiplier([float(_own(z, place)) for z in multiplier.values()])
+        return joint_multiplier([float(_own(multiplier, silo_index))])
+    return joint_multiplier([float(_own(z, silo_index)) for z in multiplier.values()])
 
 
-def _whole(name: str, value: Any, place: int) -> int:
+def _whole(name: str, value: Any, silo_index: int) -> int:
     """A silo's own whole number: what is priced must be what is sampled."""
-    own = float(_own(value, place))
+    own = float(_own(value, silo_index))
     if not own.is_integer():
         raise PricingError(f"Expected {name}={own} to be a whole number of records; round it.")
     return int(own)
 
 
-def _own(value: Any, place: int) -> Any:
+def _own(value: Any, silo_index: int) -> Any:
     """A silo's own entry of a term that may differ by silo."""
     array = np.asarray(value)
-    return array[place] if array.ndim else array[()]
+    return array[silo_index] if array.ndim else array[()]

@@ -6,7 +6,7 @@ from tacit.silo.noise import add_gaussian, standard_deviation
 from tacit.silo.records import RecordsError, Silos, check_records, enrol, rows_of
 from tacit.silo.release import SiloView, view_of
 from tacit.silo.sampling import Batch, draw, pass_order, slots_needed
-from tacit.silo.shuffled import Crowd
+from tacit.silo.shuffled import AnonymityCounts
 from tacit.silo.simulated import (
     Previous,
     Sampled,
@@ -24,8 +24,8 @@ from tacit.silo.stored import StoredSilos, open_silos
 
 __all__ = [
     "SLACK",
+    "AnonymityCounts",
     "Batch",
-    "Crowd",
     "Previous",
     "RecordsError",
     "Sampled",

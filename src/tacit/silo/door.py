@@ -214,14 +214,14 @@ def noise_scale(multiplier: float) -> float:
     return sigma
 
 
-def priced_multiplier(terms: Release, place: int) -> PerBlock:
+def priced_multiplier(terms: Release, silo_index: int) -> PerBlock:
     """A silo's own noise multiplier, block by block, as the price reads it: in double precision, never rounded."""
     if terms.noise_multiplier is None:
         raise DoorError("Expected a private release; this one has no noise.")
 
     def own(value: Any) -> float:
         every = np.asarray(value, np.float64)
-        return float(every[place] if every.ndim else every)
+        return float(every[silo_index] if every.ndim else every)
 
     found = terms.noise_multiplier
     return {name: own(z) for name, z in found.items()} if isinstance(found, Mapping) else own(found)
@@ -250,22 +250,24 @@ class Door:
     guarantee rests on it.
     """
 
-    def __init__(self, silo: Silo, records: Record, *, place: int, form: bool, engine: Engine | None = None) -> None:
-        self.silo, self.place = silo, place
+    def __init__(
+        self, silo: Silo, records: Record, *, silo_index: int, form: bool, engine: Engine | None = None
+    ) -> None:
+        self.silo, self.silo_index = silo, silo_index
         self.records = {name: np.asarray(column) for name, column in records.items()}
         self.count = len(next(iter(self.records.values())))
         if self.count > MOST_RECORDS:
             raise DoorError(f"Expected at most {MOST_RECORDS} records, got {self.count}.")
-        size, capacity = batch_sizes(silo.release, self.count, place)
+        size, capacity = batch_sizes(silo.release, self.count, silo_index)
         self.size, self.capacity = int(size), int(capacity)
         self.engine = Engine(silo, form=form) if engine is None else engine
-        self._clip = jax.jit(lambda work: own_clip(silo.release, work, place))
+        self._clip = jax.jit(lambda work: own_clip(silo.release, work, silo_index))
         self._start, self._absorb, self._report = jax.jit(silo.start), jax.jit(silo.absorb), jax.jit(silo.report)
 
     @cached_property
     def multiplier(self) -> PerBlock:
         """The silo's own noise multiplier of each block."""
-        return priced_multiplier(self.silo.release, self.place)
+        return priced_multiplier(self.silo.release, self.silo_index)
 
     def batch(self, position: int, order: Int64[np.ndarray, " count"] | None) -> SecretBatch:
         """A secret batch for one release, whose part of a pass begins at ``position``."""

@@ -29,9 +29,9 @@ class Silos(NamedTuple):
         """How many silos there are."""
         return int(self.counts.shape[0])
 
-    def fetch(self, place: Array | int, rows: Int[Array, " slots"] | None) -> Record:
+    def fetch(self, silo_index: Array | int, rows: Int[Array, " slots"] | None) -> Record:
         """Rows of one silo (``None``: all)."""
-        return jax.tree.map(lambda leaf: leaf[place] if rows is None else leaf[place, rows], self.records)
+        return jax.tree.map(lambda leaf: leaf[silo_index] if rows is None else leaf[silo_index, rows], self.records)
 
 
 def enrol(tables: Sequence[Mapping[str, np.ndarray]], names: Sequence[str] | None = None) -> Silos:
@@ -94,6 +94,6 @@ def check_records(table: Mapping[str, np.ndarray], name: str) -> dict[str, np.nd
     return arrays
 
 
-def rows_of(silos: Silos, place: int) -> Record:
+def rows_of(silos: Silos, silo_index: int) -> Record:
     """The records of one silo without padding."""
-    return jax.tree.map(lambda leaf: leaf[place, : int(silos.counts[place])], silos.records)
+    return jax.tree.map(lambda leaf: leaf[silo_index, : int(silos.counts[silo_index])], silos.records)

@@ -30,15 +30,15 @@ class SiloView:
     """What one silo brings to an answer.
 
     ``fetch`` hands out rows of its records (``None``: all), which are finite (``enrol`` checks) and padded to
-    ``padded`` rows; the first ``count`` are real. ``order`` is the silo's random order for one-pass sampling. ``place``
-    picks the silo's entry from terms that differ by silo.
+    ``padded`` rows; the first ``count`` are real. ``order`` is the silo's random order for one-pass sampling.
+    ``silo_index`` picks the silo's entry from terms that differ by silo.
     """
 
     fetch: Callable[[Int[Array, " slots"] | None], Record]
     padded: int
     count: Int[Array, ""] | int
     order: Int[Array, " padded"] | None
-    place: Int[Array, ""] | int
+    silo_index: Int[Array, ""] | int
 
 
 class Mechanism(Protocol):
@@ -49,13 +49,13 @@ class Mechanism(Protocol):
         ...
 
 
-def view_of(records: Record, count: Array | int, order: Array | None, place: Array | int) -> SiloView:
+def view_of(records: Record, count: Array | int, order: Array | None, silo_index: Array | int) -> SiloView:
     """The view of a silo whose records lie in one pytree of arrays."""
 
     def fetch(rows: Array | None) -> Record:
         return records if rows is None else jax.tree.map(lambda leaf: leaf[rows], records)
 
-    return SiloView(fetch, int(jax.tree.leaves(records)[0].shape[0]), count, order, place)
+    return SiloView(fetch, int(jax.tree.leaves(records)[0].shape[0]), count, order, silo_index)
 
 
 def respond(
@@ -108,28 +108,28 @@ def clip_of(terms: Release, work: Work) -> PerBlock:
     return terms.clip(None if terms.mechanism == "cumulative" else work)
 
 
-def own_entry(value: Any, place: Array | int) -> Any:
+def own_entry(value: Any, silo_index: Array | int) -> Any:
     """A silo's own entry of a term that may differ by silo."""
     value = jnp.asarray(value)
-    return value[place] if value.ndim else value
+    return value[silo_index] if value.ndim else value
 
 
-def own_clip(terms: Release, work: Work, place: Array | int) -> PerBlock:
+def own_clip(terms: Release, work: Work, silo_index: Array | int) -> PerBlock:
     """A silo's own clip, block by block."""
-    return jax.tree.map(lambda limit: own_entry(limit, place), clip_of(terms, work))
+    return jax.tree.map(lambda limit: own_entry(limit, silo_index), clip_of(terms, work))
 
 
-def own_multiplier(terms: Release, place: Array | int) -> PerBlock:
+def own_multiplier(terms: Release, silo_index: Array | int) -> PerBlock:
     """A silo's own noise multiplier, block by block; a private release has one for each clip."""
     if terms.noise_multiplier is None:
         raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
-    return jax.tree.map(lambda z: own_entry(z, place), terms.noise_multiplier)
+    return jax.tree.map(lambda z: own_entry(z, silo_index), terms.noise_multiplier)
 
 
-def batch_sizes(terms: Release, count: Any, place: Array | int) -> tuple[Any, Any]:
+def batch_sizes(terms: Release, count: Any, silo_index: Array | int) -> tuple[Any, Any]:
     """The fixed divisor of a release at a silo, and the most records that a batch of it holds."""
-    size = count if terms.batch_size is None else own_entry(terms.batch_size, place)
-    return size, count if terms.capacity is None else own_entry(terms.capacity, place)
+    size = count if terms.batch_size is None else own_entry(terms.batch_size, silo_index)
+    return size, count if terms.capacity is None else own_entry(terms.capacity, silo_index)
 
 
 def pass_position(terms: Release, position: Any, size: Any, count: Any) -> Any:

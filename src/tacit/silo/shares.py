@@ -26,8 +26,8 @@ from jaxtyping import Bool, Float, Int64
 
 from tacit.algorithm import PerBlock, Record, Silo, Work
 from tacit.errors import TacitError
+from tacit.privacy.anonymity import counted_silos
 from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
-from tacit.privacy.crowd import counted_silos
 from tacit.silo.door import DoorError, Engine
 from tacit.silo.integers import unit_vectors, usable_clip
 from tacit.silo.release import in_blocks
@@ -60,9 +60,9 @@ def in_order(terms: BlockTerms) -> list[tuple[str | None, ShareTerms]]:
 
 
 def share_terms(
-    noise_multiplier: float, sizes: Sequence[int], *, least: int, honest: float, dimension: int
+    noise_multiplier: float, sizes: Sequence[int], *, min_silos: int, honest: float, dimension: int
 ) -> ShareTerms:
-    """Grid and coins for a round in which silos bring these numbers of records, and at least ``least`` silos come.
+    """Grid and coins for a round in which silos bring these numbers of records, and at least ``min_silos`` silos come.
 
     Formal guarantee: if a share ``honest`` of all silos keep their coins secret, the sum is as private for each record
     as a Gaussian release with this noise multiplier. All that collude may be among those that come, and the smallest
@@ -71,9 +71,9 @@ def share_terms(
     >>> share_terms(20.0, [100, 200, 300], least=2, honest=1.0, dimension=10)
     ShareTerms(grid=200, coins=227949, dimension=10)
     """
-    if not 2 <= least <= len(sizes):
-        raise TacitError(f"Expected 2 <= least={least} <= {len(sizes)} silos; nobody hides in a crowd of one.")
-    counted = counted_silos(len(sizes), least, honest)
+    if not 2 <= min_silos <= len(sizes):
+        raise TacitError(f"Expected 2 <= min_silos={min_silos} <= {len(sizes)} silos; nobody hides in a crowd of one.")
+    counted = counted_silos(len(sizes), min_silos, honest)
     grid = grid_for(sum(sizes), dimension)
     if max(sizes) * grid // 2 >= _MOST_INTEGER:
         raise TacitError(f"Expected {max(sizes)} records x grid {grid} / 2 < {_MOST_INTEGER}; use smaller batches.")

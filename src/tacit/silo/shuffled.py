@@ -31,7 +31,7 @@ _EXCESS = 1.002
 _MICRO_BATCH_FLOATS = 2**20
 
 
-class Crowd(NamedTuple):
+class AnonymityCounts(NamedTuple):
     """In how many records of a round each one hides: all of them, and those whose noise is sure to stay secret.
 
     ``weights`` say, for each silo, what its records count beside those that count most.
@@ -42,10 +42,10 @@ class Crowd(NamedTuple):
     weights: Float[Array, " silos"]
 
 
-def grid_steps(crowd: Float[Array, ""] | float, dimension: int) -> Float[Array, ""]:
+def grid_steps(anonymity: Float[Array, ""] | float, dimension: int) -> Float[Array, ""]:
     """Steps of the grid: even, at least 2 sqrt(crowd), 10 sqrt(dimension) and 200, as in `tacit.privacy.binomial`."""
     least = max(10.0 * dimension**0.5, _FEWEST_STEPS)
-    return 2.0 * jnp.ceil(jnp.maximum(2.0 * jnp.sqrt(jnp.asarray(crowd, jnp.float32)), least) / 2.0)
+    return 2.0 * jnp.ceil(jnp.maximum(2.0 * jnp.sqrt(jnp.asarray(anonymity, jnp.float32)), least) / 2.0)
 
 
 def reach_of(grid: Float[Array, ""], dimension: int) -> Float[Array, ""]:
@@ -75,7 +75,7 @@ def shuffled_share(
     keys: Array,
     size: Any,
     noise_multiplier: Any,
-    crowd: Crowd,
+    anonymity: AnonymityCounts,
     weight: Any,
 ) -> Statistic:
     """One silo's share: ``size`` records' worth of binomial noise, whatever the batch turned out to be.
@@ -86,8 +86,8 @@ def shuffled_share(
     shape = jax.eval_shape(lambda: query(work, jax.tree.map(lambda leaf: leaf[0], records)))
     example, restore = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape))
     dimension, bound = example.size, usable(bound)
-    grid = grid_steps(crowd.records, dimension)
-    flips = flips_each(noise_multiplier, grid, dimension, crowd.honest)
+    grid = grid_steps(anonymity.records, dimension)
+    flips = flips_each(noise_multiplier, grid, dimension, anonymity.honest)
     whole = rounded_sum(query, work, records, present, bound, keys[0], grid, dimension, weight)
     noise = centred_binomial(keys[1], flips * jnp.asarray(size, jnp.float32), dimension)
     return restore(2.0 * bound / grid * (whole + noise) / size)

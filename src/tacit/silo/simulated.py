@@ -32,7 +32,7 @@ from tacit.silo.release import (
 )
 from tacit.silo.reports import reports_sum
 from tacit.silo.sampling import Batch, draw, slots_needed
-from tacit.silo.shuffled import Crowd, shuffled_share
+from tacit.silo.shuffled import AnonymityCounts, shuffled_share
 
 
 class Previous(NamedTuple):
@@ -51,20 +51,22 @@ def answer(
     key: Array,
     position: Array | int,
     previous: Previous | None = None,
-    crowd: Crowd | None = None,
+    anonymity: AnonymityCounts | None = None,
 ) -> tuple[Message, Memory]:
     """A simulated silo's answer to one round.
 
     Through the trusted channel nothing is private before the server adds noise, so a silo that is asked to answer by
-    itself refuses. Through the shuffled sum the message is a share: private only in the sum over its ``crowd``. Through
-    shuffled reports it stands for the silo's reports, of which it is the mean.
+    itself refuses. Through the shuffled sum the message is a share: private only in the sum. Through shuffled
+    reports it stands for the silo's reports, of which it is the mean.
     """
     if silo.release.channel == "trusted":
         raise ValueError('Expected the server to add the noise for channel="trusted"; a silo cannot answer alone.')
 
     def say(work: Work, step: tuple[Array, Array]) -> Statistic:
         keys, offset = step
-        return privatise(silo, work, view, keys=keys, position=position + offset, previous=previous, crowd=crowd)
+        return privatise(
+            silo, work, view, keys=keys, position=position + offset, previous=previous, anonymity=anonymity
+        )
 
     steps = step_keys(key, silo.local_steps), jnp.arange(silo.local_steps) * silo.stride
     return respond(silo, broadcast, memory, steps=steps, say=say, repeat=_scanned)
@@ -89,7 +91,7 @@ def privatise(
     keys: Array,
     position: Array | int,
     previous: Previous | None = None,
-    crowd: Crowd | None = None,
+    anonymity: AnonymityCounts | None = None,
 ) -> Statistic:
     """One simulated release: sample, query, clip, mean, noise."""
     terms = silo.release
@@ -97,14 +99,14 @@ def privatise(
     if terms.channel == "open":
         mechanism: Mechanism = open_mean
     elif terms.channel == "shuffled-sum":
-        crowd = _check_crowd(terms, crowd, "the shuffled sum")
-        mechanism = _share(keys[1], crowd, crowd.weights[view.place])
+        anonymity = _check_crowd(terms, anonymity, "the shuffled sum")
+        mechanism = _share(keys[1], anonymity, anonymity.weights[view.silo_index])
     elif terms.channel == "shuffled-reports":
-        crowd = _check_crowd(terms, crowd, "shuffled reports")
-        mechanism = _reports(keys[1], crowd.weights[view.place])
+        anonymity = _check_crowd(terms, anonymity, "shuffled reports")
+        mechanism = _reports(keys[1], anonymity.weights[view.silo_index])
     else:
-        mechanism = _gaussian(keys[1], own_multiplier(terms, view.place), previous)
-    bound = _bound(terms, work, view.place)
+        mechanism = _gaussian(keys[1], own_multiplier(terms, view.silo_index), previous)
+    bound = _bound(terms, work, view.silo_index)
     return release(silo, work, view.fetch(batch.rows), batch.present, bound=bound, size=size, mechanism=mechanism)
 
 
@@ -177,12 +179,12 @@ def parted_statistic(
     """The statistic in two parts, see `_clipped`, and the deviation that the noise of the second must have."""
     terms = silo.release
     size, batch = batch_of(terms, view, key, position)
-    own = {"bound": _bound(terms, work, view.place), "size": size}
+    own = {"bound": _bound(terms, work, view.silo_index), "size": size}
     records = view.fetch(batch.rows)
     if terms.channel == "open":
         return None, release(silo, work, records, batch.present, **own, mechanism=open_mean), None
     known, mean = release(silo, work, records, batch.present, **own, mechanism=_clipped)
-    return known, mean, standard_deviation(own["bound"], own_multiplier(terms, view.place), size)
+    return known, mean, standard_deviation(own["bound"], own_multiplier(terms, view.silo_index), size)
 
 
 class Sampled(NamedTuple):
@@ -210,7 +212,9 @@ def sampled(silo: Silo, work: Work, view: SiloView, *, key: Array, position: Arr
     size, batch = batch_of(terms, view, key, position)
     deviation = None
     if terms.channel != "open":
-        deviation = standard_deviation(own_clip(terms, work, view.place), own_multiplier(terms, view.place), size)
+        deviation = standard_deviation(
+            own_clip(terms, work, view.silo_index), own_multiplier(terms, view.silo_index), size
+        )
     return Sampled(view.fetch(batch.rows), batch.present, size, deviation)
 
 
@@ -228,21 +232,21 @@ def pooled_mean(silo: Silo, work: Work, batches: Sampled, taken: Bool[Array, " s
     return release(silo, work, records, present, **own, mechanism=_clipped)[1]
 
 
-def _bound(terms: Release, work: Work, place: Array | int) -> PerBlock:
+def _bound(terms: Release, work: Work, silo_index: Array | int) -> PerBlock:
     """A silo's own clip; a release that is not private has none."""
-    return None if terms.channel == "open" else own_clip(terms, work, place)
+    return None if terms.channel == "open" else own_clip(terms, work, silo_index)
 
 
-def _check_crowd(terms: Release, crowd: Crowd | None, what: str) -> Crowd:
+def _check_crowd(terms: Release, anonymity: AnonymityCounts | None, what: str) -> AnonymityCounts:
     """A random batch size would let the crowd shrink, so it must be fixed."""
     if terms.sampling in ("poisson", "wr"):
         raise ValueError(
             f'Expected sampling "full", "wor" or "one-pass" through {what}, got "{terms.sampling}": every '
             "record counts once and the crowd has a fixed size."
         )
-    if crowd is None:
-        raise ValueError(f"Expected a crowd for {what}; alone, a message does not have the privacy that is priced.")
-    return crowd
+    if anonymity is None:
+        raise ValueError(f"Expected an anonymity set for {what}; alone, a message does not have the privacy that is priced.")
+    return anonymity
 
 
 def _reports(key: Array, weight: Any) -> Mechanism:
@@ -256,7 +260,7 @@ def _reports(key: Array, weight: Any) -> Mechanism:
     return mechanism
 
 
-def _share(key: Array, crowd: Crowd, weight: Any) -> Mechanism:
+def _share(key: Array, anonymity: AnonymityCounts, weight: Any) -> Mechanism:
     """A share of a shuffled sum."""
 
     def mechanism(silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Statistic:
@@ -265,7 +269,12 @@ def _share(key: Array, crowd: Crowd, weight: Any) -> Mechanism:
         def share(query: Any, own: Any, key: Array, multiplier: Any) -> Statistic:
             if jnp.ndim(own):
                 raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
-            terms = {"keys": jax.random.split(key), "size": size, "noise_multiplier": multiplier, "crowd": crowd}
+            terms = {
+                "keys": jax.random.split(key),
+                "size": size,
+                "noise_multiplier": multiplier,
+                "anonymity": anonymity,
+            }
             terms["weight"] = weight
             return shuffled_share(query, work, records, present, jnp.asarray(own), **terms)
 
@@ -283,7 +292,7 @@ def _share(key: Array, crowd: Crowd, weight: Any) -> Mechanism:
 
 def batch_of(terms: Release, view: SiloView, key: Array, position: Array | int) -> tuple[Any, Batch]:
     """The fixed divisor of a release, and the batch of this round."""
-    size, capacity = batch_sizes(terms, view.count, view.place)
+    size, capacity = batch_sizes(terms, view.count, view.silo_index)
     batch = draw(
         key,
         terms.sampling,

@@ -47,7 +47,7 @@ class StoredSilos:
         """How many silos there are."""
         return len(self._tables)
 
-    def fetch(self, place: Array | int, rows: Int[Array, " slots"] | None) -> Record:
+    def fetch(self, silo_index: Array | int, rows: Int[Array, " slots"] | None) -> Record:
         """Rows of one silo, read when the compiled program comes to them."""
         if rows is None:
             raise TacitError(
@@ -57,15 +57,17 @@ class StoredSilos:
         shapes = {
             field: jax.ShapeDtypeStruct((rows.shape[0], *shape), dtype) for field, (shape, dtype) in self._form.items()
         }
-        return jax.pure_callback(self._read, shapes, jnp.asarray(place), rows, vmap_method="broadcast_all")
+        return jax.pure_callback(self._read, shapes, jnp.asarray(silo_index), rows, vmap_method="broadcast_all")
 
-    def _read(self, places: Any, rows: Any) -> dict[str, np.ndarray]:
-        places, rows = np.asarray(places), np.asarray(rows)
+    def _read(self, silo_indices: Any, rows: Any) -> dict[str, np.ndarray]:
+        silo_indices, rows = np.asarray(silo_indices), np.asarray(rows)
         found = {}
         for field, (shape, dtype) in self._form.items():
-            out = np.empty((places.size, rows.shape[-1], *shape), dtype)
-            for i, (place, own) in enumerate(zip(places.ravel(), rows.reshape(-1, rows.shape[-1]), strict=True)):
-                table = self._tables[int(place)][field]
+            out = np.empty((silo_indices.size, rows.shape[-1], *shape), dtype)
+            for i, (silo_index, own) in enumerate(
+                zip(silo_indices.ravel(), rows.reshape(-1, rows.shape[-1]), strict=True)
+            ):
+                table = self._tables[int(silo_index)][field]
                 # A slot that holds nothing may point past the end of a silo; it is masked.
                 out[i] = table[np.minimum(own, len(table) - 1)]
             found[field] = out.reshape(*rows.shape, *shape)

@@ -16,8 +16,8 @@ from jaxtyping import Array
 
 from tacit.algorithm import CROWDED, Algorithm, Message, Params, Record, Round
 from tacit.channel import mean_of_shares, weighted_mean
-from tacit.privacy.crowd import record_weights
-from tacit.silo import Crowd, SiloView, answer, view_of
+from tacit.privacy.anonymity import record_weights
+from tacit.silo import AnonymityCounts, SiloView, answer, view_of
 from tacit.simulate.compiled import Outcome
 from tacit.simulate.participation import Participation, participation
 from tacit.simulate.program import (
@@ -53,7 +53,7 @@ def debug(
     names = [f"silo {i}" for i in range(len(tables))] if names is None else names
     keys = split_keys(key)
     turns = turns_of(algorithm, 1, who, len(tables), keys)
-    desks = [_desk(algorithm, keys, table, place) for place, table in enumerate(tables)]
+    desks = [_desk(algorithm, keys, table, silo_index) for silo_index, table in enumerate(tables)]
     state = _stage("init", "server", 0, algorithm.init, params)
     memories = [algorithm.memory(params) for _ in tables]
     counts = jnp.asarray([desk.count for desk in desks])
@@ -65,13 +65,13 @@ def debug(
     for number, kind in enumerate(algorithm.schedule):
         server = algorithm.rounds[kind].server
         broadcast = _stage("ask", "server", number, server.ask, state)
-        places, weights, taken, before = (row[number] for row in turns.roster)
+        silo_indices, weights, taken, before = (row[number] for row in turns.roster)
         messages: list[Message] = []
-        for place, last in zip(places[taken], before[taken], strict=True):
+        for silo_index, last in zip(silo_indices[taken], before[taken], strict=True):
             stage, position = f"answer to {kind!r}", turns.position[number]
-            own = _bring(desks[place]), broadcast, memories[place], number, position, last
-            message, memories[place] = _stage(stage, names[place], number, compiled[kind], *own)
-            messages.append(_finite(message, names[place], number, kind))
+            own = _bring(desks[silo_index]), broadcast, memories[silo_index], number, position, last
+            message, memories[silo_index] = _stage(stage, names[silo_index], number, compiled[kind], *own)
+            messages.append(_finite(message, names[silo_index], number, kind))
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
         shares = jnp.asarray(weights[taken])
         if algorithm.rounds[kind].silo.release.channel == "trusted":
@@ -79,7 +79,7 @@ def debug(
             mean = noised_mean(algorithm.rounds[kind], means, deviations, shares, keys, number, before[0])
         elif algorithm.rounds[kind].silo.release.channel in CROWDED:
             largest = record_weights(who.weights, sizes[kind])[1]
-            mean = mean_of_shares(stacked, sizes[kind][places[taken]], largest, len(tables))
+            mean = mean_of_shares(stacked, sizes[kind][silo_indices[taken]], largest, len(tables))
         else:
             mean = weighted_mean(stacked, shares)
         state = _stage("tell", "server", number, server.tell, state, mean)
@@ -89,17 +89,17 @@ def debug(
     return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1)
 
 
-def _answerer(part: Round, keys: Keys, crowd: Crowd | None) -> Callable[..., Any]:
+def _answerer(part: Round, keys: Keys, anonymity: AnonymityCounts | None) -> Callable[..., Any]:
     """A silo's answer, compiled once for silos of one size; for a trusted server, the message and its noise."""
 
     @jax.jit
     def act(own: tuple[Any, Any, Any], broadcast: Any, memory: Any, number: Any, position: Any, last: Any) -> Any:
-        records, order, place = own
-        desk = view_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, place)
+        records, order, silo_index = own
+        desk = view_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, silo_index)
         if part.silo.release.channel == "trusted":
             return exact_answer(part, broadcast, memory, desk, keys, number, position), memory
-        key, before = silo_key(keys, place, number), silo_before(keys, place, last)
-        terms = {"key": key, "position": position, "previous": before, "crowd": crowd}
+        key, before = silo_key(keys, silo_index, number), silo_before(keys, silo_index, last)
+        terms = {"key": key, "position": position, "previous": before, "anonymity": anonymity}
         return answer(part.silo, broadcast, memory, desk, **terms)
 
     return act
@@ -107,13 +107,13 @@ def _answerer(part: Round, keys: Keys, crowd: Crowd | None) -> Callable[..., Any
 
 def _bring(desk: SiloView) -> tuple[Any, Any, Any]:
     """What one silo brings, as arrays."""
-    return desk.fetch(None), desk.order, desk.place
+    return desk.fetch(None), desk.order, desk.silo_index
 
 
-def _desk(algorithm: Algorithm, keys: Keys, table: Record, place: int) -> SiloView:
+def _desk(algorithm: Algorithm, keys: Keys, table: Record, silo_index: int) -> SiloView:
     records = jax.tree.map(jnp.asarray, table)
     count = int(jax.tree.leaves(records)[0].shape[0])
-    return view_of(records, count, silo_order(algorithm, keys, place, count, count), place)
+    return view_of(records, count, silo_order(algorithm, keys, silo_index, count, count), silo_index)
 
 
 def _stage(stage: str, name: str, number: int, act: Callable[..., Any], *args: Any) -> Any:

@@ -19,14 +19,14 @@ from tacit.errors import TacitError
 
 
 class Participation(NamedTuple):
-    """Between ``fewest`` and ``most`` silos a round (uniformly many, uniformly chosen).
+    """Between ``min_silos`` and ``most`` silos a round (uniformly many, uniformly chosen).
 
     ``weights`` are the p_i of the objective sum_i p_i F_i (``None``: equal); ``cap`` is how often a silo answers at
     most; ``honest`` is the share of all silos that is sure not to collude, for channels that hide a record in
     a crowd.
     """
 
-    fewest: int
+    min_silos: int
     most: int
     weights: tuple[float, ...] | None = None
     cap: int | None = None
@@ -40,31 +40,31 @@ def participation(
     cap: int | None = None,
     honest: float = 1.0,
 ) -> Participation:
-    """Everyone (``None``), a fixed number, or a pair (fewest, most) for a random number of silos each round.
+    """Everyone (``None``), a fixed number, or a pair (min_silos, most) for a random number of silos each round.
 
     >>> participation(4)
-    Participation(fewest=4, most=4, weights=None, cap=None, honest=1.0)
+    Participation(min_silos=4, most=4, weights=None, cap=None, honest=1.0)
     >>> participation(4, (2, 3))
-    Participation(fewest=2, most=3, weights=None, cap=None, honest=1.0)
+    Participation(min_silos=2, most=3, weights=None, cap=None, honest=1.0)
     """
     if participants is None:
-        fewest = most = silos
+        min_silos = most = silos
     elif isinstance(participants, int):
-        fewest = most = participants
+        min_silos = most = participants
     else:
-        fewest, most = participants
-    if not 1 <= fewest <= most <= silos:
+        min_silos, most = participants
+    if not 1 <= min_silos <= most <= silos:
         raise TacitError(
             f"Expected 1 <= participants={participants} <= silos={silos}; lower the participants of a round."
         )
     if not 0 < honest <= 1:
         raise TacitError(f"Expected 0 < honest={honest} <= 1; it is the share of all silos that do not collude.")
     if weights is None:
-        return Participation(fewest, most, None, cap, honest)
+        return Participation(min_silos, most, None, cap, honest)
     values = np.asarray(weights, float)
     if values.shape != (silos,) or not np.all(np.isfinite(values)) or values.min() < 0 or values.sum() <= 0:
         raise TacitError(f"Expected {silos} non-negative weights with a positive sum, got {tuple(weights)}.")
-    return Participation(fewest, most, tuple(float(v) for v in values / values.sum()), cap, honest)
+    return Participation(min_silos, most, tuple(float(v) for v in values / values.sum()), cap, honest)
 
 
 class Roster(NamedTuple):
@@ -74,14 +74,14 @@ class Roster(NamedTuple):
     silos fills only some), ``before`` is the round in which the silo last answered this kind of round (-1: never).
     """
 
-    places: np.ndarray
+    silo_indices: np.ndarray
     weights: np.ndarray
     taken: np.ndarray
     before: np.ndarray
 
     def answers(self, silos: int, rounds: int | None = None) -> np.ndarray:
         """How often each silo takes part, in the first ``rounds`` or in all."""
-        return np.bincount(self.places[:rounds][self.taken[:rounds]], minlength=silos)
+        return np.bincount(self.silo_indices[:rounds][self.taken[:rounds]], minlength=silos)
 
 
 def width(kind: str, who: Participation, silos: int) -> int:
@@ -91,7 +91,7 @@ def width(kind: str, who: Participation, silos: int) -> int:
 
 def everyone(kind: str, who: Participation, silos: int) -> bool:
     """Whether a kind of round always has every silo, in order."""
-    return kind == "all" or (kind == "sampled" and who.fewest == silos)
+    return kind == "all" or (kind == "sampled" and who.min_silos == silos)
 
 
 def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> Roster:
@@ -104,7 +104,7 @@ def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> 
     relative = np.ones(silos) if who.weights is None else silos * np.asarray(who.weights)
     kinds = [algorithm.rounds[name].participants for name in algorithm.schedule]
     columns = max((width(kind, who, silos) for kind in kinds), default=1)
-    places = np.zeros((len(kinds), columns), np.int32)
+    silo_indices = np.zeros((len(kinds), columns), np.int32)
     weights = np.zeros((len(kinds), columns), np.float32)
     taken = np.zeros((len(kinds), columns), bool)
     before = np.full((len(kinds), columns), -1, np.int32)
@@ -115,10 +115,10 @@ def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> 
         answered[chosen] += 1
         before[number, : len(chosen)] = latest[name][chosen]
         latest[name][chosen] = number
-        places[number, : len(chosen)] = chosen
+        silo_indices[number, : len(chosen)] = chosen
         weights[number, : len(chosen)] = relative[chosen] / len(chosen)
         taken[number, : len(chosen)] = True
-    return Roster(places, weights, taken, before)
+    return Roster(silo_indices, weights, taken, before)
 
 
 def _present(
@@ -136,9 +136,9 @@ def _present(
     elif everyone(kind, who, silos):
         chosen = np.arange(silos)
     else:
-        size = int(generator.integers(who.fewest, who.most + 1))
+        size = int(generator.integers(who.min_silos, who.most + 1))
         chosen = generator.permutation(willing)[:size]
-    if len(chosen) < (who.fewest if kind == "sampled" else 1) or not np.isin(chosen, willing).all():
+    if len(chosen) < (who.min_silos if kind == "sampled" else 1) or not np.isin(chosen, willing).all():
         raise TacitError(
             f"Round {number + 1} finds too few silos that agreed to answer again: max_participations={who.cap} is used "
             "up; raise it, or lower the rounds or the participants of a round."

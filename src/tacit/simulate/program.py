@@ -13,9 +13,9 @@ from jaxtyping import Array
 
 from tacit.algorithm import CROWDED, Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
-from tacit.privacy.crowd import counted_silos, record_weights
+from tacit.privacy.anonymity import counted_silos, record_weights
 from tacit.silo import (
-    Crowd,
+    AnonymityCounts,
     Previous,
     Sampled,
     Silos,
@@ -65,10 +65,10 @@ class Turn(NamedTuple):
     roster: Roster
 
 
-class Present(NamedTuple):
+class Participants(NamedTuple):
     """The silos of one round: places (``None``: everyone, in order), weights, which are taken, and last answers."""
 
-    places: Any
+    silo_indices: Any
     weights: Any
     taken: Any
     before: Any
@@ -79,21 +79,23 @@ def split_keys(key: Array) -> Keys:
     return Keys(*jax.random.split(written_out(key), 4))
 
 
-def silo_key(keys: Keys, place: Array | int, number: Array | int) -> Array:
+def silo_key(keys: Keys, silo_index: Array | int, number: Array | int) -> Array:
     """A silo's key for one round."""
-    return jax.random.fold_in(jax.random.fold_in(keys.silos, number), place)
+    return jax.random.fold_in(jax.random.fold_in(keys.silos, number), silo_index)
 
 
-def silo_before(keys: Keys, place: Array | int, last: Array | int) -> Previous:
+def silo_before(keys: Keys, silo_index: Array | int, last: Array | int) -> Previous:
     """A silo's previous answer to this kind of round; it was in round ``last`` (-1: there was none)."""
-    return Previous(silo_key(keys, place, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
+    return Previous(silo_key(keys, silo_index, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
 
 
-def silo_order(algorithm: Algorithm, keys: Keys, place: Array | int, count: Array | int, padded: int) -> Array | None:
+def silo_order(
+    algorithm: Algorithm, keys: Keys, silo_index: Array | int, count: Array | int, padded: int
+) -> Array | None:
     """A silo's order for one-pass sampling, where the algorithm uses it."""
     if not any(kind.silo.release.sampling == "one-pass" for kind in algorithm.rounds.values()):
         return None
-    return pass_order(jax.random.fold_in(keys.passes, place), count, padded)
+    return pass_order(jax.random.fold_in(keys.passes, silo_index), count, padded)
 
 
 def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos: int, keys: Keys) -> Turn:
@@ -178,8 +180,8 @@ def _player(
     at_once = noised_at_once(kind, noise, in_order)
 
     def play(carry: Carry, turn: Turn) -> Carry:
-        places, weights, taken, before = (row[:columns] for row in turn.roster)
-        present = Present(None if in_order else places, weights, taken, before)
+        silo_indices, weights, taken, before = (row[:columns] for row in turn.roster)
+        present = Participants(None if in_order else silo_indices, weights, taken, before)
         broadcast = kind.server.ask(carry.state)
         if at_once:
             at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, memory=())
@@ -188,18 +190,18 @@ def _player(
             return carry._replace(state=kind.server.tell(carry.state, mean))
 
         sizes = batch_sizes(kind, silos.counts)
-        crowd = crowd_of(kind, sizes, who)
+        anonymity = crowd_of(kind, sizes, who)
 
         def one(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, Memory]:
-            key, earlier = silo_key(keys, desk.place, turn.number), silo_before(keys, desk.place, last)
-            own = {"key": key, "position": turn.position, "previous": earlier, "crowd": crowd}
+            key, earlier = silo_key(keys, desk.silo_index, turn.number), silo_before(keys, desk.silo_index, last)
+            own = {"key": key, "position": turn.position, "previous": earlier, "anonymity": anonymity}
             return answer(kind.silo, broadcast, memory, desk, **own)
 
         messages, memory = _at_each_desk(one, silos, orders, present, carry.memory)
-        if crowd is None:
+        if anonymity is None:
             mean = weighted_mean(messages, present.weights)
         else:
-            present_sizes = (sizes if in_order else sizes[places]) * taken
+            present_sizes = (sizes if in_order else sizes[silo_indices]) * taken
             mean = mean_of_shares(messages, present_sizes, record_weights(who.weights, sizes)[1], silos.number)
         return Carry(kind.server.tell(carry.state, mean), _remembered(carry.memory, memory, present))
 
@@ -211,7 +213,7 @@ def _exact_mean(
     broadcast: Any,
     keys: Keys,
     turn: Turn,
-    present: Present,
+    present: Participants,
     weigh_alike: bool,
     at_desks: Callable[[Callable[[SiloView, Memory, Array], Any]], Any],
 ) -> tuple[Message, PerBlock | None]:
@@ -239,7 +241,7 @@ def _exact_mean(
 
 def _batch_key(keys: Keys, desk: SiloView, number: Array) -> Array:
     """The key of a silo's batch where a round is one step."""
-    return step_keys(silo_key(keys, desk.place, number), 1)[0, 0]
+    return step_keys(silo_key(keys, desk.silo_index, number), 1)[0, 0]
 
 
 def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
@@ -260,15 +262,15 @@ def batch_sizes(kind: Round, counts: Array) -> Array:
     return counts if size is None else jnp.broadcast_to(jnp.asarray(size, counts.dtype), counts.shape)
 
 
-def crowd_of(kind: Round, sizes: Array, who: Participation) -> Crowd | None:
+def crowd_of(kind: Round, sizes: Array, who: Participation) -> AnonymityCounts | None:
     """In how many records one hides through a shuffled channel when as few silos come, and as small, as may."""
     if kind.silo.release.channel not in CROWDED:
         return None
-    least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.fewest)
+    least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.min_silos)
     # All that collude may be among those that come, and the others may be the smallest.
     honest = counted_silos(len(sizes), least, who.honest)
     counted = jnp.sum(jnp.sort(sizes)[:honest]).astype(jnp.float32)
-    return Crowd(jnp.sum(sizes).astype(jnp.float32), counted, record_weights(who.weights, sizes)[0])
+    return AnonymityCounts(jnp.sum(sizes).astype(jnp.float32), counted, record_weights(who.weights, sizes)[0])
 
 
 def exact_answer(
@@ -314,34 +316,36 @@ def _at_each_desk(
     act: Callable[[SiloView, Memory, Array], Any],
     silos: Silos | StoredSilos,
     orders: Array | None,
-    present: Present,
+    present: Participants,
     memory: Memory,
 ) -> Any:
     """Map ``act`` over the silos present. Where everyone is, no record in memory is copied."""
-    if present.places is None and isinstance(silos, Silos):
+    if present.silo_indices is None and isinstance(silos, Silos):
         return jax.vmap(lambda r, n, o, i, m, b: act(view_of(r, n, o, i), m, b))(
             silos.records, silos.counts, orders, jnp.arange(silos.number), memory, present.before
         )
     padded = jax.tree.leaves(silos.records)[0].shape[1]
-    places = jnp.arange(silos.number) if present.places is None else present.places
+    silo_indices = jnp.arange(silos.number) if present.silo_indices is None else present.silo_indices
 
-    def one(place: Array, last: Array) -> Any:
-        order = None if orders is None else orders[place]
-        own = jax.tree.map(lambda leaf: leaf[place], memory)
-        return act(SiloView(partial(silos.fetch, place), padded, silos.counts[place], order, place), own, last)
+    def one(silo_index: Array, last: Array) -> Any:
+        order = None if orders is None else orders[silo_index]
+        own = jax.tree.map(lambda leaf: leaf[silo_index], memory)
+        return act(
+            SiloView(partial(silos.fetch, silo_index), padded, silos.counts[silo_index], order, silo_index), own, last
+        )
 
-    return jax.vmap(one)(places, present.before)
+    return jax.vmap(one)(silo_indices, present.before)
 
 
-def _remembered(before: Memory, after: Memory, present: Present) -> Memory:
+def _remembered(before: Memory, after: Memory, present: Participants) -> Memory:
     """The memories of all silos after a round; who was not there keeps what it had."""
-    if present.places is None:
+    if present.silo_indices is None:
         return after
 
     def one(old: Array, new: Array) -> Array:
         shape = (-1,) + (1,) * (new.ndim - 1)
-        kept = jnp.where(present.taken.reshape(shape), new, old[present.places])
+        kept = jnp.where(present.taken.reshape(shape), new, old[present.silo_indices])
         # Places that nobody fills point nowhere, lest they write over somebody who was there.
-        return old.at[jnp.where(present.taken, present.places, old.shape[0])].set(kept, mode="drop")
+        return old.at[jnp.where(present.taken, present.silo_indices, old.shape[0])].set(kept, mode="drop")
 
     return jax.tree.map(one, before, after)

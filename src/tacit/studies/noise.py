@@ -8,13 +8,13 @@ import numpy as np
 
 from tacit.algorithm import CROWDED, Algorithm
 from tacit.privacy import Event
-from tacit.privacy.crowd import counted_silos, record_weights
+from tacit.privacy.anonymity import counted_silos, record_weights
 from tacit.privacy.plan import SiloPlan
 from tacit.privacy.randomisers import noise_over_clip
 from tacit.studies.spec import Study
 
 
-def said_over_clip(study: Study, silos: tuple[SiloPlan, ...], event: Event, fewest: int) -> float:
+def said_over_clip(study: Study, silos: tuple[SiloPlan, ...], event: Event, min_silos: int) -> float:
     """Deviation per coordinate of the noise that a silo itself adds to its mean.
 
     Through the shuffled sum that is its share, which protects a record only together with those of the others.
@@ -22,11 +22,11 @@ def said_over_clip(study: Study, silos: tuple[SiloPlan, ...], event: Event, fewe
     if study.algorithm.channel != "shuffled-sum" or event.kind == "statistics":
         return noise_over_clip(event)
     sizes = sorted(other.batch for silo in silos for other in silo.events if other.kind == event.kind)
-    honest = sum(sizes[: counted_silos(len(sizes), min(fewest, len(sizes)), study.run.honest)])
+    honest = sum(sizes[: counted_silos(len(sizes), min(min_silos, len(sizes)), study.run.honest)])
     return noise_over_clip(event) * math.sqrt(event.batch / honest)
 
 
-def mean_over_clip(study: Study, silos: tuple[SiloPlan, ...], algorithm: Algorithm, fewest: int) -> dict[str, float]:
+def mean_over_clip(study: Study, silos: tuple[SiloPlan, ...], algorithm: Algorithm, min_silos: int) -> dict[str, float]:
     """Deviation per coordinate of the noise in the mean of all silos, for each kind of round to which all come."""
     channel, found = study.algorithm.channel, {}
     for kind, part in algorithm.rounds.items():
@@ -40,6 +40,6 @@ def mean_over_clip(study: Study, silos: tuple[SiloPlan, ...], algorithm: Algorit
             # The noise of a record is as large at a silo whose records count little.
             sizes = np.asarray([event.batch for event in events])
             weights = sizes * record_weights(weights, sizes)[1]
-        own = np.asarray([said_over_clip(study, silos, event, fewest) for event in events]) * weights
+        own = np.asarray([said_over_clip(study, silos, event, min_silos) for event in events]) * weights
         found[kind] = float(own.max() if channel == "trusted" else np.sqrt(np.sum(own**2)))
     return found

@@ -15,11 +15,11 @@ from tacit.algorithm import CROWDED, GUARANTEES, Algorithm
 from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.privacy import Event, PaperNoise, price, risk_of_price, user_level
-from tacit.privacy.crowd import colluding_silos
+from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.doubts import doubts
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.privacy.plan import Budget, Company, SiloPlan, events_of, plan_silos
+from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, events_of, plan_silos
 from tacit.studies.assemble import Builder
 from tacit.studies.bound import bound_json, bound_of, left_for_training
 from tacit.studies.centralisation import crossings
@@ -89,11 +89,11 @@ def budget_of(study: Study, silos: int) -> Budget | None:
         max_participations=section.max_participations,
         user_level=section.user_level,
         honest=study.run.honest,
-        fewest=fewest_of(study, silos),
+        min_silos=min_silos_of(study, silos),
     )
 
 
-def fewest_of(study: Study, silos: int) -> int:
+def min_silos_of(study: Study, silos: int) -> int:
     """How few of so many silos a round of the study may have."""
     participants = study.run.participants
     return (participants[0] if isinstance(participants, tuple) else participants) or silos
@@ -106,7 +106,7 @@ def counts_on(study: Study, silos: int) -> str | None:
     colluding = colluding_silos(silos, study.run.honest)
     return (
         f"The price counts on other silos: at most {colluding} of {silos} collude (run.honest = {study.run.honest:g}), "
-        f"and at least {fewest_of(study, silos)} come in a round (run.participants)."
+        f"and at least {min_silos_of(study, silos)} come in a round (run.participants)."
     )
 
 
@@ -118,7 +118,7 @@ def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[i
             'privacy.accountant: "paper" needs one epsilon for all silos; set privacy.epsilon to a number.'
         )
     silos = []
-    for place, (name, n) in enumerate(zip(names, records, strict=True)):
+    for silo_index, (name, n) in enumerate(zip(names, records, strict=True)):
         printed = _paper(study, n, len(names), float(epsilon), delta)
         if printed is None:
             raise StudyError(f'privacy.accountant: no theorem prints noise for {study.algorithm.name}; use "tight".')
@@ -128,8 +128,8 @@ def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[i
                 f"privacy.accountant: {printed.source} does not hold at {name}: expected {failed[0]}; "
                 'change the study or use accountant = "tight".'
             )
-        company = Company(tuple(records), study.run.honest, fewest_of(study, len(records)))
-        events = events_of(unit, place=place, silos=len(names), records=n, company=company)
+        anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
+        events = events_of(unit, silo_index=silo_index, silos=len(names), records=n, anonymity_set=anonymity_set)
         # Where kinds of round differ in proportion from the theorem's, the noisier reading is taken for all.
         factor = max(e.noise_multiplier for e in printed.events) / min(e.noise_multiplier for e in events)
         paid = tuple(event.scaled(factor) for event in events)
@@ -270,7 +270,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
 
 
 def _said(plan: Plan, event: Event) -> float:
-    return said_over_clip(plan.study, plan.silos, event, fewest_of(plan.study, len(plan.silos)))
+    return said_over_clip(plan.study, plan.silos, event, min_silos_of(plan.study, len(plan.silos)))
 
 
 def _reports_json(event: Event, priced: bool) -> dict[str, Any]:

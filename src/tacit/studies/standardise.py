@@ -56,9 +56,9 @@ def statistics_events(study: Study, federation: Federation) -> list[tuple[Event,
     epsilons = privacy.epsilon if isinstance(privacy.epsilon, tuple) else (privacy.epsilon,) * len(federation.silos)
     unit = statistics_of(section, places_of(section, federation), 1.0)
     found = []
-    for place, (silo, epsilon) in enumerate(zip(federation.silos, epsilons, strict=True)):
+    for silo_index, (silo, epsilon) in enumerate(zip(federation.silos, epsilons, strict=True)):
         assert epsilon is not None
-        events = events_of(unit, place=place, silos=len(federation.silos), records=len(silo.train["y"]))
+        events = events_of(unit, silo_index=silo_index, silos=len(federation.silos), records=len(silo.train["y"]))
         found.append(calibrate(events, epsilon=section.share * epsilon, delta=privacy.delta))
     return found
 

@@ -31,13 +31,13 @@ import numpy as np
 from tacit.algorithm import Channel, Terms
 from tacit.algorithms.validation_score import validation_score
 from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
-from tacit.privacy.plan import Company, events_of
+from tacit.privacy.plan import AnonymitySet, events_of
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
 from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu, watched_epsilon
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
-from tacit.studies.plan import fewest_of
+from tacit.studies.plan import min_silos_of
 from tacit.studies.run import Prepared, check_values, prepare, starts_of, summary, watch
 from tacit.studies.spec import Study, StudyError
 
@@ -212,10 +212,15 @@ def _check_points(prepared: Prepared, points: Sequence[Point]) -> None:
 def _unit_events(prepared: Prepared, place: int, point: Point) -> tuple[Event, ...]:
     study, records = prepared.study, [silo.records for silo in prepared.plan.silos]
     unit = prepared.builder.build(noise_multiplier=1.0, **{k.removeprefix("algorithm."): v for k, v in point.items()})
-    company = Company(tuple(records), study.run.honest, fewest_of(study, len(records)))
+    anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
     cap = study.privacy.max_participations
     return events_of(
-        unit, place=place, silos=len(records), records=records[place], max_participations=cap, company=company
+        unit,
+        silo_index=place,
+        silos=len(records),
+        records=records[place],
+        max_participations=cap,
+        anonymity_set=anonymity_set,
     )
 
 

@@ -26,8 +26,8 @@ from experiments.consortium import train
 from experiments.parties import Consortium, Silo, free_port
 from tacit.deploy.certificates import Authority, node_key
 from tacit.deploy.flower.commands import supernode_command
-from tacit.deploy.server.terms import DEPLOYED
-from tacit.deploy.silo.steward import NOISE_OFF
+from tacit.deploy.server.deployment import DEPLOYED
+from tacit.deploy.silo.service import NOISE_OFF
 from tacit.studies.spec import Study, study_from
 from tests.deploy.silo.consortium import SEED, records_of
 

@@ -18,7 +18,7 @@ import pytest
 from experiments.consortium import frames_in
 from tacit.channel.sealing import open_layer
 from tacit.deploy.server.checkpoint import load_checkpoint
-from tacit.deploy.server.conductor import fresh_state
+from tacit.deploy.server.coordinator import fresh_state
 from tacit.deploy.shuffler.config import load_keys
 from tacit.deploy.shuffler.messages import Deposit
 from tacit.deploy.silo.contract import builder_from
@@ -80,7 +80,9 @@ def simulated(plan: Plan, channel: str):
     algorithm = builder.build(noise_multiplier=0.0)
     params, silos, own = builder.problem.objective.init(key), enrol(list(tables().values())), jax.random.key(SEED)
     turns = roster(split_keys(own).choice, algorithm, who(channel), len(SIZES))
-    names = [sorted(np.array(list(SIZES))[row[here]]) for row, here in zip(turns.places, turns.taken, strict=True)]
+    names = [
+        sorted(np.array(list(SIZES))[row[here]]) for row, here in zip(turns.silo_indices, turns.taken, strict=True)
+    ]
     return simulate(algorithm, params, silos, key=own, who=who(channel), noise="each").params, names
 
 
@@ -106,8 +108,8 @@ def test_run_folder_and_ledgers_agree(world, channel):
     result = json.loads((folder / "result.json").read_text())
     assert "report.html" in {path.name for path in folder.iterdir()}
     point = point_of(facts, channel)
-    for place, (name, row) in enumerate(zip(SIZES, result["silos"], strict=True)):
-        study = point.plan.model_copy(update={"place": place}).study
+    for silo_index, (name, row) in enumerate(zip(SIZES, result["silos"], strict=True)):
+        study = point.plan.model_copy(update={"silo_index": silo_index}).study
         account = replay(inspect(root / "c" / name / "ledger.sqlite"))[study]
         answered = sum(name in played["silos"] for played in point.history)
         assert account.answers == answered == row["answers"]
@@ -184,9 +186,9 @@ def test_nobody_received_a_record_nor_a_share(world):
     broadcast = start.rounds["gradient"].server.ask(start.init(builder.problem.objective.init(key)))
     terms = ShareTerms(grid_for(sum(SIZES.values()), dimension), 0, dimension)
     weights, _ = plan.shuffle.record_weights(None)
-    for place, table in enumerate(tables().values()):
-        door = Door(silo, table, place=place, form=True)
-        mechanism = BinomialShare(door.engine, terms, no_coins, float(weights[place]))
+    for silo_index, table in enumerate(tables().values()):
+        door = Door(silo, table, silo_index=silo_index, form=True)
+        mechanism = BinomialShare(door.engine, terms, no_coins, float(weights[silo_index]))
         # Records are rounded at random, each by less than a step: shares of one silo differ by a few deviations.
         share, apart = door.release(broadcast, door.batch(0, None), mechanism), 6 * len(table["y"]) ** 0.5
         assert np.abs(share).max() > 3 * apart

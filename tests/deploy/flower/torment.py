@@ -24,7 +24,7 @@ from experiments.parties import Consortium, below
 from tacit.deploy.flower.commands import write_connection
 from tacit.deploy.flower.watch import follow
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.deploy.server.conductor import fresh_state
+from tacit.deploy.server.coordinator import fresh_state
 from tacit.deploy.silo.contract import builder_from
 from tacit.errors import TacitError
 from tacit.silo import enrol
@@ -131,8 +131,8 @@ def check_end(root: Path, folder: Path, rounds: int) -> None:
     point = load_checkpoint(folder / "checkpoint.npz", fresh_state)
     assert point.finished
     assert len(point.history) == rounds
-    for place, name in enumerate(SIZES):
-        own = point.plan.model_copy(update={"place": place})
+    for silo_index, name in enumerate(SIZES):
+        own = point.plan.model_copy(update={"silo_index": silo_index})
         entries = inspect(root / "c" / name / "ledger.sqlite")
         debits = [entry.data["round"] for entry in entries if entry.study == own.study and entry.kind == "debit"]
         assert replay(entries)[own.study].answers == len(debits), name

@@ -9,7 +9,7 @@ import pytest
 
 from tacit.channel.sealing import Binding
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.deploy.server.conductor import Conductor, Patience, StalledError, fresh_state
+from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, fresh_state
 from tacit.deploy.server.shuffles import Reports, Sums, cut, frames_of
 from tacit.deploy.shuffler.client import LeftOutError, _collect, sum_over
 from tacit.deploy.shuffler.deposits import header_of, sum_deposits
@@ -53,8 +53,8 @@ class Adding:
 def answers_of(desks):
     """Sealed answers of all silos."""
     keys, found = {name: desk.seal for name, desk in desks.items()}, {}
-    for place, silo in enumerate(NAMES):
-        own = {"silo": silo, "place": place, "least": 3, "signer": SILOS[silo]}
+    for silo_index, silo in enumerate(NAMES):
+        own = {"silo": silo, "silo_index": silo_index, "min_silos": 3, "signer": SILOS[silo]}
         first, second = sum_deposits(np.arange(3), shufflers=keys, binding=BINDING, **own)
         lengths = {"a": len(first), "b": len(second)}
         found[silo] = (Sealed(study="s", round=0, silo=silo, deposits=lengths), first + second)
@@ -70,10 +70,10 @@ def spoilt(answers, *silos):
 
 def conductor_of(desks, folder, events):
     seals = {name: str(desk.seal) for name, desk in desks.items()}
-    plan = plan_like(seals, least=3, everyone=False)
+    plan = plan_like(seals, min_silos=3, everyone=False)
     point = Checkpoint(plan, NAMES, SIZES, fresh_state(plan, SIZES))
     shuffled = Adding(desks, None)
-    conductor = Conductor(
+    coordinator = Coordinator(
         point,
         folder / "checkpoint.npz",
         None,
@@ -83,76 +83,76 @@ def conductor_of(desks, folder, events):
         shuffled=shuffled,
         tell=lambda event, facts: events.append((event, facts)),
     )
-    shuffled._shape = conductor._shapes.messages["gradient"]
-    return conductor, shuffled
+    shuffled._shape = coordinator._shapes.messages["gradient"]
+    return coordinator, shuffled
 
 
 def test_a_round_goes_on_without_the_silo_that_is_named(desks, tmp_path):
     events = []
-    conductor, shuffled = conductor_of(desks, tmp_path, events)
-    conductor._answers = lambda *_: spoilt(answers_of(desks), "s2")
-    conductor._play(0)
+    coordinator, shuffled = conductor_of(desks, tmp_path, events)
+    coordinator._answers = lambda *_: spoilt(answers_of(desks), "s2")
+    coordinator._play(0)
     assert shuffled.asked == [NAMES, ("s0", "s1", "s3")]
     assert shuffled.sums == [[0, 3, 6]]
-    [row] = conductor.point.history
+    [row] = coordinator.point.history
     assert (row["silos"], row["left_out"]) == (["s0", "s1", "s3"], ["s2"])
     [told] = [facts for event, facts in events if event == "refusal"]
     assert (told["silo"], told["text"].split(":")[0]) == ("s2", "signature")
-    assert conductor.point.round == 1
+    assert coordinator.point.round == 1
 
 
 def test_the_smaller_set_is_settled_before_shufflers_are_asked_for_it(desks, tmp_path):
     """A server that is killed then asks for the same set again, which is the only one that is ever released."""
-    conductor, shuffled = conductor_of(desks, tmp_path, [])
+    coordinator, shuffled = conductor_of(desks, tmp_path, [])
     answers = spoilt(answers_of(desks), "s2")
-    _, kept = conductor._mixed("gradient", 0, DIGEST, None, answers)
+    _, kept = coordinator._mixed("gradient", 0, DIGEST, None, answers)
     point = load_checkpoint(tmp_path / "checkpoint.npz", fresh_state)
     assert set(point.decided) == set(point.answers) == set(kept) == {"s0", "s1", "s3"}
-    conductor._mixed("gradient", 0, DIGEST, None, kept)
+    coordinator._mixed("gradient", 0, DIGEST, None, kept)
     assert shuffled.sums == [[0, 3, 6]] * 2
     assert [desk.released for desk in desks.values()] == [1, 1]
 
 
 def test_where_too_few_are_left_the_round_stays_shut_and_can_be_played_later(desks, tmp_path):
-    conductor, shuffled = conductor_of(desks, tmp_path, [])
+    coordinator, shuffled = conductor_of(desks, tmp_path, [])
     good = answers_of(desks)
     with pytest.raises(StalledError, match=r"needs 3 silos.*s1: signature.*s2: signature") as caught:
-        conductor._mixed("gradient", 0, DIGEST, None, spoilt(good, "s1", "s2"))
+        coordinator._mixed("gradient", 0, DIGEST, None, spoilt(good, "s1", "s2"))
     assert not caught.value.final
     assert [desk.released for desk in desks.values()] == [0, 0]
-    assert conductor.point.decided is conductor.point.answers is None
+    assert coordinator.point.decided is coordinator.point.answers is None
     # One of the two has been mended; silos say again what they said.
-    conductor._mixed("gradient", 0, DIGEST, None, spoilt(good, "s2"))
+    coordinator._mixed("gradient", 0, DIGEST, None, spoilt(good, "s2"))
     assert shuffled.sums == [[0, 3, 6]]
 
 
 def test_nobody_is_left_out_of_a_round_that_a_shuffler_has_released(desks, tmp_path):
-    conductor, shuffled = conductor_of(desks, tmp_path, [])
+    coordinator, shuffled = conductor_of(desks, tmp_path, [])
     good = answers_of(desks)
     frames = {silo: cut(*answer) for silo, answer in good.items()}
     for own in frames.values():
         desks["a"].send(own["a"])
     desks["a"].ask(_collect(BINDING, NAMES, "sum"))
     with pytest.raises(StalledError, match=r"was settled with 4 silos.*s2: signature"):
-        conductor._mixed("gradient", 0, DIGEST, None, spoilt(good, "s2"))
-    assert conductor.point.decided == NAMES
-    assert conductor.point.answers is None
+        coordinator._mixed("gradient", 0, DIGEST, None, spoilt(good, "s2"))
+    assert coordinator.point.decided == NAMES
+    assert coordinator.point.answers is None
     # The silo still has what it said.
-    conductor._mixed("gradient", 0, DIGEST, None, good)
+    coordinator._mixed("gradient", 0, DIGEST, None, good)
     assert shuffled.sums == [[0, 4, 8]]
 
 
 def test_other_refusals_leave_what_was_settled_as_it_is(desks, tmp_path):
-    conductor, shuffled = conductor_of(desks, tmp_path, [])
+    coordinator, shuffled = conductor_of(desks, tmp_path, [])
 
     def mean(*_):
         raise RefusalError("too-few", "expected more")
 
     shuffled.mean = mean
     with pytest.raises(RefusalError, match="expected more"):
-        conductor._mixed("gradient", 0, DIGEST, None, answers_of(desks))
-    assert conductor.point.decided == NAMES
-    assert set(conductor.point.answers) == set(NAMES)
+        coordinator._mixed("gradient", 0, DIGEST, None, answers_of(desks))
+    assert coordinator.point.decided == NAMES
+    assert set(coordinator.point.answers) == set(NAMES)
 
 
 def test_answers_that_are_not_what_the_plan_has_are_named_and_others_kept(desks):
@@ -176,33 +176,33 @@ def test_answers_that_are_not_what_the_plan_has_are_named_and_others_kept(desks)
     assert "silo=s3" in reasons["s3"]
 
 
-def sealed_by(name, place, plan, shuffled, request, payload):
+def sealed_by(name, silo_index, plan, shuffled, request, payload):
     """What a silo says at a place of the plan, by the daemon's own functions."""
-    own, who = plan.model_copy(update={"place": place}), {"silo": name, "signer": SILOS[name], "noise": True}
+    own, who = plan.model_copy(update={"silo_index": silo_index}), {"silo": name, "signer": SILOS[name], "noise": True}
     if plan.shuffle.server is None:
         share = np.arange(coordinates(shuffled._shapes.messages["gradient"]))
         header, body = sealed_answer(own, shuffled.terms, request, payload, share, **who)
     else:
-        reports = {"": [os.urandom(8) + b"\x01" for _ in range(SIZES[place])]}
-        header, body = sealed_reports(own, shuffled.streams, request, payload, reports, least=3, **who)
+        reports = {"": [os.urandom(8) + b"\x01" for _ in range(SIZES[silo_index])]}
+        header, body = sealed_reports(own, shuffled.streams, request, payload, reports, min_silos=3, **who)
     return Sealed.model_validate_json(header), body
 
 
 @pytest.mark.parametrize("server", [None, str(KEY.public)], ids=["sums", "reports"])
 def test_what_silos_seal_is_what_the_server_expects_and_another_place_is_named(desks, server):
     plan = plan_like(
-        {name: str(desk.seal) for name, desk in desks.items()}, least=3, everyone=False, epsilon=6.0, server=server
+        {name: str(desk.seal) for name, desk in desks.items()}, min_silos=3, everyone=False, epsilon=6.0, server=server
     )
     shuffled = Sums(plan, NAMES, desks) if server is None else Reports(plan, NAMES, desks, KEY)
     specs, payload = write_arrays([np.zeros(2)])
     request, digest = Answer(study=plan.study, round=0, arrays=specs), broadcast_digest(specs, payload)
     common = (plan, shuffled, request, payload)
     # The last silo takes the first one's place.
-    places = {"s0": 0, "s1": 1, "s2": 2, "s3": 0}
-    answers = {name: sealed_by(name, place, *common) for name, place in places.items()}
+    silo_indices = {"s0": 0, "s1": 1, "s2": 2, "s3": 0}
+    answers = {name: sealed_by(name, silo_index, *common) for name, silo_index in silo_indices.items()}
     with pytest.raises(LeftOutError) as caught:
         shuffled.mean("gradient", 0, digest, None, answers)
-    assert caught.value.reasons == {"s3": "bad-message: expected place=3 in its deposit"}
+    assert caught.value.reasons == {"s3": "bad-message: expected silo_index=3 in its deposit"}
     assert caught.value.is_open
     assert not any(desk.released for desk in desks.values())
     found = shuffled.mean("gradient", 0, digest, None, {name: answers[name] for name in NAMES[:3]})

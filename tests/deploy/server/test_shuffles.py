@@ -9,8 +9,8 @@ import pytest
 import tomli_w
 
 from tacit.channel.sealing import new_secret
-from tacit.deploy.server.conductor import StalledError
-from tacit.deploy.server.lead import lead
+from tacit.deploy.server.coordinator import StalledError
+from tacit.deploy.server.study import lead
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.silo.shuffling import bound_to, check_shuffle
@@ -35,13 +35,13 @@ def assert_simulated(plan, found, expected):
 def test_shuffled_sums_equal_the_simulation_and_ledgers_show_their_price(world, tables, tmp_path):
     daemons, _, seals = world
     plan = plan_like(seals)
-    conductor = conductor_of(plan, world, tmp_path)
-    receipts = conductor.run()
-    assert_simulated(plan, conductor.params, simulated(plan, tables))
-    for place, daemon in enumerate(daemons):
-        account = replay(inspect(daemon.home.ledger))[plan.model_copy(update={"place": place}).study]
+    coordinator = conductor_of(plan, world, tmp_path)
+    receipts = coordinator.run()
+    assert_simulated(plan, coordinator.params, simulated(plan, tables))
+    for silo_index, daemon in enumerate(daemons):
+        account = replay(inspect(daemon.home.ledger))[plan.model_copy(update={"silo_index": silo_index}).study]
         spent = price(account.debited(), delta=plan.delta).epsilon
-        assert receipts[NAMES[place]].epsilon == pytest.approx(spent)
+        assert receipts[NAMES[silo_index]].epsilon == pytest.approx(spent)
         assert 0.99 * plan.epsilon < spent <= plan.epsilon
 
 
@@ -78,13 +78,13 @@ def test_a_killed_server_goes_on_where_it_was(world, tables, tmp_path):
 def test_some_silos_of_many_through_shuffled_sums_equal_the_simulation(world, tables, tmp_path, algorithm):
     _, _, seals = world
     # Each round opens the sum of the silos that came, and no others' noise is taken off.
-    plan = plan_like(seals, least=3, algorithm=algorithm, everyone=False, nonce="ad")
+    plan = plan_like(seals, min_silos=3, algorithm=algorithm, everyone=False, nonce="ad")
     who = participation(4, (3, 4))
-    conductor = conductor_of(plan, world, tmp_path, who=who, seed=SEED)
-    receipts = conductor.run()
-    came = [len(row["silos"]) for row in conductor.point.history]
+    coordinator = conductor_of(plan, world, tmp_path, who=who, seed=SEED)
+    receipts = coordinator.run()
+    came = [len(row["silos"]) for row in coordinator.point.history]
     assert set(came) == {3, 4}
-    assert_simulated(plan, conductor.params, simulated(plan, tables, who))
+    assert_simulated(plan, coordinator.params, simulated(plan, tables, who))
     assert sum(receipt.answers for receipt in receipts.values()) == sum(came)
     for receipt in receipts.values():
         assert (receipt.epsilon < 0.99 * plan.epsilon) == (receipt.answers < 4)
@@ -93,10 +93,10 @@ def test_some_silos_of_many_through_shuffled_sums_equal_the_simulation(world, ta
 def test_blocks_through_shuffled_sums_equal_the_simulation(world, tables, tmp_path):
     _, _, seals = world
     plan = plan_like(seals, algorithm={**PSGM, "name": "mb-psgm", "channel": "shuffled-sum"})
-    conductor = conductor_of(plan, world, tmp_path)
-    receipts = conductor.run()
-    assert set(conductor._shuffled.terms["estimate"]) == {"difference", "gradient"}
-    assert_simulated(plan, conductor.params, simulated(plan, tables))
+    coordinator = conductor_of(plan, world, tmp_path)
+    receipts = coordinator.run()
+    assert set(coordinator._shuffled.terms["estimate"]) == {"difference", "gradient"}
+    assert_simulated(plan, coordinator.params, simulated(plan, tables))
     assert all(0.99 * plan.epsilon < receipts[name].epsilon <= plan.epsilon for name in NAMES)
 
 
@@ -106,7 +106,7 @@ def test_silos_that_drop_out_of_a_shuffled_study_come_back_even_to_a_server_that
     away = {"s3": True}
     transport = Flaky(sockets, lambda ask, at: away["s3"] and at == str(sockets[3]))
     who = participation(4, (3, 4))
-    plan = plan_like(seals, least=3, everyone=False, nonce="da", algorithm={"num_rounds": 6})
+    plan = plan_like(seals, min_silos=3, everyone=False, nonce="da", algorithm={"num_rounds": 6})
     away["s3"] = False
     first = conductor_of(plan, world, tmp_path, who=who, transport=transport, seed=5)
 
@@ -122,7 +122,7 @@ def test_silos_that_drop_out_of_a_shuffled_study_come_back_even_to_a_server_that
     with pytest.raises(KilledError):
         first.run(after)
     # The next server finds three silos, and the fourth later, at an address that it did not know.
-    second = conductor_of(plan, world, tmp_path, who=who, transport=transport, seed=5, least=3)
+    second = conductor_of(plan, world, tmp_path, who=who, transport=transport, seed=5, min_silos=3)
     assert set(second._addresses) == {"s0", "s1", "s2"}
     receipts = second.run(lambda number: away.update(s3=number < 4))
     history = second.point.history
@@ -166,19 +166,19 @@ def test_a_courier_that_shows_a_silo_another_broadcast_opens_no_sum(world, tmp_p
     daemons, _, seals = world
     sockets = [daemon.home.socket for daemon in daemons]
     plan = plan_like(seals, nonce="ee")
-    conductor = conductor_of(plan, world, tmp_path, transport=Meddling(sockets, sockets[1], there=other_broadcast))
+    coordinator = conductor_of(plan, world, tmp_path, transport=Meddling(sockets, sockets[1], there=other_broadcast))
     with pytest.raises(StalledError, match="s1: bad-message: expected broadcast="):
-        conductor.run()
-    assert conductor.point.round == 0
+        coordinator.run()
+    assert coordinator.point.round == 0
 
 
 def test_a_courier_that_changes_a_sealed_share_is_found_out(world, tmp_path):
     daemons, _, seals = world
     sockets = [daemon.home.socket for daemon in daemons]
     plan = plan_like(seals, nonce="ef")
-    conductor = conductor_of(plan, world, tmp_path, transport=Meddling(sockets, sockets[2], back=flipped))
+    coordinator = conductor_of(plan, world, tmp_path, transport=Meddling(sockets, sockets[2], back=flipped))
     with pytest.raises(StalledError, match="needs 4 silos, but shufflers do not take s2: signature"):
-        conductor.run()
+        coordinator.run()
     # With an honest courier the same round goes on: the silo has kept what it said.
     conductor_of(plan, world, tmp_path).run()
 
@@ -188,11 +188,11 @@ def test_rounds_go_on_without_a_silo_whose_answers_are_spoilt(world, tmp_path, s
     daemons, _, seals = world
     sockets = [daemon.home.socket for daemon in daemons]
     terms = {"server": server, "nonce": "f1", "algorithm": {"num_rounds": 2}, "epsilon": 6.0}
-    plan = plan_like(seals, least=3, everyone=False, **terms)
+    plan = plan_like(seals, min_silos=3, everyone=False, **terms)
     transport = Meddling(sockets, sockets[2], back=flipped)
-    conductor = conductor_of(plan, world, tmp_path, who=participation(4, (3, 4)), transport=transport, seed=SEED)
-    receipts = conductor.run()
-    history = conductor.point.history
+    coordinator = conductor_of(plan, world, tmp_path, who=participation(4, (3, 4)), transport=transport, seed=SEED)
+    receipts = coordinator.run()
+    history = coordinator.point.history
     assert all(row["silos"] == ["s0", "s1", "s3"] for row in history)
     # It has paid for what it said, and is reckoned with.
     assert receipts["s2"].answers == sum("s2" in row["left_out"] for row in history) > 0
@@ -208,10 +208,10 @@ def test_a_lying_crowd_is_refused(world, tmp_path):
         good = plan_like(seals, nonce="cc")
         shuffle = good.shuffle.model_copy(update=changes)
         plan = Plan.model_validate({**good.model_dump(), "shuffle": shuffle.model_dump()})
-        conductor = conductor_of(plan_like(nonce="dd"), world, tmp_path)
-        conductor._plans = {NAMES[0]: plan}
+        coordinator = conductor_of(plan_like(nonce="dd"), world, tmp_path)
+        coordinator._plans = {NAMES[0]: plan}
         with pytest.raises(RefusalError) as caught:
-            conductor.propose()
+            coordinator.propose()
         assert caught.value.code == code
 
 
@@ -232,30 +232,30 @@ def mean_of(silo, broadcast, table):
 def test_shuffled_reports_are_read_as_they_were_mixed_and_ledgers_show_their_price(world, tables, tmp_path):
     daemons, _, seals = world
     plan = report_plan(seals)
-    conductor = conductor_of(plan, world, tmp_path)
-    shuffled, said = conductor._shuffled, []
+    coordinator = conductor_of(plan, world, tmp_path)
+    shuffled, said = coordinator._shuffled, []
     mean = shuffled.mean
     shuffled.mean = lambda kind, *rest: said.append((kind, rest[2], mean(kind, *rest))) or said[-1][2]
-    receipts = conductor.run()
-    assert [row["kind"] for row in conductor.point.history] == ["gradient", "local", "estimate", "local"]
+    receipts = coordinator.run()
+    assert [row["kind"] for row in coordinator.point.history] == ["gradient", "local", "estimate", "local"]
     assert [kind for kind, _, _ in said] == ["gradient", "estimate"]
     # What the server reads is near the mean of clipped gradients: five standard deviations of as many reports.
     kind, broadcast, found = said[0]
-    part = conductor.algorithm.rounds[kind].silo
+    part = coordinator.algorithm.rounds[kind].silo
     means = [mean_of(part, broadcast, table) for table in tables]
     gap = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)]) - np.mean(means, axis=0)
     own = terms_of("duchi", gap.size, shuffled.streams[kind][""].local_epsilon)
     _, each = plan.shuffle.record_weights(None)
     assert np.linalg.norm(gap) < 2.5 * 0.7 * (own.error * sum(SIZES)) ** 0.5 * each
-    for place, daemon in enumerate(daemons):
-        account = replay(inspect(daemon.home.ledger))[plan.model_copy(update={"place": place}).study]
+    for silo_index, daemon in enumerate(daemons):
+        account = replay(inspect(daemon.home.ledger))[plan.model_copy(update={"silo_index": silo_index}).study]
         by_kind = {event.kind: event for event in account.debited()}
         assert by_kind["gradient"].mechanism == by_kind["estimate"].mechanism == "reports"
         assert by_kind["gradient"].reports == sum(SIZES)
         assert len(by_kind["estimate"].streams) == 2
-        assert ("local" in by_kind) == (place < 2)
-        assert receipts[NAMES[place]].epsilon == pytest.approx(price(account.debited(), delta=plan.delta).epsilon)
-        assert receipts[NAMES[place]].epsilon <= plan.epsilon
+        assert ("local" in by_kind) == (silo_index < 2)
+        assert receipts[NAMES[silo_index]].epsilon == pytest.approx(price(account.debited(), delta=plan.delta).epsilon)
+        assert receipts[NAMES[silo_index]].epsilon <= plan.epsilon
     # The strictest silo pays the whole price; those whose turn does not come pay less.
     assert max(receipt.epsilon for receipt in receipts.values()) > 0.99 * plan.epsilon
 
@@ -263,7 +263,7 @@ def test_shuffled_reports_are_read_as_they_were_mixed_and_ledgers_show_their_pri
 def test_shuffled_reports_with_some_silos_of_many_and_a_server_that_was_killed(world, tmp_path):
     _, _, seals = world
     plan = plan_like(
-        seals, least=3, everyone=False, server=str(KEY.public), epsilon=6.0, algorithm={"num_rounds": 2}, nonce="be"
+        seals, min_silos=3, everyone=False, server=str(KEY.public), epsilon=6.0, algorithm={"num_rounds": 2}, nonce="be"
     )
     who = participation(4, (3, 4))
     first = conductor_of(plan, world, tmp_path, who=who, seed=SEED)
@@ -338,7 +338,7 @@ def consulted(plan, colluding, seals):
 def test_a_small_plan_made_of_those_who_collude_is_refused():
     """A share of a small crowd is few silos; what an owner fears is a number of them, whatever the plan."""
     seals = {name: str(new_secret().public) for name in "ab"}
-    shared = {"records": SIZES, "least": 4, "shufflers": seals}
+    shared = {"records": SIZES, "min_silos": 4, "shufflers": seals}
     for honest, assumed in ((1.0, 0), (0.75, 1), (0.5, 2)):
         plan = plan_of({"name": "mb-sgd"}, shuffle=Shuffle(**shared, honest=honest))
         consulted(plan, assumed, seals)

@@ -4,7 +4,7 @@ import jax
 
 from tacit.channel.sealing import new_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.deploy.server.conductor import Conductor, Patience, fresh_state, meet
+from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.shuffles import Reports, Sums
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.contract import builder_from
@@ -20,20 +20,20 @@ PATIENCE = Patience(300.0, 300.0)
 KEY = new_secret()
 
 
-def plan_like(seals=None, *, least=4, algorithm=None, server=None, **changes):
-    terms = {"records": SIZES, "least": least, "honest": 1.0, "shufflers": seals, "server": server}
+def plan_like(seals=None, *, min_silos=4, algorithm=None, server=None, **changes):
+    terms = {"records": SIZES, "min_silos": min_silos, "honest": 1.0, "shufflers": seals, "server": server}
     shuffle = None if seals is None else Shuffle(**terms)
     channel = {} if seals is None else {"channel": "shuffled-sum" if server is None else "shuffled-reports"}
     common = {"name": "mb-sgd", "sampling": "full", **channel, **(algorithm or {})}
     return plan_of(common, shuffle=shuffle, **changes)
 
 
-def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=None, seed=0, events=None, least=4):
+def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=None, seed=0, events=None, min_silos=4):
     daemons, parties, _ = world
     path = folder / "checkpoint.npz"
     transport = transport or SocketTransport([daemon.home.socket for daemon in daemons])
     tell = (lambda event, facts: None) if events is None else (lambda event, facts: events.append((event, facts)))
-    found = meet(transport, least, patience, tell)
+    found = meet(transport, min_silos, patience, tell)
     point = (
         load_checkpoint(path, fresh_state)
         if path.exists()
@@ -48,7 +48,7 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
         else:
             shuffled = Reports(point.plan, NAMES, callers, KEY, noise=False)
     addresses = {name: at for name, (at, _) in found.items()}
-    return Conductor(
+    return Coordinator(
         point, path, transport, addresses, who=who, patience=patience, shuffled=shuffled, tell=tell, seed=seed
     )
 

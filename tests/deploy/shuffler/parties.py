@@ -14,8 +14,8 @@ from tacit.deploy.certificates import Authority
 from tacit.deploy.shuffler.client import Address, Caller
 from tacit.deploy.shuffler.config import Keys, make_keys, terms_from
 from tacit.deploy.shuffler.messages import parse_response
-from tacit.deploy.shuffler.office import Office
-from tacit.deploy.shuffler.server import Entrance, server_context
+from tacit.deploy.shuffler.server import ShufflerServer, server_context
+from tacit.deploy.shuffler.service import ShufflerService
 from tacit.deploy.wire import Error, RefusalError, frame, read_frame
 
 
@@ -44,8 +44,8 @@ class Party:
         self.start()
 
     def start(self) -> None:
-        self.office = Office(self.terms, self.keys, self.folder / "shuffler.sqlite")
-        self._entrance = Entrance(self.office, server_context(self.terms, self.folder), self.folder)
+        self.service = ShufflerService(self.terms, self.keys, self.folder / "shuffler.sqlite")
+        self._entrance = ShufflerServer(self.service, server_context(self.terms, self.folder), self.folder)
         self.port = self._entrance.port
         threading.Thread(target=self._entrance.serve, daemon=True).start()
 
@@ -53,7 +53,7 @@ class Party:
         for caller in self._callers:
             caller.close()
         self._entrance.close()
-        self.office.close()
+        self.service.close()
 
     def restart(self) -> None:
         self.stop()
@@ -75,8 +75,8 @@ def signers(number: int) -> dict[str, Signer]:
 class SiloView:
     """A caller of an office in this process, without a socket between them."""
 
-    def __init__(self, office: Office) -> None:
-        self.office = office
+    def __init__(self, service: ShufflerService) -> None:
+        self.service = service
 
     def ask(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
         return self.send(frame(request.model_dump_json(), payload))
@@ -84,7 +84,7 @@ class SiloView:
     def send(self, raw: bytes) -> tuple[Any, bytes]:
         found = read_frame(io.BytesIO(raw).read)
         assert found is not None
-        answer = read_frame(io.BytesIO(self.office.handle(*found)).read)
+        answer = read_frame(io.BytesIO(self.service.handle(*found)).read)
         assert answer is not None
         response = parse_response(answer[0])
         if isinstance(response, Error):
@@ -93,11 +93,11 @@ class SiloView:
 
     @property
     def released(self) -> int:
-        return int(self.office._books.execute("SELECT count(*) FROM released").fetchone()[0])
+        return int(self.service._books.execute("SELECT count(*) FROM released").fetchone()[0])
 
     @property
     def seal(self) -> PublicKey:
-        return self.office._keys.seal.public
+        return self.service._keys.seal.public
 
 
 def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> SiloView:
@@ -110,17 +110,17 @@ def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> SiloView:
         "tls": {"certificate": "x", "key": "x", "callers": "x"},
     }
     keys = Keys(new_secret(), Signer(new_signing_key()))
-    return SiloView(Office(terms_from({**tree, **changes}), keys, folder / "shuffler.sqlite"))
+    return SiloView(ShufflerService(terms_from({**tree, **changes}), keys, folder / "shuffler.sqlite"))
 
 
 @contextlib.contextmanager
 def two_desks(folder: Path, silos: dict[str, Signer]) -> Iterator[dict[str, SiloView]]:
     """A cascade of two."""
     first = desk(folder / "a", silos)
-    found = {"a": first, "b": desk(folder / "b", silos, layer=1, before={"a": first.office._keys.sign.public})}
+    found = {"a": first, "b": desk(folder / "b", silos, layer=1, before={"a": first.service._keys.sign.public})}
     yield found
     for own in found.values():
-        own.office.close()
+        own.service.close()
 
 
 def wrapped(inside: bytes, key: PublicKey, binding: Binding, layer: int = 0) -> bytes:

@@ -31,7 +31,7 @@ def shares(desks, names=HONEST, length=4):
     keys = {name: desk.seal for name, desk in desks.items()}
     found = {}
     for silo in names:
-        own = {"silo": silo, "place": int(silo[1]), "least": 2, "signer": SILOS[silo]}
+        own = {"silo": silo, "silo_index": int(silo[1]), "min_silos": 2, "signer": SILOS[silo]}
         made = sum_deposits(np.arange(length), shufflers=keys, binding=BINDING, **own)
         found[silo] = dict(zip(keys, made, strict=True))
     return found
@@ -39,19 +39,19 @@ def shares(desks, names=HONEST, length=4):
 
 def short_share(desk, silo="s2"):
     """As long as the others' outside, and one number inside."""
-    header = header_of("sum", desk.office.terms.name, BINDING, silo, int(silo[1]), 2)
+    header = header_of("sum", desk.service.terms.name, BINDING, silo, int(silo[1]), 2)
     inside = np.ones(1, "<u8").tobytes()
     return _frame(header, [seal(inside, [desk.seal], header.binding, size=32)], SILOS[silo])
 
 
 def reports(desks, names=HONEST):
     keys = {name: desk.seal for name, desk in desks.items()}
-    common = {"size": 9, "shufflers": keys, "server": SERVER.public, "binding": BINDING, "least": 2}
+    common = {"size": 9, "shufflers": keys, "server": SERVER.public, "binding": BINDING, "min_silos": 2}
     return {
         silo: report_deposit(
             [f"{silo}-{i}".encode() for i in range(3)],
             silo=silo,
-            place=int(silo[1]),
+            silo_index=int(silo[1]),
             signer=SILOS[silo],
             **common,
         )
@@ -144,7 +144,7 @@ def test_a_later_shuffler_mixes_no_fewer_reports_than_silos_were_asked_for(desks
     made["s0"] = deposit_of(desks, [inner(desks, b"z")], "s0")
     with pytest.raises(RefusalError) as caught:
         mixed_reports(list(desks.values()), [(BINDING, made)], SERVER)
-    assert (caught.value.code, caught.value.numbers) == ("too-few", {"reports": 1.0, "least": 2.0})
+    assert (caught.value.code, caught.value.numbers) == ("too-few", {"reports": 1.0, "min_silos": 2.0})
     assert not desks["b"].released
 
 
@@ -156,7 +156,7 @@ def test_a_shuffler_that_sends_a_report_twice_gets_nothing_mixed(desks):
     header, payload = first.ask(_collect(BINDING, list(made), "reports"))
     assert isinstance(header, Relay)
     doubled = payload[: -header.size] + payload[: header.size]
-    forged = signed(header, first.office._keys.sign, doubled)
+    forged = signed(header, first.service._keys.sign, doubled)
     with pytest.raises(RefusalError, match="twice"):
         desks["b"].ask(forged, doubled)
     assert not desks["b"].released
@@ -213,8 +213,8 @@ def test_only_the_deposit_that_the_plan_has_is_carried_to_a_shuffler(desks):
         with pytest.raises(RefusalError, match=reason):
             check_deposit(bad, expected)
     for field, value in (
-        ("place", 1),
-        ("least", 4),
+        ("silo_index", 1),
+        ("min_silos", 4),
         ("count", 2),
         ("round", 1),
         ("shuffler", "b"),

@@ -12,7 +12,7 @@ from tacit.deploy.shuffler.client import Caller, _collect, greet, mixed_reports,
 from tacit.deploy.shuffler.config import ShufflerError
 from tacit.deploy.shuffler.deposits import report_deposit, sum_deposits
 from tacit.deploy.shuffler.messages import Deposit, parse_request, sender_of, signed
-from tacit.deploy.shuffler.office import Office
+from tacit.deploy.shuffler.service import ShufflerService
 from tacit.deploy.wire import RefusalError, frame
 from tests.deploy.shuffler.parties import Party, signers
 
@@ -38,7 +38,7 @@ def two(tmp_path, authority, silos):
         party.stop()
 
 
-def shares(parties, silos, vectors, binding=BINDING, least=2):
+def shares(parties, silos, vectors, binding=BINDING, min_silos=2):
     keys = {party.terms.name: party.keys.seal.public for party in parties}
     return {
         name: dict(
@@ -49,8 +49,8 @@ def shares(parties, silos, vectors, binding=BINDING, least=2):
                     shufflers=keys,
                     binding=binding,
                     silo=name,
-                    place=int(name[1:]),
-                    least=least,
+                    silo_index=int(name[1:]),
+                    min_silos=min_silos,
                     signer=silos[name],
                 ),
                 strict=True,
@@ -60,7 +60,7 @@ def shares(parties, silos, vectors, binding=BINDING, least=2):
     }
 
 
-def reports_of(parties, silos, server, binding=BINDING, least=2, size=16, names=("s0", "s1", "s2")):
+def reports_of(parties, silos, server, binding=BINDING, min_silos=2, size=16, names=("s0", "s1", "s2")):
     keys = {party.terms.name: party.keys.seal.public for party in parties}
     return {
         name: report_deposit(
@@ -70,8 +70,8 @@ def reports_of(parties, silos, server, binding=BINDING, least=2, size=16, names=
             server=server.public,
             binding=binding,
             silo=name,
-            place=int(name[1:]),
-            least=least,
+            silo_index=int(name[1:]),
+            min_silos=min_silos,
             signer=silos[name],
         )
         for name in names
@@ -134,7 +134,7 @@ def test_the_hybrid_suite_works_the_same(tmp_path, authority, silos):
 def test_too_few_silos_get_nothing_and_the_silos_own_minimum_counts(two, silos):
     vectors = {name: np.ones(2, np.int64) for name in ("s0", "s1")}
     caller = two[0].caller()
-    made = shares(two, silos, vectors, least=3)
+    made = shares(two, silos, vectors, min_silos=3)
     for frames in made.values():
         caller.send(frames["a"])
     assert refused(caller, _collect(BINDING, ["s0", "s1"], "sum")) == "too-few"
@@ -172,7 +172,7 @@ def test_contributions_are_forgotten_and_can_be_handed_in_again(two, silos):
     callers = {name: p.caller() for name, p in zip("ab", two, strict=True)}
     assert refused(callers["a"], _collect(BINDING, list(silos), "sum")) == "missing"
     assert sum_over(callers, made, BINDING).tolist() == [0, 4, 8]
-    assert not party.office._piles
+    assert not party.service._piles
 
 
 def test_a_silo_contributes_once(two, silos):
@@ -222,11 +222,19 @@ def test_all_or_none_of_a_silos_reports(two, silos):
     blobs.append(seal(b"x", route, bound._replace(round=1), size=16))
     terms = {"consortium": "63" * 32, "round": 0, "broadcast": "68" * 32}
     header = Deposit(
-        mode="reports", silo="s0", place=0, shuffler="a", least=2, count=3, size=len(blobs[0]), signature="", **terms
+        mode="reports",
+        silo="s0",
+        silo_index=0,
+        shuffler="a",
+        min_silos=2,
+        count=3,
+        size=len(blobs[0]),
+        signature="",
+        **terms,
     )
     payload = b"".join(blobs)
     assert refused(caller, frame(signed(header, silos["s0"], payload).model_dump_json(), payload)) == "sealed"
-    assert not two[0].office._piles
+    assert not two[0].service._piles
 
 
 def test_a_silo_that_was_shown_another_broadcast_is_in_no_batch_with_the_others(two, silos):
@@ -281,12 +289,12 @@ def test_rubbish_is_answered_and_the_shuffler_lives_on(two):
 def test_what_is_never_collected_is_forgotten(tmp_path, authority, silos):
     now = [0.0]
     party = Party(tmp_path / "a", authority, silos, keep_seconds=10.0)
-    party.office._clock = lambda: now[0]
+    party.service._clock = lambda: now[0]
     caller = party.caller()
     caller.send(shares([party], silos, {"s0": np.ones(2, np.int64)})["s0"]["a"])
     now[0] = 11.0
     greet(caller)
-    assert not party.office._piles
+    assert not party.service._piles
     party.stop()
 
 
@@ -294,24 +302,24 @@ def test_one_book_has_one_shuffler(tmp_path, authority, silos):
     """Two on one book could release a round twice, and the difference would be one silo's share."""
     party = Party(tmp_path / "a", authority, silos)
     with pytest.raises(ShufflerError, match="held by another"):
-        Office(party.terms, party.keys, tmp_path / "a" / "shuffler.sqlite")
+        ShufflerService(party.terms, party.keys, tmp_path / "a" / "shuffler.sqlite")
     party.restart()
     party.stop()
 
 
-def stolen(raw, thief, signer, place=7, **changes):
+def stolen(raw, thief, signer, silo_index=7, **changes):
     """Somebody else's sealed blobs, in a deposit of one's own."""
     head = int.from_bytes(raw[4:8], "big")
     payload = raw[8 + head :]
-    header = parse_request(raw[8 : 8 + head]).model_copy(update={"silo": thief, "place": place, **changes})
+    header = parse_request(raw[8 : 8 + head]).model_copy(update={"silo": thief, "silo_index": silo_index, **changes})
     return frame(signed(header, signer, payload).model_dump_json(), payload)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mode": "reports"}])
 def test_a_share_cannot_be_handed_in_by_another_silo(two, silos, changes):
-    made = shares(two, silos, {"s0": np.arange(4)}, least=4)["s0"]
+    made = shares(two, silos, {"s0": np.arange(4)}, min_silos=4)["s0"]
     for party in two:
-        raw = stolen(made[party.terms.name], "s1", silos["s1"], least=2, **changes)
+        raw = stolen(made[party.terms.name], "s1", silos["s1"], min_silos=2, **changes)
         assert refused(party.caller(), raw) in ("sealed", "layer")
 
 
@@ -322,7 +330,9 @@ def test_a_report_cannot_be_handed_in_by_another_silo(two, silos):
 
 def at_place_zero(parties, silos, name):
     keys = {party.terms.name: party.keys.seal.public for party in parties}
-    return sum_deposits(np.arange(4), shufflers=keys, binding=BINDING, silo=name, place=0, least=2, signer=silos[name])
+    return sum_deposits(
+        np.arange(4), shufflers=keys, binding=BINDING, silo=name, silo_index=0, min_silos=2, signer=silos[name]
+    )
 
 
 def test_two_silos_cannot_have_one_place(two, silos):
@@ -330,7 +340,7 @@ def test_two_silos_cannot_have_one_place(two, silos):
     caller = two[0].caller()
     for name in ("s0", "s1"):
         caller.send(at_place_zero(two, silos, name)[0])
-    assert refused(caller, _collect(BINDING, ["s0", "s1"], "sum")) == "place"
+    assert refused(caller, _collect(BINDING, ["s0", "s1"], "sum")) == "silo-index"
 
 
 def test_a_silo_that_takes_anothers_place_first_keeps_nobody_out(two, silos):
@@ -342,7 +352,7 @@ def test_a_silo_that_takes_anothers_place_first_keeps_nobody_out(two, silos):
     made = shares(two, silos, vectors)
     for frames in made.values():
         callers["a"].send(frames["a"])
-    with pytest.raises(RefusalError, match="s0, s2 have all contributed for place 0"):
+    with pytest.raises(RefusalError, match="s0, s2 have all contributed for index 0"):
         callers["a"].ask(_collect(BINDING, list(silos), "sum"))
     assert sum_over(callers, made, BINDING).tolist() == [0, 3, 6, 9]
 

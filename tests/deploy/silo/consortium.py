@@ -26,8 +26,8 @@ from tacit.deploy.silo.contract import builder_from, record_of, shapes_of
 from tacit.deploy.silo.permissions import write_private
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
+from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
 from tacit.deploy.silo.shuffling import coordinates
-from tacit.deploy.silo.steward import NOISE_OFF, Home, Steward, home_of
 from tacit.deploy.wire import Hello, Plan, read_frame, write_arrays
 from tacit.privacy.binomial import grid_for
 
@@ -126,14 +126,14 @@ class Daemon:
 class LocalClient(Client):
     """A client of a steward in this process; every reply is checked to be one well-formed frame."""
 
-    def __init__(self, steward: Steward) -> None:
-        super().__init__(steward.home.socket)
-        self.steward = steward
+    def __init__(self, service: SiloService) -> None:
+        super().__init__(service.home.socket)
+        self.service = service
 
     def exchange(self, raw: bytes) -> tuple[bytes, bytes]:
         found = read_frame(io.BytesIO(raw).read)
         assert found is not None
-        reply = io.BytesIO(self.steward.handle(*found))
+        reply = io.BytesIO(self.service.handle(*found))
         answer = read_frame(reply.read)
         assert answer is not None
         assert reply.read() == b""
@@ -161,7 +161,7 @@ def plan_of(algorithm: dict[str, Any], objective: dict[str, Any] | None = None, 
         "epsilon": 1.0,
         "delta": 1e-6,
         "silos": 4,
-        "place": 0,
+        "silo_index": 0,
     }
     return Plan.model_validate({**terms, **changes})
 

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tacit.deploy.silo.steward import Steward
+from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import (
     Answer,
     Error,
@@ -160,7 +160,7 @@ class Attacker:
         if act < 0.1:
             del node[key]
         elif act < 0.2:
-            node[self.rng.choice(["surprise", "noise_multiplier", "capacity", "place", ""])] = self._odd()
+            node[self.rng.choice(["surprise", "noise_multiplier", "capacity", "silo_index", ""])] = self._odd()
         else:
             node[key] = self._odd()
 
@@ -262,19 +262,19 @@ class Siege:
                 records["x"][0] = 3e38
             budget = {"epsilon": BUDGET}
             home, policy = make_home(folder / f"silo{number}" / "silo", records, budget=budget, allow={"max_open": 6})
-            self.stewards.append(Steward(policy, records, home, clock=lambda: 1e9))
+            self.stewards.append(SiloService(policy, records, home, clock=lambda: 1e9))
         self.delivered: dict[str, set[int]] = {}
         self.replies: dict[tuple[str, int], list[bytes]] = {}
         self.codes: Counter[str] = Counter()
 
     def close(self) -> None:
         """Let go of both ledgers."""
-        for steward in self.stewards:
-            steward.close()
+        for service in self.stewards:
+            service.close()
 
     def send(self, raw: bytes) -> Any:
         """Send the same bytes to both silos, check what comes back, and return it."""
-        said = [_talk(steward, raw) for steward in self.stewards]
+        said = [_talk(service, raw) for service in self.stewards]
         headers = [re.sub(rb'"hash":"[0-9a-f]+"', b"", header) for header, _ in said]
         assert headers[0] == headers[1], "what the silos say depends on their records"
         assert len(said[0][1]) == len(said[1][1]), "the size of a reply depends on records"
@@ -292,18 +292,18 @@ class Siege:
         rounds.add(response.round)
         first = self.replies.setdefault((response.study, response.round), bodies)
         assert first == bodies, "a round was answered twice with different noise"
-        for steward in self.stewards:
-            assert steward._ledger is not None
-            assert steward._ledger.accounts[response.study].answers == len(rounds), "a release without a debit"
+        for service in self.stewards:
+            assert service._ledger is not None
+            assert service._ledger.accounts[response.study].answers == len(rounds), "a release without a debit"
 
     def check_books(self) -> float:
         """The larger joint price of what both ledgers have promised, which their filters keep below the budget."""
         found = []
-        for steward in self.stewards:
-            assert steward._ledger is not None
-            answers = {s: a.answers for s, a in steward._ledger.accounts.items() if a.answers}
+        for service in self.stewards:
+            assert service._ledger is not None
+            answers = {s: a.answers for s, a in service._ledger.accounts.items() if a.answers}
             assert answers == {study: len(rounds) for study, rounds in self.delivered.items()}
-            ledger = steward._ledger
+            ledger = service._ledger
             assert ledger.charged <= 1.0
             charged = [account.charged(ledger.rule).events for account in ledger.accounts.values()]
             found.append(joint_price(charged, delta=1e-5).epsilon)
@@ -311,14 +311,14 @@ class Siege:
         return max(found)
 
 
-def _talk(steward: Steward, raw: bytes) -> tuple[bytes, bytes]:
+def _talk(service: SiloService, raw: bytes) -> tuple[bytes, bytes]:
     """One exchange, as the door does it."""
     try:
         found = read_frame(io.BytesIO(raw).read)
     except RefusalError as refusal:
         reply = refuse(refusal.code, str(refusal))
     else:
-        reply = refuse("bad-frame", "nothing was said") if found is None else steward.handle(*found)
+        reply = refuse("bad-frame", "nothing was said") if found is None else service.handle(*found)
     answer = read_frame(io.BytesIO(reply).read)
     assert answer is not None
     assert 8 + len(answer[0]) + len(answer[1]) == len(reply)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from tacit.cli.plan import plan_command
 from tacit.cli.silo import ledger_command, silo_app
 from tacit.deploy.silo.policy import load_policy
-from tacit.deploy.silo.server import Door
-from tacit.deploy.silo.steward import Steward
+from tacit.deploy.silo.server import SiloServer
+from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import Answer, Finish, Propose
 from tacit.errors import TacitError
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, records_of
@@ -34,9 +34,9 @@ def run(*words):
 def silo(tmp_path):
     records = records_of(0, 40)
     home, policy = make_home(tmp_path / "clinic", records, approval={"mode": "manual"}, budget={"epsilon": 3.0})
-    steward = Steward(policy, records, home)
-    yield steward
-    steward.close()
+    service = SiloService(policy, records, home)
+    yield service
+    service.close()
 
 
 def test_a_study_is_proposed_approved_answered_and_shown(silo):
@@ -123,12 +123,12 @@ def test_what_would_not_fit_any_more_is_said_before_it_is_approved(silo):
 def test_owners_of_different_silos_see_the_same_number_to_compare(silo, tmp_path):
     records = records_of(1, 40)
     home, policy = make_home(tmp_path / "other", records, approval={"mode": "manual"})
-    other = Steward(policy, records, home)
+    other = SiloService(policy, records, home)
     try:
         found = []
-        for place, steward in enumerate((silo, other)):
-            LocalClient(steward).ask(Propose(plan=PLAN.model_copy(update={"place": place})))
-            found += json.loads(run("silo", "status", steward.home.folder, "--json"))["pending"]
+        for silo_index, service in enumerate((silo, other)):
+            LocalClient(service).ask(Propose(plan=PLAN.model_copy(update={"silo_index": silo_index})))
+            found += json.loads(run("silo", "status", service.home.folder, "--json"))["pending"]
     finally:
         other.close()
     assert found[0]["study"] != found[1]["study"]
@@ -143,7 +143,7 @@ def test_status_says_whether_the_daemon_runs_and_that_nothing_waits(silo):
     shown = run("silo", "status", folder)
     assert f"The daemon is not running; start it with: tacit silo serve {folder}" in shown
     assert "No studies wait for approval." in shown
-    door = Door(silo, silo.home.socket)
+    door = SiloServer(silo, silo.home.socket)
     try:
         assert "The daemon is running." in run("silo", "status", folder)
         assert json.loads(run("silo", "status", folder, "--json"))["daemon"] is True
@@ -189,7 +189,7 @@ def test_a_forged_ledger_is_found(silo):
 def test_a_restored_ledger_is_found(silo):
     silo.close()
     copy = silo.home.ledger.read_bytes()
-    again = Steward(silo.policy, records_of(0, 40), silo.home)
+    again = SiloService(silo.policy, records_of(0, 40), silo.home)
     silo.home.approved.mkdir()
     (silo.home.approved / PLAN.study).touch()
     LocalClient(again).ask(Propose(plan=PLAN))
@@ -198,7 +198,7 @@ def test_a_restored_ledger_is_found(silo):
     with pytest.raises(TacitError, match="restored from a backup"):
         run("ledger", silo.home.folder)
     with pytest.raises(TacitError, match="restored from a backup"):
-        Steward(silo.policy, records_of(0, 40), silo.home)
+        SiloService(silo.policy, records_of(0, 40), silo.home)
 
 
 def test_init_writes_a_policy_that_can_be_read(tmp_path):

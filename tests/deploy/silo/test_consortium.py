@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.deploy.server.conductor import Conductor, Patience, fresh_state, meet
+from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.silo.contract import builder_from
@@ -59,7 +59,7 @@ def clients(daemons):
 
 
 @pytest.fixture
-def conductor(daemons, tmp_path):
+def coordinator(daemons, tmp_path):
     """Makes a server of a plan, at its beginning."""
     transport = SocketTransport([daemon.home.socket for daemon in daemons])
     patience = Patience(300.0, 300.0)
@@ -69,7 +69,7 @@ def conductor(daemons, tmp_path):
     def make(plan, who=None):
         point = Checkpoint(plan, tuple(sorted(addresses)), SIZES, fresh_state(plan, SIZES))
         path = tmp_path / "checkpoint.npz"
-        return Conductor(point, path, transport, addresses, who=who, patience=patience, seed=SEED)
+        return Coordinator(point, path, transport, addresses, who=who, patience=patience, seed=SEED)
 
     yield make
     transport.close()
@@ -83,15 +83,17 @@ def simulated(plan, tables, who=None, order=None):
     if not order:
         return simulate(algorithm, params, enrol(tables), noise="each", **own).params, algorithm
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "silo_order", lambda algorithm, keys, place, count, padded: jnp.asarray(order[place]))
+        patch.setattr(
+            loop, "silo_order", lambda algorithm, keys, silo_index, count, padded: jnp.asarray(order[silo_index])
+        )
         return loop.debug(algorithm, params, tables, **own).params, algorithm
 
 
 def orders_of(plan, daemons):
     """The order in which each silo goes through its records, as its ledger remembers it while a study is open."""
     found = []
-    for place, (daemon, size) in enumerate(zip(daemons, SIZES, strict=True)):
-        study = plan.model_copy(update={"place": place}).study
+    for silo_index, (daemon, size) in enumerate(zip(daemons, SIZES, strict=True)):
+        study = plan.model_copy(update={"silo_index": silo_index}).study
         database = sqlite3.connect(f"file:{daemon.home.ledger}?mode=ro", uri=True)
         with contextlib.closing(database):
             [[state]] = database.execute("SELECT state FROM studies WHERE study = ?", [study])
@@ -113,9 +115,9 @@ def test_plans_that_read_a_sensitive_attribute_are_refused(name, clients):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in FAIR])
-def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, conductor, daemons, tables, tmp_path):
+def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, coordinator, daemons, tables, tmp_path):
     plan, order = case_plan(name), []
-    server = conductor(plan)
+    server = coordinator(plan)
     one_pass = plan.algorithm["sampling"] == "one-pass"
     receipts = server.run(lambda number: order.extend(orders_of(plan, daemons)) if one_pass and not order else None)
     expected, algorithm = simulated(plan, tables, order=order)
@@ -124,12 +126,14 @@ def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, cond
     assert [row["kind"] for row in server.point.history] == list(algorithm.schedule)
     kept = algorithm.output(load_checkpoint(tmp_path / "checkpoint.npz", fresh_state).state)
     assert largest_difference(kept, server.params) == 0.0
-    for place, daemon in enumerate(daemons):
+    for silo_index, daemon in enumerate(daemons):
         receipt = receipts[daemon.folder.name]
-        study = plan.model_copy(update={"place": place}).study
+        study = plan.model_copy(update={"silo_index": silo_index}).study
         account = replay(inspect(daemon.home.ledger))[study]
         turns = zip(algorithm.schedule, algorithm.turns, strict=True)
-        own = [k for k, turn in turns if algorithm.rounds[k].participants != "in turn" or turn % len(SIZES) == place]
+        own = [
+            k for k, turn in turns if algorithm.rounds[k].participants != "in turn" or turn % len(SIZES) == silo_index
+        ]
         assert account.made == {k: algorithm.rounds[k].silo.local_steps * own.count(k) for k in own}
         assert account.answers == receipt.answers == len(own)
         assert not account.live
@@ -138,10 +142,10 @@ def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, cond
         assert 0.99 * plan.epsilon < spent <= plan.epsilon
 
 
-def test_silos_that_miss_rounds_pay_for_those_they_answer(conductor, tables):
+def test_silos_that_miss_rounds_pay_for_those_they_answer(coordinator, tables):
     plan = case_plan("mb-sgd").model_copy(update={"everyone": False, "name": "partial"})
     who = participation(4, 2)
-    server = conductor(plan, who)
+    server = coordinator(plan, who)
     receipts = server.run().values()
     expected, _ = simulated(plan, tables, who)
     assert largest_difference(server.params, expected) < 1e-5
@@ -150,7 +154,7 @@ def test_silos_that_miss_rounds_pay_for_those_they_answer(conductor, tables):
         assert (receipt.epsilon < 0.95 * plan.epsilon) == (receipt.answers < 6)
 
 
-def test_a_server_that_starts_from_nothing_again_gets_the_stored_replies(conductor, daemons):
+def test_a_server_that_starts_from_nothing_again_gets_the_stored_replies(coordinator, daemons):
     plan = case_plan("mb-sgd").model_copy(update={"nonce": "ab"})
 
     class StopError(Exception):
@@ -161,15 +165,15 @@ def test_a_server_that_starts_from_nothing_again_gets_the_stored_replies(conduct
             raise StopError
 
     with pytest.raises(StopError):
-        conductor(plan).run(stop)
+        coordinator(plan).run(stop)
     before = [len(inspect(daemon.home.ledger)) for daemon in daemons]
-    again = conductor(plan)
+    again = coordinator(plan)
     receipts = again.run().values()
     # Three rounds were stored; three debits and a closing entry are new.
     assert [len(inspect(daemon.home.ledger)) for daemon in daemons] == [n + 4 for n in before]
     assert all(receipt.answers == 6 for receipt in receipts)
     with pytest.raises(RefusalError, match="another nonce"):
-        conductor(plan).run()
+        coordinator(plan).run()
 
 
 def test_what_a_ledger_reports_is_the_joint_price_of_all_its_studies(clients, daemons):

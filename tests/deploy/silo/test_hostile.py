@@ -167,9 +167,9 @@ def test_the_door_survives_broken_frames(daemon, raw):
 
 
 def test_the_door_survives_a_crowd(daemon):
-    with contextlib.ExitStack() as crowd:
+    with contextlib.ExitStack() as anonymity:
         for _ in range(40):
-            line = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            line = anonymity.enter_context(socket.socket(socket.AF_UNIX))
             # Waits while the door's queue is full.
             line.connect(str(daemon.home.socket))
         line.settimeout(60)

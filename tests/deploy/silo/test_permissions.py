@@ -11,7 +11,7 @@ from tacit.cli.silo import silo_app
 from tacit.deploy.silo.permissions import check_courier, check_silo, files_of
 from tacit.deploy.silo.policy import load_policy
 from tacit.deploy.silo.server import serve
-from tacit.deploy.silo.steward import home_of
+from tacit.deploy.silo.service import home_of
 from tacit.errors import TacitError
 from tests.deploy.silo.consortium import make_home, records_of
 

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from tacit.deploy.flower.courier import FRAMES, RECORD
-from tacit.deploy.server.lead import lead
+from tacit.deploy.server.study import lead
 from tacit.deploy.server.transport import Enough, Frames, Replies
 from tacit.deploy.wire import RefusalError, read_frame
 

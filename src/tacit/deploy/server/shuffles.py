@@ -12,7 +12,7 @@ from tacit.deploy.shuffler.client import Caller, mixed_reports, sum_over
 from tacit.deploy.shuffler.deposits import check_deposit, header_of
 from tacit.deploy.shuffler.messages import Deposit
 from tacit.deploy.silo.contract import Shapes, affordable_direct, builder_from, record_of, secure_events, shapes_of
-from tacit.deploy.silo.reporting import REPORTS, fewest, stream_binding, stream_name, streams_of
+from tacit.deploy.silo.reporting import REPORTS, min_silos_of, stream_binding, stream_name, streams_of
 from tacit.deploy.silo.shuffling import affordable_sum, bound_to, coordinates, terms_of
 from tacit.deploy.wire import Consent, Plan, RefusalError, Sealed
 from tacit.errors import TacitError
@@ -71,7 +71,7 @@ class Sums:
 
         def expected(name: str, shuffler: str) -> Deposit:
             assert self._plan.shuffle is not None
-            header = header_of("sum", shuffler, binding, name, self._silos.index(name), self._plan.shuffle.least)
+            header = header_of("sum", shuffler, binding, name, self._silos.index(name), self._plan.shuffle.min_silos)
             keys = [public_key(self._plan.shuffle.shufflers[shuffler])]
             size = sealed_size(8 * coordinates(self._shapes.messages[kind]), keys)
             return header.model_copy(update={"size": size})
@@ -104,9 +104,9 @@ class Reports:
         dimensions = self._shapes.dimensions
         self._algorithm, _, _ = affordable_direct(builder, unit, plan, plan.shuffle.records[0], dimensions)
         every: dict[str, Event] = {}
-        for place, records in enumerate(plan.shuffle.records):
+        for silo_index, records in enumerate(plan.shuffle.records):
             # A silo whose turn never comes has no event for rounds in turn.
-            own = secure_events(self._algorithm, plan.model_copy(update={"place": place}), records)
+            own = secure_events(self._algorithm, plan.model_copy(update={"silo_index": silo_index}), records)
             every |= {event.kind: event for event in own}
         self._events = tuple(every.values())
         self.streams = streams_of(self._algorithm, self._shapes.messages)
@@ -133,12 +133,12 @@ class Reports:
         return mean_of_reports(found, silo, broadcast, self._shapes.messages[kind], self.streams[kind], each=each)
 
     def _expected(self, kind: str, silo: str, binding: Binding) -> Deposit:
-        shuffle, place = self._plan.shuffle, self._silos.index(silo)
+        shuffle, silo_index = self._plan.shuffle, self._silos.index(silo)
         assert shuffle is not None
-        least = max(2, fewest(self._algorithm, self._plan, kind))
-        header = header_of("reports", next(iter(self._callers)), binding, silo, place, least)
+        min_silos = max(2, min_silos_of(self._algorithm, self._plan, kind))
+        header = header_of("reports", next(iter(self._callers)), binding, silo, silo_index, min_silos)
         batch = self._algorithm.rounds[kind].silo.release.batch_size
-        count = shuffle.records[place] if batch is None else int(np.max(batch))
+        count = shuffle.records[silo_index] if batch is None else int(np.max(batch))
         route = [*(public_key(key) for key in shuffle.shufflers.values()), self._key.public]
         return header.model_copy(update={"count": count, "size": sealed_size(REPORT_BYTES, route)})
 

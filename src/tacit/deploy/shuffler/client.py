@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, SealError, SecretKey, open_layer, unpad
-from tacit.deploy.shuffler.messages import Collect, Greeting, Knock, Mode, Relay, Total, parse_response
-from tacit.deploy.silo.line import Line
+from tacit.deploy.connection import Connection
+from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, parse_response
 from tacit.deploy.wire import Error, RefusalError, frame
 from tacit.errors import TacitError
 
@@ -33,7 +33,7 @@ class Address:
     key: Path
 
 
-class Caller(Line):
+class Caller(Connection):
     """A connection to one shuffler, made again for up to ``patience`` seconds; every request may be repeated."""
 
     def __init__(self, address: Address, patience: float = 0.0, timeout: float = 60.0) -> None:
@@ -65,10 +65,10 @@ class Caller(Line):
             raise
 
 
-def greet(caller: Caller) -> Greeting:
+def greet(caller: Caller) -> Welcome:
     """A shuffler's public facts."""
-    found, _ = caller.ask(Knock())
-    if not isinstance(found, Greeting):
+    found, _ = caller.ask(Hello())
+    if not isinstance(found, Welcome):
         raise TacitError("Expected a shuffler at the other end.")
     return found
 

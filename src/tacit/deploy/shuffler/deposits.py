@@ -23,8 +23,8 @@ def report_deposit(
     server: PublicKey,
     binding: Binding,
     silo: str,
-    place: int,
-    least: int,
+    silo_index: int,
+    min_silos: int,
     signer: Signer,
 ) -> bytes:
     """All reports of a silo for one round, sealed for a cascade of shufflers and the server, as one frame.
@@ -36,7 +36,7 @@ def report_deposit(
         raise TacitError("Expected at least one report; a silo that has none to give does not take part.")
     route = [*shufflers.values(), server]
     first = next(iter(shufflers))
-    header = header_of("reports", first, binding, silo, place, least)
+    header = header_of("reports", first, binding, silo, silo_index, min_silos)
     return _frame(header, [seal(report, route, header.binding, size=size) for report in reports], signer)
 
 
@@ -46,8 +46,8 @@ def sum_deposits(
     shufflers: Mapping[str, PublicKey],
     binding: Binding,
     silo: str,
-    place: int,
-    least: int,
+    silo_index: int,
+    min_silos: int,
     signer: Signer,
 ) -> list[bytes]:
     """A silo's share of a sum, as one frame for each aggregating shuffler.
@@ -64,12 +64,12 @@ def sum_deposits(
     frames = []
     for (name, key), part in zip(shufflers.items(), [*masks, rest], strict=True):
         raw = np.ascontiguousarray(part, "<u8").tobytes()
-        header = header_of("sum", name, binding, silo, place, least)
+        header = header_of("sum", name, binding, silo, silo_index, min_silos)
         frames.append(_frame(header, [seal(raw, [key], header.binding, size=len(raw))], signer))
     return frames
 
 
-def header_of(mode: Mode, shuffler: str, binding: Binding, silo: str, place: int, least: int) -> Deposit:
+def header_of(mode: Mode, shuffler: str, binding: Binding, silo: str, silo_index: int, min_silos: int) -> Deposit:
     """The header of a deposit whose blobs are not counted yet and that is not signed."""
     return Deposit(
         mode=mode,
@@ -77,9 +77,9 @@ def header_of(mode: Mode, shuffler: str, binding: Binding, silo: str, place: int
         round=binding.round,
         broadcast=binding.broadcast.hex(),
         silo=silo,
-        place=place,
+        silo_index=silo_index,
         shuffler=shuffler,
-        least=least,
+        min_silos=min_silos,
         count=1,
         size=1,
     )

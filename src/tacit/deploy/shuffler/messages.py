@@ -47,28 +47,28 @@ class _Signed(_Bound):
 class Deposit(_Signed):
     """All of one silo's reports of a round, or its share of a sum: ``count`` sealed blobs of ``size`` bytes.
 
-    ``least`` is how many distinct silos must have contributed, by this silo's own terms, before anything is released.
-    ``place`` is the silo's own in the plan; a round takes one deposit for each place.
+    ``min_silos`` is how many distinct silos this silo asks to have contributed before anything is released.
+    ``silo_index`` is the silo's own in the plan; a round takes one deposit for each index.
     """
 
     type: Literal["deposit"] = "deposit"
     mode: Mode
     silo: Name
     shuffler: Name
-    place: Annotated[int, Field(ge=0, le=10**6)]
-    least: Annotated[int, Field(ge=2, le=10**6)]
+    silo_index: Annotated[int, Field(ge=0, le=10**6)]
+    min_silos: Annotated[int, Field(ge=2, le=10**6)]
     count: Count
     size: Annotated[int, Field(ge=1, le=1 << 26)]
 
     @property
     def binding(self) -> Binding:
         """As sealing knows it, with the sender."""
-        return super().binding._replace(sender=sender_of(self.mode, self.silo, self.place, self.shuffler))
+        return super().binding._replace(sender=sender_of(self.mode, self.silo, self.silo_index, self.shuffler))
 
 
-def sender_of(mode: str, silo: str, place: int, shuffler: str) -> str:
+def sender_of(mode: str, silo: str, silo_index: int, shuffler: str) -> str:
     """What the outermost layer of a deposit is bound to."""
-    return f"{mode}/{place}/{silo}/{shuffler}"
+    return f"{mode}/{silo_index}/{silo}/{shuffler}"
 
 
 class Collect(_Bound):
@@ -84,7 +84,7 @@ class Relay(_Signed):
 
     type: Literal["relay"] = "relay"
     silos: Count
-    least: Count
+    min_silos: Count
     count: Count
     size: Annotated[int, Field(ge=1, le=1 << 26)]
     layer: Annotated[int, Field(ge=0, le=64)]
@@ -99,17 +99,17 @@ class Total(_Signed):
     by: Name
 
 
-class Knock(_Strict):
+class Hello(_Strict):
     """Who are you?"""
 
-    type: Literal["knock"] = "knock"
+    type: Literal["hello"] = "hello"
     version: Literal[1] = 1
 
 
-class Greeting(_Strict):
+class Welcome(_Strict):
     """The shuffler's public facts."""
 
-    type: Literal["greeting"] = "greeting"
+    type: Literal["welcome"] = "welcome"
     name: Name
     seal: str
     sign: str
@@ -118,15 +118,15 @@ class Greeting(_Strict):
     silos: tuple[Name, ...]
 
 
-class Taken(_Strict):
+class Accepted(_Strict):
     """A deposit lies in the shuffler's hands; how many distinct silos there are in its round."""
 
-    type: Literal["taken"] = "taken"
+    type: Literal["accepted"] = "accepted"
     silos: int
 
 
-Request = Annotated[Deposit | Collect | Relay | Knock, Field(discriminator="type")]
-Response = Annotated[Taken | Relay | Total | Greeting | Error, Field(discriminator="type")]
+Request = Annotated[Deposit | Collect | Relay | Hello, Field(discriminator="type")]
+Response = Annotated[Accepted | Relay | Total | Welcome | Error, Field(discriminator="type")]
 _REQUESTS: TypeAdapter[Any] = TypeAdapter(Request)
 _RESPONSES: TypeAdapter[Any] = TypeAdapter(Response)
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from tacit.deploy.shuffler.config import ShufflerError, Terms, load_keys, load_terms
-from tacit.deploy.shuffler.office import Office
+from tacit.deploy.shuffler.service import ShufflerService
 from tacit.deploy.silo.listener import Listener, log_to_terminal, serve_until_told
 from tacit.deploy.silo.permissions import check_silo
 from tacit.deploy.wire import frame
@@ -32,12 +32,12 @@ def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
     return context
 
 
-class Entrance(Listener):
+class ShufflerServer(Listener):
     """Listens on a TCP port and hands frames to an office."""
 
-    def __init__(self, office: Office, context: ssl.SSLContext, folder: Path) -> None:
-        terms = office.terms
-        self._office = office
+    def __init__(self, service: ShufflerService, context: ssl.SSLContext, folder: Path) -> None:
+        terms = service.terms
+        self._office = service
         self._record = None if terms.record is None else (folder / terms.record).open("ab", buffering=0)
         try:
             listening = socket.create_server((terms.host, terms.port), backlog=_MOST_CALLERS)
@@ -77,11 +77,11 @@ def serve(folder: Path) -> None:
     os.umask(0o077)
     terms = load_terms(folder)
     check_folder(folder, terms)
-    office = Office(terms, load_keys(folder), folder / "shuffler.sqlite")
-    entrance = Entrance(office, server_context(terms, folder), folder)
-    line = f"shuffler {terms.name} serves on {terms.host}:{entrance.port} for {len(terms.silos)} silos"
+    service = ShufflerService(terms, load_keys(folder), folder / "shuffler.sqlite")
+    server = ShufflerServer(service, server_context(terms, folder), folder)
+    line = f"shuffler {terms.name} serves on {terms.host}:{server.port} for {len(terms.silos)} silos"
     try:
-        serve_until_told(entrance, _log, line)
+        serve_until_told(server, _log, line)
     finally:
-        entrance.close()
-        office.close()
+        server.close()
+        service.close()

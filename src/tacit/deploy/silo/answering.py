@@ -82,7 +82,9 @@ class Worker:
         self._doors = {}
         for kind in dict.fromkeys(offer.algorithm.schedule):
             silo, form = parts[kind].silo, kind not in offer.grid_sigma
-            self._doors[kind] = Door(silo, records, place=offer.plan.place, form=form, engine=engine(silo, form=form))
+            self._doors[kind] = Door(
+                silo, records, silo_index=offer.plan.silo_index, form=form, engine=engine(silo, form=form)
+            )
         self._passes = any(part.silo.release.sampling == "one-pass" for part in parts.values())
 
     def serving(self, plan: Plan) -> Worker:

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tacit.deploy.silo.line import Line
+from tacit.deploy.connection import Connection
 from tacit.deploy.wire import Error, RefusalError, frame, parse_response
 
 
-class Client(Line):
+class Client(Connection):
     """A connection to one silo's daemon.
 
     A lost connection is made again for up to ``patience`` seconds and the request is repeated: the daemon gives the

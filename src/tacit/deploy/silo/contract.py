@@ -77,7 +77,7 @@ class Offer:
     def may_answer(self, number: int) -> bool:
         """Whether a round is this silo's to answer: all are, but those that go round in turn."""
         part = self.algorithm.rounds[self.algorithm.schedule[number]]
-        return part.participants != "in turn" or self.algorithm.turns[number] % self.plan.silos == self.plan.place
+        return part.participants != "in turn" or self.algorithm.turns[number] % self.plan.silos == self.plan.silo_index
 
 
 def builder_from(plan: Plan, records: int) -> Builder:
@@ -172,7 +172,7 @@ def _weights(plan: Plan, algorithm: Algorithm, kinds: Iterable[str]) -> dict[str
         assert plan.shuffle is not None
         size = algorithm.rounds[kind].silo.release.batch_size
         relative, _ = plan.shuffle.record_weights(None if size is None else int(np.max(size)))
-        found[kind] = float(relative[plan.place])
+        found[kind] = float(relative[plan.silo_index])
     return found
 
 
@@ -203,7 +203,7 @@ def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, rec
         work = jax.eval_shape(silo.start, shapes.broadcasts[kind], memory)
         blocks = layouts(silo, work, record)
         jax.eval_shape(lambda work, table, silo=silo, blocks=blocks: vectors_of(silo, blocks, work, table), work, table)
-        clip = jax.eval_shape(lambda work, silo=silo: own_clip(silo.release, work, plan.place), work)
+        clip = jax.eval_shape(lambda work, silo=silo: own_clip(silo.release, work, plan.silo_index), work)
         noise = silo.release.noise_multiplier
         if isinstance(clip, Mapping) != isinstance(noise, Mapping) or len(jax.tree.leaves(clip)) != len(blocks):
             raise RefusalError("bad-plan", "expected a clip and a noise multiplier for each block of the statistic")

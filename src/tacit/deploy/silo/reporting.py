@@ -87,10 +87,10 @@ def _route(plan: Plan) -> list[Any]:
     return [public_key(key) for key in (*shuffle.shufflers.values(), shuffle.server)]
 
 
-def fewest(algorithm: Algorithm, plan: Plan, kind: str) -> int:
+def min_silos_of(algorithm: Algorithm, plan: Plan, kind: str) -> int:
     """How many silos a round must have at least, which is what its price counts on and the shuffler is told."""
     assert plan.shuffle is not None
-    return plan.silos if algorithm.rounds[kind].participants == "all" else plan.shuffle.least
+    return plan.silos if algorithm.rounds[kind].participants == "all" else plan.shuffle.min_silos
 
 
 def stream_binding(bound: bytes, stream: str, number: int, broadcast: bytes) -> Binding:
@@ -106,7 +106,7 @@ def sealed_reports(
     payload: bytes,
     reports: Mapping[str, Sequence[bytes]],
     *,
-    least: int,
+    min_silos: int,
     silo: str,
     signer: Signer,
     noise: bool,
@@ -123,8 +123,8 @@ def sealed_reports(
             server=server,
             binding=stream_binding(bound, stream, request.round, broadcast),
             silo=silo,
-            place=plan.place,
-            least=max(2, least),
+            silo_index=plan.silo_index,
+            min_silos=max(2, min_silos),
             signer=signer,
         )
         for stream, own in reports.items()

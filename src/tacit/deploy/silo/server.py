@@ -12,7 +12,7 @@ from pathlib import Path
 from tacit.deploy.silo.listener import Listener, log_to_terminal, serve_until_told
 from tacit.deploy.silo.permissions import check_silo, files_of
 from tacit.deploy.silo.policy import PolicyError, load_policy, load_records
-from tacit.deploy.silo.steward import Steward, home_of
+from tacit.deploy.silo.service import SiloService, home_of
 from tacit.privacy.cache import cache_folder
 from tacit.privacy.doubts import doubts
 
@@ -20,16 +20,16 @@ _log = logging.getLogger("tacit.silo")
 _MOST_CALLERS = 32
 
 
-class Door(Listener):
+class SiloServer(Listener):
     """Listens on a socket and hands frames to a steward.
 
     Every connection has a thread of its own, which only moves bytes; the steward serves one request at a time. Replies
     leave at multiples of ``pad_seconds`` after their request, so that how long a computation took is blurred.
     """
 
-    def __init__(self, steward: Steward, path: Path, mode: int = 0o600) -> None:
-        self._steward, self.path = steward, path
-        self._pad = steward.policy.pad_seconds
+    def __init__(self, service: SiloService, path: Path, mode: int = 0o600) -> None:
+        self._steward, self.path = service, path
+        self._pad = service.policy.pad_seconds
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Whoever may use the socket may enter its folder, and nobody else.
         path.parent.chmod(0o710 if mode & 0o070 else 0o700)
@@ -78,12 +78,12 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     records = load_records(policy, folder)
     for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):
         _log.warning("policy.toml: %s", doubt)
-    steward = Steward(policy, records, home, noise_off=noise_off)
-    door = Door(steward, home.socket, socket_mode)
+    service = SiloService(policy, records, home, noise_off=noise_off)
+    door = SiloServer(service, home.socket, socket_mode)
     if noise_off:
         _log.warning("NOISE IS OFF: a test build, not private")
     try:
         serve_until_told(door, _log, f"silo {policy.name} serves on {door.path}")
     finally:
         door.close()
-        steward.close()
+        service.close()

@@ -28,8 +28,8 @@ from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import Answer, Plan, RefusalError, Sealed, broadcast_digest
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, calibrate, events_of, price
-from tacit.privacy.crowd import colluding_silos
-from tacit.privacy.plan import Company
+from tacit.privacy.anonymity import colluding_silos
+from tacit.privacy.plan import AnonymitySet
 from tacit.silo.shares import BlockTerms, share_terms
 from tacit.studies.assemble import Builder
 
@@ -50,9 +50,9 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
     shuffle = plan.shuffle
     if shuffle is None or policy is None:
         raise RefusalError("not-allowed", "the owner has named no shufflers")
-    if shuffle.records[plan.place] != records:
-        raise RefusalError("bad-plan", f"expected shuffle.records[{plan.place}] = {records}, this silo's own")
-    if shuffle.least < allow.min_silos:
+    if shuffle.records[plan.silo_index] != records:
+        raise RefusalError("bad-plan", f"expected shuffle.records[{plan.silo_index}] = {records}, this silo's own")
+    if shuffle.min_silos < allow.min_silos:
         raise RefusalError("not-allowed", f"expected shuffle.least of at least {allow.min_silos} silos")
     if colluding_silos(plan.silos, shuffle.honest) < policy.colluding:
         raise RefusalError("not-allowed", f"expected shuffle.honest to leave {policy.colluding} silos that may collude")
@@ -72,14 +72,14 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
 def bare_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
     """The releases of an algorithm at a silo with this many records, before any rounding of noise."""
     shuffle = plan.shuffle
-    company = None if shuffle is None else Company(shuffle.records, shuffle.honest, shuffle.least)
+    anonymity_set = None if shuffle is None else AnonymitySet(shuffle.records, shuffle.honest, shuffle.min_silos)
     return events_of(
         algorithm,
-        place=plan.place,
+        silo_index=plan.silo_index,
         silos=plan.silos,
         records=records,
         max_participations=plan.max_participations,
-        company=company,
+        anonymity_set=anonymity_set,
     )
 
 
@@ -103,8 +103,8 @@ def affordable(
     All silos of a study through shufflers must find the same noise, so the prices of the strictest are looked at: the
     smallest silos, whose batches are amplified least. This silo's own is looked at whatever its size.
     """
-    places = _places(unit, plan, records)
-    factor = max(_factor(events, plan, delta) for events in {releases(unit, own, n) for own, n in places})
+    silo_indices = _places(unit, plan, records)
+    factor = max(_factor(events, plan, delta) for events in {releases(unit, own, n) for own, n in silo_indices})
     if plan.shuffle is not None and len(set(plan.shuffle.records)) > MOST_SIZES:
         # Prices are rounded up on grids of their own; this is room for a silo that was not looked at.
         factor *= 1 + _UNSEEN
@@ -112,7 +112,7 @@ def affordable(
     while nudge < 0.1:
         # Rounded up to float32, which is what the silo computes with.
         algorithm = builder.build(noise_multiplier=np.nextafter(np.float32(factor), np.float32(np.inf)))
-        costs = {e: price(e, delta=delta) for e in {releases(algorithm, own, n) for own, n in places}}
+        costs = {e: price(e, delta=delta) for e in {releases(algorithm, own, n) for own, n in silo_indices}}
         if all(cost.epsilon <= plan.epsilon for cost in costs.values()):
             events = releases(algorithm, plan, records)
             own_cost = costs[events] if events in costs else price(events, delta=delta)
@@ -132,10 +132,10 @@ def _places(unit: Algorithm, plan: Plan, records: int) -> list[tuple[Plan, int]]
         return [(plan, n) for n in sizes[:MOST_SIZES]]
     # Whose turn comes how often depends on the place: nobody's oftener than that of the first.
     first = dict.fromkeys(sizes, 0) if len(sizes) > MOST_SIZES else {n: plan.shuffle.records.index(n) for n in sizes}
-    return [(plan.model_copy(update={"place": first[n]}), n) for n in sizes[:MOST_SIZES]]
+    return [(plan.model_copy(update={"silo_index": first[n]}), n) for n in sizes[:MOST_SIZES]]
 
 
-def _crowd(plan: Plan) -> tuple[int, ...]:
+def _sizes(plan: Plan) -> tuple[int, ...]:
     if plan.shuffle is None:
         raise TacitError("Expected a plan with a shuffle section.")
     return plan.shuffle.records
@@ -167,16 +167,16 @@ def terms_of(algorithm: Algorithm, plan: Plan, statistics: Mapping[str, Any]) ->
 
     ``statistics`` are the shapes of what is released.
     """
-    crowd, shuffle = _crowd(plan), plan.shuffle
+    anonymity, shuffle = _sizes(plan), plan.shuffle
     assert shuffle is not None
     if len(algorithm.schedule) * max(map(coordinates, statistics.values())) > _MOST_COORDINATES:
         raise RefusalError("not-allowed", f"expected rounds x parameters of at most {_MOST_COORDINATES}")
     found: dict[str, BlockTerms] = {}
-    for event in bare_events(algorithm, plan, crowd[plan.place]):
+    for event in bare_events(algorithm, plan, anonymity[plan.silo_index]):
         release = algorithm.rounds[event.kind].silo.release
         size, shape = release.batch_size, statistics[event.kind]
-        sizes = crowd if size is None else [int(np.max(size))] * len(crowd)
-        own = partial(share_terms, sizes=sizes, least=shuffle.least, honest=shuffle.honest)
+        sizes = anonymity if size is None else [int(np.max(size))] * len(anonymity)
+        own = partial(share_terms, sizes=sizes, min_silos=shuffle.min_silos, honest=shuffle.honest)
         if isinstance(release.noise_multiplier, Mapping):
             blocks = {name: float(z) for name, z in release.noise_multiplier.items()}
             found[event.kind] = {name: own(z, dimension=coordinates(shape[name])) for name, z in blocks.items()}
@@ -222,8 +222,8 @@ def sealed_answer(
         shufflers=keys,
         binding=binding,
         silo=silo,
-        place=plan.place,
-        least=max(2, shuffle.least),
+        silo_index=plan.silo_index,
+        min_silos=max(2, shuffle.min_silos),
         signer=signer,
     )
     lengths = {name: len(raw) for name, raw in zip(keys, frames, strict=True)}

@@ -20,7 +20,7 @@ import numpy as np
 
 from tacit.algorithm import Algorithm, Params
 from tacit.deploy.server.checkpoint import Checkpoint
-from tacit.deploy.server.hearing import NONSENSE, fitting, heard, mean_of
+from tacit.deploy.server.replies import NONSENSE, fitting, heard, mean_of
 from tacit.deploy.server.shuffles import Answers, Shuffled
 from tacit.deploy.server.transport import Replies, Transport
 from tacit.deploy.shuffler.client import LeftOutError
@@ -111,7 +111,7 @@ def newcomers(transport: Transport, known: set[str], seconds: float) -> dict[str
     return found
 
 
-class Conductor:
+class Coordinator:
     """Plays one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes.
 
     ``addresses`` may lack silos that are away; they are looked for when a round misses them. ``seed`` settles who is
@@ -143,7 +143,7 @@ class Conductor:
         self._halves = {
             k: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for k, part in self.algorithm.rounds.items()
         }
-        self._plans = {name: plan.model_copy(update={"place": i}) for i, name in enumerate(point.silos)}
+        self._plans = {name: plan.model_copy(update={"silo_index": i}) for i, name in enumerate(point.silos)}
         self._weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
         self.consents: dict[str, Consent] = {}
         if (plan.shuffle is None) != (shuffled is None):
@@ -177,7 +177,7 @@ class Conductor:
     def propose(self) -> dict[str, Consent]:
         """Propose the study, and wait for approvals until everyone, or as many as a round needs, has consented."""
         deadline = time.monotonic() + self._patience.total_seconds
-        fewest = self.point.plan.silos if self.point.plan.everyone else self._who.fewest
+        min_silos = self.point.plan.silos if self.point.plan.everyone else self._who.min_silos
         reasons: dict[str, str] = {}
         final: dict[str, RefusalError] = {}
         while len(self.consents) < len(self._plans):
@@ -195,14 +195,14 @@ class Conductor:
                     reasons[name] = response.text
                     if response.code in _FINAL:
                         final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
-            if len(self._plans) - len(final) < fewest:
+            if len(self._plans) - len(final) < min_silos:
                 raise next(iter(final.values()))
-            if time.monotonic() > deadline or (len(self.consents) >= fewest and not self.point.plan.everyone):
+            if time.monotonic() > deadline or (len(self.consents) >= min_silos and not self.point.plan.everyone):
                 break
             self._look(set(left) - set(self.consents))
             time.sleep(_PAUSE if len(self.consents) < len(self._plans) else 0)
-        if len(self.consents) < fewest:
-            raise StalledError(f"Expected the consent of {fewest} silos, got {len(self.consents)}; {reasons}.")
+        if len(self.consents) < min_silos:
+            raise StalledError(f"Expected the consent of {min_silos} silos, got {len(self.consents)}; {reasons}.")
         return self.consents
 
     def _agreed(self, name: str, response: Consent) -> bool:
@@ -245,7 +245,7 @@ class Conductor:
         broadcast = ask(self.point.state)
         specs, payload = write_arrays(jax.tree.leaves(broadcast))
         here = self._turns.taken[number]
-        chosen = [self.point.silos[i] for i in self._turns.places[number][here]]
+        chosen = [self.point.silos[i] for i in self._turns.silo_indices[number][here]]
         came = answers = self._answers(number, specs, payload, chosen, kind)
         if not self._is_sealed(kind):
             weights = dict(zip(self.point.silos, self._weights, strict=True))
@@ -280,7 +280,7 @@ class Conductor:
         the round: without silos whose contributions are not taken, if enough are left.
         """
         assert self._shuffled is not None
-        least = self._fewest(kind, self.point.plan.silos)
+        min_silos = self._min_silos(kind, self.point.plan.silos)
         while True:
             self._settle(tuple(sorted(answers)), answers)
             try:
@@ -289,12 +289,12 @@ class Conductor:
                 for name, reason in refusal.reasons.items():
                     self._tell("refusal", {"silo": name, "code": refusal.code, "text": reason})
                 left = {name: answer for name, answer in answers.items() if name not in refusal.reasons}
-                if refusal.is_open and len(left) >= least:
+                if refusal.is_open and len(left) >= min_silos:
                     answers = left
                     continue
                 # If somebody changed an answer on its way, the silo still has it, and will be asked for it again.
                 self._settle(None if refusal.is_open else self.point.decided, None)
-                needs = f"needs {least} silos" if refusal.is_open else f"was settled with {len(answers)} silos"
+                needs = f"needs {min_silos} silos" if refusal.is_open else f"was settled with {len(answers)} silos"
                 raise StalledError(f"Round {number + 1} {needs}, but shufflers do not take {refusal}.") from None
 
     def _settle(self, decided: tuple[str, ...] | None, answers: Answers | None) -> None:
@@ -303,9 +303,9 @@ class Conductor:
         self.point.decided, self.point.answers = decided, kept or None
         self.point.save(self._path)
 
-    def _fewest(self, kind: str, chosen: int) -> int:
+    def _min_silos(self, kind: str, chosen: int) -> int:
         """How many of so many silos a kind of round needs."""
-        return chosen if self._is_fixed(kind) else min(self._who.fewest, chosen)
+        return chosen if self._is_fixed(kind) else min(self._who.min_silos, chosen)
 
     def _is_sealed(self, kind: str) -> bool:
         return self._shuffled is not None and self._shuffled.carries(kind)
@@ -318,7 +318,7 @@ class Conductor:
         self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str, *, fixed: bool
     ) -> dict[str, tuple[Any, bytes]]:
         """The answers of a round from at least as many silos as it needs."""
-        least = len(chosen) if fixed else self._fewest(kind, len(chosen))
+        min_silos = len(chosen) if fixed else self._min_silos(kind, len(chosen))
         fixed = fixed or self._is_fixed(kind)
         gone: dict[str, str] = {}
         answers: dict[str, tuple[Any, bytes]] = {}
@@ -330,19 +330,19 @@ class Conductor:
             left = [n for n in wanted if n not in answers and n not in gone]
             requests = {n: [self._proposal(n), self._request(n, number, specs, payload)] for n in left}
             # Everyone who was chosen has a round's time to answer; after that, as many as needed will do.
-            needed = None if len(wanted) == len(chosen) else (lambda came: len(answers) + len(came) >= least)
+            needed = None if len(wanted) == len(chosen) else (lambda came: len(answers) + len(came) >= min_silos)
             for name, replies in self._ask(requests, enough=needed).items():
                 self._read(name, number, replies, answers, gone)
-            if len(answers) >= least:
+            if len(answers) >= min_silos:
                 return answers
             if not fixed:
                 wanted = list(self.point.silos)
-            if time.monotonic() > deadline or len(set(wanted) - set(gone)) < least:
+            if time.monotonic() > deadline or len(set(wanted) - set(gone)) < min_silos:
                 silent = sorted(set(wanted) - set(answers))
                 ended = {name for name, reason in gone.items() if reason.split(":")[0] in _FINAL - _MENDABLE}
                 raise StalledError(
-                    f"Round {number + 1} needs {least} silos, got {len(answers)}; missing {silent} {gone}.",
-                    final=len(set(wanted) - ended) < least,
+                    f"Round {number + 1} needs {min_silos} silos, got {len(answers)}; missing {silent} {gone}.",
+                    final=len(set(wanted) - ended) < min_silos,
                 )
             self._look(set(wanted) - set(answers))
             time.sleep(_PAUSE)

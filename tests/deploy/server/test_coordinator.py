@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tacit.deploy.server.conductor import Patience, StalledError
-from tacit.deploy.server.terms import check_study
+from tacit.deploy.server.coordinator import Patience, StalledError
+from tacit.deploy.server.deployment import check_study
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.wire import RefusalError
 from tacit.simulate.participation import participation
@@ -16,9 +16,9 @@ from tests.deploy.server.world import NAMES, Flaky, conductor_of, plan_like, sim
 
 def test_direct_rounds_equal_the_simulation(world, tables, tmp_path):
     plan = plan_like()
-    conductor = conductor_of(plan, world, tmp_path)
-    receipts = conductor.run()
-    assert largest_difference(conductor.params, simulated(plan, tables)) < 1e-5
+    coordinator = conductor_of(plan, world, tmp_path)
+    receipts = coordinator.run()
+    assert largest_difference(coordinator.params, simulated(plan, tables)) < 1e-5
     assert {name: r.answers for name, r in receipts.items()} == dict.fromkeys(NAMES, 4)
 
 
@@ -29,9 +29,9 @@ def test_rounds_go_on_without_silos_that_may_be_missed_and_they_may_come_back(wo
     transport = Flaky(sockets, lambda ask, at: ask in (4, 5) and at == str(sockets[3]))
     plan, events = plan_like(everyone=False, name="flaky"), []
     who = participation(4, (2, 4))
-    conductor = conductor_of(plan, world, tmp_path, who=who, transport=transport, events=events, seed=3)
-    receipts = conductor.run()
-    history = conductor.point.history
+    coordinator = conductor_of(plan, world, tmp_path, who=who, transport=transport, events=events, seed=3)
+    receipts = coordinator.run()
+    history = coordinator.point.history
     assert len(history) == 4
     assert all(len(row["silos"]) >= 2 for row in history)
     assert sum("s3" in row["missed"] for row in history) >= 1
@@ -72,10 +72,10 @@ def test_a_silo_that_answers_nonsense_is_named_and_rounds_go_on_without_it(world
     sockets = [daemon.home.socket for daemon in world[0]]
     transport, events = Babbling(sockets, sockets[2], SPOILT[way]), []
     plan = plan_like(everyone=False, name=f"babble{sorted(SPOILT).index(way)}")
-    conductor = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)), transport=transport, events=events)
-    conductor.run()
-    assert len(conductor.point.history) == 4
-    assert all("s2" not in row["silos"] for row in conductor.point.history)
+    coordinator = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)), transport=transport, events=events)
+    coordinator.run()
+    assert len(coordinator.point.history) == 4
+    assert all("s2" not in row["silos"] for row in coordinator.point.history)
     assert {(facts["silo"], facts["code"]) for event, facts in events if event == "refusal"} == {("s2", "nonsense")}
 
 
@@ -86,13 +86,13 @@ def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):
     transport = Flaky(sockets, lambda ask, at: down[0] and at == str(sockets[0]))
     algorithm = {**PSGM, "channel": "direct", "name": "ce-psgm", "local_steps": 2, "num_rounds": 2}
     plan, who = plan_like(name="turns", algorithm=algorithm, everyone=False), participation(4, (3, 4))
-    conductor = conductor_of(plan, world, tmp_path, transport=transport, who=who)
+    coordinator = conductor_of(plan, world, tmp_path, transport=transport, who=who)
 
     def away(number):
-        down[0], conductor._patience = True, Patience(0.3, 0.6)
+        down[0], coordinator._patience = True, Patience(0.3, 0.6)
 
     with pytest.raises(StalledError, match=r"needs 1 silos, got 0; missing \['s0'\]"):
-        conductor.run(away)
+        coordinator.run(away)
     down[0] = False
     again = conductor_of(plan, world, tmp_path, transport=transport, who=who)
     again.run()
@@ -102,9 +102,9 @@ def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):
 
 def test_a_study_that_too_many_refuse_ends_before_it_begins(world, tmp_path):
     plan = plan_like(everyone=False, epsilon=40.0, nonce="ce")
-    conductor = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)))
+    coordinator = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)))
     with pytest.raises(RefusalError) as caught:
-        conductor.run()
+        coordinator.run()
     assert caught.value.code == "over-budget"
 
 
@@ -126,9 +126,9 @@ def test_where_everyone_is_needed_the_run_waits_and_then_stalls_with_a_checkpoin
     down = [True]
     transport = Flaky(sockets, lambda ask, at: ask > 4 and down[0] and at == str(sockets[0]))
     plan = plan_like(name="needed")
-    conductor = conductor_of(plan, world, tmp_path, transport=transport, patience=Patience(0.5, 1.0))
+    coordinator = conductor_of(plan, world, tmp_path, transport=transport, patience=Patience(0.5, 1.0))
     with pytest.raises(StalledError, match="needs 4 silos"):
-        conductor.run()
+        coordinator.run()
     down[0] = False
     again = conductor_of(plan, world, tmp_path, transport=transport)
     assert again.point.round > 0

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from tacit.deploy.wire import RefusalError, read_frame
 
 
-class Line(ABC):
+class Connection(ABC):
     """A connection that is made again for up to ``patience`` seconds, and the request repeated with it."""
 
     def __init__(self, patience: float, *, pause: float, gone: str) -> None:

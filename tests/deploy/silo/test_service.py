@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tacit.deploy.silo.answering import remembered
-from tacit.deploy.silo.notes import MOST_IN_AN_HOUR, RefusalLog
 from tacit.deploy.silo.policy import PolicyError, load_policy, load_records, policy_from
-from tacit.deploy.silo.steward import NOISE_OFF, Steward
+from tacit.deploy.silo.refusals import MOST_IN_AN_HOUR, RefusalLog
+from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for
@@ -30,11 +30,11 @@ class Silo:
         self.open()
 
     def open(self):
-        self.steward = Steward(self.policy, self.records, self.home, clock=lambda: self.time)
-        self.client = LocalClient(self.steward)
+        self.service = SiloService(self.policy, self.records, self.home, clock=lambda: self.time)
+        self.client = LocalClient(self.service)
 
     def reopen(self):
-        self.steward.close()
+        self.service.close()
         self.open()
 
     def refused(self, code, request, payload=b""):
@@ -66,7 +66,7 @@ def make(tmp_path):
 
     yield one
     for silo in made:
-        silo.steward.close()
+        silo.service.close()
 
 
 MB = plan_of({"name": "mb-sgd"})
@@ -114,13 +114,13 @@ def test_no_noise_is_kept_beside_what_it_hides(make):
         silo, plan = make(), plan_of(algorithm)
         silo.propose(plan)
         silo.answer(plan, 0)
-        state = remembered(silo.steward._books().state(plan.study))
+        state = remembered(silo.service._books().state(plan.study))
         assert bool(state.noise) == kept
 
 
 def test_poisson_batches_are_priced_alike_at_every_place(make):
     """The physical limit of a batch follows from the silo's own records, wherever it sits."""
-    consents = [make().propose(POISSON.model_copy(update={"place": i})) for i in range(2)]
+    consents = [make().propose(POISSON.model_copy(update={"silo_index": i})) for i in range(2)]
     assert consents[0].epsilon == consents[1].epsilon > 0
 
 
@@ -171,7 +171,7 @@ def test_local_steps_are_all_paid_for(make):
     silo = make()
     silo.propose(LOCAL)
     silo.answer(LOCAL, 0)
-    account = silo.steward._ledger.accounts[LOCAL.study]
+    account = silo.service._ledger.accounts[LOCAL.study]
     assert account.made == {"local": 2}
     assert account.answers == 1
 
@@ -187,8 +187,8 @@ def test_what_studies_take_from_an_account_adds_up_and_then_it_is_gone(make):
         for number in range(plan.algorithm["num_rounds"]):
             silo.answer(plan, number)
         silo.client.ask(Finish(study=plan.study))
-        events += silo.steward._ledger.accounts[plan.study].debited()
-    ledger = silo.steward._ledger
+        events += silo.service._ledger.accounts[plan.study].debited()
+    ledger = silo.service._ledger
     assert ledger.charged == ledger.spent() == pytest.approx(sum(taken))
     # The filter of Gaussians loses nothing but the part of delta that is set aside.
     joint = price(events, delta=1e-5 * (1 - 1e-3)).epsilon
@@ -202,7 +202,7 @@ def test_a_consent_tells_the_plan_s_own_price_and_what_it_takes_from_the_account
     """By the Renyi filter a plan takes more than its price: that is what later plans may follow messages for."""
     silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
     consent = silo.propose(POISSON)
-    ledger = silo.steward._ledger
+    ledger = silo.service._ledger
     assert (consent.rule, ledger.rule.order) == ("renyi", rule_for("renyi", 2.0, 1e-5).order)
     assert (
         consent.takes
@@ -226,7 +226,7 @@ def test_batches_that_the_owner_or_the_rule_does_not_allow_are_refused(make):
 def test_a_policy_cannot_switch_the_rule_of_a_ledger_in_use(make):
     silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
     silo.propose(MB)
-    silo.steward.close()
+    silo.service.close()
     usual = silo.policy
     for change in ({"rule": "gdp"}, {"rule": "fixed-in-advance"}, {"delta": 1e-6}):
         budget = usual.budget.model_copy(update=change)
@@ -237,14 +237,14 @@ def test_a_policy_cannot_switch_the_rule_of_a_ledger_in_use(make):
     silo.policy = usual.model_copy(update={"allow": usual.allow.model_copy(update={"sampling": ("full",)})})
     silo.open()
     assert silo.policy.limit.default == "gdp"
-    assert silo.steward._ledger.rule.name == "renyi"
+    assert silo.service._ledger.rule.name == "renyi"
 
 
 def test_an_account_that_its_owner_has_made_smaller_answers_nothing_more(make, caplog):
     silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
     silo.propose(MB)
     silo.answer(MB, 0)
-    silo.steward.close()
+    silo.service.close()
     lowered = silo.policy.budget.model_copy(update={"epsilon": 0.8})
     usual, silo.policy = silo.policy, silo.policy.model_copy(update={"budget": lowered})
     caplog.set_level("INFO")
@@ -253,7 +253,7 @@ def test_an_account_that_its_owner_has_made_smaller_answers_nothing_more(make, c
     assert "overdrawn" in str(silo.refused("over-budget", *silo.ask(MB, 1)))
     silo.refused("over-budget", Propose(plan=MB))
     silo.refused("over-budget", Propose(plan=LOCAL))
-    silo.steward.close()
+    silo.service.close()
     silo.policy = usual
     silo.open()
     silo.answer(MB, 1)
@@ -264,7 +264,7 @@ def test_the_owner_is_asked(make):
     assert silo.propose(MB).state == "pending"
     assert silo.client.ask(Status(study=MB.study))[0].state == "pending"
     silo.refused("pending", *silo.ask(MB, 0))
-    assert not silo.steward._ledger.accounts
+    assert not silo.service._ledger.accounts
     silo.reopen()
     silo.home.approved.mkdir()
     (silo.home.approved / MB.study).touch()
@@ -348,7 +348,7 @@ def test_a_clock_that_has_jumped_by_years_is_not_believed_until_the_owner_vouche
 def test_plans_that_are_refused(make, code, plan):
     silo = make(allow={"algorithms": ["mb-sgd"]})
     silo.refused(code, Propose(plan=plan))
-    assert not silo.steward._ledger.accounts
+    assert not silo.service._ledger.accounts
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-38])
@@ -382,13 +382,13 @@ def test_noise_cannot_be_switched_off_by_accident(make, tmp_path, monkeypatch):
     monkeypatch.delenv(NOISE_OFF, raising=False)
     for at, terms in ((home, policy), (test_home, test_policy)):
         with pytest.raises(PolicyError, match="test build only"):
-            Steward(terms, RECORDS, at, noise_off=True)
+            SiloService(terms, RECORDS, at, noise_off=True)
     monkeypatch.setenv(NOISE_OFF, "1")
     with pytest.raises(PolicyError, match="test build only"):
-        Steward(policy, RECORDS, home, noise_off=True)
-    Steward(test_policy, RECORDS, test_home, noise_off=True).close()
+        SiloService(policy, RECORDS, home, noise_off=True)
+    SiloService(test_policy, RECORDS, test_home, noise_off=True).close()
     with pytest.raises(ValueError, match="a test build without noise"):
-        Steward(test_policy, RECORDS, test_home)
+        SiloService(test_policy, RECORDS, test_home)
 
 
 def test_logs_hold_no_values(make, caplog, monkeypatch):
@@ -442,7 +442,7 @@ def test_a_full_disk_is_survived(make):
     plan = plan_of({"name": "mb-sgd"}, {"model": "mlp", "hidden": [800]})
     silo = make()
     silo.propose(plan)
-    database = silo.steward._ledger._database
+    database = silo.service._ledger._database
     database.execute(f"PRAGMA max_page_count = {database.execute('PRAGMA page_count').fetchone()[0]}")
     silo.refused("ledger", *silo.ask(plan, 0))
     # The books are opened and verified again, by when there is room.
@@ -455,9 +455,9 @@ def test_the_server_is_not_told_whose_process_holds_the_ledger(make, caplog):
     silo = make()
     plan = plan_of({"name": "mb-sgd"})
     silo.propose(plan)
-    silo.steward._ledger.close()
-    silo.steward._ledger = None
-    other = Steward(silo.policy, silo.records, silo.home, clock=lambda: silo.time)
+    silo.service._ledger.close()
+    silo.service._ledger = None
+    other = SiloService(silo.policy, silo.records, silo.home, clock=lambda: silo.time)
     told = str(silo.refused("locked", Status(study=plan.study)))
     other.close()
     assert "see the silo's own log" in told

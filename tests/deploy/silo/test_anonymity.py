@@ -11,8 +11,8 @@ from tacit.deploy.shuffler.config import write_secret
 from tacit.deploy.shuffler.messages import parse_request
 from tacit.deploy.silo.contract import builder_from, consider, record_of
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
+from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.silo.shuffling import MOST_SIZES, _places, bare_events
-from tacit.deploy.silo.steward import NOISE_OFF, Steward
 from tacit.deploy.wire import Answer, Propose, RefusalError, Shuffle
 from tacit.privacy import calibrate
 from tests.algorithms.table import PSGM
@@ -26,7 +26,14 @@ CHANNELS = ["direct", "shuffled-sum", "shuffled-reports"]
 
 def crowd_plan(channel="shuffled-sum", **changes):
     server = SERVER if channel == "shuffled-reports" else None
-    terms = {"records": (40, 40, 40, 40), "least": 4, "honest": 1.0, "shufflers": SEALS, "server": server, **changes}
+    terms = {
+        "records": (40, 40, 40, 40),
+        "min_silos": 4,
+        "honest": 1.0,
+        "shufflers": SEALS,
+        "server": server,
+        **changes,
+    }
     algorithm = {"name": "mb-sgd", "sampling": "full", "channel": channel, "num_rounds": 2}
     return plan_of(algorithm, shuffle=Shuffle(**terms), epsilon=6.0, silos=len(terms["records"]))
 
@@ -41,12 +48,12 @@ def make(tmp_path):
         allow = {"channels": CHANNELS, **changes.pop("allow", {})}
         home, policy = make_home(folder, RECORDS, shuffle=shuffle, allow=allow, test=noise_off, **changes)
         write_secret(folder / "sign.key", new_signing_key())
-        made.append(Steward(policy, RECORDS, home, noise_off=noise_off))
+        made.append(SiloService(policy, RECORDS, home, noise_off=noise_off))
         return LocalClient(made[-1])
 
     yield one
-    for steward in made:
-        steward.close()
+    for service in made:
+        service.close()
 
 
 @pytest.mark.parametrize("channel", ["shuffled-sum", "shuffled-reports"])
@@ -80,10 +87,10 @@ def test_batches_that_differ_by_silo_are_refused(make, channel, sizes):
 SIZES = (40, *range(45, 85))
 
 
-def sampled(records=SIZES, place=0, name="mb-sgd", **changes):
-    plan = crowd_plan(records=records, least=len(records))
+def sampled(records=SIZES, silo_index=0, name="mb-sgd", **changes):
+    plan = crowd_plan(records=records, min_silos=len(records))
     algorithm = {**plan.algorithm, "name": name, "sampling": "wor", "batch_size": 8}
-    return plan.model_copy(update={"algorithm": algorithm, "place": place, **changes})
+    return plan.model_copy(update={"algorithm": algorithm, "silo_index": silo_index, **changes})
 
 
 @pytest.fixture
@@ -109,9 +116,9 @@ def test_silos_of_all_sizes_find_the_same_noise_and_none_pays_more(priced):
     owner = ShuffleSection(shufflers=SEALS, colluding=0)
     allow = AllowSection(algorithms=("mb-sgd",), channels=("shuffled-sum",))
     found = []
-    for place in (0, 1, 20, len(SIZES) - 1):
-        plan = sampled(place=place)
-        found.append(consider(plan, records=SIZES[place], record=record_of(plan), allow=allow, shuffle=owner))
+    for silo_index in (0, 1, 20, len(SIZES) - 1):
+        plan = sampled(silo_index=silo_index)
+        found.append(consider(plan, records=SIZES[silo_index], record=record_of(plan), allow=allow, shuffle=owner))
     assert len({tuple(event.noise_multiplier for event in offer.events) for offer in found}) == 1
     prices = [offer.price.epsilon for offer in found]
     assert prices == sorted(prices, reverse=True)
@@ -174,12 +181,12 @@ def test_rounds_in_turn_are_priced_for_those_whose_turn_comes_oftenest():
     """Few sizes: each at its first place. Many: as if all came first, which none pays less than."""
     few = report_turns((40, 30, 40, 20))
     unit = builder_from(few, 40).build(noise_multiplier=1.0)
-    assert [(own.place, n) for own, n in _places(unit, few, 40)] == [(3, 20), (1, 30), (0, 40)]
+    assert [(own.silo_index, n) for own, n in _places(unit, few, 40)] == [(3, 20), (1, 30), (0, 40)]
     many = report_turns(tuple(range(60, 40, -1)))
     unit = builder_from(many, 60).build(noise_multiplier=1.0)
-    assert [(own.place, n) for own, n in _places(unit, many, 60)] == [(0, n) for n in range(41, 41 + MOST_SIZES)]
+    assert [(own.silo_index, n) for own, n in _places(unit, many, 60)] == [(0, n) for n in range(41, 41 + MOST_SIZES)]
     turns = [
-        sum(e.count for e in bare_events(unit, many.model_copy(update={"place": i}), 60) if e.kind == "local")
+        sum(e.count for e in bare_events(unit, many.model_copy(update={"silo_index": i}), 60) if e.kind == "local")
         for i in range(many.silos)
     ]
     assert turns == sorted(turns, reverse=True)
@@ -187,5 +194,5 @@ def test_rounds_in_turn_are_priced_for_those_whose_turn_comes_oftenest():
 
 
 def report_turns(records):
-    plan = crowd_plan("shuffled-reports", records=records, least=len(records))
+    plan = crowd_plan("shuffled-reports", records=records, min_silos=len(records))
     return plan.model_copy(update={"algorithm": {**plan.algorithm, **PSGM, "name": "ce-psgm", "local_steps": 2}})

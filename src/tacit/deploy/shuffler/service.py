@@ -25,13 +25,13 @@ import numpy as np
 from tacit.channel.sealing import SealError, open_layer, unpad
 from tacit.deploy.shuffler.config import Keys, ShufflerError, Terms
 from tacit.deploy.shuffler.messages import (
+    Accepted,
     Collect,
     Deposit,
-    Greeting,
-    Knock,
+    Hello,
     Relay,
-    Taken,
     Total,
+    Welcome,
     parse_request,
     signed,
 )
@@ -66,7 +66,7 @@ class _Pile:
         return sum(len(blob) for blob in self.opened[silo]) + _OVERHEAD if silo in self.opened else 0
 
 
-class Office:
+class ShufflerService:
     """A shuffler without its door.
 
     Formal guarantee: for each round of a study at most one batch is ever released; it holds everything or nothing of
@@ -100,7 +100,7 @@ class Office:
 
     def _dispatch(self, request: Any, payload: bytes) -> bytes:
         self._tidy()
-        if isinstance(request, Knock):
+        if isinstance(request, Hello):
             return self._greet()
         if isinstance(request, Deposit):
             return self._deposit(request, payload)
@@ -110,7 +110,7 @@ class Office:
 
     def _greet(self) -> bytes:
         terms = self.terms
-        greeting = Greeting(
+        welcome = Welcome(
             name=terms.name,
             seal=str(self._keys.seal.public),
             sign=self._keys.sign.public,
@@ -118,7 +118,7 @@ class Office:
             min_silos=terms.min_silos,
             silos=tuple(sorted(terms.silos)),
         )
-        return frame(greeting.model_dump_json())
+        return frame(welcome.model_dump_json())
 
     def _tidy(self) -> None:
         oldest = self._clock() - self.terms.keep_seconds
@@ -153,7 +153,7 @@ class Office:
             pile.digests[request.silo], pile.deposits[request.silo] = digest, request
             pile.opened[request.silo] = opened
             self._piles[key] = pile
-        return frame(Taken(silos=len(pile.digests)).model_dump_json())
+        return frame(Accepted(silos=len(pile.digests)).model_dump_json())
 
     def _open(self, blobs: list[bytes], request: Deposit) -> list[bytes]:
         """What a silo has brought. All of it opens and is what it should be, or nothing is taken."""
@@ -185,17 +185,19 @@ class Office:
         missing = sorted(wanted - set(present))
         if pile is None or missing:
             raise RefusalError("missing", f"nothing has come from {', '.join(missing)[:200] or 'anybody'}")
-        least = max([self.terms.min_silos, *(present[name].least for name in wanted)])
-        if len(wanted) < least:
+        min_silos = max([self.terms.min_silos, *(present[name].min_silos for name in wanted)])
+        if len(wanted) < min_silos:
             raise RefusalError(
-                "too-few", f"expected at least {least} silos", {"silos": float(len(wanted)), "least": float(least)}
+                "too-few",
+                f"expected at least {min_silos} silos",
+                {"silos": float(len(wanted)), "min_silos": float(min_silos)},
             )
         _check_alike({name: present[name] for name in sorted(wanted)})
         opened = {name: pile.opened[name] for name in sorted(wanted)}
         if request.mode == "sum":
             return self._keep(request, asked, *self._summed(request, opened))
         blobs = [blob for own in opened.values() for blob in own]
-        return self._keep(request, asked, *self._mixed(request, blobs, len(opened), least, 0))
+        return self._keep(request, asked, *self._mixed(request, blobs, len(opened), min_silos, 0))
 
     def _relay(self, request: Relay, payload: bytes) -> bytes:
         """The batch of the shuffler before, with one more layer off and in an order of our own."""
@@ -208,18 +210,18 @@ class Office:
             raise RefusalError("signature", str(error)) from None
         if len(payload) != request.count * request.size:
             raise RefusalError("size", "the payload is not as long as its reports")
-        least = max(terms.min_silos, request.least)
-        if request.silos < least:
-            raise RefusalError("too-few", f"expected at least {least} silos", {"silos": float(request.silos)})
+        min_silos = max(terms.min_silos, request.min_silos)
+        if request.silos < min_silos:
+            raise RefusalError("too-few", f"expected at least {min_silos} silos", {"silos": float(request.silos)})
         asked = hashlib.sha256(request.unsigned() + payload).hexdigest()
         stored = self._stored(request.consortium, request.round, asked)
         if stored is not None:
             return stored
         self._check_open(request.consortium, request.round)
-        blobs = self._reopened(_cut(payload, request.size), request, least)
-        return self._keep(request, asked, *self._mixed(request, blobs, request.silos, least, terms.layer))
+        blobs = self._reopened(_cut(payload, request.size), request, min_silos)
+        return self._keep(request, asked, *self._mixed(request, blobs, request.silos, min_silos, terms.layer))
 
-    def _reopened(self, blobs: list[bytes], request: Relay, least: int) -> list[bytes]:
+    def _reopened(self, blobs: list[bytes], request: Relay, min_silos: int) -> list[bytes]:
         """A batch of the shuffler before with one more layer off; what does not open is left out.
 
         An honest silo seals for the keys that its owner pinned, so its reports open here: only those of silos that
@@ -234,15 +236,15 @@ class Office:
             with contextlib.suppress(SealError):
                 opened.append(open_layer(blob, self._keys.seal, request.binding, layer=self.terms.layer))
         found = len(set(opened))
-        if found < least:
-            numbers = {"reports": float(found), "least": float(least)}
-            raise RefusalError("too-few", f"expected at least {least} reports that open, one of each silo", numbers)
+        if found < min_silos:
+            numbers = {"reports": float(found), "min_silos": float(min_silos)}
+            raise RefusalError("too-few", f"expected at least {min_silos} reports that open, one of each silo", numbers)
         if found < len(blobs):
             _log.warning("round %d: %d of %d reports left out", request.round, len(blobs) - found, len(blobs))
         return opened
 
     def _mixed(
-        self, request: Collect | Relay, blobs: list[bytes], silos: int, least: int, layer: int
+        self, request: Collect | Relay, blobs: list[bytes], silos: int, min_silos: int, layer: int
     ) -> tuple[Any, bytes]:
         # Two silos that collude can bring one and the same report, sealed twice; what is inside an honest silo's nobody
         # else has. So one copy is kept: that stops nobody's round, links nothing, and takes no honest report away.
@@ -255,7 +257,7 @@ class Office:
             round=request.round,
             broadcast=request.broadcast,
             silos=silos,
-            least=least,
+            min_silos=min_silos,
             count=len(blobs),
             size=len(blobs[0]),
             layer=layer,
@@ -308,12 +310,12 @@ class Office:
 
 def _check_alike(deposits: dict[str, Deposit]) -> None:
     """Refuse a release in which two silos have one place, or contributions of different sizes; it names who."""
-    by_place: dict[int, list[str]] = {}
+    by_index: dict[int, list[str]] = {}
     for name, deposit in deposits.items():
-        by_place.setdefault(deposit.place, []).append(name)
-    shared = next(((place, names) for place, names in by_place.items() if len(names) > 1), None)
+        by_index.setdefault(deposit.silo_index, []).append(name)
+    shared = next(((silo_index, names) for silo_index, names in by_index.items() if len(names) > 1), None)
     if shared is not None:
-        raise RefusalError("place", f"{', '.join(shared[1])[:200]} have all contributed for place {shared[0]}")
+        raise RefusalError("silo-index", f"{', '.join(shared[1])[:200]} have all contributed for index {shared[0]}")
     sizes = Counter(deposit.size for deposit in deposits.values())
     usual = max(sizes, key=lambda size: sizes[size])
     odd = [name for name, deposit in deposits.items() if deposit.size != usual]

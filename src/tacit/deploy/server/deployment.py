@@ -114,13 +114,13 @@ def plan_for(
     section = study.privacy
     assert isinstance(section.epsilon, float | int)
     who, silos = study.run, len(facts)
-    fewest = who.participants if isinstance(who.participants, int) else (who.participants or (silos,))[0]
+    min_silos = who.participants if isinstance(who.participants, int) else (who.participants or (silos,))[0]
     shuffle = None
     if shufflers:
         records = tuple(f.records for f in facts)
         to = None if server is None else str(server)
         shuffle = Shuffle(
-            records=records, least=fewest, honest=who.honest, shufflers=shufflers, server=to, weights=who.weights
+            records=records, min_silos=min_silos, honest=who.honest, shufflers=shufflers, server=to, weights=who.weights
         )
     return Plan(
         name=study.name,
@@ -134,7 +134,7 @@ def plan_for(
         delta=section.delta,
         max_participations=section.max_participations,
         silos=silos,
-        place=0,
+        silo_index=0,
         everyone=who.participants is None,
         shuffle=shuffle,
     )

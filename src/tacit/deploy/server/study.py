@@ -19,11 +19,11 @@ import jax
 from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.deploy.server.conductor import Conductor, Patience, StalledError, Tell, fresh_state, is_final, meet
+from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
+from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
 from tacit.deploy.server.outcome import write_outcome
-from tacit.deploy.server.reckoning import spent
+from tacit.deploy.server.prices import spent
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
-from tacit.deploy.server.terms import Deployment, deployment_from, plan_for
 from tacit.deploy.server.transport import Recorder, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
@@ -73,7 +73,7 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     met = meet(transport, _needed(study, terms) if path.exists() else terms.silos, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
-    conductor = Conductor(
+    coordinator = Coordinator(
         point,
         path,
         transport,
@@ -88,16 +88,16 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
 
     def after(number: int) -> None:
         row = point.history[-1]
-        row |= {"measured": measure(conductor.params), "epsilon_spent": spent(conductor)}
+        row |= {"measured": measure(coordinator.params), "epsilon_spent": spent(coordinator)}
         point.save(path)
         journal(
             "measured",
-            {"round": number, "rounds": conductor.rounds, **row["measured"], "epsilon": row["epsilon_spent"]},
+            {"round": number, "rounds": coordinator.rounds, **row["measured"], "epsilon": row["epsilon_spent"]},
         )
 
-    receipts = conductor.run(after)
+    receipts = coordinator.run(after)
     seconds = time.monotonic() - begun
-    write_outcome(folder, study, conductor, receipts, seconds, command=terms.command)
+    write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
     journal("finished", {"seconds": seconds, "receipts": _plain(receipts)})
     for caller in callers.values():
         caller.close()
@@ -136,7 +136,7 @@ def _server_key(folder: Path) -> SecretKey:
 
 def _needed(study: Study, terms: Deployment) -> int:
     """How many silos a study needs to go on with: those that are away may come back later."""
-    return participation(terms.silos, study.run.participants).fewest
+    return participation(terms.silos, study.run.participants).min_silos
 
 
 def _point(

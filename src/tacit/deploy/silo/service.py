@@ -24,9 +24,9 @@ from tacit.deploy.shuffler.config import read_secret
 from tacit.deploy.silo import account as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.contract import Offer, consider
-from tacit.deploy.silo.notes import RefusalLog
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
-from tacit.deploy.silo.reporting import fewest, sealed_reports
+from tacit.deploy.silo.refusals import RefusalLog
+from tacit.deploy.silo.reporting import min_silos_of, sealed_reports
 from tacit.deploy.silo.shuffling import sealed_answer
 from tacit.deploy.wire import (
     VERSION,
@@ -94,7 +94,7 @@ def home_of(folder: Path, policy: Policy) -> Home:
     return Home(folder, Path(platformdirs.user_state_dir("tacit")) / "counters" / name)
 
 
-class Steward:
+class SiloService:
     """One silo's records, policy and ledger.
 
     Formal guarantee: every message that leaves is a release that a plan consented to by the policy has reserved, that
@@ -364,8 +364,11 @@ class Steward:
             share = worker.share(request.round, broadcast, kept)
             return *sealed_answer(offer.plan, offer.shares, request, payload, share, **own), kept
         if kind in offer.streams and self._signer is not None:
-            least, reports = fewest(offer.algorithm, offer.plan, kind), worker.reports(request.round, broadcast, kept)
-            return *sealed_reports(offer.plan, offer.streams, request, payload, reports, least=least, **own), kept
+            min_silos = min_silos_of(offer.algorithm, offer.plan, kind)
+            reports = worker.reports(request.round, broadcast, kept)
+            return *sealed_reports(
+                offer.plan, offer.streams, request, payload, reports, min_silos=min_silos, **own
+            ), kept
         arrays, after = worker.answer(request.round, broadcast, kept)
         specs, body = write_arrays(arrays)
         return Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after

@@ -8,13 +8,13 @@ import numpy as np
 from tacit.privacy.events import PricingError, integer
 
 
-def check_crowd(silos: int, least: int, honest: float) -> None:
-    """Raise unless ``least`` of ``silos`` can come and ``honest`` is a share of them: a crowd is never overcounted."""
+def check_anonymity(silos: int, min_silos: int, honest: float) -> None:
+    """Raise unless ``min_silos`` of ``silos`` can come and ``honest`` is a share of them."""
     silos = integer("silos", silos, 1)
     if not 0 < honest <= 1:
         raise PricingError(f"Expected 0 < honest={honest} <= 1; it is the share of all silos that do not collude.")
-    if integer("least", least, 1) > silos:
-        raise PricingError(f"Expected at most {silos} silos in a round, got least={least}: there are no more.")
+    if integer("min_silos", min_silos, 1) > silos:
+        raise PricingError(f"Expected at most {silos} silos in a round, got min_silos={min_silos}: there are no more.")
 
 
 def colluding_silos(silos: int, honest: float) -> int:
@@ -23,12 +23,12 @@ def colluding_silos(silos: int, honest: float) -> int:
     >>> colluding_silos(10, 0.75), colluding_silos(10, 1.0)
     (3, 0)
     """
-    check_crowd(silos, silos, honest)
+    check_anonymity(silos, silos, honest)
     return silos - math.floor(honest * silos + 1e-9)
 
 
-def counted_silos(silos: int, least: int, honest: float) -> int:
-    """How many silos are sure to come and not to collude, if at least ``least`` of them come.
+def counted_silos(silos: int, min_silos: int, honest: float) -> int:
+    """How many silos are sure to come and not to collude, if at least ``min_silos`` of them come.
 
     The untrusted server chooses who is waited for, so all that collude may be among those that come.
 
@@ -36,14 +36,14 @@ def counted_silos(silos: int, least: int, honest: float) -> int:
         >>> counted_silos(10, 10, 1.0), counted_silos(10, 8, 0.75), counted_silos(100, 40, 0.75)
         (10, 5, 15)
     """
-    check_crowd(silos, least, honest)
+    check_anonymity(silos, min_silos, honest)
     colluding = colluding_silos(silos, honest)
-    if least <= colluding:
+    if min_silos <= colluding:
         raise PricingError(
-            f"Expected more than {colluding} of {silos} silos in a round, got {least}: with honest={honest:g} as many "
-            "may collude; let more silos come, or raise honest."
+            f"Expected more than {colluding} of {silos} silos in a round, got {min_silos}: with honest={honest:g} as "
+            "many may collude; let more silos come, or raise honest."
         )
-    return least - colluding
+    return min_silos - colluding
 
 
 def record_weights(weights: Any, sizes: Any) -> tuple[Any, Any]:

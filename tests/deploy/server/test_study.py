@@ -9,10 +9,10 @@ import tomli_w
 from rich.console import Console
 
 from tacit.deploy.flower import watch
-from tacit.deploy.server.conductor import StalledError, is_final
-from tacit.deploy.server.lead import lead
+from tacit.deploy.server.coordinator import StalledError, is_final
+from tacit.deploy.server.study import lead
 from tacit.deploy.server.transport import SocketTransport
-from tacit.deploy.silo.steward import Steward
+from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import RefusalError, read_frame
 from tacit.errors import TacitError
 from tacit.privacy import Event, risk, risk_of
@@ -70,8 +70,8 @@ def test_the_reading_of_a_deployed_run_is_that_of_its_schedule(folder):
 class Nearby:
     """A silo in this process; ``after`` is called when it has answered so many times."""
 
-    def __init__(self, steward, after=None):
-        self.steward, self.after, self.asks = steward, after or {}, 0
+    def __init__(self, service, after=None):
+        self.service, self.after, self.asks = service, after or {}, 0
 
     def present(self):
         return ["silo"]
@@ -80,7 +80,7 @@ class Nearby:
         self.asks += 1
         self.after.get(self.asks, lambda: None)()
         frames = [read_frame(io.BytesIO(raw).read) for raw in requests.get("silo", [])]
-        replies = [self.steward.handle(*parts) for parts in frames]
+        replies = [self.service.handle(*parts) for parts in frames]
         return {"silo": [read_frame(io.BytesIO(raw).read) for raw in replies]} if replies else {}
 
 
@@ -89,9 +89,9 @@ def manual(tmp_path):
     records = records_of(0, 40)
     changes = {"approval": {"mode": "manual"}, "allow": {"min_silos": 1}, "budget": {"epsilon": 2.0}}
     home, policy = make_home(tmp_path / "clinic", records, **changes)
-    steward = Steward(policy, records, home)
-    yield steward
-    steward.close()
+    service = SiloService(policy, records, home)
+    yield service
+    service.close()
 
 
 def prepare(root, epsilon=1.0):

@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from tacit.deploy.server.conductor import Conductor
+from tacit.deploy.server.coordinator import Coordinator
 from tacit.deploy.silo.contract import builder_from
 from tacit.deploy.silo.shuffling import bare_events
 from tacit.privacy import Event, PricingError, price, risk_of_price
@@ -20,19 +20,19 @@ _SAME = 1e-3
 """How far the price of a schedule may lie from what the silo named, relatively, to be taken for that schedule."""
 
 
-def releases(conductor: Conductor, place: int, made: Counter[str] | None = None) -> tuple[Event, ...] | None:
+def releases(coordinator: Coordinator, silo_index: int, made: Counter[str] | None = None) -> tuple[Event, ...] | None:
     """The releases of the silo at a place: all that its plan has, or of each kind those of ``made`` rounds.
 
     None where the silo's noise is not known: it has not consented, or this process has not heard it.
     """
-    point = conductor.point
-    consent = conductor.consents.get(point.silos[place])
+    point = coordinator.point
+    consent = coordinator.consents.get(point.silos[silo_index])
     if consent is None:
         return None
-    plan = point.plan.model_copy(update={"place": place})
-    algorithm = builder_from(plan, point.records[place]).build(noise_multiplier=1.0)
+    plan = point.plan.model_copy(update={"silo_index": silo_index})
+    algorithm = builder_from(plan, point.records[silo_index]).build(noise_multiplier=1.0)
     found = []
-    for event in bare_events(algorithm, plan, point.records[place]):
+    for event in bare_events(algorithm, plan, point.records[silo_index]):
         noised = event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier)
         silo = algorithm.rounds[event.kind].silo
         if silo.release.channel == "direct" and event.mechanism == "gaussian":
@@ -45,13 +45,13 @@ def releases(conductor: Conductor, place: int, made: Counter[str] | None = None)
     return tuple(found)
 
 
-def spent(conductor: Conductor) -> float | None:
+def spent(coordinator: Coordinator) -> float | None:
     """The largest price of the answers so far; silos' own ledgers say it exactly."""
-    point, found = conductor.point, []
-    for place, name in enumerate(point.silos):
+    point, found = coordinator.point, []
+    for silo_index, name in enumerate(point.silos):
         # A silo that was left out of a sum has paid for its answer.
         answered = [row for row in point.history if name in (*row["silos"], *row.get("left_out", ()))]
-        events = releases(conductor, place, Counter(row["kind"] for row in answered))
+        events = releases(coordinator, silo_index, Counter(row["kind"] for row in answered))
         if not events:
             continue
         try:
@@ -61,16 +61,16 @@ def spent(conductor: Conductor) -> float | None:
     return max(found, default=None)
 
 
-def risk_at(conductor: Conductor, place: int) -> dict[str, Any] | None:
+def risk_at(coordinator: Coordinator, silo_index: int) -> dict[str, Any] | None:
     """How well an attacker could do against the silo at a place, from its schedule of releases, as in a simulation.
 
     None where the schedule is not known, or does not cost what the silo named: then epsilon and delta are all there is.
     """
-    point = conductor.point
-    events = releases(conductor, place)
+    point = coordinator.point
+    events = releases(coordinator, silo_index)
     if not events:
         return None
-    named = conductor.consents[point.silos[place]].epsilon
+    named = coordinator.consents[point.silos[silo_index]].epsilon
     try:
         paid = price(events, delta=point.plan.delta)
         return vars(risk_of_price(paid)) if abs(paid.epsilon - named) <= _SAME * named else None
