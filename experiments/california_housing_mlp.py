@@ -34,7 +34,8 @@ from tacit.algorithm import Algorithm
 from tacit.algorithms import find
 from tacit.geometry.proximal import tree_norm
 from tacit.objectives import Objective, Problem, mlp, squared
-from tacit.privacy import Budget, plan_silos
+from tacit.plans.price import plan_silos
+from tacit.privacy import Budget
 from tacit.privacy.parties import without_shuffler
 from tacit.privacy.randomisers import terms_of
 from tacit.simulate.compiled import Seed, simulate_grid
@@ -215,8 +216,11 @@ def apart(size: Size, level: float) -> dict[str, float]:
 def priced(arm: Arm, rounds: int, records: Sequence[int], epsilon: float) -> tuple[dict[str, float], Data]:
     """The noise multiplier of all silos at this budget, and what it costs with and without shufflers."""
     budget = Budget(epsilon=epsilon, delta=DELTA, honest=1.0, min_silos=len(records))
-    unit = arm.build(rounds, clip_norm=1.0, noise_multiplier=1.0, step_size=0.1)
-    plans, noise = plan_silos(unit, [str(i) for i in range(len(records))], records, budget)
+
+    def build(noise: Any) -> Algorithm:
+        return arm.build(rounds, clip_norm=1.0, noise_multiplier=noise, step_size=0.1)
+
+    plans, noise = plan_silos(build, [str(i) for i in range(len(records))], records, budget)
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
     multiplier = float(noise.max())

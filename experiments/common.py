@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from tacit.algorithm import Algorithm
 from tacit.data import Federation
 from tacit.objectives import Objective
-from tacit.privacy.plan import Budget, plan_silos
+from tacit.plans.price import plan_silos
+from tacit.privacy.plan import Budget
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.simulate.participation import Participation
@@ -54,7 +55,7 @@ def noise_for(
     names = [str(i) for i in range(len(records))]
     anonymity: dict[str, Any] = {"honest": 1.0, "min_silos": len(records)}  # through shuffled channels
     budget = Budget(epsilon=epsilon, delta=delta, max_participations=cap, **anonymity)
-    _, noise = plan_silos(build(noise_multiplier=1.0), names, records, budget)
+    _, noise = plan_silos(lambda noise: build(noise_multiplier=noise), names, records, budget)
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
     return noise

@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.parties import Consortium, Silo
+from tacit.data import load
 from tacit.data.heart_disease import HOSPITALS
 from tacit.deploy.flower.commands import write_connection
 from tacit.deploy.flower.watch import follow
 from tacit.deploy.wire import read_frame
+from tacit.plans.spec import Study, load_study
 from tacit.studies.folder import new_folder, write_study
-from tacit.studies.spec import Study, load_study
 
 
 def main() -> None:
@@ -65,7 +66,9 @@ def _undisturbed(act: Any) -> None:
 
 def hospital(name: str) -> Silo:
     """A hospital of the heart-disease data that ships with Tacit."""
-    return Silo(name, {"name": "heart-disease", "silo": name, "task": "binary", "classes": 2})
+    [records] = [silo.train for silo in load("heart-disease").silos if silo.name == name]
+    own = {column: records[column] for column in ("x", "y")}
+    return Silo(name, {"file": "records.npz", "task": "binary", "classes": 2}, records=own)
 
 
 def demo_study(channel: str, rounds: int) -> Study:

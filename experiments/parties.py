@@ -18,15 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from tacit.channel.sealing import Signer, new_signing_key
 from tacit.deploy.certificates import Authority, Pair, node_key
 from tacit.deploy.flower.commands import environment, register, superlink_command, write_connection
+from tacit.deploy.permissions import write_private
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys, write_secret
-from tacit.deploy.silo.permissions import write_private
 from tacit.errors import TacitError
 
 _PATIENCE = 90.0
@@ -123,11 +124,12 @@ def _is_still(pid: int, command: str) -> bool:
 
 @dataclass
 class Silo:
-    """What a silo of the consortium consists of: a folder, and which table of records it has."""
+    """What a silo of the consortium consists of: a name, its policy's [data], and records to write into its folder."""
 
     name: str
     data: dict[str, Any]
     policy: dict[str, Any] = field(default_factory=dict)
+    records: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 class Consortium:
@@ -212,6 +214,9 @@ class Consortium:
         write_secret(folder / "sign.key", self._signers[silo.name])
         node_key(folder / "node.key")
         write_private(folder / "policy.toml", tomli_w.dumps(tree))
+        if silo.records:
+            np.savez(folder / "records.npz", allow_pickle=False, **silo.records)
+            (folder / "records.npz").chmod(0o600)
 
     def address(self, name: str) -> Address:
         """How to call a shuffler."""

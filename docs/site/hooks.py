@@ -37,7 +37,7 @@ _API = {
         "pinball",
     ),
     "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of_price", "risk_of", "risk", "user_level"),
-    "tacit.studies.spec": ("load_study", "parse_study", "Study"),
+    "tacit.plans.spec": ("load_study", "parse_study", "Study"),
     "tacit.studies.run": ("prepare", "run", "Result"),
     "tacit.studies.report": ("write_report",),
 }

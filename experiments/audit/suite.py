@@ -22,7 +22,7 @@ from tacit.audit.table import SETTINGS, Setting, Subject, parameters_for, subjec
 from tacit.audit.training import audit_training
 from tacit.audit.worst_case import CANARIES
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, squared
-from tacit.studies.spec import load_study
+from tacit.plans.spec import load_study
 
 EPSILON, DELTA = 1.0, 1e-5
 Say = Callable[[str], None]

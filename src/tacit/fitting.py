@@ -16,8 +16,10 @@ from tacit.algorithms import ALGORITHMS, Recipe, find
 from tacit.data import Federation
 from tacit.errors import TacitError
 from tacit.objectives import Problem
+from tacit.plans.assemble import capacity_for
+from tacit.plans.price import plan_silos
 from tacit.privacy.doubts import doubts
-from tacit.privacy.plan import Budget, SiloPlan, plan_silos
+from tacit.privacy.plan import Budget, SiloPlan
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Progress, Seed, simulate_grid
 from tacit.simulate.participation import participation
@@ -62,8 +64,9 @@ def fit(
     ``algorithm`` is a recipe such as ``tacit.mb_sgd(...)``, or any function of a problem and `Terms` that returns an
     `Algorithm`. ``budget=None`` trains without privacy, clip and noise, and says so by plans without a price; a budget
     that promises little warns. ``clip_norm`` bounds each record's part, and is needed with a budget. ``sampling`` is
-    ``"full"``, or ``"poisson"`` where there is a ``batch_size``, unless it is given. The trace has about fifty entries,
-    or one for every ``measure_every``-th round (0: none) and the last.
+    ``"full"``, or ``"poisson"`` where there is a ``batch_size``, unless it is given. ``capacity`` limits Poisson
+    batches, four deviations above their mean unless it is given. The trace has about fifty entries, or one for every
+    ``measure_every``-th round (0: none) and the last.
 
     >>> import tacit
     >>> from tacit.data import load
@@ -82,21 +85,25 @@ def fit(
     enrolled = enrol(tables, names)
     records = [int(n) for n in enrolled.counts]
     scheme = sampling or ("full" if batch_size is None else "poisson")
-    unit = Terms(clip_norm, 1.0, batch_size, scheme, capacity, "open" if budget is None else channel, protects)
+    limit = capacity_for(scheme, batch_size, records) if capacity is None else capacity
+    unit = Terms(clip_norm, 1.0, batch_size, scheme, limit, "open" if budget is None else channel, protects)
     cap, honest = (None, None) if budget is None else (budget.max_participations, budget.honest)
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
     who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
+
+    def build(noise: Any) -> Algorithm:
+        return algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise))
+
     # Shuffled channels are priced for the crowd that is sure to come.
-    limit = budget and dataclasses.replace(budget, min_silos=who.min_silos)
-    plans, noise = plan_silos(algorithm(problem, unit), names, records, limit)
+    counted = budget and dataclasses.replace(budget, min_silos=who.min_silos)
+    plans, noise = plan_silos(build, names, records, counted)
     if budget is not None:
         for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):
             warnings.warn(doubt, stacklevel=2)
     key_run, key_init = jax.random.split(jax.random.key(seed))
     pooled = {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
     start = Seed(key_run, problem.objective.init(key_init), enrolled, pooled)
-    trained = algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise))
-    outcome = _simulate(problem, trained, start, measure_every, who=who, progress=progress)
+    outcome = _simulate(problem, build(noise), start, measure_every, who=who, progress=progress)
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
     params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
     return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {})

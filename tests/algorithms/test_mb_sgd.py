@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from tacit.algorithms import find
+from tacit.plans.price import plan_silos
 from tacit.privacy import price
-from tacit.privacy.plan import Budget, events_of, plan_silos
+from tacit.privacy.plan import Budget, events_of
 from tacit.silo import enrol, rows_of
 from tacit.simulate.compiled import simulate
 from tacit.simulate.loop import debug
@@ -26,10 +27,12 @@ UNEQUAL = {
 def test_silos_may_differ_in_records_budget_clip_batch_and_weight():
     """n_i, epsilon_i, L_i, K_i and p_i by silo, a random number of silos each round: both runtimes agree."""
     budget = Budget(epsilon=(0.5, 2.0, 8.0), delta=1e-4)
-    plans, noise = plan_silos(
-        find("mb-sgd").build(LOGISTIC, noise_multiplier=1.0, **UNEQUAL), "abc", (30, 17, 24), budget
-    )
-    algorithm = find("mb-sgd").build(LOGISTIC, noise_multiplier=noise, **UNEQUAL)
+
+    def build(noise):
+        return find("mb-sgd").build(LOGISTIC, noise_multiplier=noise, **UNEQUAL)
+
+    plans, noise = plan_silos(build, "abc", (30, 17, 24), budget)
+    algorithm = build(noise)
     for silo_index, (plan, epsilon) in enumerate(zip(plans, (0.5, 2.0, 8.0), strict=True)):
         events = events_of(algorithm, silo_index=silo_index, silos=3, records=plan.records)
         assert 0.99 * epsilon < price(events, delta=1e-4).epsilon <= epsilon

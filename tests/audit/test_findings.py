@@ -8,9 +8,9 @@ from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.audit.mechanism import AuditError
 from tacit.audit.reconstruction import draw_picture, reconstruct
 from tacit.audit.training import audit_training
+from tacit.plans.spec import load_study
 from tacit.privacy.plan import events_of
 from tacit.simulate.participation import participation, roster
-from tacit.studies.spec import load_study
 
 
 def test_one_run_of_a_real_study_proves_something_and_stays_below_its_claim():

@@ -10,9 +10,9 @@ from tacit.audit.mechanism import AuditError
 from tacit.audit.study import audit_study, write_audit
 from tacit.cli.audit import audit_command
 from tacit.errors import TacitError
+from tacit.plans.spec import load_study
 from tacit.studies.folder import write
 from tacit.studies.run import run as run_study
-from tacit.studies.spec import load_study
 
 KEYS = {"epsilon_claimed", "epsilon_lower_bound", "confidence", "trials", "tightness"}
 # A large epsilon shows in few trials.

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
+from tacit.plans.spec import load_study
 from tacit.studies.folder import new_folder, write
 from tacit.studies.report import write_report
 from tacit.studies.run import run
-from tacit.studies.spec import load_study
 from tests.browser.chromium import find_browser, open_browser
 
 

@@ -7,7 +7,8 @@ import pytest
 from tacit.algorithm import GUARANTEES
 from tacit.algorithms import find
 from tacit.channel import MismatchError, ReportShuffler, TooFewError, digest, mean_of_reports
-from tacit.privacy import AnonymitySet, Budget, PricingError, events_of, plan_silos
+from tacit.plans.price import plan_silos
+from tacit.privacy import AnonymitySet, Budget, PricingError, events_of
 from tacit.privacy.randomisers import terms_of
 from tacit.silo import answer, enrol, rows_of, view_of
 from tacit.silo.reports import seed_and_sign
@@ -69,9 +70,12 @@ def test_the_price_counts_honest_reports_of_all_silos():
     assert pair.reports == 17
     with pytest.raises(PricingError, match="anonymity_set"):
         events_of(algorithm, silo_index=0, silos=3, records=24)
-    unit = find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": 1.0})
+
+    def build(noise):
+        return find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": noise})
+
     anonymity = Budget(epsilon=1.0, delta=1e-5, honest=1.0, min_silos=3)
-    plans, noise = plan_silos(unit, ["a", "b", "c"], [24, 17, 24], anonymity)
+    plans, noise = plan_silos(build, ["a", "b", "c"], [24, 17, 24], anonymity)
     assert all(plan.price.epsilon <= 1.0 for plan in plans)
     assert noise.min() > 0.5
 

@@ -11,8 +11,10 @@ from tacit.algorithms import find
 from tacit.channel import SumShuffler, TooFewError
 from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.price import plan_silos
+from tacit.plans.spec import load_study
 from tacit.privacy.binomial import VectorSum, bits_for, grid_for, rounding_bound, sum_multiplier
-from tacit.privacy.plan import Budget, plan_silos
+from tacit.privacy.plan import Budget
 from tacit.silo import AnonymityCounts, answer, enrol, rows_of, view_of
 from tacit.silo.shuffled import (
     centred_binomial,
@@ -25,7 +27,6 @@ from tacit.simulate.compiled import simulate
 from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tacit.studies.run import prepare
-from tacit.studies.spec import load_study
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
 
 COMMON = {"step_size": 0.3, "clip_norm": 0.7, "noise_multiplier": 0.5, "batch_size": None, "sampling": "full"}
@@ -142,15 +143,18 @@ def test_the_error_is_that_of_a_trusted_server_and_grows_with_collusion():
 
 def test_it_is_priced_with_room_for_short_tails_and_stated_as_shuffle_dp():
     _, problem, _ = least_squares()
-    unit = find("mb-sgd").build(problem, channel="shuffled-sum", num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
-    plans, noise = plan_silos(unit, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, min_silos=2))
+
+    def build(noise, channel="shuffled-sum"):
+        return find("mb-sgd").build(problem, channel=channel, num_rounds=5, **{**COMMON, "noise_multiplier": noise})
+
+    plans, noise = plan_silos(build, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, min_silos=2))
     assert plans[0].price.epsilon <= 1.0
     assert plans[0].price.delta == 1e-6
-    direct = find("mb-sgd").build(problem, num_rounds=5, **{**COMMON, "noise_multiplier": 1.0})
-    assert noise[0] == pytest.approx(plan_silos(direct, ["a"], [40], Budget(epsilon=1.0, delta=1e-6))[1][0], rel=1e-5)
+    alone = plan_silos(lambda z: build(z, "trusted"), ["a"], [40], Budget(epsilon=1.0, delta=1e-6))
+    assert noise[0] == pytest.approx(alone[1][0], rel=1e-5)
     assert "shuffle DP" in GUARANTEES["shuffled-sum"]
     with pytest.raises(ValueError, match="short tails"):
-        plan_silos(unit, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, min_silos=1))
+        plan_silos(build, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, min_silos=1))
 
 
 def test_a_study_says_its_channel_and_its_honest_share():

@@ -7,9 +7,10 @@ import pytest
 
 from tacit.algorithms import find
 from tacit.channel.sealing import new_secret
+from tacit.deploy.contract import record_of
 from tacit.deploy.server.shuffles import _coinless, counted_each
 from tacit.deploy.silo.answering import TEST_BUILD, Worker
-from tacit.deploy.silo.contract import consider, record_of
+from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import Shuffle
 from tacit.privacy.anonymity import record_weights

@@ -14,10 +14,10 @@ from tacit.choosing import Situation, candidates, study_for, winner
 from tacit.cli import app
 from tacit.data.csv_silos import silo_records
 from tacit.errors import TacitError
-from tacit.studies.assemble import federation_of
+from tacit.plans.spec import load_study, study_from
+from tacit.studies.federation import federation_of
 from tacit.studies.plan import paper_of
 from tacit.studies.run import prepare, run
-from tacit.studies.spec import load_study, study_from
 
 RUNNER = CliRunner()
 CONVEX = ["--convex", "--beta", "0.5", "--records", "200,150,180,160", "-d", "6", "--epsilon", "4"]

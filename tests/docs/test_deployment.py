@@ -13,9 +13,9 @@ import pytest
 from typer.main import get_command
 
 from tacit.cli import app
+from tacit.deploy.permissions import check_silo
 from tacit.deploy.server.deployment import deployment_from
-from tacit.deploy.silo.permissions import check_silo, files_of
-from tacit.deploy.silo.policy import load_policy, policy_from
+from tacit.deploy.silo.policy import files_of, load_policy, policy_from
 from tacit.errors import TacitError
 
 TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")

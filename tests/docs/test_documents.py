@@ -13,10 +13,10 @@ import tacit
 from tacit.algorithms import ALGORITHMS, Entry
 from tacit.audit.table import Setting, subject
 from tacit.cli import app
+from tacit.plans.spec import StudyError, load_study
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tacit.studies.run import prepare
-from tacit.studies.spec import StudyError, load_study
 from tests.algorithms import test_conformance as conformance
 from tests.algorithms.table import CASES, LOGISTIC, Case, largest_difference, start, tables
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import california_housing_mlp as study
 from tacit import data
-from tacit.studies.spec import load_study
+from tacit.plans.spec import load_study
 
 
 def test_a_step_is_halved_when_the_loss_rises_three_looks_in_a_row():

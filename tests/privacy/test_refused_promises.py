@@ -8,11 +8,12 @@ import tacit
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.deploy.server.deployment import check_study
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.price import plan_silos
+from tacit.plans.spec import StudyError, load_study
 from tacit.privacy import PricingError
 from tacit.privacy.anonymity import colluding_silos, counted_silos
-from tacit.privacy.plan import AnonymitySet, Budget, events_of, plan_silos
+from tacit.privacy.plan import AnonymitySet, Budget, events_of
 from tacit.studies.plan import counts_on
-from tacit.studies.spec import StudyError, load_study
 
 SERVER = Server(lambda state: state, lambda state, message: state)
 
@@ -47,7 +48,7 @@ def test_a_round_without_noise_makes_no_user_level_promise():
     attribute = Release(lambda work: 1.0, 4.0, None, "full", protects="sensitive-attribute", groups=2)
     free = schedule({"g": (attribute, "all")}, ("g",), reads=("x", "y"))
     with pytest.raises(PricingError, match="not noised"):
-        plan_silos(free, ["s"], [100], Budget(epsilon=4.0, delta=1e-6, user_level=True))
+        plan_silos(lambda noise: free, ["s"], [100], Budget(epsilon=4.0, delta=1e-6, user_level=True))
 
 
 @pytest.mark.parametrize("field", ["user_level=true", "protects='sensitive-attribute'"])
@@ -92,18 +93,21 @@ def test_a_share_of_colluding_silos_is_a_share():
 
 @pytest.mark.parametrize("channel", ["shuffled-sum", "shuffled-reports"])
 def test_a_price_that_counts_on_others_says_on_how_many(channel):
-    def hidden(who):
-        return schedule({"g": (Release(lambda work: 1.0, 1.0, None, "full", channel=channel), who)}, ("g",) * 3)
+    def through(channel, who):
+        def build(noise):
+            return schedule({"g": (Release(lambda work: 1.0, noise, None, "full", channel=channel), who)}, ("g",) * 3)
+
+        return build
 
     names, records = ["a", "b", "c"], [40, 40, 40]
     for said in ({}, {"honest": 1.0}, {"min_silos": 3}):
         with pytest.raises(PricingError, match=r"honest=.*min_silos="):
-            plan_silos(hidden("sampled"), names, records, Budget(epsilon=1.0, delta=1e-6, **said))
+            plan_silos(through(channel, "sampled"), names, records, Budget(epsilon=1.0, delta=1e-6, **said))
     # Where everybody comes to every round there is nothing to say of how many come.
-    everyone, _ = plan_silos(hidden("all"), names, records, Budget(epsilon=1.0, delta=1e-6, honest=1.0))
+    everyone, _ = plan_silos(through(channel, "all"), names, records, Budget(epsilon=1.0, delta=1e-6, honest=1.0))
     assert everyone[0].price.epsilon <= 1.0
-    plain = schedule({"g": (Release(lambda work: 1.0, 1.0, None, "full"), "sampled")}, ("g",) * 3)
-    assert plan_silos(plain, names, records, Budget(epsilon=1.0, delta=1e-6))[0][0].price.epsilon <= 1.0
+    plain, _ = plan_silos(through("direct", "sampled"), names, records, Budget(epsilon=1.0, delta=1e-6))
+    assert plain[0].price.epsilon <= 1.0
 
 
 def test_a_fit_through_a_shuffled_channel_must_say_who_is_honest():

@@ -8,10 +8,10 @@ import tomli_w
 from typer.testing import CliRunner
 
 from tacit.cli import app
+from tacit.plans.spec import load_study
 from tacit.studies.bound import NO_BALL
 from tacit.studies.plan import paper_of
 from tacit.studies.run import prepare
-from tacit.studies.spec import load_study
 from tacit.theory import Statement
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tacit.errors import TacitError
+from tacit.plans.spec import load_study
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare, run
-from tacit.studies.spec import load_study
 
 SMALL = ("run.seeds=1", "partition.records_per_silo=300", "algorithm.num_rounds=4")
 

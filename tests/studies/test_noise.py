@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from tacit.plans.spec import load_study
 from tacit.simulate.compiled import simulate_grid
 from tacit.studies.noise import mean_over_clip
 from tacit.studies.run import prepare, starts_of
-from tacit.studies.spec import load_study
 
 
 @pytest.mark.parametrize(

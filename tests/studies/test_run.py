@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from tacit.plans.spec import load_study
 from tacit.privacy import price
 from tacit.studies.folder import new_folder, write
 from tacit.studies.report import write_report
 from tacit.studies.run import noise_at, prepare, run
-from tacit.studies.spec import load_study
 
 
 @pytest.fixture(scope="module")

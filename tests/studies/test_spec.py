@@ -6,10 +6,10 @@ import pytest
 
 from tacit.data import Federation, load
 from tacit.errors import TacitError
-from tacit.studies.assemble import problem_of
+from tacit.plans.assemble import problem_of
+from tacit.plans.spec import ObjectiveSection, StudyError, load_study, parse_study, study_names
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare
-from tacit.studies.spec import ObjectiveSection, StudyError, load_study, parse_study, study_names
 
 
 def refused(*overrides: str, study: str = "heart-disease") -> str:

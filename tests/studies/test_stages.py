@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tacit.cli import app
 from tacit.cli.live import RunView
 from tacit.errors import TacitError
+from tacit.plans.spec import load_study
 from tacit.simulate.compiled import Stage
 from tacit.simulate.participation import participation, roster
 from tacit.simulate.program import Carry
@@ -21,7 +22,6 @@ from tacit.studies import stages
 from tacit.studies.folder import new_folder, stages_of, start, write
 from tacit.studies.report import write_report
 from tacit.studies.run import prepare, run_prepared
-from tacit.studies.spec import load_study
 from tacit.studies.stages import Sight
 from tacit.studies.tracking import log_run
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from tacit.plans.spec import StudyError, load_study
 from tacit.privacy import calibrate, gdp_mu, price
 from tacit.studies.run import prepare
-from tacit.studies.spec import StudyError, load_study
 from tacit.studies.standardise import cumulative, quantile, shares_of_tree
 
 BASE = ("run.seeds=1", "preprocessing.columns=['age', 'chol']", "algorithm.num_rounds=5")

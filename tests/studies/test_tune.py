@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from tacit.plans.spec import StudyError, load_study
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.selection import selection_epsilon
-from tacit.studies.spec import StudyError, load_study
 from tacit.studies.tune import AGAINST, _unit_events, plan_json, plan_tuning, tune, tuned_json
 
 GRID = {"algorithm.step_size": [1.0, 4.0, 8.0]}

@@ -23,16 +23,17 @@ from tacit.algorithms import ALGORITHMS
 from tacit.audit.stored_engine import StoredEngine
 from tacit.audit.worst_case import attackers_problem
 from tacit.channel.sealing import new_secret, public_key
+from tacit.deploy.contract import builder_from
 from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker
-from tacit.deploy.silo.contract import Offer, builder_from, consider
+from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import VERSION, Plan, Shuffle, Welcome
+from tacit.plans.assemble import Builder
 from tacit.privacy import Price, price
 from tacit.privacy.anonymity import counted_silos
 from tacit.silo.local_reports import MOST_LOCAL, total_of_reports
 from tacit.silo.shares import in_order
-from tacit.studies.assemble import Builder
 from tacit.studies.run import Prepared
 
 RECORD = {"x": jax.ShapeDtypeStruct((1,), jnp.float32), "y": jax.ShapeDtypeStruct((), jnp.float32)}

@@ -21,9 +21,9 @@ from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.transcript import DoorTarget, Target
 from tacit.audit.worst_case import CANARIES, Canary, attackers_problem
 from tacit.errors import TacitError
+from tacit.plans.spec import Study
 from tacit.studies.report import write_report
 from tacit.studies.run import Prepared, prepare
-from tacit.studies.spec import Study
 
 FILE = "audit.json"
 

@@ -22,13 +22,13 @@ from tacit.audit.deployed import offer, proposed
 from tacit.audit.mechanism import AuditError
 from tacit.audit.one_run import one_run_epsilon, one_run_mu
 from tacit.channel import weighted_mean
+from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.silo.answering import EXACT, Worker
-from tacit.deploy.silo.contract import builder_from, record_of
+from tacit.plans.spec import Study
 from tacit.privacy import gdp_epsilon
 from tacit.silo import check_records, clipped_sum
 from tacit.simulate import program
 from tacit.studies.run import Prepared, prepare
-from tacit.studies.spec import Study
 
 _GUESSED_SHARE = 0.2
 

@@ -39,7 +39,7 @@ def audit_command(
     Example: tacit audit heart-disease --trials 100000 --into runs/heart-disease-20260101-120000 --picture
     """
     from tacit.audit.study import audit_study, check_folder, write_audit
-    from tacit.studies.spec import load_study
+    from tacit.plans.spec import load_study
 
     if into is not None:
         check_folder(into)

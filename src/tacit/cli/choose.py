@@ -20,7 +20,7 @@ from tacit.errors import TacitError
 
 if TYPE_CHECKING:
     from tacit.choosing import Candidate, Situation
-    from tacit.studies.spec import PreprocessingSection
+    from tacit.plans.spec import PreprocessingSection
 
 
 def somebody_answers() -> bool:
@@ -149,9 +149,10 @@ def _from_study(name: str, answers: Answers) -> Own:
     import jax
 
     from tacit.objectives import start_risk
-    from tacit.studies.assemble import federation_of, problem_of
+    from tacit.plans.assemble import problem_of
+    from tacit.plans.spec import load_study
     from tacit.studies.bound import ball_and_strength
-    from tacit.studies.spec import load_study
+    from tacit.studies.federation import federation_of
 
     study = load_study(name)
     federation = federation_of(study, study.run.seed_list[0])
@@ -307,8 +308,8 @@ def _sizes(text: str, silos: int | None) -> tuple[int, ...]:
 def _write(situation: Situation, best: Candidate | None, own: dict[str, Any] | None, out: Path) -> str:
     """Write the winner's study, checked: it is assembled and priced as `tacit run` would."""
     from tacit.choosing import study_for
+    from tacit.plans.spec import parse_study
     from tacit.studies.run import prepare
-    from tacit.studies.spec import parse_study
 
     if best is None:
         raise TacitError("No theorem applies, so there is no study to write; change the answers, see the reasons.")

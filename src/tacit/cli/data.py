@@ -78,8 +78,8 @@ def _federation(name: str, partition: str | None, silos: int | None, level: floa
                 f"Expected a study of {name!r} records, which have no name of their own: tacit data PATH/study.toml"
             )
         return load(name, partition=partition, silos=silos, level=level, seed=seed)
-    from tacit.studies.assemble import federation_of
-    from tacit.studies.spec import load_study
+    from tacit.plans.spec import load_study
+    from tacit.studies.federation import federation_of
 
     changes = {"kind": partition, "silos": silos, "level": level}
     overrides = [f"partition.{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]

@@ -33,8 +33,8 @@ def plan_command(study: Study, overrides: Set = None, policy: Policy = None, as_
     Example: tacit plan heart-disease --set privacy.epsilon=2
     """
     with stops_at_once():
+        from tacit.plans.spec import load_study
         from tacit.studies.run import prepare
-        from tacit.studies.spec import load_study
 
     prepared = prepare(load_study(study, overrides or ()))
     plan, found = prepared.plan, _as_data(prepared)

@@ -130,8 +130,8 @@ def run_command(
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:
     """A new run folder with the study in it, once it is known to be one that can be deployed."""
     from tacit.deploy.server.deployment import check_study
+    from tacit.plans.spec import load_study
     from tacit.studies.folder import new_folder, write_study
-    from tacit.studies.spec import load_study
 
     resolved = load_study(study, overrides)
     check_study(resolved, shufflers)

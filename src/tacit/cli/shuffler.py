@@ -49,8 +49,8 @@ def init_command(
 
     Example: tacit shuffler init shuffler-a
     """
+    from tacit.deploy.permissions import write_private
     from tacit.deploy.shuffler.config import make_keys
-    from tacit.deploy.silo.permissions import write_private
 
     path = folder / "shuffler.toml"
     if path.exists():

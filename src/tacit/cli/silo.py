@@ -57,7 +57,7 @@ study_days = 30.0            # a study that is still open then is closed
 [data]
 """
 _RECORDS = """\
-file = "records.npz"         # arrays x and y; or a CSV file and its columns; or name and silo of a data set of Tacit's
+file = "records.npz"         # arrays x and y; or a CSV file and its columns
 task = "binary"
 classes = 2
 """
@@ -76,7 +76,7 @@ def init_command(
 
     Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
-    from tacit.deploy.silo.permissions import mending, too_open, write_private
+    from tacit.deploy.permissions import mending, too_open, write_private
 
     path = folder / "policy.toml"
     if folder.exists() and not folder.is_dir():
@@ -100,7 +100,7 @@ def init_command(
 
 def _private_folder(folder: Path) -> None:
     """Make the silo's folder for its owner alone, or shut it, saying so; a group may be left to pass through."""
-    from tacit.deploy.silo.permissions import FOLDER_MODE
+    from tacit.deploy.permissions import FOLDER_MODE
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     before = folder.stat().st_mode & 0o777
@@ -192,7 +192,7 @@ def join_command(
     Example: tacit silo join clinic --superlink 10.0.0.5:9092 --authority ca.pem
     """
     from tacit.deploy.flower.commands import environment, keep_running, supernode_command
-    from tacit.deploy.silo.permissions import check_courier
+    from tacit.deploy.permissions import check_courier
 
     warning = check_courier(folder)
     key = folder / "node.key" if key is None else key

@@ -14,7 +14,7 @@ from tacit.errors import TacitError
 
 def daemon_runs(socket: Path) -> bool:
     """Whether somebody listens at the silo's socket."""
-    from tacit.deploy.silo.client import Client
+    from tacit.deploy.client import Client
 
     with contextlib.suppress(OSError):
         Client(socket).connect().close()
@@ -80,7 +80,7 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
     """
     from tacit.deploy.silo.policy import load_policy
     from tacit.deploy.silo.service import home_of
-    from tacit.deploy.silo.shuffling import TAILS
+    from tacit.plans.price import TAILS
     from tacit.silo.ledger import inspect
     from tacit.silo.rules import settled
     from tacit.silo.spending import Charge, share
@@ -110,8 +110,9 @@ def proposal(plan_text: str, policy: Any, entries: list[Any]) -> dict[str, Any]:
     ``comparison`` is the same at every silo of the study, so that owners can compare. ``own_epsilon`` is None where the
     plan cannot be priced, ``takes_share`` where the account cannot hold it; ``refusal`` says why it would be refused.
     """
+    from tacit.deploy.contract import record_of
     from tacit.deploy.silo.account import charge_of, check_sampling
-    from tacit.deploy.silo.contract import consider, record_of
+    from tacit.deploy.silo.consent import consider
     from tacit.deploy.wire import Plan
     from tacit.silo.chain import replay
     from tacit.silo.rules import settled

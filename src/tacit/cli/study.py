@@ -51,11 +51,11 @@ def run_command(
     Example: tacit run heart-disease --set run.seeds=3 --set "run.grid.privacy.epsilon=[1,4]"
     """
     with stops_at_once():
+        from tacit.plans.spec import load_study
         from tacit.simulate.compilation import keep_compiled
         from tacit.studies.folder import new_folder, stages_of, start, write
         from tacit.studies.report import write_report
         from tacit.studies.run import prepare, run_prepared
-        from tacit.studies.spec import load_study
         from tacit.studies.tracking import find_mlflow, log_run
 
     keep_compiled()
@@ -146,7 +146,7 @@ def studies_command(as_json: Json = False) -> None:
 
     Example: tacit studies
     """
-    from tacit.studies.spec import load_study, study_names
+    from tacit.plans.spec import load_study, study_names
 
     studies = [load_study(name) for name in study_names()]
     rows = [{"name": s.name, "title": s.title, "data": s.data.name, "algorithm": s.algorithm.name} for s in studies]

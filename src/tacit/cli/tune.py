@@ -58,8 +58,8 @@ def tune_command(
             f'{shlex.quote(study)} --grid "algorithm.step_size=[2,8]"'
         )
     with stops_at_once():
+        from tacit.plans.spec import load_study
         from tacit.studies.folder import new_folder
-        from tacit.studies.spec import load_study
         from tacit.studies.tune import plan_json, plan_tuning, tune, tuned_json
 
     resolved = load_study(study, overrides or ())

@@ -22,7 +22,7 @@ from tacit.privacy.discrete import grid_width, mu_one
 from tacit.privacy.events import Event, Mechanism, PricingError, Protects, Sampling, joint_multiplier
 from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu, gdp_tpr
 from tacit.privacy.lemma import lemma_conditions, lemma_epsilon
-from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, events_of, plan_silos
+from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, events_of
 from tacit.privacy.reports import closed_form_epsilon, shuffled_profile
 from tacit.privacy.risk import Risk, risk, risk_of, risk_of_price
 from tacit.privacy.schedule import gaussian_mu
@@ -64,7 +64,6 @@ __all__ = [
     "lemma_conditions",
     "lemma_epsilon",
     "mu_one",
-    "plan_silos",
     "price",
     "rdp_epsilon",
     "record_budget_for_user_level",

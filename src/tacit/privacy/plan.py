@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tacit.algorithm import CROWDED, Algorithm, Round
-from tacit.privacy.accountant import Accountant, Price, price
+from tacit.algorithm import Algorithm, Round
+from tacit.privacy.accountant import Accountant, Price
 from tacit.privacy.anonymity import check_anonymity, counted_silos
-from tacit.privacy.calibration import calibrate, calibrate_beside
-from tacit.privacy.conversions import calibrate_user_level
 from tacit.privacy.events import Event, PricingError, joint_multiplier
 
 
@@ -74,121 +71,6 @@ class SiloPlan:
         return {event.kind: event.noise_multiplier for event in self.events}
 
 
-def plan_silos(
-    unit: Algorithm,
-    names: Sequence[str],
-    records: Sequence[int],
-    budget: Budget | None,
-    before: Sequence[tuple[Event, ...]] = (),
-) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
-    """Price every silo by itself, with its own number of records, and find its noise.
-
-    ``unit`` is the algorithm built with noise multiplier one. Returns the plans and, for each silo, the noise
-    multiplier to build the algorithm with; no budget means no noise and no price. ``before`` holds what each silo
-    releases besides, at noise that is settled: it is priced together with the algorithm and leaves it the rest.
-
-    Formal guarantee: an algorithm built with the noise returned here makes, at each silo, releases that are
-    (epsilon, delta)-DP for each record, as its plan says.
-    """
-    cap = None if budget is None else budget.max_participations
-    anonymity_set = _anonymity_set(unit, tuple(records), budget)
-    bare = [
-        events_of(unit, silo_index=i, silos=len(names), records=n, max_participations=cap, anonymity_set=anonymity_set)
-        for i, n in enumerate(records)
-    ]
-    if budget is None:
-        return tuple(SiloPlan(*row, None) for row in zip(names, records, bare, strict=True)), None
-    if budget.user_level:
-        _check_whole_silos(unit)
-    delta = budget.delta - _reserved(unit, budget.delta)
-    plans, noise = [], []
-    settled = before or [()] * len(names)
-    for name, n, events, first, epsilon in zip(
-        names, records, bare, settled, _epsilons(budget, len(names)), strict=True
-    ):
-        if first and (epsilon is None or budget.user_level):
-            raise PricingError("Expected an epsilon, not of whole silos, to price other releases together with these.")
-        if epsilon is None:
-            paid = tuple(event.scaled(budget.noise_multiplier or 0.0) for event in events)
-        elif budget.user_level:
-            paid = calibrate_user_level(events, epsilon=epsilon, delta=delta)
-        elif first:
-            paid = _calibrated_beside(first, events, epsilon, delta, budget.accountant)
-        else:
-            paid = _calibrated(events, epsilon, delta, budget.accountant)
-        priced = dataclasses.replace(_priced((*first, *paid), delta, budget.accountant), delta=budget.delta)
-        plans.append(SiloPlan(name, n, (*first, *paid), priced))
-        noise.append(paid[0].noise_multiplier / events[0].noise_multiplier)
-    # Rounded up to float32, which is what the silo computes with.
-    return tuple(plans), np.nextafter(np.asarray(noise, np.float32), np.float32(np.inf))
-
-
-def _anonymity_set(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> AnonymitySet | None:
-    """Among whom a record hides by the budget; none where no channel shuffles."""
-    hidden = [part for part in unit.rounds.values() if part.silo.release.channel in CROWDED]
-    if not hidden:
-        return None
-    if budget is None:  # Nothing is priced.
-        return AnonymitySet(records, 1.0, len(records))
-    min_silos = budget.min_silos
-    if min_silos is None and all(part.participants != "sampled" for part in hidden):
-        min_silos = len(records)
-    if budget.honest is None or min_silos is None:
-        raise PricingError(
-            f'Expected a budget for channel="{hidden[0].silo.release.channel}" to say what its price counts on: '
-            "Budget(honest=share of all silos that do not collude, min_silos=how few silos a round may have)."
-        )
-    return AnonymitySet(records, budget.honest, min_silos)
-
-
-def _check_whole_silos(unit: Algorithm) -> None:
-    if any(kind.silo.is_free or kind.silo.release.channel == "open" for kind in unit.rounds.values()):
-        raise PricingError(
-            "Expected every round to be private for user_level=True; this plan has one that is not noised."
-        )
-    if any(kind.silo.release.channel == "shuffled-sum" for kind in unit.rounds.values()):
-        raise PricingError(
-            'Expected channel="direct" or "trusted" for user_level=True: the shuffled sum is priced for the change of '
-            "one record, and binomial noise has not been shown to hide that of a whole silo."
-        )
-
-
-def _reserved(unit: Algorithm, delta: float) -> float:
-    """The part of delta that is kept for the tails of binomial noise: 1e-23 per round and coordinate, with room."""
-    if all(kind.silo.release.channel != "shuffled-sum" for kind in unit.rounds.values()):
-        return 0.0
-    if delta < 1e-9:
-        raise PricingError(f'Expected delta={delta} >= 1e-9 for channel="shuffled-sum", whose noise has short tails.')
-    return 1e-12
-
-
-def _epsilons(budget: Budget, silos: int) -> list[float | None]:
-    if not isinstance(budget.epsilon, tuple):
-        return [budget.epsilon] * silos
-    if len(budget.epsilon) != silos:
-        raise PricingError(
-            f"Expected epsilon to be one number or {silos} of them (one per silo), got {len(budget.epsilon)}."
-        )
-    return list(budget.epsilon)
-
-
-@lru_cache(maxsize=1024)
-def _calibrated(events: tuple[Event, ...], epsilon: float, delta: float, accountant: Any) -> tuple[Event, ...]:
-    return calibrate(events, epsilon=epsilon, delta=delta, accountant=accountant)
-
-
-@lru_cache(maxsize=1024)
-def _calibrated_beside(
-    first: tuple[Event, ...], events: tuple[Event, ...], epsilon: float, delta: float, accountant: Any
-) -> tuple[Event, ...]:
-    return calibrate_beside(first, events, epsilon=epsilon, delta=delta, accountant=accountant)
-
-
-@lru_cache(maxsize=1024)
-def _priced(events: tuple[Event, ...], delta: float, accountant: Any) -> Price:
-    return price(events, delta=delta, accountant=accountant)
-
-
 def events_of(
     algorithm: Algorithm,
     *,
@@ -237,7 +119,7 @@ def _shuffled(event: Event, part: Round, silo_index: int, anonymity_set: Anonymi
     multipliers = release.noise_multiplier
     blocks = list(multipliers.values()) if isinstance(multipliers, Mapping) else [multipliers]
     # All silos' reports must look alike, so one randomiser serves all: that of the strictest.
-    own = [float(_own(z, silo_index)) for z in blocks]
+    own = [float(own_term(z, silo_index)) for z in blocks]
     least = min(own)
     return dataclasses.replace(
         event,
@@ -302,19 +184,19 @@ def _joint(release: Any, silo_index: int) -> float:
     if multiplier is None:
         raise PricingError('Expected a noise multiplier for a private release; use channel="open" for none.')
     if not isinstance(multiplier, Mapping):
-        return joint_multiplier([float(_own(multiplier, silo_index))])
-    return joint_multiplier([float(_own(z, silo_index)) for z in multiplier.values()])
+        return joint_multiplier([float(own_term(multiplier, silo_index))])
+    return joint_multiplier([float(own_term(z, silo_index)) for z in multiplier.values()])
 
 
 def _whole(name: str, value: Any, silo_index: int) -> int:
     """A silo's own whole number: what is priced must be what is sampled."""
-    own = float(_own(value, silo_index))
+    own = float(own_term(value, silo_index))
     if not own.is_integer():
         raise PricingError(f"Expected {name}={own} to be a whole number of records; round it.")
     return int(own)
 
 
-def _own(value: Any, silo_index: int) -> Any:
+def own_term(value: Any, silo_index: int) -> Any:
     """A silo's own entry of a term that may differ by silo."""
     array = np.asarray(value)
     return array[silo_index] if array.ndim else array[()]

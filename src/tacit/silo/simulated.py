@@ -245,7 +245,7 @@ def _check_crowd(terms: Release, anonymity: AnonymityCounts | None, what: str) -
             "record counts once and the crowd has a fixed size."
         )
     if anonymity is None:
-        raise ValueError(f"Expected an anonymity set for {what}; alone, a message does not have the privacy that is priced.")
+        raise ValueError(f"Expected an anonymity set for {what}; alone, a message is not as private as it is priced.")
     return anonymity
 
 

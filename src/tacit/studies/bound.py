@@ -11,8 +11,8 @@ import jax
 from tacit import geometry
 from tacit.algorithms import find
 from tacit.objectives import Problem, start_risk
+from tacit.plans.spec import PreprocessingSection, Study
 from tacit.privacy import gdp_epsilon, gdp_mu
-from tacit.studies.spec import PreprocessingSection, Study
 from tacit.theory import ConvexSetting, Statement, is_convex, stated
 
 NO_BALL = 'no ball that holds an optimum is known; set objective.regulariser = "l2-ball:RADIUS"'

@@ -12,7 +12,7 @@ import numpy as np
 
 from tacit.data import Federation
 from tacit.data.federation import Records, SiloData
-from tacit.studies.spec import Study, StudyError
+from tacit.plans.spec import Study, StudyError
 
 
 @dataclass(frozen=True)

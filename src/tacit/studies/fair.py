@@ -12,7 +12,7 @@ from tacit.algorithm import Params, Record
 from tacit.errors import TacitError
 from tacit.fairness import chi_squared, violations
 from tacit.objectives import Ermi, Model, ermi, untapped
-from tacit.studies.assemble import Builder
+from tacit.plans.assemble import Builder
 from tacit.theory import fermi_stationarity
 
 FairMeasure = Callable[[Params, Record], dict[str, Array]]

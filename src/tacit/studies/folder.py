@@ -19,11 +19,11 @@ import numpy as np
 import tomli_w
 
 from tacit.algorithm import GUARANTEES
+from tacit.plans.spec import Study
 from tacit.privacy import risk_of_price
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.studies.plan import crossing_json, user_level_of
 from tacit.studies.run import Result, summary
-from tacit.studies.spec import Study
 
 
 def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:

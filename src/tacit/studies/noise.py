@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from tacit.algorithm import CROWDED, Algorithm
+from tacit.plans.spec import Study
 from tacit.privacy import Event
 from tacit.privacy.anonymity import counted_silos, record_weights
 from tacit.privacy.plan import SiloPlan
 from tacit.privacy.randomisers import noise_over_clip
-from tacit.studies.spec import Study
 
 
 def said_over_clip(study: Study, silos: tuple[SiloPlan, ...], event: Event, min_silos: int) -> float:

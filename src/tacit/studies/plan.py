@@ -11,20 +11,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from tacit.algorithm import CROWDED, GUARANTEES, Algorithm
+from tacit.algorithm import CROWDED, GUARANTEES
 from tacit.algorithms import find
 from tacit.objectives import Problem
-from tacit.privacy import Event, PaperNoise, price, risk_of_price, user_level
+from tacit.plans.assemble import Builder
+from tacit.plans.price import Seat, plan_silos, releases_of
+from tacit.plans.spec import Study, StudyError
+from tacit.privacy import Event, PaperNoise, PricingError, price, risk_of_price, user_level
 from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.doubts import doubts
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, events_of, plan_silos
-from tacit.studies.assemble import Builder
+from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan
 from tacit.studies.bound import bound_json, bound_of, left_for_training
 from tacit.studies.centralisation import crossings
 from tacit.studies.noise import said_over_clip
-from tacit.studies.spec import Study, StudyError
 from tacit.theory import Statement
 
 
@@ -69,10 +70,9 @@ def plan_of(
     ``accountant = "paper"`` takes the noise that the algorithm's theorem prints for the epsilon asked for, where its
     conditions hold, and certifies what that noise really buys. ``before`` is what each silo releases before training.
     """
-    unit = builder.build(noise_multiplier=1.0)
     if study.privacy.private and study.privacy.accountant == "paper":
-        return _paper_plan(study, unit, names, records, builder.problem)
-    silos, noise = plan_silos(unit, names, records, budget_of(study, len(records)), before)
+        return _paper_plan(study, builder, names, records)
+    silos, noise = plan_silos(builder.noised, names, records, budget_of(study, len(records)), before)
     return Plan(study, silos, noise, builder.problem)
 
 
@@ -110,14 +110,15 @@ def counts_on(study: Study, silos: int) -> str | None:
     )
 
 
-def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[int], problem: Problem) -> Plan:
+def _paper_plan(study: Study, builder: Builder, names: list[str], records: list[int]) -> Plan:
     """Every silo at the noise that the theorem prints, priced by the tight accountant."""
     epsilon, delta = study.privacy.epsilon, study.privacy.delta
     if not isinstance(epsilon, float | int):
         raise StudyError(
             'privacy.accountant: "paper" needs one epsilon for all silos; set privacy.epsilon to a number.'
         )
-    silos = []
+    anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
+    silos, noise, unit = [], [], builder.noised(1.0)
     for silo_index, (name, n) in enumerate(zip(names, records, strict=True)):
         printed = _paper(study, n, len(names), float(epsilon), delta)
         if printed is None:
@@ -128,14 +129,13 @@ def _paper_plan(study: Study, unit: Algorithm, names: list[str], records: list[i
                 f"privacy.accountant: {printed.source} does not hold at {name}: expected {failed[0]}; "
                 'change the study or use accountant = "tight".'
             )
-        anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
-        events = events_of(unit, silo_index=silo_index, silos=len(names), records=n, anonymity_set=anonymity_set)
+        seat = Seat(silo_index, len(names), n, None, anonymity_set)
         # Where kinds of round differ in proportion from the theorem's, the noisier reading is taken for all.
-        factor = max(e.noise_multiplier for e in printed.events) / min(e.noise_multiplier for e in events)
-        paid = tuple(event.scaled(factor) for event in events)
-        silos.append((SiloPlan(name, n, paid, price(paid, delta=delta)), factor))
-    noise = np.asarray([factor for _, factor in silos], np.float32)
-    return Plan(study, tuple(silo for silo, _ in silos), noise, problem)
+        least = min(event.noise_multiplier for event in seat.events(unit))
+        noise.append(np.float32(max(event.noise_multiplier for event in printed.events) / least))
+        paid = releases_of(builder.noised(noise[-1]), seat)
+        silos.append(SiloPlan(name, n, paid, price(paid, delta=delta)))
+    return Plan(study, tuple(silos), np.asarray(noise), builder.problem)
 
 
 def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:
@@ -145,7 +145,11 @@ def paper_of(plan: Plan, silo: SiloPlan) -> PaperNoise | None:
     asked = plan.study.privacy.epsilon
     epsilon = asked if isinstance(asked, float | int) else silo.price.epsilon
     left = left_for_training(plan.study.preprocessing, float(epsilon), silo.price.delta)
-    return _paper(plan.study, silo.records, len(plan.silos), left, silo.price.delta)
+    try:
+        found = _paper(plan.study, silo.records, len(plan.silos), left, silo.price.delta)
+        return found if found is None or found.epsilon_certified >= 0 else None
+    except PricingError:  # The theorem is about other batches than the study's.
+        return None
 
 
 def _paper(study: Study, records: int, silos: int, epsilon: float, delta: float) -> PaperNoise | None:

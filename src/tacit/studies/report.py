@@ -16,6 +16,7 @@ import numpy as np
 from tacit.algorithm import GUARANTEES, Channel
 from tacit.algorithms import ALGORITHMS
 from tacit.errors import TacitError, counted
+from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
 from tacit.privacy.risk import Risk
@@ -24,7 +25,6 @@ from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.drawing import trust_drawing
 from tacit.studies.folder import stages_of
 from tacit.studies.plan import counts_on
-from tacit.studies.spec import Study, load_study
 
 _FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml", "metrics.csv")
 _FAIR = {

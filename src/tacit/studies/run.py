@@ -20,16 +20,17 @@ from tacit.algorithm import Algorithm, Params
 from tacit.algorithms import find
 from tacit.data import Federation
 from tacit.objectives import Objective, untapped
+from tacit.plans.assemble import Builder, builder_of, problem_of
+from tacit.plans.spec import Study, StudyError, study_from
 from tacit.privacy import spent
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Seed, simulate_grid
 from tacit.simulate.participation import Participation, participation, roster
 from tacit.simulate.program import split_keys
-from tacit.studies.assemble import Builder, builder_of, federation_of, problem_of
 from tacit.studies.constant import constant_metrics
 from tacit.studies.fair import fair_measure
+from tacit.studies.federation import federation_of
 from tacit.studies.plan import Plan, plan_of
-from tacit.studies.spec import Study, StudyError, study_from
 from tacit.studies.stages import PRIVATE, Progress, Stages
 from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk

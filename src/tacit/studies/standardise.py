@@ -18,12 +18,12 @@ from tacit.algorithm import Algorithm, Terms
 from tacit.algorithms.column_statistics import column_statistics
 from tacit.data import Federation, SiloData, Step
 from tacit.data.encode import bound_norm, norm_step
+from tacit.plans.spec import PreprocessingSection, Study, StudyError
 from tacit.privacy import Event, calibrate
 from tacit.privacy.plan import events_of
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tacit.simulate.participation import Participation
-from tacit.studies.spec import PreprocessingSection, Study, StudyError
 
 _LEAST_VARIANCE = 0.01
 _STREAM = 7919  # keeps the noise of statistics apart from that of training

@@ -30,6 +30,7 @@ import numpy as np
 
 from tacit.algorithm import Channel, Terms
 from tacit.algorithms.validation_score import validation_score
+from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
 from tacit.privacy.plan import AnonymitySet, events_of
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
@@ -39,7 +40,6 @@ from tacit.simulate.compiled import Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
 from tacit.studies.plan import min_silos_of
 from tacit.studies.run import Prepared, check_values, prepare, starts_of, summary, watch
-from tacit.studies.spec import Study, StudyError
 
 Against = Literal["silos", "public"]
 AGAINST: Mapping[Against, str] = {

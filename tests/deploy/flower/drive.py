@@ -28,7 +28,7 @@ from tacit.deploy.certificates import Authority, node_key
 from tacit.deploy.flower.commands import supernode_command
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.silo.service import NOISE_OFF
-from tacit.studies.spec import Study, study_from
+from tacit.plans.spec import Study, study_from
 from tests.deploy.silo.consortium import SEED, records_of
 
 SIZES = {"north": 30, "south": 40}

@@ -17,11 +17,11 @@ import pytest
 
 from experiments.consortium import frames_in
 from tacit.channel.sealing import open_layer
+from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import load_checkpoint
 from tacit.deploy.server.coordinator import fresh_state
 from tacit.deploy.shuffler.config import load_keys
 from tacit.deploy.shuffler.messages import Deposit
-from tacit.deploy.silo.contract import builder_from
 from tacit.deploy.wire import Plan
 from tacit.privacy.binomial import grid_for
 from tacit.silo import enrol

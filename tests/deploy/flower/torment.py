@@ -21,11 +21,11 @@ import tomli_w
 from rich.console import Console
 
 from experiments.parties import Consortium, below
+from tacit.deploy.contract import builder_from
 from tacit.deploy.flower.commands import write_connection
 from tacit.deploy.flower.watch import follow
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import fresh_state
-from tacit.deploy.silo.contract import builder_from
 from tacit.errors import TacitError
 from tacit.silo import enrol
 from tacit.silo.chain import replay

@@ -8,8 +8,8 @@ from tacit.deploy.server.coordinator import Patience, StalledError
 from tacit.deploy.server.deployment import check_study
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.wire import RefusalError
+from tacit.plans.spec import StudyError, study_from
 from tacit.simulate.participation import participation
-from tacit.studies.spec import StudyError, study_from
 from tests.algorithms.table import PSGM, largest_difference
 from tests.deploy.server.world import NAMES, Flaky, conductor_of, plan_like, simulated
 

@@ -13,9 +13,9 @@ from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError,
 from tacit.deploy.server.shuffles import Reports, Sums, cut, frames_of
 from tacit.deploy.shuffler.client import LeftOutError, _collect, sum_over
 from tacit.deploy.shuffler.deposits import header_of, sum_deposits
-from tacit.deploy.silo.reporting import sealed_reports
-from tacit.deploy.silo.shuffling import coordinates, sealed_answer
+from tacit.deploy.silo.sealing import sealed_answer, sealed_reports
 from tacit.deploy.wire import Answer, RefusalError, Sealed, broadcast_digest, write_arrays
+from tacit.plans.shapes import coordinates
 from tacit.simulate.participation import participation
 from tests.deploy.server.world import KEY, NAMES, SIZES, plan_like
 from tests.deploy.shuffler.parties import signers, two_desks

@@ -3,11 +3,11 @@
 import jax
 
 from tacit.channel.sealing import new_secret
+from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.shuffles import Reports, Sums
 from tacit.deploy.server.transport import SocketTransport
-from tacit.deploy.silo.contract import builder_from
 from tacit.deploy.wire import Shuffle
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate

@@ -6,9 +6,9 @@ import pytest
 import tomli_w
 
 from tacit.deploy.certificates import Authority
+from tacit.deploy.permissions import PermissionsError, write_private
 from tacit.deploy.shuffler.config import load_terms, make_keys, terms_from
 from tacit.deploy.shuffler.server import check_folder, serve
-from tacit.deploy.silo.permissions import PermissionsError, write_private
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from tacit.deploy import listener
 from tacit.deploy.certificates import Authority
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.server import _MOST_CALLERS
-from tacit.deploy.silo import listener
 from tests.deploy.shuffler.parties import Party, signers
 
 

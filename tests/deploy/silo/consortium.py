@@ -21,14 +21,14 @@ import numpy as np
 import tomli_w
 
 from tacit.algorithms import ALGORITHMS
-from tacit.deploy.silo.client import Client
-from tacit.deploy.silo.contract import builder_from, record_of, shapes_of
-from tacit.deploy.silo.permissions import write_private
+from tacit.deploy.client import Client
+from tacit.deploy.contract import builder_from, record_of
+from tacit.deploy.permissions import write_private
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
-from tacit.deploy.silo.shuffling import coordinates
 from tacit.deploy.wire import Hello, Plan, read_frame, write_arrays
+from tacit.plans.shapes import coordinates, shapes_of
 from tacit.privacy.binomial import grid_for
 
 SEED = 7
@@ -144,7 +144,7 @@ def broadcast_of(plan: Plan, value: float = 0.0, kind: str | None = None) -> tup
     """A broadcast of the right shape, filled with one value."""
     builder = builder_from(plan, 100)
     algorithm = builder.build(noise_multiplier=1.0)
-    shapes = shapes_of(algorithm, builder, record_of(plan)).broadcasts[kind or algorithm.schedule[0]]
+    shapes = shapes_of(algorithm, builder.problem, record_of(plan)).broadcasts[kind or algorithm.schedule[0]]
     return write_arrays([np.full(leaf.shape, value, leaf.dtype) for leaf in jax.tree.leaves(shapes)])
 
 
@@ -180,7 +180,7 @@ def rounding_of(plan: Plan) -> float:
     if plan.shuffle is None:
         return 1e-5
     builder, sizes = builder_from(plan, 100), plan.shuffle.records
-    shapes = shapes_of(builder.build(noise_multiplier=1.0), builder, record_of(plan))
+    shapes = shapes_of(builder.noised(1.0), builder.problem, record_of(plan))
     step = 2 * plan.algorithm["clip_norm"] / grid_for(sum(sizes), coordinates(shapes.params))
     _, each = plan.shuffle.record_weights(None)
     deviation = step / 2 * math.sqrt(sum(sizes)) * float(each)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tacit.deploy.silo.client import Client
+from tacit.deploy.client import Client
 from tacit.deploy.wire import Answer, Finish, Plan, Propose
 from tacit.silo.chain import Counter, replay
 from tacit.silo.ledger import inspect

@@ -6,14 +6,16 @@ import dataclasses
 import pytest
 
 from tacit.channel.sealing import SealError, new_secret, new_signing_key, public_key
+from tacit.deploy.contract import builder_from, record_of, seat_of
 from tacit.deploy.server.shuffles import cut
 from tacit.deploy.shuffler.config import write_secret
 from tacit.deploy.shuffler.messages import parse_request
-from tacit.deploy.silo.contract import builder_from, consider, record_of
+from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
-from tacit.deploy.silo.shuffling import MOST_SIZES, _places, bare_events
 from tacit.deploy.wire import Answer, Propose, RefusalError, Shuffle
+from tacit.plans import price as pricing
+from tacit.plans.price import MOST_SIZES, strictest_seats
 from tacit.privacy import calibrate
 from tests.algorithms.table import PSGM
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, records_of
@@ -102,7 +104,8 @@ def priced(monkeypatch):
         found.append(events[0].records)
         return calibrate(events, **rest)
 
-    monkeypatch.setattr("tacit.deploy.silo.shuffling.calibrate", watched)
+    pricing._calibrated.cache_clear()
+    monkeypatch.setattr("tacit.plans.price.calibrate", watched)
     return found
 
 
@@ -181,12 +184,16 @@ def test_rounds_in_turn_are_priced_for_those_whose_turn_comes_oftenest():
     """Few sizes: each at its first place. Many: as if all came first, which none pays less than."""
     few = report_turns((40, 30, 40, 20))
     unit = builder_from(few, 40).build(noise_multiplier=1.0)
-    assert [(own.silo_index, n) for own, n in _places(unit, few, 40)] == [(3, 20), (1, 30), (0, 40)]
+    seats, skipped = strictest_seats(unit, seat_of(few, 40))
+    assert [(seat.silo_index, seat.records) for seat in seats] == [(3, 20), (1, 30), (0, 40)]
+    assert not skipped
     many = report_turns(tuple(range(60, 40, -1)))
     unit = builder_from(many, 60).build(noise_multiplier=1.0)
-    assert [(own.silo_index, n) for own, n in _places(unit, many, 60)] == [(0, n) for n in range(41, 41 + MOST_SIZES)]
+    seats, skipped = strictest_seats(unit, seat_of(many, 60))
+    assert [(seat.silo_index, seat.records) for seat in seats] == [(0, n) for n in range(41, 41 + MOST_SIZES)]
+    assert skipped
     turns = [
-        sum(e.count for e in bare_events(unit, many.model_copy(update={"silo_index": i}), 60) if e.kind == "local")
+        sum(e.count for e in seat_of(many, 60)._replace(silo_index=i).events(unit) if e.kind == "local")
         for i in range(many.silos)
     ]
     assert turns == sorted(turns, reverse=True)

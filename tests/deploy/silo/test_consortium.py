@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.answering import remembered
-from tacit.deploy.silo.contract import builder_from
 from tacit.deploy.wire import Propose, RefusalError
 from tacit.privacy import price
 from tacit.silo import enrol

@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from tacit.cli.silo import silo_app
-from tacit.deploy.silo.permissions import check_courier, check_silo, files_of
-from tacit.deploy.silo.policy import load_policy
+from tacit.deploy.permissions import check_courier, check_silo
+from tacit.deploy.silo.policy import files_of, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import home_of
 from tacit.errors import TacitError

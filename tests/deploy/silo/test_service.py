@@ -483,17 +483,7 @@ def test_policies_are_checked(tmp_path):
         load_policy(tmp_path / "policy.toml")
 
 
-def test_records_of_a_data_set_or_a_file(tmp_path):
-    tree = policy_tree("a")
-    tree["data"] = {"name": "heart-disease", "silo": "cleveland", "task": "binary", "classes": 2}
-    found = load_records(policy_from(tree), tmp_path)
-    assert len(found["x"]) == len(found["y"]) > 100
-    tree["data"]["silo"] = "atlantis"
-    with pytest.raises(PolicyError, match="atlantis"):
-        load_records(policy_from(tree), tmp_path)
-    tree["data"] |= {"silo": "cleveland", "classes": 3, "task": "multiclass"}
-    with pytest.raises(PolicyError, match=r'"multiclass" and classes = 3, but the data set heart-disease has .* = 2;'):
-        load_records(policy_from(tree), tmp_path)
+def test_labels_are_those_that_the_policy_names(tmp_path):
     np.savez(tmp_path / "records.npz", allow_pickle=False, x=RECORDS["x"], y=RECORDS["y"] + 1)
     with pytest.raises(PolicyError, match="labels 0 to 1"):
         load_records(policy_from(policy_tree("a")), tmp_path)

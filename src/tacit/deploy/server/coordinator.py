@@ -19,12 +19,12 @@ import jax
 import numpy as np
 
 from tacit.algorithm import Algorithm, Params
+from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.replies import NONSENSE, fitting, heard, mean_of
 from tacit.deploy.server.shuffles import Answers, Shuffled
 from tacit.deploy.server.transport import Replies, Transport
 from tacit.deploy.shuffler.client import LeftOutError
-from tacit.deploy.silo.contract import builder_from, record_of, shapes_of
 from tacit.deploy.wire import (
     Answer,
     Consent,
@@ -44,10 +44,11 @@ from tacit.deploy.wire import (
     write_arrays,
 )
 from tacit.errors import TacitError
+from tacit.plans.shapes import shapes_of
+from tacit.plans.spec import StudyError
 from tacit.privacy import PricingError
 from tacit.simulate.participation import Participation, Roster, everyone, participation, roster
 from tacit.simulate.program import split_keys
-from tacit.studies.spec import StudyError
 
 Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
@@ -137,7 +138,7 @@ class Coordinator:
         plan = point.plan
         builder = builder_from(plan, point.records[0])
         self.algorithm: Algorithm = builder.build(noise_multiplier=1.0)
-        self._shapes = shapes_of(self.algorithm, builder, record_of(plan))
+        self._shapes = shapes_of(self.algorithm, builder.problem, record_of(plan))
         self._who = participation(plan.silos) if who is None else who
         self._turns: Roster = roster(split_keys(jax.random.key(seed)).choice, self.algorithm, self._who, plan.silos)
         self._halves = {

@@ -15,8 +15,8 @@ from tacit.channel.sealing import PublicKey
 from tacit.deploy.shuffler.client import Address
 from tacit.deploy.wire import Plan, Shuffle, Welcome
 from tacit.errors import TacitError, explained
-from tacit.studies.assemble import check_parameters
-from tacit.studies.spec import Study, StudyError
+from tacit.plans.assemble import check_parameters
+from tacit.plans.spec import Study, StudyError
 
 DEPLOYED = ("direct", *CROWDED)
 """The channels that real silos answer through."""

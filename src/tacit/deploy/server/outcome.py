@@ -14,9 +14,9 @@ import numpy as np
 from tacit.deploy.server.coordinator import Coordinator
 from tacit.deploy.server.prices import risk_at
 from tacit.deploy.wire import Receipt
+from tacit.plans.spec import Study
 from tacit.studies.folder import provenance
 from tacit.studies.report import write_report
-from tacit.studies.spec import Study
 
 
 def write_outcome(

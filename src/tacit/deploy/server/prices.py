@@ -10,11 +10,12 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
+from tacit.deploy.contract import builder_from, seat_of
 from tacit.deploy.server.coordinator import Coordinator
-from tacit.deploy.silo.contract import builder_from
-from tacit.deploy.silo.shuffling import bare_events
+from tacit.plans.price import releases_of
 from tacit.privacy import Event, PricingError, price, risk_of_price
-from tacit.silo.door import noise_scale
 
 _SAME = 1e-3
 """How far the price of a schedule may lie from what the silo named, relatively, to be taken for that schedule."""
@@ -30,18 +31,15 @@ def releases(coordinator: Coordinator, silo_index: int, made: Counter[str] | Non
     if consent is None:
         return None
     plan = point.plan.model_copy(update={"silo_index": silo_index})
-    algorithm = builder_from(plan, point.records[silo_index]).build(noise_multiplier=1.0)
+    builder = builder_from(plan, point.records[silo_index])
+    seat = seat_of(plan, point.records[silo_index])
+    [(kind, unit), *_] = [(event.kind, event.noise_multiplier) for event in releases_of(builder.noised(1.0), seat)]
+    algorithm = builder.noised(np.float32(consent.noise_multipliers[kind] / unit))
     found = []
-    for event in bare_events(algorithm, plan, point.records[silo_index]):
-        noised = event.scaled(consent.noise_multipliers[event.kind] / event.noise_multiplier)
-        silo = algorithm.rounds[event.kind].silo
-        if silo.release.channel == "direct" and event.mechanism == "gaussian":
-            grid = noise_scale(noised.noise_multiplier)
-            noised = dataclasses.replace(noised, mechanism="discrete-gaussian", grid_sigma=grid)
-        if made is not None:
-            noised = dataclasses.replace(noised, count=made[event.kind] * silo.local_steps)
-        if noised.count:
-            found.append(noised)
+    for event in releases_of(algorithm, seat):
+        count = event.count if made is None else made[event.kind] * algorithm.rounds[event.kind].silo.local_steps
+        if count:
+            found.append(dataclasses.replace(event, count=count))
     return tuple(found)
 
 

@@ -8,14 +8,26 @@ from typing import Any, Protocol
 import numpy as np
 
 from tacit.channel.sealing import Binding, SecretKey, public_key, sealed_size
+from tacit.deploy.contract import (
+    REPORTS,
+    affordable,
+    bound_to,
+    builder_from,
+    min_silos_of,
+    record_of,
+    seat_of,
+    share_terms_of,
+    stream_binding,
+    stream_name,
+    streams_of,
+)
 from tacit.deploy.shuffler.client import Caller, mixed_reports, sum_over
 from tacit.deploy.shuffler.deposits import check_deposit, header_of
 from tacit.deploy.shuffler.messages import Deposit
-from tacit.deploy.silo.contract import Shapes, affordable_direct, builder_from, record_of, secure_events, shapes_of
-from tacit.deploy.silo.reporting import REPORTS, min_silos_of, stream_binding, stream_name, streams_of
-from tacit.deploy.silo.shuffling import affordable_sum, bound_to, coordinates, terms_of
 from tacit.deploy.wire import Consent, Plan, RefusalError, Sealed
 from tacit.errors import TacitError
+from tacit.plans.price import releases_of
+from tacit.plans.shapes import Shapes, coordinates, shapes_of
 from tacit.privacy import Event
 from tacit.silo.local_reports import REPORT_BYTES, mean_of_reports
 from tacit.silo.shares import BlockTerms, mean_of_total
@@ -50,10 +62,9 @@ class Sums:
         assert plan.shuffle is not None
         self._records = dict(zip(silos, plan.shuffle.records, strict=True))
         builder = builder_from(plan, plan.shuffle.records[0])
-        unit = builder.build(noise_multiplier=1.0)
-        self._shapes: Shapes = shapes_of(unit, builder, record_of(plan))
-        self._algorithm, self._events, _ = affordable_sum(builder, unit, plan, plan.shuffle.records[0])
-        found = terms_of(self._algorithm, plan, self._shapes.messages)
+        self._algorithm, self._events, _ = affordable(builder, plan, plan.shuffle.records[0])
+        self._shapes: Shapes = shapes_of(self._algorithm, builder.problem, record_of(plan))
+        found = share_terms_of(self._algorithm, plan, self._shapes.messages)
         self._bound = bound_to(plan, found, noise=coins)
         self.terms = found if coins else {kind: _coinless(terms) for kind, terms in found.items()}
 
@@ -99,14 +110,12 @@ class Reports:
         if plan.shuffle.server != str(key.public):
             raise TacitError("Expected the key that the plan names as the server's.")
         builder = builder_from(plan, plan.shuffle.records[0])
-        unit = builder.build(noise_multiplier=1.0)
-        self._shapes: Shapes = shapes_of(unit, builder, record_of(plan))
-        dimensions = self._shapes.dimensions
-        self._algorithm, _, _ = affordable_direct(builder, unit, plan, plan.shuffle.records[0], dimensions)
+        self._algorithm, _, _ = affordable(builder, plan, plan.shuffle.records[0])
+        self._shapes: Shapes = shapes_of(self._algorithm, builder.problem, record_of(plan))
         every: dict[str, Event] = {}
         for silo_index, records in enumerate(plan.shuffle.records):
             # A silo whose turn never comes has no event for rounds in turn.
-            own = secure_events(self._algorithm, plan.model_copy(update={"silo_index": silo_index}), records)
+            own = releases_of(self._algorithm, seat_of(plan.model_copy(update={"silo_index": silo_index}), records))
             every |= {event.kind: event for event in own}
         self._events = tuple(every.values())
         self.streams = streams_of(self._algorithm, self._shapes.messages)

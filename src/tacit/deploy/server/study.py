@@ -18,6 +18,7 @@ import jax
 
 from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
+from tacit.deploy.contract import REPORTS
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
@@ -27,11 +28,10 @@ from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
-from tacit.deploy.silo.reporting import REPORTS
 from tacit.deploy.wire import Receipt
 from tacit.errors import TacitError
+from tacit.plans.spec import Study, load_study
 from tacit.simulate.participation import Participation, participation
-from tacit.studies.spec import Study, load_study
 
 Measure = Callable[[Params], dict[str, float]]
 
@@ -161,7 +161,8 @@ def measure_of(study: Study, terms: Deployment) -> Measure:
     """Loss and error on the study's own records, where the server may have them; nothing otherwise."""
     if not terms.evaluate:
         return lambda params: {}
-    from tacit.studies.assemble import federation_of, problem_of
+    from tacit.plans.assemble import problem_of
+    from tacit.studies.federation import federation_of
     from tacit.studies.run import measured, pooled
 
     federation = federation_of(study, terms.seed)

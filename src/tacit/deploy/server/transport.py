@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from tacit.deploy.silo.client import Client
+from tacit.deploy.client import Client
 from tacit.deploy.wire import frame
 
 Frames = Sequence[bytes]

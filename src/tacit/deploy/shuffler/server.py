@@ -9,10 +9,10 @@ import ssl
 from functools import partial
 from pathlib import Path
 
+from tacit.deploy.listener import Listener, log_to_terminal, serve_until_told
+from tacit.deploy.permissions import check_silo
 from tacit.deploy.shuffler.config import ShufflerError, Terms, load_keys, load_terms
 from tacit.deploy.shuffler.service import ShufflerService
-from tacit.deploy.silo.listener import Listener, log_to_terminal, serve_until_told
-from tacit.deploy.silo.permissions import check_silo
 from tacit.deploy.wire import frame
 
 _log = logging.getLogger("tacit.shuffler")

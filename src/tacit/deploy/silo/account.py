@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Literal, NamedTuple
 
-from tacit.deploy.silo.contract import Offer
+from tacit.deploy.silo.consent import Offer
 from tacit.deploy.silo.policy import AllowSection
-from tacit.deploy.silo.shuffling import TAILS
 from tacit.deploy.wire import Consent, RefusalError, frame
+from tacit.plans.price import TAILS
+from tacit.plans.price import reserved as reserved_delta
 from tacit.privacy import PricingError
 from tacit.silo.ledger import Ledger
-from tacit.silo.sampler import sampler_delta
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
 
 _log = logging.getLogger("tacit.silo")
@@ -30,8 +30,8 @@ def charge_of(offer: Offer) -> Charge:
 
 
 def kept_of_plan(offer: Offer) -> float:
-    """What a plan keeps of its own delta, of the same."""
-    return TAILS * bool(offer.shares) + sampler_delta(offer.samples, offer.plan.epsilon)
+    """What a plan keeps of its own delta."""
+    return reserved_delta(offer.algorithm, offer.plan.delta)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int64
 
-from tacit.deploy.silo.contract import Offer
+from tacit.deploy.silo.consent import Offer
 from tacit.deploy.wire import Plan, RefusalError
 from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
 from tacit.silo.door import Door, Engine, Sampler, no_noise

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tacit.algorithm import SAMPLINGS, Sampling
 from tacit.errors import TacitError, explained, unknown
+from tacit.privacy.cache import cache_folder
 from tacit.privacy.doubts import MOST_DELTA
 from tacit.privacy.filter import RuleName
 from tacit.silo import check_records
@@ -95,20 +96,16 @@ class ApprovalSection(_Section):
 
 
 class DataSection(_Section):
-    """The records: an npz file with arrays x and y, a CSV file and its schema, or one silo of a data set of Tacit's."""
+    """The records: an npz file with arrays x and y, or a CSV file and its schema."""
 
-    file: str | None = None
+    file: str
     columns: str | None = None
-    name: str | None = None
-    silo: str | None = None
     task: Literal["binary", "multiclass", "regression"]
     classes: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
-        if (self.file is None) == (self.name is None) or (self.name is None) != (self.silo is None):
-            raise ValueError("set file, or name and silo")
-        if (self.columns is not None) != (self.file is not None and self.file.lower().endswith(".csv")):
+        if (self.columns is not None) != self.file.lower().endswith(".csv"):
             raise ValueError("set columns, the schema that `tacit init` writes, exactly where file is a CSV file")
         if (self.task == "regression") != (self.classes is None):
             raise ValueError("set classes exactly where task is not regression")
@@ -186,10 +183,19 @@ def policy_from(tree: dict[str, Any]) -> Policy:
         raise PolicyError("The policy cannot be used:\n  " + lines) from None
 
 
+def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
+    """What the daemon reads or believes: the policy, the records and their schema, keys, books, approvals, prices."""
+    named = [policy.data.file, policy.data.columns, None if policy.shuffle is None else policy.shuffle.key]
+    books = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
+    kept = cache_folder("prices")
+    prices = [] if kept is None else [kept / "any"]
+    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter, *prices]
+
+
 def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     """The silo's records, checked; relative files are looked for beside the policy."""
     section = policy.data
-    if section.file is not None and section.columns is not None:
+    if section.columns is not None:
         from tacit.data.csv_silos import silo_records
         from tacit.data.schema import read_schema
 
@@ -199,22 +205,13 @@ def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
         _check_target(section, target.task, None if target.classes is None else len(target.classes), told)
         # The silo's own log: nothing of it is ever sent.
         table = silo_records(home / section.file, place, tell=lambda line: _log.warning("%s", line))
-    elif section.file is not None:
+    else:
         path = home / section.file
         try:
             with np.load(path, allow_pickle=False) as stored:
                 table = {name: stored[name] for name in stored.files}
         except (OSError, ValueError) as error:
             raise PolicyError(f"data.file: {path} cannot be read as an npz file of arrays: {error}.") from None
-    else:
-        from tacit import data
-
-        federation = data.load(str(section.name))
-        found = {silo.name: silo.train for silo in federation.silos}
-        if section.silo not in found:
-            raise PolicyError(f"data.silo: expected one of {sorted(found)}, got {section.silo!r}.")
-        _check_target(section, federation.task, federation.num_classes, f"the data set {section.name}")
-        table = found[section.silo]
     records = check_records({k: v for k, v in table.items() if k in ("x", "y")}, policy.name)
     labels = records["y"]
     if section.classes is not None and (

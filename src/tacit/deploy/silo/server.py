@@ -9,9 +9,9 @@ import socket
 import time
 from pathlib import Path
 
-from tacit.deploy.silo.listener import Listener, log_to_terminal, serve_until_told
-from tacit.deploy.silo.permissions import check_silo, files_of
-from tacit.deploy.silo.policy import PolicyError, load_policy, load_records
+from tacit.deploy.listener import Listener, log_to_terminal, serve_until_told
+from tacit.deploy.permissions import check_silo
+from tacit.deploy.silo.policy import PolicyError, files_of, load_policy, load_records
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.privacy.cache import cache_folder
 from tacit.privacy.doubts import doubts

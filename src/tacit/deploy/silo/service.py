@@ -20,14 +20,14 @@ import numpy as np
 
 from tacit import __version__
 from tacit.channel.sealing import Signer
+from tacit.deploy.contract import min_silos_of
 from tacit.deploy.shuffler.config import read_secret
 from tacit.deploy.silo import account as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
-from tacit.deploy.silo.contract import Offer, consider
+from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
 from tacit.deploy.silo.refusals import RefusalLog
-from tacit.deploy.silo.reporting import min_silos_of, sealed_reports
-from tacit.deploy.silo.shuffling import sealed_answer
+from tacit.deploy.silo.sealing import sealed_answer, sealed_reports
 from tacit.deploy.wire import (
     VERSION,
     Answer,

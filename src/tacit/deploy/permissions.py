@@ -11,13 +11,8 @@ import shlex
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tacit.errors import TacitError
-from tacit.privacy.cache import cache_folder
-
-if TYPE_CHECKING:
-    from tacit.deploy.silo.policy import Policy
 
 FOLDER_MODE = 0o710
 """What a silo's folder may allow at most: the courier's group passes through to the door and can list nothing."""
@@ -33,15 +28,6 @@ def write_private(path: Path, text: str) -> None:
     """A new file that only its owner can read, whatever the umask; an existing one raises FileExistsError."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
-
-
-def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
-    """What the daemon reads or believes: the policy, the records and their schema, keys, books, approvals, prices."""
-    named = [policy.data.file, policy.data.columns, None if policy.shuffle is None else policy.shuffle.key]
-    books = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
-    kept = cache_folder("prices")
-    prices = [] if kept is None else [kept / "any"]
-    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter, *prices]
 
 
 _COURIER = "the courier, which is not trusted, shares its group"

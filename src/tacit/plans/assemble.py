@@ -1,18 +1,18 @@
-"""From a study to the things it names: federation, problem, algorithm."""
+"""From a study to the things it names: problem and algorithm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit import data, geometry
-from tacit.algorithm import Algorithm, Protects
+from tacit import geometry
+from tacit.algorithm import Algorithm, Protects, Sampling
 from tacit.algorithms import Entry, find
 from tacit.objectives import (
     Loss,
@@ -30,8 +30,7 @@ from tacit.objectives import (
     softmax,
     squared,
 )
-from tacit.studies.centralisation import regrouped
-from tacit.studies.spec import AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
+from tacit.plans.spec import AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
 
 _ACTIVATIONS = {"relu": jax.nn.relu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
@@ -50,68 +49,68 @@ _FITTING = {
 """The losses of each kind of target, the default first."""
 
 
-def federation_of(study: Study, seed: int) -> data.Federation:
-    """The silos' records for one seed of the study."""
-    part = study.partition
-    federation = data.load(
-        study.data.name,
-        partition=part.kind,
-        silos=part.silos,
-        level=part.level,
-        seed=seed,
-        validation=part.validation,
-        test=part.test,
-        records_per_silo=part.records_per_silo,
-        **study.data.options,
-    )
-    federation = regrouped(study, federation)
-    if federation.task != "regression":
-        classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
-        if len(classes) < 2:
-            only = ", ".join(federation.class_names[int(c)] for c in classes) if federation.class_names else "one"
-            fix = "choose another partition or more silos"
-            if study.data.name == "csv":
-                fix = "add records of another class to the silos' files, or choose another target: tacit init --target"
-            raise StudyError(
-                f"Expected at least two classes among the training records of {study.data.name}, got only "
-                f"{only}; {fix}."
-            )
-    return federation
+class Facts(Protocol):
+    """What a problem needs to know of the records: a `tacit.data.Federation`, or a plan, says it."""
+
+    @property
+    def name(self) -> str:
+        """Of the data, for messages."""
+        ...
+
+    @property
+    def task(self) -> str:
+        """``binary``, ``multiclass`` or ``regression``."""
+        ...
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes there are; none in regression."""
+        ...
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of one record's features."""
+        ...
+
+    @property
+    def feature_norm(self) -> float | None:
+        """A bound on their norm, where preprocessing gives one."""
+        ...
 
 
-def problem_of(study: Study, federation: data.Federation) -> Problem:
+def problem_of(study: Study, facts: Facts) -> Problem:
     """The objective of the study, with the constants that its preprocessing makes known."""
     section = study.objective
-    fitting = _FITTING[federation.task]
+    fitting = _FITTING[facts.task]
     name = section.loss or fitting[0]
     if name not in fitting:
         raise StudyError(
-            f"objective.loss: {name!r} does not fit the {federation.task} target of {federation.name}; "
+            f"objective.loss: {name!r} does not fit the {facts.task} target of {facts.name}; "
             f"use one of {', '.join(fitting)}."
         )
-    outputs = federation.num_classes or 1 if name == "softmax" else 1
+    outputs = facts.num_classes or 1 if name == "softmax" else 1
     try:
         regulariser = geometry.regulariser(section.regulariser)
     except ValueError as error:
         raise StudyError(f"objective.regulariser: {error}") from None
-    objective = Objective(_model(section, federation, outputs), _LOSSES[name](section))
+    objective = Objective(_model(section, facts, outputs), _LOSSES[name](section))
     # Strong convexity that a regulariser brings is not the losses', of which the theorems speak.
-    norm = federation.feature_norm if study.preprocessing is None else study.preprocessing.norm
+    norm = facts.feature_norm if study.preprocessing is None else study.preprocessing.norm
     known = constants(objective, feature_norm=norm)
     return Problem(objective, regulariser, lipschitz=known.lipschitz, smoothness=known.smoothness)
 
 
-def _model(section: ObjectiveSection, federation: data.Federation, outputs: int) -> Model:
-    shape = federation.feature_shape
+def _model(section: ObjectiveSection, facts: Facts, outputs: int) -> Model:
+    shape = facts.feature_shape
     if section.model == "cnn":
         if len(shape) != 3:
-            raise StudyError(f"objective.model: 'cnn' needs images, but a record of {federation.name} is {shape}.")
+            raise StudyError(f"objective.model: 'cnn' needs images, but a record of {facts.name} is {shape}.")
         widths = {"channels": section.channels, "hidden": section.hidden}
         own: dict[str, Any] = {name: value for name, value in widths.items() if value}
         return cnn((shape[0], shape[1], shape[2]), outputs=outputs, **own)
     if len(shape) != 1:
         raise StudyError(
-            f"objective.model: {section.model!r} needs flat features, but a record of {federation.name} is {shape}; "
+            f"objective.model: {section.model!r} needs flat features, but a record of {facts.name} is {shape}; "
             'use "cnn" for images.'
         )
     if section.model == "linear":
@@ -130,6 +129,10 @@ class Builder:
     def build(self, **changes: Any) -> Algorithm:
         """The algorithm with the study's parameters and terms, and these changes of either."""
         return self.entry.build(self.problem, **{**self.fixed, **changes})
+
+    def noised(self, noise_multiplier: Any) -> Algorithm:
+        """The algorithm with the study's parameters and this noise."""
+        return self.build(noise_multiplier=noise_multiplier)
 
 
 def check_parameters(study: Study) -> Entry:
@@ -165,7 +168,7 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "noise_multiplier": None,
         "batch_size": section.batch_size,
         "sampling": section.scheme,
-        "capacity": capacity_for(study, records),
+        "capacity": capacity_for(section.scheme, section.batch_size, records),
         "channel": section.channel if study.privacy.private else "open",
         "protects": _protection(study, entry),
         **section.own,
@@ -189,10 +192,12 @@ def _protection(study: Study, entry: Entry) -> Protects:
     return protects
 
 
-def capacity_for(study: Study, records: list[int]) -> Any:
-    """The physical limit of a Poisson batch: four standard deviations above its mean, priced as a truncation."""
-    section = study.algorithm
-    if section.scheme != "poisson" or section.batch_size is None:
+def capacity_for(sampling: Sampling, batch_size: Any, records: Sequence[int]) -> tuple[int, ...] | None:
+    """The physical limit of a Poisson batch: four standard deviations above its mean, priced as a truncation.
+
+    ``batch_size`` is one for all silos, or one for each.
+    """
+    if sampling != "poisson" or batch_size is None:
         return None
-    limit = section.batch_size + math.ceil(4 * math.sqrt(section.batch_size))
-    return tuple(min(limit, n) for n in records)
+    sizes = np.broadcast_to(np.asarray(batch_size, int), len(records))
+    return tuple(min(int(k) + math.ceil(4 * math.sqrt(k)), n) for k, n in zip(sizes, records, strict=True))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,37 +11,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm
+from tacit.algorithm import Algorithm, Release
 from tacit.algorithms import ALGORITHMS
-from tacit.data import Federation
-from tacit.deploy.silo.policy import AllowSection, ShuffleSection
-from tacit.deploy.silo.reporting import REPORTS, check_reports, check_streams, streams_of
-from tacit.deploy.silo.shuffling import (
+from tacit.channel.sealing import SealError, public_key, sealed_size
+from tacit.deploy.contract import (
+    REPORTS,
     affordable,
-    affordable_sum,
-    bare_events,
-    check_shuffle,
-    coordinates,
-    terms_of,
+    builder_from,
+    reporting,
+    route_of,
+    share_terms_of,
+    streams_of,
 )
-from tacit.deploy.wire import Plan, RefusalError
+from tacit.deploy.silo.policy import AllowSection, ShuffleSection
+from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, Plan, RefusalError
 from tacit.errors import TacitError
+from tacit.plans.assemble import Builder
+from tacit.plans.price import LEAST_DELTA, SAMPLER, samples_of
+from tacit.plans.shapes import Shapes, coordinates, pass_positions, shapes_of
 from tacit.privacy import Event, Price
-from tacit.privacy.discrete import effective_multiplier
+from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
-from tacit.silo.local_reports import ReportTerms
-from tacit.silo.release import own_clip
+from tacit.silo.local_reports import REPORT_BYTES, ReportTerms
+from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
 from tacit.silo.shares import BlockTerms
-from tacit.studies.assemble import Builder, builder_of, problem_of
-from tacit.studies.spec import study_from
 
 # Schedules grow with the product of a plan's counts; beyond this none is worth building.
 _MOST_WORK = 10**7
 _MOST_LAYERS = 32
 _NOT_COUNTS = {"batch_size", "capacity"}
-_DISCRETE = ("cumulative", "discrete-gaussian")
 
 
 @dataclass(frozen=True)
@@ -80,27 +79,6 @@ class Offer:
         return part.participants != "in turn" or self.algorithm.turns[number] % self.plan.silos == self.plan.silo_index
 
 
-def builder_from(plan: Plan, records: int) -> Builder:
-    """The algorithm of a plan, at a silo with this many records, before noise is decided; server and silo share it."""
-    tree = {
-        "name": plan.name,
-        "data": {"name": "silo"},
-        "objective": _tuples(plan.objective),
-        "algorithm": _tuples(plan.algorithm),
-        "privacy": {"epsilon": plan.epsilon, "delta": plan.delta},
-    }
-    study = study_from(tree)
-    facts = Federation(plan.name, (), plan.task, plan.classes, plan.features, None, (), "")
-    # Every place has this silo's numbers: only its own is looked at.
-    return builder_of(study, problem_of(study, facts), [records] * plan.silos)
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _tuples(part) for key, part in value.items()}
-    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
-
-
 def consider(
     plan: Plan,
     *,
@@ -134,16 +112,17 @@ def _offer(
     builder: Builder, plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None
 ) -> Offer:
     unit = builder.build(noise_multiplier=1.0)
-    shapes = shapes_of(unit, builder, record)
+    shapes = shapes_of(unit, builder.problem, record)
     _check_built(unit, shapes, allow, _channels(plan))
-    shares: dict[str, BlockTerms] = {}
-    if _channels(plan) == ("shuffled-sum",):
-        algorithm, events, cost = affordable_sum(builder, unit, plan, records)
-        shares = terms_of(algorithm, plan, shapes.messages)
-    else:
-        if plan.shuffle is not None:
-            check_reports(unit, plan, policy)
-        algorithm, events, cost = affordable_direct(builder, unit, plan, records, shapes.dimensions)
+    is_sum = _channels(plan) == ("shuffled-sum",)
+    if is_sum:
+        check_sums(unit)
+    elif plan.shuffle is not None:
+        check_reports(unit, plan, policy)
+    algorithm, events, cost = affordable(builder, plan, records)
+    samples = samples_of(events, shapes.dimensions)
+    _check_noise(algorithm, plan, samples)
+    shares = share_terms_of(algorithm, plan, shapes.messages) if is_sum else {}
     streams = streams_of(algorithm, shapes.messages)
     check_streams(streams, algorithm, plan, records, policy)
     grids = {e.kind: e.grid_sigma for e in events if e.grid_sigma is not None}
@@ -157,11 +136,11 @@ def _offer(
         grids,
         shapes.broadcasts,
         memory,
-        _positions(algorithm),
+        pass_positions(algorithm),
         shares,
         streams,
         _weights(plan, algorithm, (*shares, *streams)),
-        samples_of(events, shapes.dimensions),
+        samples,
     )
 
 
@@ -176,16 +155,14 @@ def _weights(plan: Plan, algorithm: Algorithm, kinds: Iterable[str]) -> dict[str
     return found
 
 
-def affordable_direct(
-    builder: Builder, unit: Algorithm, plan: Plan, records: int, dimensions: Mapping[str, int]
-) -> tuple[Algorithm, tuple[Event, ...], Price]:
-    """The algorithm with the least noise whose releases cost what the plan asks for: on a grid, or through reports."""
-
-    kept = sampler_delta(samples_of(secure_events(unit, plan, records), dimensions), plan.epsilon)
-    if kept > 1e-3 * plan.delta:
+def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
+    """Refuse noise that the door cannot draw, or cannot draw exactly enough for the plan's price."""
+    for part in algorithm.rounds.values():
+        if part.silo.release.channel == "direct" and not part.silo.is_free:
+            for multiplier in jax.tree.leaves(own_multiplier(part.silo.release, plan.silo_index)):
+                noise_scale(float(multiplier))
+    if sampler_delta(samples, plan.epsilon) > SAMPLER * plan.delta:
         raise RefusalError("unpriceable", f"expected a smaller epsilon than {plan.epsilon}, which hides nothing")
-    algorithm, events, cost = affordable(builder, unit, plan, records, secure_events, delta=plan.delta - kept)
-    return algorithm, events, dataclasses.replace(cost, delta=plan.delta)
 
 
 def _channels(plan: Plan) -> tuple[str, ...]:
@@ -231,37 +208,6 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
         raise RefusalError("not-allowed", f"expected fewer rounds and steps than {_MOST_WORK} in all")
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Shapes of what is said in each kind of round, the dimension of what is released, and the model's shape."""
-
-    dimensions: dict[str, int]
-    broadcasts: dict[str, Any]
-    messages: dict[str, Any]
-    params: Any
-
-
-def record_of(plan: Plan) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shape of one record, as the plan says."""
-    target = jnp.float32 if plan.task == "regression" else jnp.int32
-    return {"x": jax.ShapeDtypeStruct(plan.features, jnp.float32), "y": jax.ShapeDtypeStruct((), target)}
-
-
-def shapes_of(algorithm: Algorithm, builder: Builder, record: Any) -> Shapes:
-    """Shapes of everything that is said, found without computing anything."""
-    params = jax.eval_shape(builder.problem.objective.init, jax.eval_shape(lambda: jax.random.key(0)))
-    state, memory = jax.eval_shape(algorithm.init, params), jax.eval_shape(algorithm.memory, params)
-    broadcasts, messages, dimensions = {}, {}, {}
-    for kind, part in algorithm.rounds.items():
-        broadcasts[kind] = jax.eval_shape(part.server.ask, state)
-        work = jax.eval_shape(part.silo.start, broadcasts[kind], memory)
-        statistic = jax.eval_shape(part.silo.query, work, record)
-        dimensions[kind] = coordinates(statistic)
-        work = jax.eval_shape(part.silo.absorb, work, statistic)
-        messages[kind] = jax.eval_shape(part.silo.report, work, memory)[0]
-    return Shapes(dimensions, broadcasts, messages, params)
-
-
 def _first_memory(algorithm: Algorithm, shapes: Any) -> Any:
     """What a silo remembers before the first round: it never sees initial parameters, so it must not need them."""
     zeros, ones = (
@@ -289,37 +235,80 @@ def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, chan
             raise RefusalError("not-allowed", "expected every release to protect whole records")
 
 
-def secure_events(algorithm: Algorithm, plan: Plan, records: int) -> tuple[Event, ...]:
-    """The releases of an algorithm as a silo's door makes them: integers, with discrete Gaussian noise.
-
-    A running sum of discrete Gaussians is post-processing of a continuous one with a little less noise, and is priced
-    as that. Reports and shares have coins of their own.
-    """
-    found = []
-    for event in bare_events(algorithm, plan, records):
-        release = algorithm.rounds[event.kind].silo.release
-        if release.channel != "direct" or event.mechanism == "reports":
-            found.append(event)
-            continue
-        # The narrowest noise of all blocks is the farthest from a continuous one.
-        least = min(float(np.min(z)) for z in jax.tree.leaves(release.noise_multiplier))
-        twin = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=noise_scale(least))
-        if event.mechanism == "cumulative":
-            twin = dataclasses.replace(event, noise_multiplier=effective_multiplier(twin))
-        found.append(twin)
-    return tuple(found)
-
-
-def samples_of(events: Sequence[Event], dimensions: Mapping[str, int]) -> int:
-    """How many discrete Gaussians these releases draw: one for every coordinate of each."""
-    return sum(event.count * dimensions[event.kind] for event in events if event.mechanism in _DISCRETE)
+def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: ShuffleSection | None) -> None:
+    """Refuse a plan whose shufflers or crowd the owner has not agreed to."""
+    shuffle = plan.shuffle
+    if shuffle is None or policy is None:
+        raise RefusalError("not-allowed", "the owner has named no shufflers")
+    if shuffle.records[plan.silo_index] != records:
+        raise RefusalError("bad-plan", f"expected shuffle.records[{plan.silo_index}] = {records}, this silo's own")
+    if shuffle.min_silos < allow.min_silos:
+        raise RefusalError("not-allowed", f"expected shuffle.least of at least {allow.min_silos} silos")
+    if colluding_silos(plan.silos, shuffle.honest) < policy.colluding:
+        raise RefusalError("not-allowed", f"expected shuffle.honest to leave {policy.colluding} silos that may collude")
+    strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
+    if strange or len(shuffle.shufflers) < policy.min_shufflers:
+        raise RefusalError("not-allowed", f"expected {policy.min_shufflers} or more shufflers, all of the policy's")
+    try:
+        kinds = [public_key(key).kind for key in (*shuffle.shufflers.values(), shuffle.server) if key is not None]
+    except SealError as error:
+        raise RefusalError("bad-plan", str(error)) from None
+    if policy.post_quantum and "x25519" in kinds:
+        raise RefusalError("not-allowed", "expected sealing keys of the hybrid kind")
+    if plan.delta < LEAST_DELTA:
+        raise RefusalError("unpriceable", f"expected delta >= {LEAST_DELTA} for binomial noise, with its short tails")
 
 
-def _positions(algorithm: Algorithm) -> tuple[int, ...]:
-    """How many records of its pass a silo has used up before each round."""
-    positions, used = [], 0
-    for name in algorithm.schedule:
-        positions.append(used)
-        silo = algorithm.rounds[name].silo
-        used += silo.stride * silo.local_steps
-    return tuple(positions)
+def check_sums(algorithm: Algorithm) -> None:
+    """Refuse a plan whose rounds are not sums over a fixed number of records of many silos."""
+    for part in algorithm.rounds.values():
+        release = part.silo.release
+        if part.participants == "in turn" or release.mechanism != "gaussian":
+            raise RefusalError("not-allowed", "expected rounds of many silos, with fresh noise, through shufflers")
+        check_one_batch(release)
+        if release.sampling in ("poisson", "wr"):
+            raise RefusalError("bad-plan", 'expected sampling "full", "wor" or "one-pass": the crowd has a fixed size')
+
+
+def check_one_batch(release: Release) -> None:
+    """Refuse batch sizes that differ by silo: everybody counts on as many coins, or reports, of everybody else."""
+    if any(term is not None and np.ndim(term) for term in (release.batch_size, release.capacity)):
+        raise RefusalError("bad-plan", "expected one batch size for all silos through shufflers")
+
+
+def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | None) -> None:
+    """Refuse a plan whose reports could not be made, or not be told apart from others' by their number."""
+    if plan.shuffle is None or plan.shuffle.server is None or policy is None:
+        raise RefusalError("bad-plan", "expected shuffle.server, the key that single reports are sealed to")
+    for part in reporting(algorithm).values():
+        release = part.silo.release
+        if part.participants == "in turn" or release.mechanism != "gaussian":
+            raise RefusalError("not-allowed", "expected rounds of many silos through shuffled reports")
+        if release.sampling not in ("full", "wor"):
+            raise RefusalError("bad-plan", 'expected sampling "full" or "wor" through shuffled reports')
+        check_one_batch(release)
+        if release.randomiser not in ("auto", "duchi"):
+            raise RefusalError(
+                "not-allowed", 'expected randomiser "auto" or "duchi": reports of others are floating-point numbers'
+            )
+
+
+def check_streams(
+    streams: Mapping[str, Mapping[str, ReportTerms]],
+    algorithm: Algorithm,
+    plan: Plan,
+    records: int,
+    policy: ShuffleSection | None,
+) -> None:
+    """Refuse reports that tell too much by themselves, or too many of them for one message."""
+    most = 0.0 if policy is None or policy.max_local_epsilon is None else policy.max_local_epsilon
+    for kind, own in streams.items():
+        # What is left to a record if every shuffler colludes: all its reports of one round together.
+        local = sum(terms.local_epsilon for terms in own.values())
+        if local > most:
+            numbers = {"local_epsilon": local, "limit": most}
+            raise RefusalError("not-allowed", f"expected reports with epsilon_0 of at most {most:g} a round", numbers)
+        size = algorithm.rounds[kind].silo.release.batch_size
+        count = records if size is None else int(size)
+        if len(own) * (count * sealed_size(REPORT_BYTES, route_of(plan)) + MOST_HEADER) > MOST_FRAME:
+            raise RefusalError("not-allowed", f"{count} reports do not fit a message; use a smaller batch")

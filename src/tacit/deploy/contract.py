@@ -1,0 +1,164 @@
+"""What a plan means, to a silo and to the server alike: algorithm, shapes, releases, and what deposits are bound to.
+
+A share of a sum or a report is private only in its anonymity set, so a silo takes nobody's word for it. Every honest
+silo checks its own number of records in the plan. All deposits are bound to a digest of the whole plan and of its
+coins, and a shuffler adds up only what is bound to the same, one deposit for each silo of the plan. So the records of
+the honest silos that come are what the plan says they are. How many silos come is up to the shuffler, which each
+deposit tells how many it needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tacit.algorithm import Algorithm
+from tacit.channel.sealing import Binding, PublicKey, public_key
+from tacit.deploy.wire import Plan, RefusalError
+from tacit.plans.assemble import Builder, builder_of, problem_of
+from tacit.plans.price import Seat, afford
+from tacit.plans.shapes import coordinates, record_shape
+from tacit.plans.spec import study_from
+from tacit.privacy import Event, Price
+from tacit.privacy.plan import AnonymitySet, Budget
+from tacit.silo.local_reports import ReportTerms, report_terms
+from tacit.silo.shares import BlockTerms, share_terms
+
+REPORTS = "shuffled-reports"
+_WHOLE = "whole"
+_MOST_COORDINATES = 10**10
+
+
+class _Facts(NamedTuple):
+    """What a plan says of the records, for the assembler."""
+
+    name: str
+    task: str
+    num_classes: int | None
+    feature_shape: tuple[int, ...]
+    feature_norm: float | None = None
+
+
+def builder_from(plan: Plan, records: int) -> Builder:
+    """The algorithm of a plan, at a silo with this many records, before noise is decided."""
+    tree = {
+        "name": plan.name,
+        "data": {"name": "silo"},
+        "objective": _tuples(plan.objective),
+        "algorithm": _tuples(plan.algorithm),
+        "privacy": {"epsilon": plan.epsilon, "delta": plan.delta},
+    }
+    study = study_from(tree)
+    facts = _Facts(plan.name, plan.task, plan.classes, plan.features)
+    # Every silo has this one's records: no other is looked at.
+    return builder_of(study, problem_of(study, facts), [records] * plan.silos)
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(part) for key, part in value.items()}
+    return tuple(_tuples(part) for part in value) if isinstance(value, list) else value
+
+
+def record_of(plan: Plan) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shape of one record, as the plan says."""
+    return record_shape(plan.features, plan.task)
+
+
+def seat_of(plan: Plan, records: int) -> Seat:
+    """The silo of a plan, with this many records, as its price sees it."""
+    shuffle = plan.shuffle
+    anonymity_set = None if shuffle is None else AnonymitySet(shuffle.records, shuffle.honest, shuffle.min_silos)
+    return Seat(plan.silo_index, plan.silos, records, plan.max_participations, anonymity_set)
+
+
+def affordable(builder: Builder, plan: Plan, records: int) -> tuple[Algorithm, tuple[Event, ...], Price]:
+    """The algorithm with the noise that the plan's price asks for, its releases at this silo, and their price."""
+    found = afford(
+        builder.noised,
+        [seat_of(plan, records)],
+        Budget(epsilon=plan.epsilon, delta=plan.delta, max_participations=plan.max_participations),
+    )
+    return builder.noised(found.noise[0]), found.events[0], found.prices[0]
+
+
+def share_terms_of(algorithm: Algorithm, plan: Plan, statistics: Mapping[str, Any]) -> dict[str, BlockTerms]:
+    """Grid and coins of every kind of round, block by block; all silos and the server find the same from the same plan.
+
+    ``statistics`` are the shapes of what is released.
+    """
+    shuffle = plan.shuffle
+    assert shuffle is not None
+    if len(algorithm.schedule) * max(map(coordinates, statistics.values())) > _MOST_COORDINATES:
+        raise RefusalError("not-allowed", f"expected rounds x parameters of at most {_MOST_COORDINATES}")
+    terms: dict[str, BlockTerms] = {}
+    for event in seat_of(plan, shuffle.records[plan.silo_index]).events(algorithm):
+        release = algorithm.rounds[event.kind].silo.release
+        size, shape = release.batch_size, statistics[event.kind]
+        sizes = shuffle.records if size is None else [int(np.max(size))] * len(shuffle.records)
+        own = partial(share_terms, sizes=sizes, min_silos=shuffle.min_silos, honest=shuffle.honest)
+        if isinstance(release.noise_multiplier, Mapping):
+            blocks = {name: float(z) for name, z in release.noise_multiplier.items()}
+            terms[event.kind] = {name: own(z, dimension=coordinates(shape[name])) for name, z in blocks.items()}
+        else:
+            terms[event.kind] = own(event.noise_multiplier, dimension=coordinates(shape))
+    return terms
+
+
+def reporting(algorithm: Algorithm) -> dict[str, Any]:
+    """The kinds of round that travel as shuffled reports."""
+    return {kind: part for kind, part in algorithm.rounds.items() if part.silo.release.channel == REPORTS}
+
+
+def streams_of(algorithm: Algorithm, statistics: Mapping[str, Any]) -> dict[str, dict[str, ReportTerms]]:
+    """The terms of every stream of every kind of round; all silos and the server find the same from the same plan."""
+    streams = {}
+    for kind, part in reporting(algorithm).items():
+        noise, shape = part.silo.release.noise_multiplier, statistics[kind]
+        if isinstance(noise, Mapping):
+            own = {name: report_terms(float(z), coordinates(shape[name])) for name, z in sorted(noise.items())}
+        else:
+            own = {"": report_terms(float(noise), coordinates(shape))}
+        streams[kind] = own
+    return streams
+
+
+def min_silos_of(algorithm: Algorithm, plan: Plan, kind: str) -> int:
+    """How many silos a round must have at least, which is what its price counts on and the shuffler is told."""
+    assert plan.shuffle is not None
+    return plan.silos if algorithm.rounds[kind].participants == "all" else plan.shuffle.min_silos
+
+
+def bound_to(plan: Plan, terms: Mapping[str, Any], *, noise: bool) -> bytes:
+    """Digest of a plan, of what is made of it here (grids and coins, or epsilon_0), and of whether there is noise.
+
+    Deposits are bound to it. So those of silos that flip fewer coins, as another version of Tacit might, or none, as a
+    test build does (``noise=False``), are never added up with those that count on them.
+    """
+    made = json.dumps({"noise": noise, "terms": terms}, sort_keys=True)
+    return hashlib.sha256(b"tacit terms 2" + plan.consortium + made.encode()).digest()
+
+
+def stream_binding(bound: bytes, stream: str, round_index: int, broadcast: bytes) -> Binding:
+    """What the reports of a stream are bound to: each stream of a study (``bound_to``) is a shuffle of its own."""
+    consortium = hashlib.sha256(b"tacit stream 2" + bound + stream.encode()).digest()
+    return Binding(consortium, round_index, broadcast)
+
+
+def route_of(plan: Plan) -> list[PublicKey]:
+    """The keys that a report is sealed for, in turn: the shufflers', and the server's."""
+    shuffle = plan.shuffle
+    assert shuffle is not None
+    assert shuffle.server is not None
+    return [public_key(key) for key in (*shuffle.shufflers.values(), shuffle.server)]
+
+
+def stream_name(stream: str) -> str:
+    """What a stream's frame is called in a sealed answer."""
+    return stream or _WHOLE

@@ -1,0 +1,38 @@
+"""The records of a study, silo by silo."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tacit import data
+from tacit.plans.spec import Study, StudyError
+from tacit.studies.centralisation import regrouped
+
+
+def federation_of(study: Study, seed: int) -> data.Federation:
+    """The silos' records for one seed of the study."""
+    part = study.partition
+    federation = data.load(
+        study.data.name,
+        partition=part.kind,
+        silos=part.silos,
+        level=part.level,
+        seed=seed,
+        validation=part.validation,
+        test=part.test,
+        records_per_silo=part.records_per_silo,
+        **study.data.options,
+    )
+    federation = regrouped(study, federation)
+    if federation.task != "regression":
+        classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
+        if len(classes) < 2:
+            only = ", ".join(federation.class_names[int(c)] for c in classes) if federation.class_names else "one"
+            fix = "choose another partition or more silos"
+            if study.data.name == "csv":
+                fix = "add records of another class to the silos' files, or choose another target: tacit init --target"
+            raise StudyError(
+                f"Expected at least two classes among the training records of {study.data.name}, got only "
+                f"{only}; {fix}."
+            )
+    return federation
