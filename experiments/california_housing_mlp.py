@@ -220,7 +220,7 @@ def priced(arm: Arm, rounds: int, records: Sequence[int], epsilon: float) -> tup
     def build(noise: Any) -> Algorithm:
         return arm.build(rounds, clip_norm=1.0, noise_multiplier=noise, step_size=0.1)
 
-    plans, noise = plan_silos(build, [str(i) for i in range(len(records))], records, budget)
+    plans, noise = plan_silos(build, [str(i) for i in range(len(records))], records, budget, dimensions={})
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
     multiplier = float(noise.max())

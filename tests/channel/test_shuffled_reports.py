@@ -75,7 +75,7 @@ def test_the_price_counts_honest_reports_of_all_silos():
         return find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": noise})
 
     anonymity = Budget(epsilon=1.0, delta=1e-5, honest=1.0, min_silos=3)
-    plans, noise = plan_silos(build, ["a", "b", "c"], [24, 17, 24], anonymity)
+    plans, noise = plan_silos(build, ["a", "b", "c"], [24, 17, 24], anonymity, dimensions={})
     assert all(plan.price.epsilon <= 1.0 for plan in plans)
     assert noise.min() > 0.5
 

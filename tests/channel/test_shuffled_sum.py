@@ -147,14 +147,16 @@ def test_it_is_priced_with_room_for_short_tails_and_stated_as_shuffle_dp():
     def build(noise, channel="shuffled-sum"):
         return find("mb-sgd").build(problem, channel=channel, num_rounds=5, **{**COMMON, "noise_multiplier": noise})
 
-    plans, noise = plan_silos(build, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, min_silos=2))
+    plans, noise = plan_silos(
+        build, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, min_silos=2), dimensions={}
+    )
     assert plans[0].price.epsilon <= 1.0
     assert plans[0].price.delta == 1e-6
-    alone = plan_silos(lambda z: build(z, "trusted"), ["a"], [40], Budget(epsilon=1.0, delta=1e-6))
+    alone = plan_silos(lambda z: build(z, "trusted"), ["a"], [40], Budget(epsilon=1.0, delta=1e-6), dimensions={})
     assert noise[0] == pytest.approx(alone[1][0], rel=1e-5)
     assert "shuffle DP" in GUARANTEES["shuffled-sum"]
     with pytest.raises(ValueError, match="short tails"):
-        plan_silos(build, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, min_silos=1))
+        plan_silos(build, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, min_silos=1), dimensions={})
 
 
 def test_a_study_says_its_channel_and_its_honest_share():

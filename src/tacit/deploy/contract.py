@@ -78,12 +78,15 @@ def seat_of(plan: Plan, records: int) -> Seat:
     return Seat(plan.silo_index, plan.silos, records, plan.max_participations, anonymity_set)
 
 
-def affordable(builder: Builder, plan: Plan, records: int) -> tuple[Algorithm, tuple[Event, ...], Price]:
+def affordable(
+    builder: Builder, plan: Plan, records: int, dimensions: Mapping[str, int]
+) -> tuple[Algorithm, tuple[Event, ...], Price]:
     """The algorithm with the noise that the plan's price asks for, its releases at this silo, and their price."""
     found = afford(
         builder.noised,
         [seat_of(plan, records)],
         Budget(epsilon=plan.epsilon, delta=plan.delta, max_participations=plan.max_participations),
+        dimensions=dimensions,
     )
     return builder.noised(found.noise[0]), found.events[0], found.prices[0]
 

@@ -94,7 +94,7 @@ def prepare(study: Study) -> Prepared:
     )
     builder = builder_of(study, problem_of(study, first), records)
     before = statistics_events(study, first)
-    plan = plan_of(study, builder, [silo.name for silo in first.silos], records, before)
+    plan = plan_of(study, builder, [silo.name for silo in first.silos], records, _record(first), before)
     _check_grid(study)
     noise = [events[0].noise_multiplier for events in before]
     federations = tuple(
@@ -102,6 +102,11 @@ def prepare(study: Study) -> Prepared:
         for federation, seed in zip(federations, study.run.seed_list, strict=True)
     )
     return Prepared(study, federations, builder, plan, who)
+
+
+def _record(federation: Federation) -> Any:
+    """The shape of one record."""
+    return jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), federation.silos[0].train)
 
 
 def run(study: Study, progress: Progress | None = None) -> Result:
@@ -334,7 +339,7 @@ def noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     # Numbers of the algorithm's own may change what is released (the noise of differences, say), and with it the price.
     own = {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
     builder = dataclasses.replace(prepared.builder, fixed={**prepared.builder.fixed, **own})
-    noise = plan_of(study, builder, prepared.names, records, before).noise
+    noise = plan_of(study, builder, prepared.names, records, _record(prepared.federations[0]), before).noise
     if noise is None:
         raise StudyError("run.grid: expected a private study for a grid over noise.")
     return noise
@@ -368,7 +373,7 @@ def _spent(prepared: Prepared, seeds: list[Seed], rounds: int | None = None) -> 
             else event.count
             for event in silo.events
         }
-        found.append(spent(silo.events, made, delta=silo.price.delta).epsilon)
+        found.append(spent(silo.events, made, delta=silo.price.delta - silo.kept).epsilon)
     return found
 
 

@@ -62,8 +62,8 @@ class Sums:
         assert plan.shuffle is not None
         self._records = dict(zip(silos, plan.shuffle.records, strict=True))
         builder = builder_from(plan, plan.shuffle.records[0])
-        self._algorithm, self._events, _ = affordable(builder, plan, plan.shuffle.records[0])
-        self._shapes: Shapes = shapes_of(self._algorithm, builder.problem, record_of(plan))
+        self._shapes: Shapes = shapes_of(builder.noised(1.0), builder.problem, record_of(plan))
+        self._algorithm, self._events, _ = affordable(builder, plan, plan.shuffle.records[0], self._shapes.dimensions)
         found = share_terms_of(self._algorithm, plan, self._shapes.messages)
         self._bound = bound_to(plan, found, noise=coins)
         self.terms = found if coins else {kind: _coinless(terms) for kind, terms in found.items()}
@@ -110,8 +110,8 @@ class Reports:
         if plan.shuffle.server != str(key.public):
             raise TacitError("Expected the key that the plan names as the server's.")
         builder = builder_from(plan, plan.shuffle.records[0])
-        self._algorithm, _, _ = affordable(builder, plan, plan.shuffle.records[0])
-        self._shapes: Shapes = shapes_of(self._algorithm, builder.problem, record_of(plan))
+        self._shapes: Shapes = shapes_of(builder.noised(1.0), builder.problem, record_of(plan))
+        self._algorithm, _, _ = affordable(builder, plan, plan.shuffle.records[0], self._shapes.dimensions)
         every: dict[str, Event] = {}
         for silo_index, records in enumerate(plan.shuffle.records):
             # A silo whose turn never comes has no event for rounds in turn.
