@@ -10,7 +10,7 @@ from tacit.errors import TacitError
 from tacit.objectives import Objective, Problem, ermi, linear, logistic
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
-from tacit.simulate.divided import AttributesDivision, FairGradients, FeaturesDivision, Outputs, train_divided
+from tests.simulate.divided import AttributesDivision, FairGradients, FeaturesDivision, Outputs, train_divided
 
 N, STRENGTH, SHARES = 30, 0.8, (0.4, 0.6)
 PROBLEM = Problem(Objective(linear(3, 1), logistic()), lipschitz=3.0, smoothness=2.0)
