@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
 
 import numpy as np
 
@@ -149,39 +148,25 @@ def bars(rows: Sequence[Bar], *, name: str, start: float = 0.0, end: float | Non
     return _svg(34 * len(rows) + 2, name, parts)
 
 
-class _Trust(NamedTuple):
-    """What silos do, who trusts whom, what leaves silos, what the server sees; behind a shuffler, what it passes on."""
-
-    does: str
-    zone: str
-    leaves: str
-    sees: str
-    shuffler: str | None = None
-    after: str | None = None
-
-
-_TRUST: dict[Channel, _Trust] = {
-    "direct": _Trust(
-        "clip, add noise", "each silo trusts itself alone", "messages, private already", "sees every message"
-    ),
-    "trusted": _Trust("clip", "trusted together", "statistics without noise", "sees all statistics, adds noise"),
-    "shuffled-sum": _Trust(
-        "add a share of noise",
-        "trusted not to collude",
-        "sealed shares",
-        "sees only the noised sum",
-        "opens nothing but sums",
-        "the sum",
-    ),
-    "shuffled-reports": _Trust(
-        "randomise each record",
-        "trusted not to collude",
-        "sealed reports",
-        "sees reports, not whose",
-        "mixes reports, cannot read them",
-        "reports in random order",
-    ),
-    "open": _Trust("no noise", "nothing is protected", "statistics without noise", "sees every statistic"),
+_SILOS: dict[Channel, tuple[str, str, str]] = {
+    "direct": ("clip, add noise", "each silo trusts itself alone", "messages, private already"),
+    "trusted": ("clip", "trusted together", "statistics without noise"),
+    "shuffled-sum": ("add a share of noise", "trusted not to collude", "sealed shares"),
+    "shuffled-reports": ("randomise each record", "trusted not to collude", "sealed reports"),
+    "open": ("no noise", "nothing is protected", "statistics without noise"),
+}
+"""What silos do, who trusts whom, and what leaves a silo."""
+_SHUFFLER: dict[Channel, tuple[str, str]] = {
+    "shuffled-sum": ("opens nothing but sums", "the sum"),
+    "shuffled-reports": ("mixes reports, cannot read them", "reports in random order"),
+}
+"""What the shuffler does, and what leaves it."""
+_SERVER: dict[Channel, str] = {
+    "direct": "sees every message",
+    "trusted": "sees all statistics, adds noise",
+    "shuffled-sum": "sees only the noised sum",
+    "shuffled-reports": "sees reports, not whose",
+    "open": "sees every statistic",
 }
 
 
@@ -190,22 +175,22 @@ def trust_drawing(channel: Channel, silos: Sequence[str]) -> str:
 
     Inside the dashed line is who must be trusted; solid borders mark who needs no trust.
     """
-    trust, places = _TRUST[channel], _places(silos)
+    (does, zone, leaves), sees, places = _SILOS[channel], _SERVER[channel], _places(silos)
     parts: list[str] = []
     bottom = 86
-    boxes = [_box(x, 26, width, 52, name, trust.does, "silo") for x, width, name in places]
-    inner = ("server", trust.sees) if channel == "trusted" else ("shuffler", trust.shuffler)
+    boxes = [_box(x, 26, width, 52, name, does, "silo") for x, width, name in places]
     if channel == "direct":
         parts += [_zone(x - 4, 20, width + 8, 64) for x, width, _ in places]
-    elif inner[1] is not None:
+    elif channel != "open":
         bottom = 172
         parts.append(_zone(6, 20, _WIDTH - 12, bottom - 16))
-        boxes += [_arrow(82, 116, trust.leaves), _box(80, 116, 200, 44, inner[0], inner[1], "silo")]
-    parts.append(_text(_WIDTH / 2, 13, trust.zone, "small safe" if channel != "open" else "small danger"))
+        inner = ("server", sees) if channel == "trusted" else ("shuffler", _SHUFFLER[channel][0])
+        boxes += [_arrow(82, 116, leaves), _box(80, 116, 200, 44, *inner, "silo")]
+    parts.append(_text(_WIDTH / 2, 13, zone, "small safe" if channel != "open" else "small danger"))
     parts += boxes
     if channel != "trusted":
-        parts.append(_arrow(bottom, bottom + 32, trust.after or trust.leaves))
-        parts.append(_box(80, bottom + 32, 200, 44, "server", trust.sees, "other"))
+        parts.append(_arrow(bottom, bottom + 32, _SHUFFLER[channel][1] if channel in _SHUFFLER else leaves))
+        parts.append(_box(80, bottom + 32, 200, 44, "server", sees, "other"))
         bottom += 76
     parts.append(_arrow(bottom, bottom + 32, "the model, round by round"))
     parts.append(_box(80, bottom + 32, 200, 44, "other silos, the public", "see what is broadcast", "other"))
@@ -213,7 +198,7 @@ def trust_drawing(channel: Channel, silos: Sequence[str]) -> str:
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path class="tip" d="M0 0L8 4L0 8z"/></marker></defs>'
     )
-    return _svg(bottom + 82, f"Trust model of the {channel} channel: {trust.zone}", [tip, *parts], "trust")
+    return _svg(bottom + 82, f"Trust model of the {channel} channel: {zone}", [tip, *parts], "trust")
 
 
 def _places(silos: Sequence[str]) -> list[tuple[float, float, str]]:
