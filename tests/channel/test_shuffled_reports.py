@@ -13,9 +13,9 @@ from tacit.privacy.randomisers import terms_of
 from tacit.silo import answer, enrol, rows_of, view_of
 from tacit.silo.reports import seed_and_sign
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
-from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
+from tests.simulate.loop import debug
 
 COMMON = {"step_size": 0.1, "clip_norm": 1.0, "noise_multiplier": 0.5, "batch_size": None, "sampling": "full"}
 CHANNEL = "shuffled-reports"

@@ -24,10 +24,10 @@ from tacit.silo.shuffled import (
     reach_of,
 )
 from tacit.simulate.compiled import simulate
-from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tacit.studies.run import prepare
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
+from tests.simulate.loop import debug
 
 COMMON = {"step_size": 0.3, "clip_norm": 0.7, "noise_multiplier": 0.5, "batch_size": None, "sampling": "full"}
 

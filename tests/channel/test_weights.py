@@ -20,10 +20,10 @@ from tacit.silo.door import Door
 from tacit.silo.local_reports import LocalReports, ReportTerms, mean_of_reports
 from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
-from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tests.algorithms.table import least_squares
 from tests.deploy.silo.consortium import plan_of, records_of
+from tests.simulate.loop import debug
 
 WEIGHTS = (0.8, 0.1, 0.1)
 SIZES = (24, 9, 40)

@@ -229,8 +229,7 @@ def _trusted(
 ) -> Any:
     """What a trusted server lets out: the mean with its noise; no other silo hides this one."""
     mean, deviation = program.exact_answer(part, broadcast, memory, desk, keys, number, position)
-    means, deviations = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], (mean, deviation))
-    return program.noised_mean(part, means, deviations, jnp.ones(1), keys, number, last)
+    return program.noised(part, mean, deviation, jnp.ones(1), keys, number, last)
 
 
 def _louder(silo: Any, loudness: Array) -> Any:

@@ -78,7 +78,7 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def live_view(prepared: Prepared, *, quiet: bool) -> Iterator[Callable[[Sight], None] | None]:
     """Show a run on standard error while it goes on; nothing where a machine reads."""
-    from tacit.studies.run import grid_points
+    from tacit.studies.run import points_of
 
     if quiet:
         yield None
@@ -89,7 +89,7 @@ def live_view(prepared: Prepared, *, quiet: bool) -> Iterator[Callable[[Sight], 
     parts += ["each silo alone"] * study.run.alone + ["grid"] * bool(study.run.grid)
     prices = [silo.price.epsilon for silo in prepared.plan.silos if silo.price is not None]
     title = f"{study.name}: {study.algorithm.name}, {len(prepared.names)} silos, {len(prepared.federations)} seeds"
-    view = RunView(title, parts, grid_points(study), max(prices, default=None))
+    view = RunView(title, parts, points_of(study.run.grid), max(prices, default=None))
     with Live(view, console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
 
         def watch(sight: Sight) -> None:

@@ -56,11 +56,11 @@ def _as_data(prepared: Prepared) -> dict[str, Any]:
     """The plan, the noise in the mean of all silos, the price at every point of the grid, and whole silos' sizes."""
     from tacit.studies.noise import mean_over_clip
     from tacit.studies.plan import min_silos_of, plan_json
-    from tacit.studies.run import grid_points, noise_at
+    from tacit.studies.run import noise_at, points_of
 
     study, plan, federation = prepared.study, prepared.plan, prepared.federations[0]
     unit = prepared.builder.build(noise_multiplier=1.0)
-    points = grid_points(study) if study.run.grid and study.privacy.private else []
+    points = points_of(study.run.grid) if study.run.grid and study.privacy.private else []
     return plan_json(plan) | {
         "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, min_silos_of(study, len(plan.silos)))
         if study.privacy.private

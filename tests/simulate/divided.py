@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +42,7 @@ class LossGradient(NamedTuple):
 class Outputs(NamedTuple):
     """From features to attributes: of each record of the batch its index, and what the term needs beside s."""
 
-    record: Array
+    record: np.ndarray
     target: Array
     chances: Array
     jacobian: Params
@@ -72,7 +73,7 @@ class FeaturesDivision:
         """What it tells the attributes divisions about its part of a batch."""
         records = self._own(batch)
         jacobian = jax.vmap(lambda x: jax.jacrev(lambda p: term.probabilities(p, x[None])[0])(params))(records["x"])
-        index = jnp.asarray(self.index[np.isin(self.index, batch)])
+        index = self.index[np.isin(self.index, batch)]
         return Outputs(index, records["y"], term.probabilities(params, records["x"]), jacobian)
 
     def _own(self, batch: np.ndarray) -> Record:
@@ -97,18 +98,14 @@ class AttributesDivision:
         Formal guarantee: the Gaussian mechanism with the release's noise multiplier for the sensitive attribute of
         each of its records, once for each batch that has the record. With no record in the batch it is noise alone.
         """
-        table = {"index": [], "y": [], "chances": [], "jacobian": []}  # type: dict[str, list[Any]]
-        for part in heard:
-            for name, leaf in zip(table, part, strict=True):
-                table[name].append(leaf)
-        joined = {name: jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts) for name, parts in table.items()}
-        index = np.asarray(joined.pop("index"))
+        index = np.concatenate([part.record for part in heard])
         if len(np.unique(index)) != len(index):
             raise TacitError("Expected every index of a batch once; a record that came twice would count twice.")
         mine = np.flatnonzero(np.isin(index, self.index))
         # One absent row keeps shapes positive where there is nothing to add.
         rows = mine if len(mine) else np.zeros(1, int)
-        records = jax.tree.map(lambda leaf: leaf[rows], joined)
+        joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[rows], *(part[1:] for part in heard))
+        records = dict(zip(("y", "chances", "jacobian"), joined, strict=True))
         order = np.argsort(self.index)
         found = order[np.clip(np.searchsorted(self.index[order], index[rows]), 0, len(self.index) - 1)]
         records["s"] = jnp.asarray(self.s[found], jnp.int32)
@@ -161,14 +158,18 @@ def train_divided(
     if set(everything.tolist()) != set(known.tolist()):
         raise TacitError("Expected the same indices among features and attributes; leave out records without either.")
     step, state = algorithm.rounds["step"], algorithm.init(params)
-    for number in range(len(algorithm.schedule)):
-        batch = everything if batches is None else batches[number]
+
+    def play(state: Any, number: Any, batch: np.ndarray) -> Any:
         work = step.server.ask(state)
         losses = [part.loss_gradient(problem, work.params, batch).total for part in features]
         heard = [part.outputs(term, work.params, batch) for part in features]
         said = [part.gradients(term, step.silo, work, strength, heard, len(batch), number) for part in attributes]
-        total = jax.tree.map(lambda *leaves, size=len(batch): sum(leaves) / size, *losses)
+        total = jax.tree.map(lambda *leaves: sum(leaves) / len(batch), *losses)
         fair = jax.tree.map(lambda *leaves: sum(leaves), *said)
         message = {"params": jax.tree.map(jnp.add, total, fair.params), "duals": fair.duals}
-        state = step.server.tell(state, message)
+        return step.server.tell(state, message)
+
+    whole = jax.jit(partial(play, batch=everything))
+    for number in range(len(algorithm.schedule)):
+        state = (whole if batches is None else jax.jit(partial(play, batch=batches[number])))(state, number)
     return algorithm.output(state)
