@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import GUARANTEES
 from tacit.algorithms import find
 from tacit.channel import SumShuffler, TooFewError
 from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
-from tacit.privacy.binomial import VectorSum, bits_for, grid_for, rounding_bound, sum_multiplier
+from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
 from tacit.privacy.plan import Budget, plan_silos
 from tacit.silo import AnonymityCounts, answer, enrol, rows_of, view_of
 from tacit.silo.shuffled import (

@@ -13,9 +13,7 @@ from tacit.privacy import (
     Event,
     PricingError,
     calibrate,
-    closed_form_epsilon,
     colluding,
-    lemma_epsilon,
     price,
     risk_of,
     spent,
@@ -23,6 +21,8 @@ from tacit.privacy import (
 from tacit.privacy.conversions import user_level
 from tacit.privacy.pld import Composition
 from tacit.privacy.reports import reports_profile, shuffled_profile, streams_profile, total_variation
+from tacit.privacy.theorems import LEMMA_C, lemma_conditions
+from tests.theory.shuffled import closed_form_epsilon
 
 EPSILONS = np.array([0.0, 0.02, 0.1, 0.3, 0.7, 1.2, 2.0])
 
@@ -206,17 +206,22 @@ def test_closed_form_is_above_the_profile_and_refuses_outside_its_condition():
 
 
 def test_the_papers_lemma_refuses_its_own_experiment():
-    with pytest.raises(PricingError, match=r"gamma=B/n=1 <= 0\.1.*MB ln") as refusal:
-        lemma_epsilon(1.0, silos=10, records=1651, batch=1651, rounds=500, delta=1e-5)
-    assert "tight" in str(refusal.value)
+    failed = [c.text for c in lemma_conditions(1.0, silos=10, records=1651, batch=1651) if not c.holds]
+    assert failed[0] == "gamma=B/n=1 <= 0.1"
+    assert any("MB ln" in text for text in failed)
     for epsilon in (0.4, 0.8, 1.6):
         printed = paper_noise("mb-psgm-fg", records=1651, num_rounds=500, epsilon=epsilon, delta=1e-5, silos=10)
-        assert not printed.conditions_hold
+        assert not all(c.holds for c in printed.conditions)
 
 
 def test_the_papers_lemma_is_valid_and_loose_where_it_holds():
     """A hundred silos of ten thousand records: the lemma's epsilon is far above what the same reports cost."""
-    stated = lemma_epsilon(1.0, silos=100, records=10_000, batch=500, rounds=100, delta=1e-5)
+    silos, records, batch, rounds, delta = 100, 10_000, 500, 100, 1e-5
+    assert all(c.holds for c in lemma_conditions(1.0, silos=silos, records=records, batch=batch))
+    slope = rounds * 26 * (batch / records) ** 2 * LEMMA_C * math.e / (silos * batch)
+    most = silos * batch * math.log(records / batch) / (4 * LEMMA_C * math.e)
+    alpha = min(1 + math.sqrt(-math.log(delta) / slope), most)
+    stated = slope * alpha - math.log(delta) / (alpha - 1)
     reports = event(count=100, records=10_000, batch=500, sampling="wor", reports=50_000)
     assert price([reports], delta=1e-5).epsilon < stated / 20
 

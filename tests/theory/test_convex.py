@@ -58,7 +58,7 @@ def excess(params, tables):
 def test_the_noise_prices_back_to_the_budget(name, setting):
     found = find(name).theory(setting)
     algorithm = find(name).build(problem(), **found.parameters)
-    spent = price(events_of(algorithm, place=0, silos=3, records=40), delta=1e-4).epsilon
+    spent = price(events_of(algorithm, silo_index=0, silos=3, records=40), delta=1e-4).epsilon
     assert 3.99 < spent <= 4.0 + 1e-9
     assert found.bound >= found.lower_bound > 0
 

@@ -83,13 +83,3 @@ def mu_one(sigma: float) -> float:
     quantiles = -special.ndtri_exp(log_sf[:last])
     # F(-1) = 1 - F(0) by symmetry, so the increment at the centre is twice the first quantile.
     return float(max(2 * quantiles[0], np.max(np.diff(quantiles), initial=0.0)))
-
-
-def grid_width(sensitivity: float, dimension: int, slack: float = 1e-4) -> float:
-    """Width of a grid on which rounding adds at most `slack` of the sensitivity.
-
-    Examples:
-        >>> f"{grid_width(0.02, 100):.2g}"
-        '2e-07'
-    """
-    return positive("slack", slack) * positive("sensitivity", sensitivity) / math.sqrt(dimension)

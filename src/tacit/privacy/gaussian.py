@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 from scipy.optimize import brentq
 
-from tacit.privacy.events import non_negative, positive, probability
+from tacit.privacy.events import non_negative, probability
 
 Floats = NDArray[np.float64]
 
@@ -117,19 +117,6 @@ def gdp_tpr(mu: float, false_positive_rate: float) -> float:
     """
     mu, rate = non_negative("mu", mu), probability("false_positive_rate", false_positive_rate)
     return float(special.ndtr(special.ndtri(rate) + mu))
-
-
-def gdp_of_zcdp(rho: float) -> float:
-    """The mu of the Gaussian mechanism that satisfies rho-zCDP with equality: mu = sqrt(2 rho).
-
-    A Gaussian mechanism with mu separation is (mu^2/2)-zCDP. The converse holds for Gaussians only: a
-    general rho-zCDP mechanism is not sqrt(2 rho)-GDP.
-
-    Examples:
-        >>> gdp_of_zcdp(0.5)
-        1.0
-    """
-    return math.sqrt(2 * positive("rho", rho))
 
 
 def _mills(x: Floats) -> Floats:

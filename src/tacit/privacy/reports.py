@@ -28,7 +28,7 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy import special
 
-from tacit.privacy.events import PricingError, non_negative, positive, probability
+from tacit.privacy.events import PricingError, non_negative, positive
 from tacit.privacy.gaussian import Floats
 from tacit.privacy.profiles import Profile, sampled
 
@@ -162,27 +162,6 @@ def _masses(others: int, chance: float, null: float, slack: float) -> tuple[Floa
         return clones[firsts] + 1.0, np.zeros(len(firsts)), np.add.reduceat(law, firsts), lost
     k = np.arange(low, high + 2, dtype=np.float64)
     return k, null * np.append(law, 0.0), np.append(0.0, law), lost
-
-
-def closed_form_epsilon(local_epsilon: float, reports: int, delta: float) -> float:
-    """Epsilon of one shuffle by the closed form of Feldman, McMillan and Talwar 2021, Theorem 3.1.
-
-    Looser than `shuffled_profile`; refuses where the theorem's condition fails.
-
-    Examples:
-        >>> round(closed_form_epsilon(1.0, 100_000, 1e-6), 4)
-        0.0726
-    """
-    local_epsilon, delta = positive("local_epsilon", local_epsilon), probability("delta", delta)
-    most = math.log(max(reports / (16 * math.log(2 / delta)), 1e-300))
-    if local_epsilon > most:
-        raise PricingError(
-            f"Expected local_epsilon={local_epsilon:g} <= ln(reports/(16 ln(2/delta)))={most:.4g} for the closed form; "
-            'lower it, gather more reports, or use accountant="tight".'
-        )
-    grown = math.exp(local_epsilon)
-    clones = 8 * math.sqrt(grown * math.log(4 / delta) / reports) + 8 * grown / reports
-    return min(local_epsilon, math.log1p((grown - 1) / (grown + 1) * clones))
 
 
 def streams_profile(local_epsilons: Sequence[float], reports: int) -> Profile:

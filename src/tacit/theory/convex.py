@@ -24,7 +24,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tacit.privacy import Condition, Event, PaperNoise, Setting, calibrate, theorems
-from tacit.theory.statement import ConvexSetting, Risk, Statement, TheoryError, at_least, at_most, says_something
+from tacit.privacy.statements import at_least, at_most
+from tacit.theory.statement import ConvexSetting, Risk, Statement, TheoryError, says_something
 
 Accounting = Literal["tight", "paper"]
 Printed = Callable[[Setting], PaperNoise]
