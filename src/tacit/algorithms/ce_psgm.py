@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 
 from tacit.algorithm import Algorithm, Fixed, Number, Params, Randomiser, Round, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, info_of
+from tacit.algorithms.differences import TwoPoints, check_phase, info_of, scheduled
 from tacit.algorithms.psgm_silo import estimate_silo, is_none, local_silo, local_terms
 from tacit.objectives import Problem, gradient_at
 
@@ -120,7 +120,7 @@ def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
         local = local_silo(problem, local_terms(terms, local_batch_size), step, local_steps - 1, slope, local_noise)
         rounds["local"] = Round(local, Server(lambda state: state, tell_local), "in turn")
     schedule = _schedule(num_rounds, local_steps, phase_length)
-    kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
+    kinds = scheduled(rounds, schedule)
     return Algorithm(start, kinds, schedule, lambda state: state.params, info=info_of(ask_estimate))
 
 

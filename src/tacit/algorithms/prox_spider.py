@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, keep_at
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, keep_at, scheduled
 from tacit.objectives import Problem, gradient_at
 
 
@@ -85,10 +85,9 @@ def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
         "difference": Round(difference, Server(ask_difference, tell_difference)),
     }
     schedule = tuple("gradient" if r % phase_length == 0 else "difference" for r in range(num_rounds))
-    kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
     return Algorithm(
         init,
-        kinds,
+        scheduled(rounds, schedule),
         schedule,
         lambda state: state.params if pick is None else state.picked,
         info=info_of(ask_difference),

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at, scheduled
 from tacit.objectives import Problem, gradient_at
 
 
@@ -108,8 +108,9 @@ def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: 
         "difference": Round(difference, Server(ask_difference, tell_difference)),
     }
     schedule = tuple("anchor" if r % length % phase_length == 0 else "difference" for r in range(num_rounds))
-    kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
-    return Algorithm(init, kinds, schedule, lambda state: state.params if picks is None else state.picked)
+    return Algorithm(
+        init, scheduled(rounds, schedule), schedule, lambda state: state.params if picks is None else state.picked
+    )
 
 
 @preset(prox_svrg)

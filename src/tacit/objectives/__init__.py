@@ -1,6 +1,6 @@
 """Public mathematics of what is learnt: models with taps, losses for each record, fairness, structured queries."""
 
-from tacit.objectives.constants import Constants, constants, ridge, start_risk
+from tacit.objectives.constants import Constants, constants, start_risk
 from tacit.objectives.convolution import cnn
 from tacit.objectives.fairness import Ermi, Frequencies, Notion, ermi
 from tacit.objectives.losses import absolute, hinge, logistic, pinball, softmax, squared
@@ -38,7 +38,6 @@ __all__ = [
     "logistic",
     "mlp",
     "pinball",
-    "ridge",
     "saddle",
     "softmax",
     "squared",

@@ -57,11 +57,10 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
     earlier messages, are (epsilon, delta)-DP for replacing one record (or what the events protect). Nothing
     is assumed about the server or other silos. Unsupported combinations raise `PricingError`.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
-        >>> spent = price([plan], delta=1 / 1234**2)
-        >>> round(spent.epsilon, 3), spent.accountant, spent.exact
-        (1.0, 'gdp', True)
+    >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
+    >>> spent = price([plan], delta=1 / 1234**2)
+    >>> round(spent.epsilon, 3), spent.accountant, spent.exact
+    (1.0, 'gdp', True)
     """
     delta = probability("delta", delta)
     if accountant not in get_args(Accountant):
@@ -97,11 +96,10 @@ def colluding(events: Iterable[Event], *, delta: float) -> Price:
     Every report then stands alone: the local randomiser's epsilon, composed over all releases and streams, is the
     inter-silo record-level guarantee (the batch is still the silo's secret). Gaussian releases cost what they cost.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=2.0, count=3, records=50, batch=50, sampling="full",
-        ...              mechanism="reports", reports=500, streams=(1.0,))
-        >>> round(price([plan], delta=1e-6).epsilon, 3), round(colluding([plan], delta=1e-6).epsilon, 3)
-        (0.164, 1.5)
+    >>> plan = Event(kind="g", noise_multiplier=2.0, count=3, records=50, batch=50, sampling="full",
+    ...              mechanism="reports", reports=500, streams=(1.0,))
+    >>> round(price([plan], delta=1e-6).epsilon, 3), round(colluding([plan], delta=1e-6).epsilon, 3)
+    (0.164, 1.5)
     """
     alone = [dataclasses.replace(e, reports=1) if e.mechanism == "reports" else e for e in events]
     return price(alone, delta=delta)
@@ -114,15 +112,14 @@ def capped(events: Iterable[Event], max_participations: int | None) -> tuple[Eve
     other rounds amplifies nothing. Which kinds the answers are of is up to the server, so `price` counts the dearest
     choice (`tacit.privacy.participations`).
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=9.0, count=50, records=99, batch=99, sampling="full")
-        >>> [silo] = capped([plan], 20)
-        >>> silo.count
-        20
-        >>> cheap = dataclasses.replace(plan, kind="h", noise_multiplier=18.0)
-        >>> both = price(capped([plan, cheap], 20), delta=1e-6).epsilon
-        >>> both == price([silo], delta=1e-6).epsilon
-        True
+    >>> plan = Event(kind="g", noise_multiplier=9.0, count=50, records=99, batch=99, sampling="full")
+    >>> [silo] = capped([plan], 20)
+    >>> silo.count
+    20
+    >>> cheap = dataclasses.replace(plan, kind="h", noise_multiplier=18.0)
+    >>> both = price(capped([plan, cheap], 20), delta=1e-6).epsilon
+    >>> both == price([silo], delta=1e-6).epsilon
+    True
     """
     if max_participations is None:
         return tuple(events)
@@ -142,10 +139,9 @@ def spent(events: Iterable[Event], participations: Mapping[str, int], *, delta: 
     Formal guarantee: (epsilon, delta)-DP if the rounds to take part in were chosen without looking at this
     silo's messages. If they were, only the price that was reserved is a guarantee.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
-        >>> round(spent([plan], {"g": 20}, delta=1 / 1234**2).epsilon, 3)
-        0.612
+    >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
+    >>> round(spent([plan], {"g": 20}, delta=1 / 1234**2).epsilon, 3)
+    0.612
     """
     events = tuple(events)
     unknown = set(participations) - {e.kind for e in events}

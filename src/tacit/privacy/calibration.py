@@ -27,11 +27,10 @@ def calibrate(
     Formal guarantee: `price(result, delta=delta).epsilon <= epsilon`, checked by pricing the result; it is at
     least 0.999 epsilon whenever the price can come that close.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=1234, batch=1234, sampling="full")
-        >>> [tuned] = calibrate([plan], epsilon=1.0, delta=1 / 1234**2)
-        >>> round(tuned.noise_multiplier, 3)
-        30.479
+    >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=1234, batch=1234, sampling="full")
+    >>> [tuned] = calibrate([plan], epsilon=1.0, delta=1 / 1234**2)
+    >>> round(tuned.noise_multiplier, 3)
+    30.479
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     events = tuple(events)
@@ -79,12 +78,11 @@ def calibrate_beside(
     Formal guarantee: `price([*settled, *result], delta=delta).epsilon <= epsilon`, checked by pricing; it is at least
     0.999 epsilon whenever the price can come that close.
 
-    Examples:
-        >>> first = Event(kind="statistics", noise_multiplier=25.0, count=1, records=99, batch=99, sampling="full")
-        >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=99, batch=99, sampling="full")
-        >>> [tuned] = calibrate_beside([first], [plan], epsilon=1.0, delta=1e-6)
-        >>> 0.999 < price([first, tuned], delta=1e-6).epsilon <= 1.0
-        True
+    >>> first = Event(kind="statistics", noise_multiplier=25.0, count=1, records=99, batch=99, sampling="full")
+    >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=99, batch=99, sampling="full")
+    >>> [tuned] = calibrate_beside([first], [plan], epsilon=1.0, delta=1e-6)
+    >>> 0.999 < price([first, tuned], delta=1e-6).epsilon <= 1.0
+    True
     """
     settled, events = tuple(settled), tuple(events)
     alone = price(settled, delta=delta, accountant=accountant).epsilon

@@ -47,10 +47,9 @@ def user_level_mu(events: Iterable[Event]) -> float:
     Formal guarantee: the releases are mu-GDP for replacing the whole data of the silo, against a server that
     sees every message; for full batches this is records times the record-level mu.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=500.0, count=4, records=100, batch=100, sampling="full")
-        >>> user_level_mu([plan])
-        0.4
+    >>> plan = Event(kind="g", noise_multiplier=500.0, count=4, records=100, batch=100, sampling="full")
+    >>> user_level_mu([plan])
+    0.4
     """
     squares = []
     paid = payable(events)
@@ -77,10 +76,9 @@ def user_level(events: Iterable[Event], *, delta: float) -> Guarantee:
 
     Formal guarantee: as `user_level_mu`.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=500.0, count=4, records=100, batch=100, sampling="full")
-        >>> round(user_level([plan], delta=1e-6).epsilon, 2)
-        1.77
+    >>> plan = Event(kind="g", noise_multiplier=500.0, count=4, records=100, batch=100, sampling="full")
+    >>> round(user_level([plan], delta=1e-6).epsilon, 2)
+    1.77
     """
     mu = user_level_mu(events)
     epsilon = math.inf if mu == math.inf else gdp_epsilon(mu, delta)
@@ -93,11 +91,10 @@ def calibrate_user_level(events: Iterable[Event], *, epsilon: float, delta: floa
     Formal guarantee: the result is (epsilon, delta)-DP for replacing all records of a silo and a fortiori
     for replacing one, against a server that sees every message: ISRL-DP and user-level DP together.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=100, batch=100, sampling="full")
-        >>> tuned = calibrate_user_level([plan], epsilon=1.0, delta=1e-6)
-        >>> user_level(tuned, delta=1e-6).epsilon <= 1.0
-        True
+    >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=100, batch=100, sampling="full")
+    >>> tuned = calibrate_user_level([plan], epsilon=1.0, delta=1e-6)
+    >>> user_level(tuned, delta=1e-6).epsilon <= 1.0
+    True
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     events = tuple(events)

@@ -44,12 +44,11 @@ def fair_designs(*, records: int, rounds: int, batch: int, epsilon: float, delta
 
     Formal guarantee: each but the last is (epsilon, delta)-DP for the sensitive attribute.
 
-    Examples:
-        >>> found = fair_designs(records=1234, rounds=50, batch=88, epsilon=1.0, delta=1 / 1234**2)
-        >>> [design.name for design in found]
-        ['full batch', 'secret batch', 'fixed epochs', 'as printed']
-        >>> round(found[-1].epsilon, 1)
-        5.3
+    >>> found = fair_designs(records=1234, rounds=50, batch=88, epsilon=1.0, delta=1 / 1234**2)
+    >>> [design.name for design in found]
+    ['full batch', 'secret batch', 'fixed epochs', 'as printed']
+    >>> round(found[-1].epsilon, 1)
+    5.3
     """
     if batch > records:
         raise PricingError(f"Expected batch={batch} <= records={records}; lower the batch.")

@@ -114,10 +114,9 @@ class Rule:
 def rule_for(name: RuleName, epsilon: float, delta: float) -> Rule:
     """The rule of this name for a new account.
 
-    Examples:
-        >>> rule = rule_for("renyi", 4.0, 1e-6)
-        >>> round(rule.order, 2), round(rule.limit, 3)
-        (5.94, 1.747)
+    >>> rule = rule_for("renyi", 4.0, 1e-6)
+    >>> round(rule.order, 2), round(rule.limit, 3)
+    (5.94, 1.747)
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     if name not in get_args(RuleName):
@@ -134,9 +133,8 @@ def conversion(order: float, delta: float) -> float:
     Formal guarantee: a divergence of at most r, both ways, implies (r + conversion, delta)-DP. It holds for measures of
     mass below one too, so that masses that were set apart are only added to delta.
 
-    Examples:
-        >>> round(conversion(10.0, 1e-6), 4)
-        1.1739
+    >>> round(conversion(10.0, 1e-6), 4)
+    1.1739
     """
     delta = probability("delta", delta)
     if not 1 < order < math.inf:
@@ -155,9 +153,8 @@ def filter_order(epsilon: float, delta: float) -> float:
     replacement; plans of 85, 50 and 25 percent of epsilon), the releases that fit cost, by their joint price, 88 to 90
     percent of epsilon in the median.
 
-    Examples:
-        >>> filter_order(1.0, 1e-6) > filter_order(4.0, 1e-6) > filter_order(20.0, 1e-6) > 1
-        True
+    >>> filter_order(1.0, 1e-6) > filter_order(4.0, 1e-6) > filter_order(20.0, 1e-6) > 1
+    True
     """
 
     def emptiness(log_excess: float) -> float:
@@ -179,11 +176,10 @@ def cost(rule: Rule, events: Iterable[Event]) -> Cost:
     Formal guarantee: at least the sum of the losses (and masses) of any releases that these events allow, in whatever
     order, number and interleaving a server asks for them.
 
-    Examples:
-        >>> rule = rule_for("renyi", 4.0, 1e-6)
-        >>> plan = Event(kind="g", noise_multiplier=30.0, count=50, records=99, batch=99, sampling="full")
-        >>> round(cost(rule, [plan]).loss / rule.limit, 3)
-        0.094
+    >>> rule = rule_for("renyi", 4.0, 1e-6)
+    >>> plan = Event(kind="g", noise_multiplier=30.0, count=50, records=99, batch=99, sampling="full")
+    >>> round(cost(rule, [plan]).loss / rule.limit, 3)
+    0.094
     """
     paid = payable(events)
     if any(event.noise_multiplier == 0.0 for event in paid):

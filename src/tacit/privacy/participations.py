@@ -22,11 +22,10 @@ def worst_allocation(events: Iterable[Event]) -> tuple[Event, ...]:
     dominated by the returned events, adaptively: an exchange of a round for one of a dearer kind never makes the whole
     more private.
 
-    Examples:
-        >>> terms = dict(count=8, records=9, batch=9, sampling="full", participations=10)
-        >>> dear, cheap = (Event(kind=str(z), noise_multiplier=z, **terms) for z in (2.0, 3.0))
-        >>> [(e.kind, e.count) for e in worst_allocation([cheap, dear])]
-        [('3.0', 2), ('2.0', 8)]
+    >>> terms = dict(count=8, records=9, batch=9, sampling="full", participations=10)
+    >>> dear, cheap = (Event(kind=str(z), noise_multiplier=z, **terms) for z in (2.0, 3.0))
+    >>> [(e.kind, e.count) for e in worst_allocation([cheap, dear])]
+    [('3.0', 2), ('2.0', 8)]
     """
     events = tuple(events)
     limit = limit_of(events)

@@ -42,11 +42,10 @@ def profile_divergence(profile: Profile, order: float, tail: float) -> float:
     probability at most ``tail`` under P and under Q, and whose rest satisfies sum P^a Q^(1-a) <= e^{(a-1) r}, in both
     orders, where r is what is returned. Infinite where the profile does not fall to ``tail``.
 
-    Examples:
-        >>> from functools import partial
-        >>> from tacit.privacy.gaussian import gauss_delta
-        >>> round(profile_divergence(partial(gauss_delta, mu=0.5), 3.0, 1e-15), 4)
-        0.375
+    >>> from functools import partial
+    >>> from tacit.privacy.gaussian import gauss_delta
+    >>> round(profile_divergence(partial(gauss_delta, mu=0.5), 3.0, 1e-15), 4)
+    0.375
     """
     farthest = profile_range(profile, tail)
     if float(profile(np.array([farthest]))[0]) > tail or farthest * order > _MOST_CELLS:
@@ -88,13 +87,12 @@ def release_divergence(event: Event, order: float, tail: float) -> float:
 
     Formal guarantee: as `profile_divergence`, for replacing one record (or what the event protects) and both orders.
 
-    Examples:
-        >>> full = Event(kind="g", noise_multiplier=5.0, count=1, records=50, batch=50, sampling="full")
-        >>> round(release_divergence(full, 10.0, 1e-15), 9)
-        0.2
-        >>> sampled = dataclasses.replace(full, batch=5, sampling="poisson")
-        >>> 0.0 < release_divergence(sampled, 10.0, 1e-15) < 0.02 * 0.2
-        True
+    >>> full = Event(kind="g", noise_multiplier=5.0, count=1, records=50, batch=50, sampling="full")
+    >>> round(release_divergence(full, 10.0, 1e-15), 9)
+    0.2
+    >>> sampled = dataclasses.replace(full, batch=5, sampling="poisson")
+    >>> 0.0 < release_divergence(sampled, 10.0, 1e-15) < 0.02 * 0.2
+    True
     """
     if not order > 1:
         raise PricingError(f"Expected order={order} > 1 for a Renyi divergence.")
