@@ -21,8 +21,8 @@ from tacit.theory import (
     prox_spider_from_theory,
     proximal_descent,
     risk,
-    stationarity_lower_bound,
 )
+from tacit.theory.nonconvex import stationarity_lower_bound
 
 SETTING = NonconvexSetting(
     lipschitz=2.0, smoothness=1.0, pl=0.2, gap=0.5, records=3000, silos=4, dimension=2, epsilon=2.0, delta=1e-6

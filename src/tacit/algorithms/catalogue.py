@@ -92,10 +92,15 @@ class Entry:
             return None
         names = {field.name for field in fields(Setting)}
         own = {name: value for name, value in given.items() if name in names and value is not None}
-        told = {"batch_size": records, **own, "records": records, "epsilon": epsilon, "delta": delta, "silos": silos}
-        return self.noise(Setting(**told))
+        budget = {"records": records, "epsilon": epsilon, "delta": delta, "silos": silos}
+        return self.noise(Setting(**{"batch_size": records, **own, **budget}))
 
 
+_PSGM: dict[str, Any] = {
+    "noise": theorems.shuffled_reports,
+    "theory": theory.ce_psgm_from_theory,
+    "through": "shuffled-reports",
+}
 ALGORITHMS: dict[str, Entry] = {
     entry.name: entry
     for entry in (
@@ -173,36 +178,28 @@ ALGORITHMS: dict[str, Entry] = {
             paper="Efficient private federated non-convex optimization with shuffled model, Algorithm 1",
             guarantee="shuffle DP through shuffled reports, plus local steps of each silo's own; any other channel",
             assumes="smooth non-convex losses; silos that differ little for local steps to help",
-            noise=theorems.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             ce_psgm_fg,
             paper="the same, with full gradients (Theorem A.2)",
             guarantee="as ce-psgm",
             assumes="as ce-psgm; full batches",
-            noise=theorems.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             mb_psgm,
             paper="the same, without local steps (Theorem A.3)",
             guarantee="shuffle DP through shuffled reports; any other channel",
             assumes="smooth non-convex losses",
-            noise=theorems.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             mb_psgm_fg,
             paper="the same, with full gradients and without local steps (Theorem A.4)",
             guarantee="as mb-psgm",
             assumes="smooth non-convex losses; full batches",
-            noise=theorems.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             diff2_gd,

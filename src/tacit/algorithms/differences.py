@@ -53,9 +53,9 @@ def info_of(points: Any) -> Any:
     return lambda state: {"estimate_norm": tree_norm(state.estimate), "step_norm": distance(points(state))}
 
 
-def keep_at(number: jax.Array, wanted: Any, now: Params, kept: Params) -> Params:
-    """``now`` if this is the wanted number, else what was kept."""
-    return jax.tree.map(lambda new, old: jnp.where(number == wanted, new, old), now, kept)
+def keep_at(index: jax.Array, wanted: Any, now: Params, kept: Params) -> Params:
+    """``now`` if this is the wanted index, else what was kept."""
+    return jax.tree.map(lambda new, old: jnp.where(index == wanted, new, old), now, kept)
 
 
 def scheduled(rounds: Mapping[str, Round], schedule: Sequence[str]) -> dict[str, Round]:

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
 from tacit.algorithms.sgda import Output, decayed, descent_ascent, shared_noise
@@ -58,7 +59,7 @@ class SteffleState(NamedTuple):
     params: Params
     duals: jax.Array
     chosen: Params
-    number: jax.Array
+    round_index: jax.Array
     key: jax.Array
     frequencies: jax.Array
     gradient: Params
@@ -90,9 +91,6 @@ def steffle(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
     rows = classes if notion == "equalized-odds" else 1
     table = _table_of(frequencies, groups, rows, rarest)
     term = ermi(problem.objective.model, classes, table, notion=notion, floor=floor, favourable=favourable)
-    values = len(term.frequencies[0])
-    if groups is not None and values != groups:
-        raise ValueError(f"Expected groups={groups} frequencies in a row, got {values}.")
     ascend = descent_ascent(problem, decayed(step_size, decay, decay_every), dual_step_size, output)
 
     def centre(table: jax.Array) -> jax.Array:
@@ -114,13 +112,14 @@ def steffle(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
         return after._replace(duals=middle + near, gradient=jax.tree.map(jnp.zeros_like, state.gradient))
 
     design = _design(problem, terms, term, strength, dual_clip_norm)
-    release = design.terms.release(clip=design.clips, noise=shared_noise(dual_share), groups=values, passes=passes)
+    values, noise = len(term.frequencies[0]), shared_noise(dual_share)
+    release = design.terms.release(clip=design.clips, noise=noise, groups=values, passes=passes)
     query = _step_query(problem, term, strength, with_loss=design.with_loss)
     rounds = {**dict(design.before), "step": Round(Silo(query, release), Server(_ask, tell))}
     schedule = tuple(rounds) * num_rounds
     if frequencies is None:
-        noise = _histogram_noise(terms, num_rounds, passes) if histogram_ratio is None else histogram_ratio
-        rounds["histogram"] = _histogram_round(term, design.terms, noise, rarest, centre)
+        ratio = _histogram_noise(terms, num_rounds, passes) if histogram_ratio is None else histogram_ratio
+        rounds["histogram"] = _histogram_round(term, design.terms, ratio, rarest, centre)
         schedule = ("histogram", *schedule)
     return Algorithm(
         init,
@@ -238,9 +237,12 @@ def _bounded(duals: jax.Array, dual_clip_norm: Any) -> jax.Array:
     return duals if dual_clip_norm is None else jnp.minimum(duals, dual_clip_norm)
 
 
-def _table_of(frequencies: Any, groups: int | None, rows: int, rarest: float) -> Any:
+def _table_of(frequencies: Frequencies | None, groups: int | None, rows: int, rarest: float) -> Frequencies:
     """The frequencies that are declared, one row or one for each target; else equal ones, to be released."""
     if frequencies is not None:
+        values = np.shape(frequencies)[-1]
+        if groups is not None and values != groups:
+            raise ValueError(f"Expected groups={groups} frequencies in a row, got {values}.")
         return frequencies
     if groups is None or groups < 2:
         raise ValueError(

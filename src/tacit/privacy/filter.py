@@ -1,9 +1,8 @@
 """Rules by which an account of many studies is closed: sound when plans and ends follow earlier messages.
 
-A price says what a plan costs that was settled before anything was said. An account lives longer: later plans, and the
-moment at which a server ends a study, may depend on messages that it has read. A *filter* is a rule that is fixed
-before the first study, adds up what every release costs by one currency, and stops before a limit. Two are known to be
-sound:
+A price holds for a plan that was settled before the first message. An account lives longer: later plans, and the moment
+at which a server ends a study, may depend on messages that it has read. A *filter* is a rule that is fixed before the
+first study, adds up what every release costs in one currency, and stops before a limit. Two are known to be sound:
 
 - `gdp`: Gaussian releases that are not amplified by sampling. Their mu^2 add up; the limit is mu*^2, where mu* is the
   largest mu that (epsilon, delta) allows. It loses nothing.
@@ -98,7 +97,7 @@ class Rule:
 
     @property
     def limit(self) -> float:
-        """How much loss the account holds, in the rule's currency; nothing, where epsilon is too small for the order.
+        """The largest sum of losses, in the rule's currency; zero where epsilon is too small for the order.
 
         Formal guarantee: if the losses of all releases add up to at most this, whatever decided on each of them, and
         their masses and tails to at most ``set_aside``, then all messages are (epsilon, delta)-DP for each record.
@@ -217,14 +216,14 @@ def _dearest(rule: Rule, single: list[Event]) -> float:
     """The largest sum of losses over all choices of rounds: the dearest rounds first, until the limit."""
     limit = limit_of(single)
     limited = [event for event in single if event.participations is not None]
-    found = [event.count * _single_loss(rule, event) for event in single if event.participations is None]
+    losses = [event.count * _single_loss(rule, event) for event in single if event.participations is None]
     left = math.inf if limit is None else limit
     rounds = [(event.steps * _single_loss(rule, event), rounds_of(event)) for event in limited]
     for one, count in sorted(rounds, reverse=True):
         taken = min(count, left)
-        found.append(one * taken if taken else 0.0)
+        losses.append(one * taken if taken else 0.0)
         left -= taken
-    return math.fsum(found)
+    return math.fsum(losses)
 
 
 def _single_loss(rule: Rule, event: Event) -> float:

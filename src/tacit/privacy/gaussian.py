@@ -32,8 +32,6 @@ def gauss_delta(epsilon: ArrayLike, mu: float) -> Floats:
     Formal guarantee: a mu-GDP mechanism is (epsilon, gauss_delta(epsilon, mu))-DP, and Gaussian releases
     with total separation mu are no better.
 
-    >>> round(float(gauss_delta(0.0, 2.0)), 6)
-    0.682689
     >>> gauss_delta([1.0, 2.0], 0.5).round(6).tolist()
     [0.00683, 9e-06]
     """
@@ -41,11 +39,7 @@ def gauss_delta(epsilon: ArrayLike, mu: float) -> Floats:
 
 
 def log_gauss_delta(epsilon: ArrayLike, mu: float) -> Floats:
-    """Logarithm of `gauss_delta`, finite where delta itself underflows.
-
-    >>> round(float(log_gauss_delta(1.0, 0.01)), 1)
-    -5014.2
-    """
+    """Logarithm of `gauss_delta`, finite where delta itself underflows."""
     eps = np.asarray(epsilon, dtype=np.float64)
     near, far = eps / mu - mu / 2, eps / mu + mu / 2
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -87,8 +81,6 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
     >>> round(gdp_epsilon(0.232, 1 / 1234**2), 3)
     1.0
-    >>> gdp_epsilon(0.0, 1e-6)
-    0.0
     """
     mu, delta = non_negative("mu", mu), probability("delta", delta)
     goal = math.log(delta)

@@ -47,11 +47,11 @@ def worst_allocation(events: Iterable[Event]) -> tuple[Event, ...]:
 
 def limit_of(events: Iterable[Event]) -> int | None:
     """The common limit on rounds, if there is one; several limits in one schedule raise."""
-    found = {e.participations for e in events if e.participations is not None}
-    if len(found) > 1:
-        listed = ", ".join(map(str, sorted(found)))
+    limits = {e.participations for e in events if e.participations is not None}
+    if len(limits) > 1:
+        listed = ", ".join(map(str, sorted(limits)))
         raise PricingError(f"Expected one limit of participations in a schedule, got {listed}; they are of one silo.")
-    return found.pop() if found else None
+    return limits.pop() if limits else None
 
 
 def rounds_of(event: Event) -> int:

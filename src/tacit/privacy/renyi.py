@@ -14,7 +14,6 @@ in delta.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy import special
@@ -102,11 +101,11 @@ def release_divergence(event: Event, order: float, tail: float) -> float:
     if not is_subsampled(event):
         return base
     once = dataclasses.replace(event, kind="one", count=1, participations=None, steps=1)
-    return min(base, cache.remember(f"renyi {order!r}", [once], tail, _sum_of_parts(once, order, tail)))
 
+    def compute() -> float:
+        return math.fsum(n * profile_divergence(profile, order, tail) for profile, n in loss_parts([once]))
 
-def _sum_of_parts(once: Event, order: float, tail: float) -> Callable[[], float]:
-    return lambda: math.fsum(n * profile_divergence(profile, order, tail) for profile, n in loss_parts([once]))
+    return min(base, cache.remember(f"renyi {order!r}", [once], tail, compute))
 
 
 def _most_square(event: Event) -> float:

@@ -172,13 +172,13 @@ def _convolved(profiles: Sequence[Profile], ranges: Sequence[float], step: float
     def composed(epsilon: Floats) -> Floats:
         eps = np.atleast_1d(np.asarray(epsilon, np.float64))
         above = slice(half, None)
-        found = np.concatenate(
+        deltas = np.concatenate(
             [
                 -np.expm1(np.minimum(part[:, None] - losses[above], 0.0)) @ masses[above]
                 for part in np.array_split(eps, max(1, -(-len(eps) * len(losses) // 8_000_000)))
             ]
         )
-        return np.clip(found + lost, 0.0, 1.0).reshape(np.shape(epsilon))
+        return np.clip(deltas + lost, 0.0, 1.0).reshape(np.shape(epsilon))
 
     return composed
 

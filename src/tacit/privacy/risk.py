@@ -55,8 +55,6 @@ def risk(*, mu: float | None = None, epsilon: float | None = None, delta: float 
     >>> reading = risk(mu=0.232)
     >>> round(reading.advantage, 3), round(reading.tpr_at_1pct_fpr, 4)
     (0.092, 0.0181)
-    >>> round(risk(epsilon=1.0, delta=1e-6).advantage, 3)
-    0.462
     """
     if mu is not None:
         if epsilon is not None or delta is not None:
@@ -82,8 +80,6 @@ def risk(*, mu: float | None = None, epsilon: float | None = None, delta: float 
 def risk_of(events: Iterable[Event]) -> Risk:
     """Attack risk of a schedule of releases, from its whole privacy curve.
 
-    Beside a price, `risk_of_price` reads the curve that the price was read from.
-
     Formal guarantee: as `risk`, for the events themselves; exact for un-subsampled Gaussians.
 
     >>> plan = Event(kind="g", noise_multiplier=30.48, count=50, records=99, batch=99, sampling="full")
@@ -96,8 +92,7 @@ def risk_of(events: Iterable[Event]) -> Risk:
 def risk_of_price(paid: Price) -> Risk:
     """Attack risk of what was priced, from the curve that the price was read from.
 
-    The looser accountants (`rdp`, `zcdp`) have no curve here: for them the reading is that of the one pair of epsilon
-    and delta, so that both numbers have one proof.
+    The looser accountants (`rdp`, `zcdp`) have no curve: for them the reading is that of epsilon and delta alone.
 
     Formal guarantee: as `risk_of`, or as `risk` for the looser accountants.
 

@@ -46,8 +46,6 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     Formal guarantee: valid for every rho-zCDP mechanism; never above rho + 2 sqrt(rho ln(1/delta)).
 
-    >>> zcdp_epsilon(0.0, 1e-6)
-    0.0
     >>> round(zcdp_epsilon(0.1, 1e-6), 3)
     2.142
     """

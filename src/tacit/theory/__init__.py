@@ -2,13 +2,10 @@
 
 from tacit.theory.convex import (
     accelerated_mb_sgd_from_theory,
-    lower_bound,
     mb_sgd_from_theory,
     one_pass_accelerated_from_theory,
 )
 from tacit.theory.fairness import (
-    SaddleSetting,
-    SaddleStatement,
     fermi_stationarity,
     sgda_from_theory,
     stationarity_bound,
@@ -20,11 +17,9 @@ from tacit.theory.nonconvex import (
     pl_svrg_from_theory,
     prox_sgd_from_theory,
     prox_spider_from_theory,
-    stationarity_lower_bound,
 )
 from tacit.theory.psgm import PsgmSetting, PsgmTheory, ce_psgm_from_theory, table_1
-from tacit.theory.reading import is_convex, stated
-from tacit.theory.statement import ConvexSetting, Statement, TheoryError, conditions_text
+from tacit.theory.statement import ConvexSetting, Statement, TheoryError, conditions_text, is_convex, stated
 from tacit.theory.stationarity import gradient_mapping, proximal_descent, risk
 
 __all__ = [
@@ -32,8 +27,6 @@ __all__ = [
     "NonconvexSetting",
     "PsgmSetting",
     "PsgmTheory",
-    "SaddleSetting",
-    "SaddleStatement",
     "Statement",
     "TheoryError",
     "accelerated_mb_sgd_from_theory",
@@ -42,7 +35,6 @@ __all__ = [
     "fermi_stationarity",
     "gradient_mapping",
     "is_convex",
-    "lower_bound",
     "mb_sgd_from_theory",
     "mu2_sgd_from_theory",
     "one_pass_accelerated_from_theory",
@@ -54,7 +46,6 @@ __all__ = [
     "sgda_from_theory",
     "stated",
     "stationarity_bound",
-    "stationarity_lower_bound",
     "steffle_setting",
     "table_1",
 ]

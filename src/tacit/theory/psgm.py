@@ -169,11 +169,11 @@ def ce_psgm_from_theory(s: PsgmSetting, *, full: bool = False) -> PsgmTheory:
 
 def _conditions(s: PsgmSetting, momentum: float, first: int, full: bool) -> tuple[Condition, ...]:
     log = -math.log(s.delta)
-    found = [at_most("beta", momentum, "", 1.0), at_most("epsilon", s.epsilon, "ln(1/delta)", log)]
+    conditions = [at_most("beta", momentum, "", 1.0), at_most("epsilon", s.epsilon, "ln(1/delta)", log)]
     if full:
-        return (*found, at_least("Mn", s.silos * s.records, "ln(1/delta)/epsilon", log / s.epsilon))
+        return (*conditions, at_least("Mn", s.silos * s.records, "ln(1/delta)/epsilon", log / s.epsilon))
     return (
-        *found,
+        *conditions,
         at_most("1/(R b_0)", 1 / (s.rounds * first), "beta^2/(Kb)", momentum**2 / s.batch),
         at_least("M min(b_0, Kb)", s.silos * min(first, s.batch), "ln(1/delta)/epsilon", log / s.epsilon),
         at_most("Kb", s.batch, "n", s.records),
