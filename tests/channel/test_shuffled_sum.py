@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import GUARANTEES
 from tacit.algorithms import find
 from tacit.channel import SumShuffler, TooFewError
@@ -13,7 +14,7 @@ from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.plans.price import plan_silos
 from tacit.plans.spec import load_study
-from tacit.privacy.binomial import VectorSum, bits_for, grid_for, rounding_bound, sum_multiplier
+from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
 from tacit.privacy.plan import Budget
 from tacit.silo import AnonymityCounts, answer, enrol, rows_of, view_of
 from tacit.silo.shuffled import (

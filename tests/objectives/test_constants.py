@@ -1,5 +1,7 @@
 """L, beta and mu: never exceeded by samples, and nearly attained."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from tacit.errors import TacitError
+from tacit.geometry import squared_l2
 from tacit.objectives import (
     Constants,
     Objective,
@@ -17,7 +20,6 @@ from tacit.objectives import (
     logistic,
     mlp,
     pinball,
-    ridge,
     softmax,
     squared,
 )
@@ -96,7 +98,11 @@ def test_what_is_not_known_is_none():
 
 
 def test_ridge_knows_everything():
-    problem = ridge(3, 0.05, feature_norm=1.0, target_bound=2.0)
+    """The optimum lies in the ball of radius target_bound / sqrt(strength), as its value is at most that of zero."""
+    radius = 2.0 / math.sqrt(0.05)
+    objective = Objective(linear(3, 1), squared())
+    known = constants(objective, feature_norm=1.0, radius=radius, target_bound=2.0, strength=0.05)
+    penalty = squared_l2(0.05)
     rng = np.random.default_rng(1)
     for n in (1, 5, 50):
         x = rng.normal(size=(n, 3))
@@ -105,14 +111,12 @@ def test_ridge_knows_everything():
         a = np.concatenate([x, np.ones((n, 1))], axis=1)
         hessian = a.T @ a / n + 0.05 * np.eye(4)
         best = np.linalg.solve(hessian, a.T @ y / n)
-        assert np.linalg.norm(best) <= problem.radius
+        assert np.linalg.norm(best) <= radius
         slopes = np.abs(a @ best - y) * np.linalg.norm(a, axis=1)
-        assert slopes.max() <= problem.lipschitz
-        assert np.linalg.eigvalsh(hessian).min() >= problem.strong_convexity * (1 - 1e-9)
+        assert slopes.max() <= known.lipschitz
+        assert np.linalg.eigvalsh(hessian).min() >= known.strong_convexity * (1 - 1e-9)
         if n == 1:
-            assert np.linalg.eigvalsh(hessian).min() <= problem.strong_convexity * (1 + 1e-9)
-            assert abs(np.linalg.eigvalsh(hessian - 0.05 * np.eye(4)).max() - problem.smoothness) < 1e-9
-        value = float(problem.regulariser.value({"linear": {"w": jnp.asarray(best[:3]), "b": jnp.asarray(best[3:])}}))
+            assert np.linalg.eigvalsh(hessian).min() <= known.strong_convexity * (1 + 1e-9)
+            assert abs(np.linalg.eigvalsh(hessian - 0.05 * np.eye(4)).max() - known.smoothness) < 1e-9
+        value = float(penalty.value({"linear": {"w": jnp.asarray(best[:3]), "b": jnp.asarray(best[3:])}}))
         assert abs(value - 0.025 * best @ best) < 1e-6
-    with pytest.raises(TacitError, match="strength"):
-        ridge(3, 0.0, feature_norm=1.0, target_bound=1.0)

@@ -15,30 +15,14 @@ from typing import Any
 
 from tacit import theory
 from tacit.algorithm import Algorithm, Channel, Terms
-from tacit.algorithms.accelerated_mb_sgd import (
-    accelerated_mb_sgd as accelerated_mb_sgd,
-)
-from tacit.algorithms.accelerated_mb_sgd import (
-    one_pass_accelerated as one_pass_accelerated,
-)
-from tacit.algorithms.ce_psgm import (
-    ce_psgm as ce_psgm,
-)
-from tacit.algorithms.ce_psgm import (
-    ce_psgm_fg as ce_psgm_fg,
-)
-from tacit.algorithms.ce_psgm import (
-    diff2_bvr_lsgd as diff2_bvr_lsgd,
-)
-from tacit.algorithms.ce_psgm import (
-    diff2_gd as diff2_gd,
-)
-from tacit.algorithms.ce_psgm import (
-    mb_psgm as mb_psgm,
-)
-from tacit.algorithms.ce_psgm import (
-    mb_psgm_fg as mb_psgm_fg,
-)
+from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd as accelerated_mb_sgd
+from tacit.algorithms.accelerated_mb_sgd import one_pass_accelerated as one_pass_accelerated
+from tacit.algorithms.ce_psgm import ce_psgm as ce_psgm
+from tacit.algorithms.ce_psgm import ce_psgm_fg as ce_psgm_fg
+from tacit.algorithms.ce_psgm import diff2_bvr_lsgd as diff2_bvr_lsgd
+from tacit.algorithms.ce_psgm import diff2_gd as diff2_gd
+from tacit.algorithms.ce_psgm import mb_psgm as mb_psgm
+from tacit.algorithms.ce_psgm import mb_psgm_fg as mb_psgm_fg
 from tacit.algorithms.fedfdp import fedfdp as fedfdp
 from tacit.algorithms.lagrangian_dual import lagrangian_dual as lagrangian_dual
 from tacit.algorithms.local_sgd import local_sgd as local_sgd
@@ -53,7 +37,7 @@ from tacit.algorithms.sgda import sgda as sgda
 from tacit.algorithms.steffle import steffle as steffle
 from tacit.errors import TacitError, unknown
 from tacit.objectives import Problem
-from tacit.privacy import lemma, theorems
+from tacit.privacy import theorems
 from tacit.privacy.statements import PaperNoise, Setting
 from tacit.recipe import Recipe, name_of
 
@@ -108,10 +92,15 @@ class Entry:
             return None
         names = {field.name for field in fields(Setting)}
         own = {name: value for name, value in given.items() if name in names and value is not None}
-        told = {"batch_size": records, **own, "records": records, "epsilon": epsilon, "delta": delta, "silos": silos}
-        return self.noise(Setting(**told))
+        budget = {"records": records, "epsilon": epsilon, "delta": delta, "silos": silos}
+        return self.noise(Setting(**{"batch_size": records, **own, **budget}))
 
 
+_PSGM: dict[str, Any] = {
+    "noise": theorems.shuffled_reports,
+    "theory": theory.ce_psgm_from_theory,
+    "through": "shuffled-reports",
+}
 ALGORITHMS: dict[str, Entry] = {
     entry.name: entry
     for entry in (
@@ -189,36 +178,28 @@ ALGORITHMS: dict[str, Entry] = {
             paper="Efficient private federated non-convex optimization with shuffled model, Algorithm 1",
             guarantee="shuffle DP through shuffled reports, plus local steps of each silo's own; any other channel",
             assumes="smooth non-convex losses; silos that differ little for local steps to help",
-            noise=lemma.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             ce_psgm_fg,
             paper="the same, with full gradients (Theorem A.2)",
             guarantee="as ce-psgm",
             assumes="as ce-psgm; full batches",
-            noise=lemma.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             mb_psgm,
             paper="the same, without local steps (Theorem A.3)",
             guarantee="shuffle DP through shuffled reports; any other channel",
             assumes="smooth non-convex losses",
-            noise=lemma.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             mb_psgm_fg,
             paper="the same, with full gradients and without local steps (Theorem A.4)",
             guarantee="as mb-psgm",
             assumes="smooth non-convex losses; full batches",
-            noise=lemma.shuffled_reports,
-            theory=theory.ce_psgm_from_theory,
-            through="shuffled-reports",
+            **_PSGM,
         ),
         Entry(
             diff2_gd,

@@ -13,7 +13,7 @@ from tacit.geometry.penalties import elastic_net, group_lasso, l1, squared_l2, w
 from tacit.geometry.proximal import Params, Regulariser, tree_norm
 from tacit.geometry.sets import box, frobenius_ball, l1_ball, l2_ball, simplex
 from tacit.geometry.sums import add
-from tacit.geometry.table import from_name, regulariser, terms
+from tacit.geometry.table import regulariser, terms
 
 __all__ = [
     "Params",
@@ -22,7 +22,6 @@ __all__ = [
     "box",
     "elastic_net",
     "frobenius_ball",
-    "from_name",
     "group_lasso",
     "l1",
     "l1_ball",

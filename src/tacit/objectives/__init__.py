@@ -1,11 +1,11 @@
 """Public mathematics of what is learnt: models with taps, losses for each record, fairness, structured queries."""
 
-from tacit.objectives.constants import Constants, constants, ridge, start_risk
+from tacit.objectives.constants import Constants, constants, start_risk
 from tacit.objectives.convolution import cnn
 from tacit.objectives.fairness import Ermi, Frequencies, Notion, ermi
 from tacit.objectives.losses import absolute, hinge, logistic, pinball, softmax, squared
 from tacit.objectives.models import linear, mlp
-from tacit.objectives.objective import Linear, Loss, Model, Objective, Smoothing, Tap, untapped
+from tacit.objectives.objective import Loss, Model, Objective, Tap, untapped
 from tacit.objectives.problem import Problem
 from tacit.objectives.query import GradientQuery, gradient_at, gradient_difference, gradients
 from tacit.objectives.saddle import Saddle, SaddleQuery, lifted, saddle
@@ -15,7 +15,6 @@ __all__ = [
     "Ermi",
     "Frequencies",
     "GradientQuery",
-    "Linear",
     "Loss",
     "Model",
     "Notion",
@@ -23,7 +22,6 @@ __all__ = [
     "Problem",
     "Saddle",
     "SaddleQuery",
-    "Smoothing",
     "Tap",
     "absolute",
     "cnn",
@@ -38,7 +36,6 @@ __all__ = [
     "logistic",
     "mlp",
     "pinball",
-    "ridge",
     "saddle",
     "softmax",
     "squared",

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from tacit.errors import TacitError
-from tacit.geometry import squared_l2
-from tacit.objectives.losses import squared
-from tacit.objectives.models import linear
 from tacit.objectives.objective import Objective
-from tacit.objectives.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ def constants(
     ``squared_l2`` regulariser: it alone makes the average strongly convex whatever the records are. Of the other
     models nothing is known.
 
-    >>> from tacit.objectives import logistic
+    >>> from tacit.objectives import linear, logistic
     >>> constants(Objective(linear(4, 1, bias=False), logistic()), feature_norm=2.0)
     Constants(lipschitz=2.0, smoothness=1.0, strong_convexity=None)
     """
@@ -69,7 +65,7 @@ def start_risk(objective: Objective) -> float | None:
 
     Losses are never negative, so that the excess risk of the start is no more: a promise above it promises nothing.
 
-    >>> from tacit.objectives import softmax
+    >>> from tacit.objectives import linear, softmax
     >>> round(start_risk(Objective(linear(4, 3), softmax())), 4)
     1.0986
     """
@@ -78,21 +74,3 @@ def start_risk(objective: Objective) -> float | None:
         return None
     classes = max(2, shape.outputs)
     return float(jnp.max(cost.value(jnp.zeros((classes, shape.outputs)), jnp.arange(classes))))
-
-
-def ridge(features: int, strength: float, *, feature_norm: float, target_bound: float, bias: bool = True) -> Problem:
-    """Ridge regression, with every constant known: squared loss plus ``strength / 2 ||w||^2``, bias included.
-
-    The regulariser is public and lives in the proximal step, so that it takes no part of the clip. The optimum lies in
-    the ball of radius ``target_bound / sqrt(strength)``, as its value is at most that of zero; L holds there.
-
-    >>> problem = ridge(3, 0.25, feature_norm=1.0, target_bound=1.0, bias=False)
-    >>> problem.radius, problem.lipschitz, problem.smoothness, problem.strong_convexity
-    (2.0, 3.0, 1.0, 0.25)
-    """
-    if not 0 < strength < math.inf:
-        raise TacitError(f"Expected 0 < strength={strength} < infinity; without it use squared() and linear().")
-    objective = Objective(linear(features, 1, bias=bias), squared())
-    radius = target_bound / math.sqrt(strength)
-    known = constants(objective, feature_norm=feature_norm, radius=radius, target_bound=target_bound, strength=strength)
-    return Problem(objective, squared_l2(strength), known.lipschitz, known.smoothness, known.strong_convexity, radius)

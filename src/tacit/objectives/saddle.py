@@ -61,17 +61,17 @@ class SaddleQuery:
     """The statistic ``{"params": grad_params f, "duals": grad_duals f}`` at the point that the work names.
 
     Calling it evaluates one record plainly; the silo recognises the structure and takes the tapped path for the
-    parameters where the model allows. Where the function depends on something public beside the point, ``told`` makes
-    it from the work.
+    parameters where the model allows. Where the function depends on something public beside the point, ``saddle_of``
+    makes it from the work.
     """
 
     saddle: Saddle
     point: Callable[[Work], tuple[Params, Duals]]
-    told: Callable[[Work], Saddle] | None = None
+    saddle_of: Callable[[Work], Saddle] | None = None
 
     def game(self, work: Work) -> Saddle:
         """The saddle function of this work."""
-        return self.saddle if self.told is None else self.told(work)
+        return self.saddle if self.saddle_of is None else self.saddle_of(work)
 
     def __call__(self, work: Work, record: Record) -> dict[str, Any]:
         """Evaluate the statistic of one record."""

@@ -2,13 +2,10 @@
 
 from tacit.theory.convex import (
     accelerated_mb_sgd_from_theory,
-    lower_bound,
     mb_sgd_from_theory,
     one_pass_accelerated_from_theory,
 )
 from tacit.theory.fairness import (
-    SaddleSetting,
-    SaddleStatement,
     fermi_stationarity,
     sgda_from_theory,
     stationarity_bound,
@@ -17,16 +14,12 @@ from tacit.theory.fairness import (
 from tacit.theory.mu2 import mu2_sgd_from_theory
 from tacit.theory.nonconvex import (
     NonconvexSetting,
-    at_user_level,
     pl_svrg_from_theory,
     prox_sgd_from_theory,
     prox_spider_from_theory,
-    stationarity_lower_bound,
 )
-from tacit.theory.psgm import PsgmSetting, PsgmTheory, ce_psgm_from_theory, table_1, theorem_4_1
-from tacit.theory.reading import is_convex, stated
-from tacit.theory.shuffled import Shuffled, shuffled_mb_sgd, shuffled_rate
-from tacit.theory.statement import ConvexSetting, Statement, TheoryError, conditions_text
+from tacit.theory.psgm import PsgmSetting, PsgmTheory, ce_psgm_from_theory, table_1
+from tacit.theory.statement import ConvexSetting, Statement, TheoryError, conditions_text, is_convex, stated
 from tacit.theory.stationarity import gradient_mapping, proximal_descent, risk
 
 __all__ = [
@@ -34,19 +27,14 @@ __all__ = [
     "NonconvexSetting",
     "PsgmSetting",
     "PsgmTheory",
-    "SaddleSetting",
-    "SaddleStatement",
-    "Shuffled",
     "Statement",
     "TheoryError",
     "accelerated_mb_sgd_from_theory",
-    "at_user_level",
     "ce_psgm_from_theory",
     "conditions_text",
     "fermi_stationarity",
     "gradient_mapping",
     "is_convex",
-    "lower_bound",
     "mb_sgd_from_theory",
     "mu2_sgd_from_theory",
     "one_pass_accelerated_from_theory",
@@ -56,12 +44,8 @@ __all__ = [
     "proximal_descent",
     "risk",
     "sgda_from_theory",
-    "shuffled_mb_sgd",
-    "shuffled_rate",
     "stated",
     "stationarity_bound",
-    "stationarity_lower_bound",
     "steffle_setting",
     "table_1",
-    "theorem_4_1",
 ]

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tacit.privacy import Event, PricingError, closed_form_epsilon, gdp_epsilon, price
-from tacit.theory.statement import ConvexSetting
+from tacit.privacy import Event, PricingError, gdp_epsilon, price
+from tacit.privacy.events import positive, probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def shuffled_mb_sgd(event: Event, *, silos: int, delta: float) -> Shuffled:
             f"{hiding:.3g}, and amplification over {silos} messages needs at most {limit}."
         )
         return Shuffled(epsilon_direct=direct, epsilon_shuffled=direct, hiding=hiding, needed=needed, statement=reason)
-    amplified = _composed(amplify(hiding, silos, share), event.count, delta / 4)
+    amplified = _composed(closed_form_epsilon(hiding, silos, share), event.count, delta / 4)
     if amplified >= direct:
         reason = f"Shuffling buys nothing: amplified and composed, epsilon is {amplified:.3g}; without it {direct:.3g}."
     else:
@@ -76,22 +76,25 @@ def shuffled_mb_sgd(event: Event, *, silos: int, delta: float) -> Shuffled:
     )
 
 
-def amplify(epsilon: float, reports: int, delta: float) -> float:
-    """Epsilon after shuffling reports of an epsilon-LDP randomiser (Feldman, McMillan and Talwar 2021).
+def closed_form_epsilon(local_epsilon: float, reports: int, delta: float) -> float:
+    """Epsilon of one shuffle by the closed form of Feldman, McMillan and Talwar 2021, Theorem 3.1.
 
-    >>> round(amplify(1.0, 100_000, 1e-6), 4)
-    0.0726
+    Looser than `shuffled_profile`; refuses where the theorem's condition fails.
+
+    Examples:
+        >>> round(closed_form_epsilon(1.0, 100_000, 1e-6), 4)
+        0.0726
     """
-    return closed_form_epsilon(epsilon, reports, delta)
-
-
-def shuffled_rate(s: ConvexSetting) -> float:
-    """The bound of Theorem 4.1 as printed, hidden constant set to one. Its noise has a constant that is not stated."""
-    pooled, log = s.records * s.silos, math.log(1 / s.delta)
-    noise = math.sqrt(s.dimension * log) / (s.epsilon * pooled)
-    if s.strong_convexity == 0:
-        return s.lipschitz * s.radius * (1 / math.sqrt(s.records * s.present) + noise)
-    return s.lipschitz**2 / s.strong_convexity * (1 / (s.records * s.present) + noise**2)
+    local_epsilon, delta = positive("local_epsilon", local_epsilon), probability("delta", delta)
+    most = math.log(max(reports / (16 * math.log(2 / delta)), 1e-300))
+    if local_epsilon > most:
+        raise PricingError(
+            f"Expected local_epsilon={local_epsilon:g} <= ln(reports/(16 ln(2/delta)))={most:.4g} for the closed form; "
+            'lower it, gather more reports, or use accountant="tight".'
+        )
+    grown = math.exp(local_epsilon)
+    clones = 8 * math.sqrt(grown * math.log(4 / delta) / reports) + 8 * grown / reports
+    return min(local_epsilon, math.log1p((grown - 1) / (grown + 1) * clones))
 
 
 def _most_records(event: Event) -> int:

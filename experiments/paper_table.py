@@ -1,6 +1,6 @@
 """The table that compares every theorem's noise with what is needed.
 
-`python -m tacit.privacy.paper_table` writes it to `results/accounting/papers_table.{md,json}`.
+`python -m experiments.paper_table` writes it to `results/accounting/papers_table.{md,json}`.
 """
 
 import argparse
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 import tacit
+from experiments.vector_sums import calibrate_sum, cheu_sum, large_sum_epsilon
 from tacit.privacy import theorems
 from tacit.privacy.accountant import price
-from tacit.privacy.binomial import calibrate_sum, cheu_sum, large_sum_epsilon
 from tacit.privacy.calibration import calibrate
 from tacit.privacy.events import Event, Sampling
 from tacit.privacy.gaussian import gdp_mu
@@ -170,7 +170,7 @@ def write(folder: Path) -> None:
     """Write the table with the command, machine and date that produced it."""
     rows = table()
     made = {
-        "command": "python -m tacit.privacy.paper_table",
+        "command": "python -m experiments.paper_table",
         "version": tacit.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
@@ -217,7 +217,7 @@ def write(folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `python -m tacit.privacy.paper_table`."""
+    """Entry point of `python -m experiments.paper_table`."""
     parser = argparse.ArgumentParser(description="Write the table of the papers' noise.")
     parser.add_argument("--folder", type=Path, default=Path("results/accounting"))
     folder = parser.parse_args(arguments).folder
