@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.audit.table import Setting, parameters_for, subject
 from tacit.algorithms import find
 from tacit.audit import deployed
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.sensitivity import audit_hostile_points
-from tacit.audit.table import Setting, parameters_for, subject
 from tacit.deploy.silo.answering import EXACT
 from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.privacy import price

@@ -32,13 +32,13 @@ from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu
 TAIL = 1e-18
 """Mass per coordinate and round outside the window of the domination argument."""
 
-_REJECTION = 1e-12
+REJECTION = 1e-12
 # Float error of an increment of Phi^-1 F is below 3e-8 at m = 1e9.
 _SHAVE = 1 + 1e-6
-# From max(this, grid^2) honest flips on, mu_1 x sigma is below _EXCESS (it falls with m; a test tabulates it).
-_FEWEST_STEPS = 200
-_FEWEST_FLIPS = 20_000
-_EXCESS = 1.002
+# From max(this, grid^2) honest flips on, mu_1 x sigma is below EXCESS (it falls with m; a test tabulates it).
+FEWEST_STEPS = 200
+FEWEST_FLIPS = 20_000
+EXCESS = 1.002
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class VectorSum:
     grid: int
     bits: int
     probability: float = 0.5
-    rejection: float = _REJECTION
+    rejection: float = REJECTION
 
     def __post_init__(self) -> None:
         if not 1 <= self.honest <= self.contributors:
@@ -84,7 +84,7 @@ class VectorSum:
         return 2 / self.grid * math.sqrt((flips + 0.25) / self.contributors)
 
 
-def rounding_bound(grid: int, dimension: int, rejection: float = _REJECTION) -> float:
+def rounding_bound(grid: int, dimension: int, rejection: float = REJECTION) -> float:
     """A distance from the centre that a rounded vector exceeds with probability at most ``rejection``.
 
     A vector of norm at most L has norm at most grid/2 around the centre; rounding moves each coordinate by less than
@@ -157,7 +157,7 @@ def grid_for(contributors: int, dimension: int) -> int:
         >>> [rounding_bound(grid_for(n, 60), 60) / (grid_for(n, 60) / 2) < 1.05 for n in (100, 2_000, 10**6)]
         [True, True, True]
     """
-    return 2 * math.ceil(max(2 * math.sqrt(contributors), 10 * math.sqrt(dimension), _FEWEST_STEPS) / 2)
+    return 2 * math.ceil(max(2 * math.sqrt(contributors), 10 * math.sqrt(dimension), FEWEST_STEPS) / 2)
 
 
 def bits_for(noise_multiplier: float, grid: int, dimension: int, honest: int) -> int:
@@ -172,8 +172,8 @@ def bits_for(noise_multiplier: float, grid: int, dimension: int, honest: int) ->
     """
     if noise_multiplier == 0.0:
         return 0
-    needed = (4 * _EXCESS * rounding_bound(grid, dimension) * noise_multiplier) ** 2
-    return math.ceil(max(needed, _FEWEST_FLIPS, grid**2) / honest)
+    needed = (4 * EXCESS * rounding_bound(grid, dimension) * noise_multiplier) ** 2
+    return math.ceil(max(needed, FEWEST_FLIPS, grid**2) / honest)
 
 
 def calibrate_sum(
@@ -252,11 +252,11 @@ def large_sum_epsilon(protocol: VectorSum, delta: float) -> float:
         '0.0013'
     """
     flips, chance = protocol.honest * protocol.bits, protocol.probability
-    if flips < max(_FEWEST_FLIPS, protocol.grid**2) or abs(chance - 0.5) > 1e-3:
-        raise PricingError(f"Expected at least max({_FEWEST_FLIPS}, grid^2) fair flips, got {flips}; use sum_delta.")
+    if flips < max(FEWEST_FLIPS, protocol.grid**2) or abs(chance - 0.5) > 1e-3:
+        raise PricingError(f"Expected at least max({FEWEST_FLIPS}, grid^2) fair flips, got {flips}; use sum_delta.")
     spread = math.sqrt(flips * chance * (1 - chance))
     lost = protocol.dimension * TAIL
-    return gdp_epsilon(2 * protocol.reach * _EXCESS / spread, delta - lost)
+    return gdp_epsilon(2 * protocol.reach * EXCESS / spread, delta - lost)
 
 
 def _tail(delta: float, dimension: int, rounds: int) -> float:
