@@ -38,11 +38,6 @@ class Counts(NamedTuple):
     false_positives: int
     trials: int
 
-    @property
-    def rates(self) -> tuple[float, float]:
-        """The measured true-positive and false-positive rate."""
-        return self.true_positives / self.trials, self.false_positives / self.trials
-
 
 def lower_rate(successes: int, trials: int, risk: float) -> float:
     """The Clopper-Pearson bound that lies above the true rate with probability at most ``risk``.

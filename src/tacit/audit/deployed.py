@@ -71,10 +71,7 @@ def spare_key(index: int) -> str:
 
 
 def deploy(plan: Plan, records: tuple[int, ...]) -> Deployed:
-    """The plan at its place, and at those of the honest silos that its price counts on; a refusal is the daemon's own.
-
-    The other honest silos are the smallest. Those that collude are left out: the server knows what they say.
-    """
+    """The plan at its place, and at the smallest honest silos that its price counts on; the server knows the rest."""
     own = _offer(plan, records[plan.silo_index])
     if plan.shuffle is None:
         return Deployed(own, (), (records[plan.silo_index],))
@@ -174,11 +171,7 @@ def cast_of(
     engines: Engines,
     quiet: bool,
 ) -> Cast:
-    """Workers with these records.
-
-    ``quiet`` ones have the samplers of a test build, and reports that hardly lie: they show an attacker what a
-    transcript looks like without noise.
-    """
+    """Workers with these records; ``quiet`` ones have no noise, and reports that hardly lie."""
     offers = (deployed.own, *deployed.others)
     if quiet:
         offers = tuple(dataclasses.replace(offer, streams=_truthful(offer.streams)) for offer in offers)

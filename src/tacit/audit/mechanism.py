@@ -76,9 +76,8 @@ class AuditResult:
     @property
     def tightness(self) -> float | None:
         """Lower bound over claim; none where the claim is infinite."""
-        if not math.isfinite(self.epsilon_claimed) or self.epsilon_claimed == 0:
-            return None
-        return self.epsilon_lower_bound / self.epsilon_claimed
+        usable = math.isfinite(self.epsilon_claimed) and self.epsilon_claimed != 0
+        return self.epsilon_lower_bound / self.epsilon_claimed if usable else None
 
     @property
     def violated(self) -> bool:
@@ -87,7 +86,6 @@ class AuditResult:
 
     def as_json(self) -> dict[str, Any]:
         """The result as plain data; an infinite claim is null."""
-        true_rate, false_rate = self.counts.rates
         return {
             "label": self.label,
             "path": self.path,
@@ -101,8 +99,8 @@ class AuditResult:
             "confidence": self.confidence,
             "trials": self.trials,
             "tightness": self.tightness,
-            "true_positive_rate": true_rate,
-            "false_positive_rate": false_rate,
+            "true_positive_rate": self.counts.true_positives / self.counts.trials,
+            "false_positive_rate": self.counts.false_positives / self.counts.trials,
             "violated": self.violated,
         }
 

@@ -35,10 +35,7 @@ CLIP = 1.0
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Images of a silo, and what the attack makes of its message without and with protection.
-
-    Similarity is the correlation of pixels with the best match.
-    """
+    """Images of a silo, and what the attack makes of its message; similarity is the correlation with the best match."""
 
     originals: np.ndarray
     unprotected: np.ndarray
@@ -62,10 +59,7 @@ class Reconstruction:
 
 
 def _pictures(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images of a silo with values from 0 to 1, their classes, and images of somebody else.
-
-    MNIST where it is at hand, else the small digits that ship with scikit-learn.
-    """
+    """Images of a silo from 0 to 1, their classes, and images of somebody else: MNIST, or scikit-learn's digits."""
     try:
         silo, other = data.load(
             "mnist", partition="iid", silos=2, records_per_silo=2000, validation=0.0, test=0.0, features="pixels"

@@ -44,6 +44,7 @@ Blocks = dict[str, np.ndarray]
 _ROWS = 3
 _ASCENT = np.linspace(-1.0, 4.0, 16)
 _RANGE = np.linspace(-37.0, 37.0, 75)
+# Around 1e8 version 0.1 let the rounding of equal points through unclipped.
 _SCALES = np.concatenate([np.full(31, 8.0), np.linspace(-30.0, 30.0, 31)])
 _MOST_FLOAT = 3e38
 
@@ -208,10 +209,7 @@ def _drawn(draw: np.random.Generator, broadcast: Broadcast, features: int, expon
 
 
 def _hostile(draw: np.random.Generator, broadcast: Broadcast, features: int) -> Any:
-    """As `_drawn`, with points that are alike: arrays of one shape are the same layer at several points.
-
-    Half of them have weights around 1e8, where version 0.1 let the rounding of equal points through unclipped.
-    """
+    """As `_drawn`, with points that are alike: arrays of one shape are one layer, half of them around 1e8."""
     free = _drawn(draw, broadcast, features, np.linspace(-3.0, 3.0, 13))
     scale, apart = 10.0 ** draw.choice(_SCALES), draw.choice([0.0, 0.0, 1e-7, 1e-5, 1e-2])
     spoiled = draw.choice([0.0, 0.0, 0.0, np.nan, np.inf])
@@ -257,10 +255,7 @@ def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> tuple[Any, A
 
 
 class MeasuredSum:
-    """How far replacing one record moves the sum of a direct release, over all records of a silo.
-
-    Blocks are priced together at ``multiplier``.
-    """
+    """How far one record moves the sum of a direct release whose blocks are priced together at ``multiplier``."""
 
     form, batch = False, slice(None)
 
@@ -302,7 +297,7 @@ class MeasuredSum:
 
 
 class MeasuredShare(MeasuredSum):
-    """The share of a shuffled sum, of one record: those of others are rounded by coins of their own."""
+    """The share of a shuffled sum, of one record: coins of their own round those of others."""
 
     form, batch = True, slice(1)
     terms: BlockTerms | None = None

@@ -26,10 +26,7 @@ _MOST_BATCHES = 4096
 
 
 class StoredEngine(Engine):
-    """The engine that ships, asked once for each work, record and slot.
-
-    A work is stored from its second time on: the work of a local step has noise in it and never comes again.
-    """
+    """The engine that ships, asked once for each work, record and slot; a work is stored from its second time on."""
 
     def __init__(self, silo: Silo, *, form: bool) -> None:
         super().__init__(silo, form=form)
@@ -54,6 +51,7 @@ class StoredEngine(Engine):
         name = (clips, len(present), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(work)))
         shelf = self._shelves.get(name)
         if shelf is None:
+            # Not stored yet: the work of a local step has noise in it and never comes again.
             self._shelves[name] = _Shelf()
             if len(self._shelves) > _MOST_WORKS:
                 self._shelves.popitem(last=False)

@@ -56,10 +56,7 @@ class OneRunResult:
 
 
 def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneRunResult:
-    """Train a private study once, with canaries in its largest silo, and guess them.
-
-    The seed decides canaries and coins. Batches and noise are the doors' own, so no two runs are the same.
-    """
+    """Train a study once, with canaries in its largest silo, and guess them; the seed decides canaries and coins."""
     prepared = prepare(study)
     silo_index = int(np.argmax([silo.records for silo in prepared.plan.silos]))
     if not study.privacy.private:

@@ -117,10 +117,7 @@ def protects_attribute(algorithm: Algorithm) -> bool:
 
 
 def _telling(broadcast: Broadcast) -> Broadcast:
-    """A point at which the sensitive attribute tells most: duals that oppose groups, and a model that is nearly sure.
-
-    Probabilities near one move the duals' gradients most, and still have a slope that is large beside the clip.
-    """
+    """A point at which the sensitive attribute tells most: duals that oppose groups, a model that is nearly sure."""
     groups, classes = broadcast.duals.shape[-2:]
     signs = (-1.0) ** (jnp.arange(groups)[:, None] + jnp.arange(classes))
     params = jax.tree.map(lambda leaf: jnp.full_like(leaf, _NEARLY_SURE), broadcast.params)

@@ -94,10 +94,7 @@ def permutation(count: int) -> Int64[np.ndarray, " count"]:
 
 
 def pass_order(seed: bytes, count: int) -> Int64[np.ndarray, " count"]:
-    """The order of a study's pass over the records, from a seed that is drawn once and remembered.
-
-    The price of a pass needs an order that does not look at records; it need not be secret.
-    """
+    """The order of a study's pass, from a seed that is drawn once; it must not look at records, but is not secret."""
     if len(seed) != SEED_BYTES:
         raise ValueError(f"Expected a seed of {SEED_BYTES} bytes, got {len(seed)}.")
     words = np.frombuffer(hashlib.shake_256(seed).digest(8 * count), "<u8")

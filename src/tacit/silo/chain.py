@@ -158,10 +158,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def lock(path: Path, held: str) -> int:
-    """Hold a file for this process alone, until its handle is closed.
-
-    A second holder is refused with ``held``, which says what somebody has, and the first one's process.
-    """
+    """Hold a file for this process alone until its handle is closed; a second holder is refused with ``held``."""
     # It is written to below, and must be no link to somebody's file.
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

@@ -60,10 +60,7 @@ def no_noise(size: int, sigma: float) -> Int64[np.ndarray, " size"]:
 
 
 class Engine:
-    """Computes and stores each record's vector, in batches of a fixed shape.
-
-    ``form`` forms every vector in full: mechanisms that speak about single records need it.
-    """
+    """Computes and stores each record's vector, in batches of a fixed shape; ``form`` forms every vector in full."""
 
     def __init__(self, silo: Silo, *, form: bool) -> None:
         self._silo, self._form = silo, form

@@ -29,10 +29,7 @@ WHOLE = ""
 
 
 class Layout(NamedTuple):
-    """How the sums of a block become a statistic: its leaves, and the layers in factors, of how many terms.
-
-    ``width`` is how many floats are stored for each record.
-    """
+    """How the sums of a block become a statistic; ``width`` is how many floats are stored for each record."""
 
     shape: Any
     factored: tuple[str, ...]

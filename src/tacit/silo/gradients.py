@@ -37,26 +37,23 @@ from tacit.objectives.objective import Model, Objective, untapped
 from tacit.objectives.query import GradientQuery, differences, gradient_at, is_zero
 from tacit.objectives.saddle import SaddleQuery
 
-SLACK = 1e-4
-"""What rounding may add to a contribution in the simulator: measured ones stay below clip x (1 + SLACK)."""
-
-_ROUNDING = 2e-6  # sixteen units of float32
-_FLOOR = 1e-30
-_SMALLEST = 1e-25  # below it the noise of a large batch could vanish while a record does not
 Mask = Bool[Array, " records"]
 """Which of the records of a batch are there."""
+
+SLACK = 1e-4
+"""What rounding may add to a contribution in the simulator: measured ones stay below clip x (1 + SLACK)."""
 
 MICRO_BATCH_FLOATS = 2**20
 MICRO_BATCH_FLOATS_TAPPED = 2**21
 TINY = 1e-30  # far above where squares underflow, times any number of coordinates
 _MANY_SIGNS = 8.0  # sums over pairs of positions cancel: their rounding is measured by sizes, and in more units
+_ROUNDING = 2e-6  # sixteen units of float32
+_FLOOR = 1e-30
+_SMALLEST = 1e-25  # below it the noise of a large batch could vanish while a record does not
 
 
 class _Term(NamedTuple):
-    """A part ``left (x) right`` of each record's layer gradient, and whether the bias takes part.
-
-    Of rank one, or the sum over an axis of positions after that of records.
-    """
+    """A part ``left (x) right`` of each record's layer gradient, summed over positions if it has any."""
 
     left: Float[Array, "records *positions inputs"]
     right: Float[Array, "records *positions outputs"]
@@ -95,7 +92,7 @@ def plain_sum(query: Any, work: Work, records: Record, present: Mask) -> Statist
     parts: dict[type, Callable[..., Statistic]] = {GradientQuery: _plain_gradients, SaddleQuery: _plain_saddle}
     part = parts.get(type(query), _plain_statistics)
     if is_tapped(query):
-        limit = _tapped_limit(query, work, records)
+        limit = MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
     else:
         limit = MICRO_BATCH_FLOATS // statistic_width(jax.vmap(lambda record: query(work, record)), records)
     return in_micro_batches(partial(part, query, work), (records, present), limit)
@@ -111,8 +108,7 @@ def _plain_gradients(query: GradientQuery, work: Work, records: Record, present:
         return jnp.sum(jnp.where(present, query.objective.losses(params, records), 0.0))
 
     pairs = zip(query.weights(work), query.points(work), strict=True)
-    parts = [jax.tree.map(lambda g, k=k: k * g, jax.grad(total)(point)) for k, point in pairs]
-    return total_of(parts)
+    return total_of([jax.tree.map(lambda g, k=k: k * g, jax.grad(total)(point)) for k, point in pairs])
 
 
 def _plain_saddle(query: SaddleQuery, work: Work, records: Record, present: Mask) -> Statistic:
@@ -220,12 +216,8 @@ def _product(s: _Term, t: _Term, has_bias: bool) -> tuple[Float[Array, " records
 
 def _tapped_sum(query: GradientQuery, work: Work, records: Record, present: Mask, bound: Float[Array, ""]) -> Statistic:
     part = partial(_tapped_part, query, work, bound=bound)
-    return in_micro_batches(part, (records, present), _tapped_limit(query, work, records))
-
-
-def _tapped_limit(query: GradientQuery, work: Work, records: Record) -> int:
-    """How many records a micro-batch of the tapped path may hold."""
-    return MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
+    limit = MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
+    return in_micro_batches(part, (records, present), limit)
 
 
 def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
@@ -310,10 +302,7 @@ def _scaled_sum(statistics: Statistic, factor: Array, counts: Array) -> Statisti
 
 
 def in_micro_batches(part: Callable[..., Statistic], batch: tuple[Any, ...], limit: int) -> Statistic:
-    """The sum of ``part`` over pieces of a batch (records, present, ...) of at most ``limit`` records each.
-
-    All pieces have one size; absent records, all zeros, fill the last.
-    """
+    """The sum of ``part`` over pieces of a batch of at most ``limit`` records; zeros, all absent, fill the last."""
     size = batch[1].shape[0]
     pieces = -(-size // max(1, limit))
     if pieces <= 1:

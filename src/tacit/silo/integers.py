@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from threadpoolctl import ThreadpoolController
 
 FACTOR = 2**18
@@ -63,18 +63,12 @@ class Vectors(NamedTuple):
     layers: Mapping[str, Factors]
 
 
-class IntegerFactors(NamedTuple):
-    """As `Factors`, in integers."""
-
-    left: Int32[np.ndarray, "terms records inputs"]
-    right: Int32[np.ndarray, "terms records outputs"]
+class IntegerFactors(Factors):
+    """As `Factors`, in 32-bit integers."""
 
 
-class Integers(NamedTuple):
-    """As `Vectors`, in integers."""
-
-    formed: Int64[np.ndarray, "records formed"]
-    layers: Mapping[str, IntegerFactors]
+class Integers(Vectors):
+    """As `Vectors`, in integers: of 64 bits where formed, of 32 bits in factors."""
 
 
 class Sums(NamedTuple):

@@ -151,13 +151,11 @@ class Ledger:
         self._undo.close()
 
     def now(self) -> float:
-        """The time, never before what the ledger has seen.
-
-        A false time far ahead could never be taken back, so a clock that has jumped by more than a year is refused.
-        """
+        """The time, never before what the ledger has seen; a clock that jumps ahead by more than a year is refused."""
         now = self._clock()
         if self._head is None:
             return max(now, 0.0)
+        # A false time far ahead could never be taken back.
         if now > max(self._head.time, self._checked) + YEAR:
             raise LedgerError(
                 "clock",

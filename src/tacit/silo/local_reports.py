@@ -84,11 +84,7 @@ def reports_of(units: Float[np.ndarray, "records dimension"], local_epsilon: flo
 
 @dataclass(frozen=True)
 class LocalReports:
-    """A silo's reports about a batch, for each stream; ``terms`` are those of each block.
-
-    A statistic without blocks is one block without a name. ``weight`` is what the silo's records count beside those
-    that count most.
-    """
+    """A silo's reports about a batch, stream by stream; ``weight`` is what its records count (at most one)."""
 
     engine: Engine
     terms: Mapping[str, ReportTerms]
@@ -131,10 +127,7 @@ def mean_of_reports(
     *,
     each: float,
 ) -> Any:
-    """The mean that the reports of each stream stand for, in the shape of the statistic; nonsense counts as zero.
-
-    ``each`` is what a record counts whose silo's weight is one.
-    """
+    """The mean that reports stand for, nonsense as zero; ``each`` is what a record of weight one counts."""
     bounds, means = kind.release.clip(work), {}
     for name, own in terms.items():
         mean = usable_clip(bounds[name] if name else bounds) * total_of_reports(reports[name], own) * each

@@ -44,9 +44,7 @@ def enrol(tables: Sequence[Mapping[str, np.ndarray]], names: Sequence[str] | Non
     >>> two.records["x"].shape, two.counts.tolist()
     ((2, 3, 2), [3, 1])
     """
-    names = [f"silo {i}" for i in range(len(tables))] if names is None else list(names)
-    if not tables:
-        raise RecordsError("Expected at least one silo, got none.")
+    names = _names(tables, names)
     checked = [check_records(table, name) for table, name in zip(tables, names, strict=True)]
     for table, name in zip(checked, names, strict=True):
         if set(table) != set(checked[0]):
@@ -67,6 +65,12 @@ def enrol(tables: Sequence[Mapping[str, np.ndarray]], names: Sequence[str] | Non
 
     stacked = {field: jnp.asarray(np.stack([pad(table[field]) for table in checked])) for field in checked[0]}
     return Silos(stacked, jnp.asarray(counts, jnp.int32))
+
+
+def _names(tables: Sequence[Any], names: Sequence[str] | None) -> Sequence[str]:
+    if not tables:
+        raise RecordsError("Expected at least one silo, got none.")
+    return [f"silo {i}" for i in range(len(tables))] if names is None else names
 
 
 def check_records(table: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
@@ -110,9 +114,7 @@ class StoredSilos:
     """
 
     def __init__(self, tables: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> None:
-        names = [f"silo {i}" for i in range(len(tables))] if names is None else list(names)
-        if not tables:
-            raise RecordsError("Expected at least one silo, got none.")
+        names = _names(tables, names)
         forms = [_checked(table, name) for table, name in zip(tables, names, strict=True)]
         for form, name in zip(forms, names, strict=True):
             if form != forms[0]:
@@ -121,15 +123,15 @@ class StoredSilos:
         self._form = forms[0]
         counts = [len(table["y"]) for table in tables]
         self.counts = jnp.asarray(counts, jnp.int32)
-        self.records = {
-            field: jax.ShapeDtypeStruct((len(tables), max(counts), *shape), dtype)
-            for field, (shape, dtype) in self._form.items()
-        }
+        self.records = self._shapes(len(tables), max(counts))
 
     @property
     def number(self) -> int:
         """How many silos there are."""
         return len(self._tables)
+
+    def _shapes(self, *lead: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {field: jax.ShapeDtypeStruct((*lead, *shape), dtype) for field, (shape, dtype) in self._form.items()}
 
     def fetch(self, silo_index: Array | int, rows: Int[Array, " slots"] | None) -> Record:
         """Rows of one silo, read when the compiled program comes to them."""
@@ -138,10 +140,8 @@ class StoredSilos:
                 'Expected batches of stored records, got sampling "full", which would hold all of them at once; sample '
                 '("wor", "poisson", "one-pass"), or enrol the records in memory.'
             )
-        shapes = {
-            field: jax.ShapeDtypeStruct((rows.shape[0], *shape), dtype) for field, (shape, dtype) in self._form.items()
-        }
-        return jax.pure_callback(self._read, shapes, jnp.asarray(silo_index), rows, vmap_method="broadcast_all")
+        shapes, at = self._shapes(rows.shape[0]), jnp.asarray(silo_index)
+        return jax.pure_callback(self._read, shapes, at, rows, vmap_method="broadcast_all")
 
     def _read(self, silo_indices: Any, rows: Any) -> dict[str, np.ndarray]:
         silo_indices, rows = np.asarray(silo_indices), np.asarray(rows)

@@ -41,10 +41,7 @@ _ROOT_TWO = np.float32(np.sqrt(2.0))
 
 
 class Drawn(NamedTuple):
-    """A randomiser's numbers as the compiled program uses them.
-
-    ``rest`` is one less the chance, rounded up to what a coin can tell: a little more private than asked for.
-    """
+    """A randomiser's numbers in the compiled program; ``rest`` is 1 - chance, rounded up to the steps of a coin."""
 
     rest: Float[Array, ""]
     share: Float[Array, ""]

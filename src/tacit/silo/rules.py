@@ -20,10 +20,7 @@ from tacit.silo.spending import LedgerError
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What all studies together may ever cost each record, as the owner's policy says it.
-
-    ``rule`` is None where the policy leaves it open: then the ledger's own stays, and a new ledger takes ``default``.
-    """
+    """The budget in the owner's policy; a ledger keeps its rule where ``rule`` is None, a new one takes ``default``."""
 
     epsilon: float
     delta: float

@@ -170,10 +170,7 @@ def mean_of_total(
     records: int,
     each: float,
 ) -> Any:
-    """The mean that a sum of shares of ``records`` records stands for, in the shape of the statistic.
-
-    ``each`` is what a record counts whose silo's weight is one.
-    """
+    """The mean that a sum of shares stands for; ``each`` is what a record of weight one counts."""
     bounds, at, means = kind.release.clip(work), 0, {}
     for name, own in in_order(terms):
         part = np.asarray(total[at : at + own.dimension], np.float64)

@@ -28,10 +28,7 @@ from tacit.silo.gradients import MICRO_BATCH_FLOATS, Mask, in_micro_batches, sca
 
 
 class AnonymityCounts(NamedTuple):
-    """In how many records of a round each one hides: all of them, and those whose noise is sure to stay secret.
-
-    ``weights`` say, for each silo, what its records count beside those that count most.
-    """
+    """The records of a round, those whose noise stays secret, and what each silo's records count (at most one)."""
 
     records: Float[Array, ""] | float
     honest: Float[Array, ""] | float

@@ -55,12 +55,7 @@ def answer(
     previous: Previous | None = None,
     anonymity: AnonymityCounts | None = None,
 ) -> tuple[Message, Memory]:
-    """A simulated silo's answer to one round.
-
-    Through the trusted channel only the server's noise makes an answer private, so a silo does not answer alone.
-    Through the shuffled sum the message is a share: private only in the sum. Through shuffled reports it is the mean
-    of the silo's reports.
-    """
+    """A simulated silo's answer to one round; through a shuffler it is private only among those of the others."""
     if silo.release.channel == "trusted":
         raise ValueError('Expected the server to add the noise for channel="trusted"; a silo cannot answer alone.')
     given = {"previous": previous, "anonymity": anonymity}
@@ -152,11 +147,7 @@ def add_cumulative(key: Array, previous: Previous, increment: Statistic, deviati
 
 
 def _clipped(task: Task) -> tuple[Statistic | None, Statistic]:
-    """The clipped mean in two parts.
-
-    The first is ``None`` unless the sensitive attribute alone is protected. Then it does not depend on the attribute
-    and needs no noise.
-    """
+    """The clipped mean: what needs no noise (``None`` unless only the attribute is protected), and what needs it."""
     silo, work, records, present, bound, size = task
     if silo.release.protects != "sensitive-attribute":
         return None, _over(clipped_sum(silo.query, work, records, present, bound), size)
@@ -168,11 +159,7 @@ def _clipped(task: Task) -> tuple[Statistic | None, Statistic]:
 def exact_statistic(
     silo: Silo, work: Work, view: SiloView, *, key: Array, position: Array | int
 ) -> tuple[Statistic, PerBlock | None]:
-    """The clipped mean of a release *before* noise, and the standard deviation that its noise must have.
-
-    Not private by itself: the caller must add the noise before anything is said. A deviation of ``None`` marks a
-    release through the open channel, which is not private.
-    """
+    """The clipped mean *before* noise, and the deviation of the noise to add (``None``: an open channel)."""
     known, hidden, deviation = parted_statistic(silo, work, view, key=key, position=position)
     return hidden if known is None else jax.tree.map(jnp.add, known, hidden), deviation
 
@@ -197,10 +184,7 @@ class Sampled(NamedTuple):
 
 
 def is_poolable(terms: Release, work: Work) -> bool:
-    """Whether batches of different silos can be summed as one: all have the same clip and the same batch size.
-
-    Decided by shapes alone. Where the sensitive attribute alone is protected, batches are not pooled.
-    """
+    """Whether batches of silos can be summed as one, by shapes alone: all have one clip and one batch size."""
     if terms.batch_size is None or jnp.ndim(terms.batch_size) or terms.protects == "sensitive-attribute":
         return False
     return terms.channel == "open" or all(jnp.ndim(bound) == 0 for bound in jax.tree.leaves(clip_of(terms, work)))
@@ -214,11 +198,7 @@ def sampled(silo: Silo, work: Work, view: SiloView, *, key: Array, position: Arr
 
 
 def pooled_mean(silo: Silo, work: Work, batches: Sampled, taken: Bool[Array, " silos"]) -> Statistic:
-    """The sum over the silos taken of the clipped means of `exact_statistic`, in one sum.
-
-    Each record is clipped as at its own silo. Only the simulator, which sees all silos' records, can compute this; it
-    adds the noise of all of them. ``batches`` has a leading axis of silos, see `is_poolable`.
-    """
+    """The sum of the clipped means of `exact_statistic` of the silos taken; ``batches`` has an axis of silos first."""
     records = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batches.records)
     present = (batches.present & taken[:, None]).reshape(-1)
     task = Task(silo, work, records, present, _bound(silo.release, work, 0), batches.size[0])

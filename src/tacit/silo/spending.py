@@ -52,10 +52,7 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """One study in the ledger: the terms that were reserved, and how many releases of each kind were debited.
-
-    ``last`` is the last round answered (-1: none) and ``answers`` how many there were.
-    """
+    """One study in the ledger: what was reserved, what was debited, the last round answered (-1: none)."""
 
     events: tuple[Event, ...]
     expires: float
@@ -84,10 +81,7 @@ class Account:
         return Charge(events, self.delta_set_aside, self.samples) if self.answers else Charge(events, 0.0)
 
     def charged(self, rule: Rule) -> Charge:
-        """What counts against the account: what may still be released while the study lives, what was spent after.
-
-        Only a filter gives anything back, and only after the study was closed for good.
-        """
+        """What counts: all that was reserved while the study lives, then what was spent; only a filter gives back."""
         if self.live or rule.name == "fixed-in-advance":
             return Charge(self.events, self.delta_set_aside, self.samples)
         return self.spent()
