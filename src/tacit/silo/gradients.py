@@ -378,11 +378,6 @@ def scales(
     return jnp.where(counts, factor, 0.0), counts
 
 
-def sensitivity(bound: Any, batch_size: Any) -> Any:
-    """The replace-one l2 sensitivity of a sum of clipped records divided by ``batch_size``; here up to ``SLACK``."""
-    return 2.0 * bound / batch_size
-
-
 def by_block(value: PerBlock, statistic: Statistic) -> Any:
     """Pair a number, or a mapping of numbers, with the blocks of a statistic."""
     if not isinstance(value, Mapping):

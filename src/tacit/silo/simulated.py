@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool
 
 from tacit.algorithm import CROWDED, Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
 from tacit.silo.attribute import attribute_sum
-from tacit.silo.gradients import by_block, clipped_sum, plain_sum, sensitivity, usable
+from tacit.silo.gradients import by_block, clipped_sum, plain_sum, usable
 from tacit.silo.release import (
     Mechanism,
     SiloView,
@@ -280,10 +280,10 @@ def _over(total: Statistic, size: Any) -> Statistic:
 
 
 def standard_deviation(bound: PerBlock, noise_multiplier: PerBlock, batch_size: Any) -> PerBlock:
-    """Noise multiplier x replace-one sensitivity, for each block."""
+    """Noise multiplier x replace-one sensitivity of a mean (here up to ``SLACK``), for each block."""
 
     def one(limit: Any, multiplier: Any) -> Array:
-        return jnp.asarray(multiplier, jnp.float32) * sensitivity(usable(limit), batch_size)
+        return jnp.asarray(multiplier, jnp.float32) * (2.0 * usable(limit) / batch_size)
 
     if isinstance(bound, Mapping) != isinstance(noise_multiplier, Mapping):
         # One number for several blocks would be ambiguous: the price joins the blocks that it is told of.
