@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import tacit
+from experiments.audit.table import Setting, subject
 from tacit.algorithms import ALGORITHMS, Entry
-from tacit.audit.table import Setting, subject
 from tacit.cli import app
 from tacit.plans.spec import StudyError, load_study
 from tacit.silo import enrol

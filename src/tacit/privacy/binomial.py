@@ -25,7 +25,7 @@ REJECTION = 1e-12
 # From max(FEWEST_FLIPS, grid^2) honest flips on, mu_1 sigma is at most EXCESS (it falls with m; a test tabulates it).
 FEWEST_FLIPS = 20_000
 EXCESS = 1.002
-_FEWEST_STEPS = 200
+FEWEST_STEPS = 200
 
 
 def rounding_bound(grid: int, dimension: int, rejection: float = REJECTION) -> float:
@@ -50,7 +50,7 @@ def grid_for(contributors: int, dimension: int) -> int:
     >>> [rounding_bound(grid_for(n, 60), 60) / (grid_for(n, 60) / 2) < 1.05 for n in (100, 2_000, 10**6)]
     [True, True, True]
     """
-    return 2 * math.ceil(max(2 * math.sqrt(contributors), 10 * math.sqrt(dimension), _FEWEST_STEPS) / 2)
+    return 2 * math.ceil(max(2 * math.sqrt(contributors), 10 * math.sqrt(dimension), FEWEST_STEPS) / 2)
 
 
 def bits_for(noise_multiplier: float, grid: int, dimension: int, honest: int) -> int:

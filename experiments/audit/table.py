@@ -1,8 +1,8 @@
 """Every algorithm of the table, in every way it can be run: what the full audit goes through.
 
-What a daemon takes is attacked at its door; what it refuses and the simulator runs is attacked there, and says so. A
-later algorithm is audited by being in the table: parameters of its own that have no default are filled in by name, or
-by their type.
+What a daemon takes is attacked at its door. What it refuses and the simulator runs is attacked in the simulator, and
+its result says so. A later algorithm is audited by being in the table: its parameters without a default are filled in
+by name, or by type.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from tacit.algorithm import CROWDED, Channel, Sampling
 from tacit.algorithms import ALGORITHMS, Entry
-from tacit.audit.deployed import anonymity_set, deploy
+from tacit.audit.deployed import SHUFFLER, DoorTarget, deploy, spare_key
+from tacit.audit.mechanism import Target
 from tacit.audit.simulated import Seat, SimulatedTarget
-from tacit.audit.transcript import DoorTarget, Target
 from tacit.audit.worst_case import attackers_problem
-from tacit.deploy.wire import Plan
+from tacit.deploy.wire import Plan, Shuffle
 from tacit.errors import TacitError
 from tacit.privacy import calibrate
 from tacit.privacy.plan import events_of
@@ -99,15 +99,13 @@ def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
             # No daemon takes it; perhaps the simulator does.
             pass
     problem, given = attackers_problem(), parameters_for(entry, setting)
-    seat = Seat(setting.records)
     try:
-        unit = entry.build(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
-        events = events_of(unit, silo_index=0, silos=1, records=setting.records)
-        if setting.channel == "open":
-            return Subject(entry, setting, SimulatedTarget(unit, seat, delta))
-        factor = calibrate(events, epsilon=epsilon, delta=delta)[0].noise_multiplier / events[0].noise_multiplier
-        built = entry.build(problem, **given, noise_multiplier=factor)
-        return Subject(entry, setting, SimulatedTarget(built, seat, delta))
+        built = entry.build(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
+        if setting.channel != "open":
+            events = events_of(built, silo_index=0, silos=1, records=setting.records)
+            factor = calibrate(events, epsilon=epsilon, delta=delta)[0].noise_multiplier / events[0].noise_multiplier
+            built = entry.build(problem, **given, noise_multiplier=factor)
+        return Subject(entry, setting, SimulatedTarget(built, Seat(setting.records), delta))
     except ValueError as error:
         return Subject(entry, setting, None, str(error))
 
@@ -115,7 +113,16 @@ def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
 def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Plan:
     """The plan that a server would propose for a setting: to one silo, or to two of which the other colludes."""
     given = {name: value for name, value in parameters_for(entry, setting).items() if value is not None}
-    anonymity = anonymity_set((setting.records,) * 2, setting.channel, min_silos=2, honest=0.5, weights="equal")
+    anonymity = None
+    if setting.channel in CROWDED:
+        anonymity = Shuffle(
+            records=(setting.records,) * 2,
+            min_silos=2,
+            honest=0.5,
+            weights="equal",
+            shufflers={SHUFFLER: spare_key(0)},
+            server=spare_key(1),
+        )
     return Plan(
         name="audit",
         features=(1,),

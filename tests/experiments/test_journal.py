@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.audit import suite
-from tacit.audit.journal import Journal, Part, code
+from experiments.audit.journal import Journal, Part, code
 from tacit.audit.mechanism import AuditError
 
 

@@ -22,11 +22,11 @@ _PARTS_OF_A_PROCESS = 16
 
 @lru_cache(maxsize=1)
 def code() -> dict[str, str]:
-    """Which code this is: its version, its commit where it is a checkout, and a digest of the package's sources."""
-    root = Path(tacit.__file__).parent
-    found = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    """Which code this is: its version, its commit where it is a checkout, and a digest of package and audit."""
+    root, found = Path(tacit.__file__).parent, hashlib.sha256()
+    for folder in (root, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     asked = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     commit = asked.stdout.strip() if asked.returncode == 0 else "unknown"
     return {"version": tacit.__version__, "commit": commit, "source": found.hexdigest()}
