@@ -2,21 +2,22 @@
 
 ``scaling="bounds"`` (the default) scales by fixed bounds: round numbers around the ranges that the public
 description of the data set prints. ``scaling="standard"`` is what papers do: it standardises by the mean and
-the deviation of all
-*training* records together. That reads private records and is not priced, so the federation says so.
-Standardising each silo by itself is not offered: in a silo with one class it removes the very difference
-between the classes.
+the deviation of all *training* records together. That reads private records and is not priced, so the federation
+says so. Standardising each silo by itself is not offered: in a silo with one class it removes the very
+difference between the classes.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import Bounded, fixed_encoding
+from tacit.data.encode import Bounded
 from tacit.data.federation import DataError, Step
 from tacit.data.table import Encoding, Table
+from tacit.data.tabular import fixed_table
 
 CITATION = (
     "Wolberg, Mangasarian, Street and Street (1995). Breast Cancer Wisconsin (Diagnostic). "
@@ -37,15 +38,13 @@ _BOUNDS: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, 
     "fractal dimension": ((0.05, 0.1), (0, 0.01), (0.05, 0.15)),
 }
 
-COLUMNS = tuple(f"{part} {name}" for part in ("mean", "error of", "worst") for name in _BOUNDS)
-
 ENCODED = tuple(
-    Bounded(f"{part} {name}", *bounds[place])
-    for place, part in enumerate(("mean", "error of", "worst"))
+    Bounded(f"{statistic} {name}", *bounds[index])
+    for index, statistic in enumerate(("mean", "error of", "worst"))
     for name, bounds in _BOUNDS.items()
 )
 
-FEATURE_NORM = 4.0
+COLUMNS = tuple(column.column for column in ENCODED)
 
 
 def read(directory: Path | None, verify: bool, *, scaling: str = "bounds") -> Table:
@@ -56,13 +55,17 @@ def read(directory: Path | None, verify: bool, *, scaling: str = "bounds") -> Ta
     if scaling not in ("bounds", "standard"):
         raise DataError(f"Expected scaling={scaling!r} to be 'bounds' (public) or 'standard' (reads private records).")
     bunch = load_breast_cancer()
-    return Table(
-        x=np.asarray(bunch.data, dtype=np.float64),
-        y=(1 - np.asarray(bunch.target)).astype(np.int32),
-        fit=_standard if scaling == "standard" else fixed_encoding(COLUMNS, ENCODED, FEATURE_NORM),
-        task="binary",
-        class_names=("benign", "malignant"),
+    raw = np.asarray(bunch.data, dtype=np.float64)
+    table = fixed_table(
+        raw,
+        1 - np.asarray(bunch.target),
+        COLUMNS,
+        ENCODED,
+        norm=4.0,
+        citation=CITATION,
+        classes=("benign", "malignant"),
     )
+    return table if scaling == "bounds" else replace(table, fit=_standard)
 
 
 def _standard(reserve: np.ndarray, train: np.ndarray) -> Encoding:

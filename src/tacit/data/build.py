@@ -39,7 +39,7 @@ class Division:
     seed: int
 
 
-def build(name: str, table: Table, division: Division, citation: str) -> Federation:
+def build(name: str, table: Table, division: Division) -> Federation:
     """Divide, split and encode a table."""
     for_reserve, for_silos, for_trim, for_split, for_test = (
         np.random.default_rng([division.seed, stream]) for stream in range(5)
@@ -67,7 +67,7 @@ def build(name: str, table: Table, division: Division, citation: str) -> Federat
         feature_shape=silos[0].train["x"].shape[1:],
         feature_norm=encoding.norm,
         steps=(_split_step(table, division), *encoding.steps),
-        citation=citation,
+        citation=table.citation,
         partition=_describe(table, division),
         feature_names=encoding.names,
         class_names=table.class_names,

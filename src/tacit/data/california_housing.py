@@ -11,17 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data import layout
-from tacit.data.encode import Bounded, fixed_encoding, target_step
+from tacit.data.encode import Bounded, scaled_target, target_step
 from tacit.data.files import locate
+from tacit.data.layout import layout
 from tacit.data.table import Table
+from tacit.data.tabular import fixed_table
 
 CITATION = (
     "Pace and Barry (1997). Sparse spatial autoregressions. Statistics and Probability Letters 33, 291-297. "
     "From StatLib."
 )
-
-COLUMNS = ("income", "house age", "rooms", "bedrooms", "population", "people", "latitude", "longitude")
 
 ENCODED = (
     Bounded("income", 0.5, 15),
@@ -34,22 +33,24 @@ ENCODED = (
     Bounded("longitude", -124.5, -114),
 )
 
+COLUMNS = tuple(column.column for column in ENCODED)
 HIGHEST_VALUE = 500_001.0
-FEATURE_NORM = 3.0
 
 
 def read(directory: Path | None, verify: bool) -> Table:
     """All block groups."""
-    text = locate(layout.CALIFORNIA_HOUSING, directory, verify).read_text(encoding="ascii")
-    file = np.array([[float(cell) for cell in line.split(",")] for line in text.split()])
+    file = np.loadtxt(
+        locate(layout()["california_housing/cal_housing.data"], directory, verify), delimiter=",", encoding="ascii"
+    )
     longitude, latitude, age, rooms, bedrooms, population, households, income, value = file.T
     derived = (income, age, rooms / households, bedrooms / households, population, population / households)
-    raw = np.column_stack([*derived, latitude, longitude])
-    target = target_step("median house value", 0, HIGHEST_VALUE)
-    return Table(
-        x=raw,
-        y=(np.clip(value, 0, HIGHEST_VALUE) / HIGHEST_VALUE).astype(np.float32),
-        fit=fixed_encoding(COLUMNS, ENCODED, FEATURE_NORM, steps=(target,)),
-        task="regression",
-        attributes={"income": income, "latitude": latitude, "longitude": longitude},
+    return fixed_table(
+        np.column_stack([*derived, latitude, longitude]),
+        scaled_target(value, 0, HIGHEST_VALUE),
+        COLUMNS,
+        ENCODED,
+        norm=3.0,
+        citation=CITATION,
+        attributes={name: name for name in ("income", "latitude", "longitude")},
+        steps=(target_step("median house value", 0, HIGHEST_VALUE),),
     )

@@ -5,24 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tacit.data import (
-    acs_income,
-    adult,
-    breast_cancer,
-    california_housing,
-    cifar10,
-    credit_card,
-    csv_silos,
-    heart_disease,
-    insurance,
-    mnist,
-    synthetic,
-)
+from tacit.data import breast_cancer, california_housing, cifar10, csv_silos, heart_disease, mnist, synthetic, tabular
 from tacit.data.build import Division, build
 from tacit.data.federation import DataError, Federation
 from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, KINDS
@@ -39,7 +28,6 @@ class DataSet:
     """
 
     read: Callable[..., Table]
-    citation: str
     partition: str
     silos: int
     validation: float
@@ -48,20 +36,20 @@ class DataSet:
 
 
 DATA_SETS: dict[str, DataSet] = {
-    "heart-disease": DataSet(heart_disease.read, heart_disease.CITATION, "natural", 4, 0.1, 0.2),
-    "breast-cancer": DataSet(breast_cancer.read, breast_cancer.CITATION, "label", 2, 0.1, 0.1),
-    "mnist": DataSet(mnist.read, mnist.CITATION, "digit-pairs", 25, 0.1, 0.1, records=1543),
-    "cifar10": DataSet(cifar10.read, cifar10.CITATION, "one-class", 10, 0.1, 0.1),
-    "adult": DataSet(adult.read, adult.CITATION, "attribute", 3, 0.05, 0.2),
-    "acs-income": DataSet(acs_income.read, acs_income.CITATION, "attribute", 3, 0.05, 0.2),
-    "credit-card": DataSet(credit_card.read, credit_card.CITATION, "attribute", 3, 0.05, 0.2),
-    "california-housing": DataSet(california_housing.read, california_housing.CITATION, "iid", 10, 0.1, 0.1),
-    "insurance": DataSet(insurance.read, insurance.CITATION, "sorted-target", 10, 0.1, 0.1),
+    "heart-disease": DataSet(heart_disease.read, "natural", 4, 0.1, 0.2),
+    "breast-cancer": DataSet(breast_cancer.read, "label", 2, 0.1, 0.1),
+    "mnist": DataSet(mnist.read, "digit-pairs", 25, 0.1, 0.1, records=1543),
+    "cifar10": DataSet(cifar10.read, "one-class", 10, 0.1, 0.1),
+    "adult": DataSet(partial(tabular.read_fair, "adult"), "attribute", 3, 0.05, 0.2),
+    "acs-income": DataSet(partial(tabular.read_fair, "acs_income"), "attribute", 3, 0.05, 0.2),
+    "credit-card": DataSet(partial(tabular.read_fair, "credit_card"), "attribute", 3, 0.05, 0.2),
+    "california-housing": DataSet(california_housing.read, "iid", 10, 0.1, 0.1),
+    "insurance": DataSet(partial(tabular.read, "insurance"), "sorted-target", 10, 0.1, 0.1),
 }
 
 OWN: dict[str, DataSet] = {
-    "csv": DataSet(csv_silos.read, csv_silos.CITATION, "natural", 0, 0.1, 0.2),
-    "synthetic": DataSet(synthetic.read, synthetic.CITATION, "natural", 0, 0.1, 0.2),
+    "csv": DataSet(csv_silos.read, "natural", 0, 0.1, 0.2),
+    "synthetic": DataSet(synthetic.read, "natural", 0, 0.1, 0.2),
 }
 """Records that no file of ours holds: a folder of one's own, or made up to order."""
 
@@ -128,7 +116,7 @@ def load(
     )
     if table.official_test is not None and division.test:
         raise DataError(f"Expected test={test} to be 0 with holdout='official', which brings its own test records.")
-    return build(name, table, division, entry.citation)
+    return build(name, table, division)
 
 
 def _entry(name: str) -> DataSet:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data import layout
 from tacit.data.federation import DataError, Step
 from tacit.data.files import locate
+from tacit.data.layout import layout
 from tacit.data.table import Encoding, Table
 
 CITATION = "Krizhevsky (2009). Learning multiple layers of features from tiny images. University of Toronto."
@@ -31,7 +31,7 @@ def read(directory: Path | None, verify: bool, *, features: str = "signed", hold
         raise DataError(f"Expected features={features!r} to be 'signed' ([-1, 1]) or 'unit' ([0, 1]).")
     if holdout not in ("silo", "official"):
         raise DataError(f"Expected holdout={holdout!r} to be 'silo' or 'official'.")
-    with np.load(locate(layout.CIFAR10, directory, verify)) as archive:
+    with np.load(locate(layout()["cifar10/cifar10.npz"], directory, verify)) as archive:
         images, labels = archive["X"], archive["y"].astype(np.int32)
         official = None
         if holdout == "official":
@@ -42,6 +42,7 @@ def read(directory: Path | None, verify: bool, *, features: str = "signed", hold
         y=labels,
         fit=lambda _reserve, _train: _encoding(features),
         task="multiclass",
+        citation=CITATION,
         class_names=CLASSES,
         official_test=official,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, target_step
+from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, scaled_target, target_step
 from tacit.data.federation import DataError, Records, Step
 from tacit.data.schema import CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
 from tacit.data.table import Encoding, Table
@@ -181,9 +181,7 @@ def _target(file: RawFile, target: TargetPart) -> np.ndarray:
         assert target.high is not None
         numbers = np.array([number_in(file, target.column, i, cell) for i, cell in enumerate(cells, start=2)])
         _no_missing(file, target, np.isnan(numbers))
-        return ((np.clip(numbers, target.low, target.high) - target.low) / (target.high - target.low)).astype(
-            np.float32
-        )
+        return scaled_target(numbers, target.low, target.high)
     places = {name: place for place, name in enumerate(target.classes)}
     for line, cell in enumerate(cells, start=2):
         if cell not in places and not is_missing(cell):
@@ -250,6 +248,7 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
         y=np.concatenate([y for _, y in encoded]),
         fit=lambda _reserve, _train: encoding,
         task=rules.target.task,
+        citation=CITATION,
         class_names=rules.target.classes or (),
         natural=np.repeat(np.arange(len(files)), [len(y) for _, y in encoded]),
         silo_names=tuple(file.silo for file in files),

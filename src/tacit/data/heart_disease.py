@@ -23,40 +23,22 @@ Options:
 
 from __future__ import annotations
 
-import csv
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import (
-    Bounded,
-    Column,
-    Missing,
-    OneHot,
-    Signed,
-    fixed_encoding,
-)
+from tacit.data.encode import Bounded, Column, Missing, OneHot, Signed
 from tacit.data.federation import DataError, Step
 from tacit.data.table import Table
+from tacit.data.tabular import fixed_table
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 COLUMNS = (
-    "age",
-    "sex",
-    "cp",
-    "trestbps",
-    "chol",
-    "fbs",
-    "restecg",
-    "thalach",
-    "exang",
-    "oldpeak",
-    "slope",
-    "ca",
-    "thal",
-)
+    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
+)  # fmt: skip
 
 CITATION = (
     "Janosi, Steinbrunn, Pfisterer and Detrano (1989). Heart Disease. UCI Machine Learning Repository. "
@@ -91,8 +73,6 @@ FULL: tuple[Column, ...] = (
 
 FILL = Step("missing values", True, "Fixed: the middle of a range, 0 between the signs of a yes and a no.")
 
-FEATURE_NORM = 1.0
-
 
 def read(directory: Path | None, verify: bool, *, features: str = "compact") -> Table:
     """The four hospitals, from the files of the package."""
@@ -100,25 +80,22 @@ def read(directory: Path | None, verify: bool, *, features: str = "compact") -> 
     if features not in ("compact", "full"):
         raise DataError(f"Expected features={features!r} to be 'compact' or 'full'.")
     folder = resources.files("tacit.data") / "files" / "heart_disease"
-    hospitals = [_parse((folder / f"processed.{name}.data").read_text(encoding="utf-8")) for name in HOSPITALS]
+    texts = [(folder / f"processed.{name}.data").read_text(encoding="utf-8") for name in HOSPITALS]
+    hospitals = [np.genfromtxt(text.splitlines(), delimiter=",", missing_values="?") for text in texts]
     raw = np.concatenate(hospitals)
-    columns = COMPACT if features == "compact" else FULL
-    return Table(
-        x=raw[:, :13],
-        y=(raw[:, 13] > 0).astype(np.int32),
-        fit=fixed_encoding(COLUMNS, columns, FEATURE_NORM, steps=(FILL,)),
-        task="binary",
-        class_names=("healthy", "ill"),
-        natural=np.repeat(np.arange(len(HOSPITALS)), [len(rows) for rows in hospitals]),
-        silo_names=HOSPITALS,
-        attributes={"age": raw[:, 0]},
-    )
-
-
-def _parse(text: str) -> np.ndarray:
-    rows = [[np.nan if cell == "?" else float(cell) for cell in row] for row in csv.reader(text.splitlines()) if row]
-    values = np.array(rows)
     # A blood pressure or a cholesterol of zero was not measured.
     for column in (COLUMNS.index("trestbps"), COLUMNS.index("chol")):
-        values[values[:, column] == 0, column] = np.nan
-    return values
+        raw[raw[:, column] == 0, column] = np.nan
+    table = fixed_table(
+        raw[:, :13],
+        raw[:, 13] > 0,
+        COLUMNS,
+        COMPACT if features == "compact" else FULL,
+        norm=1.0,
+        citation=CITATION,
+        classes=("healthy", "ill"),
+        attributes={"age": "age"},
+        steps=(FILL,),
+    )
+    natural = np.repeat(np.arange(len(HOSPITALS)), [len(rows) for rows in hospitals])
+    return replace(table, natural=natural, silo_names=HOSPITALS)

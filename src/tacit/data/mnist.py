@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data import layout
 from tacit.data.encode import bound_norm, norm_step
 from tacit.data.federation import DataError, Step
-from tacit.data.files import DataFile, locate
+from tacit.data.files import locate
+from tacit.data.layout import layout
 from tacit.data.table import Encoding, Table
 
 CITATION = (
@@ -53,10 +53,10 @@ def read(
         raise DataError(f"Expected task={task!r} to be 'parity' or 'digits'.")
     if holdout not in ("silo", "official"):
         raise DataError(f"Expected holdout={holdout!r} to be 'silo' or 'official'.")
-    images, digits = _pair(layout.MNIST_TRAIN_IMAGES, layout.MNIST_TRAIN_LABELS, directory, verify)
+    images, digits = _pair("train", directory, verify)
     official = None
     if holdout == "official":
-        test_images, test_digits = _pair(layout.MNIST_TEST_IMAGES, layout.MNIST_TEST_LABELS, directory, verify)
+        test_images, test_digits = _pair("t10k", directory, verify)
         official = (test_images, _target(test_digits, task), test_digits)
     return Table(
         x=images,
@@ -64,6 +64,7 @@ def read(
         fit=lambda reserve, _train: _encoding(features, dimensions, reserve),
         task="binary" if task == "parity" else "multiclass",
         class_names=("even", "odd") if task == "parity" else tuple(str(digit) for digit in range(10)),
+        citation=CITATION,
         label=digits,
         reserve=PCA_RESERVE if dimensions else 0,
         official_test=official,
@@ -86,9 +87,10 @@ def _target(digits: np.ndarray, task: str) -> np.ndarray:
     return (digits % 2 if task == "parity" else digits).astype(np.int32)
 
 
-def _pair(images: DataFile, labels: DataFile, directory: Path | None, verify: bool) -> tuple[np.ndarray, np.ndarray]:
-    pixels = gzip.decompress(locate(images, directory, verify).read_bytes())
-    digits = gzip.decompress(locate(labels, directory, verify).read_bytes())
+def _pair(which: str, directory: Path | None, verify: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Images and digits."""
+    files = (layout()[f"mnist/{which}-{kind}-ubyte.gz"] for kind in ("images-idx3", "labels-idx1"))
+    pixels, digits = (gzip.decompress(locate(file, directory, verify).read_bytes()) for file in files)
     # The idx format: 16 bytes before the images, 8 before the labels.
     flat = np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, 784)
     return flat, np.frombuffer(digits, np.uint8, offset=8).astype(np.int32)

@@ -67,6 +67,7 @@ def read(
         y=np.concatenate(y).astype(np.int32),
         fit=lambda _reserve, _train: encoding,
         task="binary",
+        citation=CITATION,
         class_names=("no", "yes"),
         s=_attribute(everyone[:, 0], groups, generator) if groups else None,
         group_names=tuple(f"group {i}" for i in range(groups)),

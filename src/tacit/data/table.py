@@ -40,6 +40,7 @@ class Table:
         fit: the encoding, given the raw records that belong to no silo and those of all training sets. A
             public encoding ignores the second argument.
         task: what ``y`` is.
+        citation: whom to thank.
         class_names: what the values of ``y`` mean.
         s: the sensitive attribute.
         group_names: what the values of ``s`` mean.
@@ -56,6 +57,7 @@ class Table:
     y: np.ndarray
     fit: Callable[[np.ndarray, np.ndarray], Encoding]
     task: Task
+    citation: str
     class_names: tuple[str, ...] = ()
     s: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
