@@ -184,9 +184,7 @@ def _ask(found: Folder, target: str, declared: Declared, private: str | None) ->
         "without an answer has it read from the records, which is NOT private."
     )
     ranges, levels = dict(declared.ranges), dict(declared.levels)
-    for column in undeclared(found, target, declared):
-        if private is not None and column.kind == "number" and column.name != target:
-            continue
+    for column in undeclared(found, target, declared, private=private is not None):
         if column.levels and (column.kind == "category" or column.name == target or len(column.levels) == 2):
             known = _ask_until(f"{column.name}: its levels, known to all, as A,B,C", column.name, _levels)
             levels |= {} if known is None else {column.name: known}

@@ -18,7 +18,8 @@ from tacit.data.partition import DIGIT_PAIRS, PARTITIONS, Request
 from tacit.data.split import split_indices
 from tacit.data.table import Encoding, Table
 
-Split = tuple[np.ndarray, np.ndarray, np.ndarray]
+Split = tuple[np.ndarray, ...]
+"""Row indices of train, validation and test."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def build(name: str, table: Table, division: Division) -> Federation:
     reserve, free = order[: table.reserve], np.sort(order[table.reserve :])
     parts = [free[part] for part in _parts(table, free, division, for_silos)]
     parts = [_trim(part, division.records, silo, for_trim) for silo, part in enumerate(parts)]
-    splits = [_split(part, division, for_split) for part in parts]
+    shares = division.validation, division.test
+    splits = [tuple(part[rows] for rows in split_indices(len(part), *shares, for_split)) for part in parts]
     titles = _titles(table, division)
     _check_sizes(division, titles, splits)
     train = np.concatenate([split[0] for split in splits])
@@ -118,25 +120,21 @@ def _trim(part: np.ndarray, records: int | None, silo: int, generator: np.random
     return generator.permutation(part)[:records]
 
 
-def _split(part: np.ndarray, division: Division, generator: np.random.Generator) -> Split:
-    train, validation, test = split_indices(len(part), division.validation, division.test, generator)
-    return part[train], part[validation], part[test]
-
-
 def _check_sizes(division: Division, titles: list[str], splits: list[Split]) -> None:
+    cure = (
+        f"partition={division.kind!r}, silos={division.silos}, level={division.level}; use fewer silos, a milder "
+        "level, or another seed."
+    )
+    if division.kind == "natural":
+        cure = (
+            f"validation={division.validation:g}, test={division.test:g}; give it more records, leave it out, or lower "
+            "validation and test of [partition]."
+        )
     for title, split in zip(titles, splits, strict=True):
-        total = sum(len(rows) for rows in split)
-        if not len(split[0]) and division.kind == "natural":
-            raise DataError(
-                f"Expected every silo to have a training record; silo {title!r} has {total} records in all and none to "
-                f"train on with validation={division.validation:g}, test={division.test:g}; give it more records, "
-                "leave it out, or lower validation and test of [partition]."
-            )
         if not len(split[0]):
             raise DataError(
-                f"Expected every silo to have a training record; silo {title!r} has {total} records in all "
-                f"and none to train on with partition={division.kind!r}, silos={division.silos}, "
-                f"level={division.level}; use fewer silos, a milder level, or another seed."
+                f"Expected every silo to have a training record; silo {title!r} has {sum(map(len, split))} records in "
+                f"all and none to train on with {cure}"
             )
 
 

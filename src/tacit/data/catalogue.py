@@ -14,7 +14,7 @@ import numpy as np
 from tacit.data import breast_cancer, california_housing, cifar10, csv_silos, heart_disease, mnist, synthetic, tabular
 from tacit.data.build import Division, build
 from tacit.data.federation import DataError, Federation
-from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, KINDS
+from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS
 from tacit.data.table import Table
 from tacit.errors import unknown
 
@@ -97,8 +97,15 @@ def load(
     >>> federation.touches_private_data
     False
     """
-    entry = _entry(name)
-    kind = _kind(entry.partition if partition is None else partition)
+    known = DATA_SETS | OWN
+    if name not in known:
+        raise DataError(unknown("data set", name, known))
+    entry = known[name]
+    kind = entry.partition if partition is None else partition
+    if kind not in PARTITIONS:
+        raise DataError(unknown("partition", kind, PARTITIONS))
+    if seed != int(seed) or seed < 0:
+        raise DataError(f"Expected seed={seed} to be a whole number, at least 0.")
     _check_options(name, entry, options)
     if "partition" in inspect.signature(entry.read).parameters:
         options = options | {"partition": kind}
@@ -112,24 +119,11 @@ def load(
         records=entry.records if records_per_silo is None and kind == entry.partition else records_per_silo,
         validation=entry.validation if validation is None else validation,
         test=share if test is None else test,
-        seed=_seed(seed),
+        seed=int(seed),
     )
     if table.official_test is not None and division.test:
         raise DataError(f"Expected test={test} to be 0 with holdout='official', which brings its own test records.")
     return build(name, table, division)
-
-
-def _entry(name: str) -> DataSet:
-    known = DATA_SETS | OWN
-    if name not in known:
-        raise DataError(unknown("data set", name, known))
-    return known[name]
-
-
-def _kind(kind: str) -> str:
-    if kind not in KINDS:
-        raise DataError(unknown("partition", kind, KINDS))
-    return kind
 
 
 def _check_options(name: str, entry: DataSet, options: dict[str, Any]) -> None:
@@ -171,9 +165,3 @@ def _level(kind: str, level: float | None) -> float | None:
             f"level out, or use one of {', '.join(DEFAULT_LEVELS)}."
         )
     return DEFAULT_LEVELS.get(kind) if level is None else float(level)
-
-
-def _seed(seed: int) -> int:
-    if seed != int(seed) or seed < 0:
-        raise DataError(f"Expected seed={seed} to be a whole number, at least 0.")
-    return int(seed)
