@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from tacit.cli.common import print_json
 from tacit.privacy import (
     SILO_SAMPLING,
     Accountant,
@@ -123,41 +123,30 @@ def _event(
 def _report(paid: Price, max_participations: int | None, plot: Path | None, as_json: bool) -> None:
     if plot is not None:
         draw(paid, plot)
+    [event] = paid.events
+    records = f"{event.records} records"
     if as_json:
-        typer.echo(json.dumps(_as_data(paid)))
+        numbers = {"epsilon": paid.epsilon, "delta": paid.delta, "noise_multiplier": event.noise_multiplier}
+        numbers["sigma_over_clip"] = _sigma_over_clip(event)
+        print_json({**numbers, "accountant": paid.accountant, "events": [dataclasses.asdict(event)]})
         return
-    [event] = paid.events
-    table = Table(title="Price per record", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("epsilon", f"{paid.epsilon:.6g}")
-    table.add_row("delta", f"{paid.delta:.3g}")
-    table.add_row("noise multiplier", f"{event.noise_multiplier:.6g} (sigma / replace-one sensitivity)")
-    table.add_row("sigma / clip", f"{_sigma_over_clip(event):.6g}")
-    table.add_row(
-        "releases",
-        f"{event.count} of {event.batch} records, sampling {event.sampling}, out of {event.records} records",
-    )
     meaning = "exact Gaussian composition" if paid.accountant == "gdp" and paid.exact else _MEANING[paid.accountant]
-    table.add_row("accountant", f"{paid.accountant}: {meaning}")
-    table.add_row("in plain words", risk_of_price(paid).sentence)
-    if max_participations is not None:
-        table.add_row("participation", SILO_SAMPLING)
-    if plot is not None:
-        table.add_row("picture", str(plot))
-    Console().print(table)
-
-
-def _as_data(paid: Price) -> dict[str, object]:
-    [event] = paid.events
-    return {
-        "epsilon": paid.epsilon if math.isfinite(paid.epsilon) else None,
-        "delta": paid.delta,
-        "noise_multiplier": event.noise_multiplier,
-        "sigma_over_clip": _sigma_over_clip(event),
-        "accountant": paid.accountant,
-        "events": [dataclasses.asdict(e) for e in paid.events],
+    rows = {
+        "epsilon": f"{paid.epsilon:.6g}",
+        "delta": f"{paid.delta:.3g}",
+        "noise multiplier": f"{event.noise_multiplier:.6g} (sigma / replace-one sensitivity)",
+        "sigma / clip": f"{_sigma_over_clip(event):.6g}",
+        "releases": f"{event.count} of {event.batch} records, sampling {event.sampling}, out of {records}",
+        "accountant": f"{paid.accountant}: {meaning}",
+        "in plain words": risk_of_price(paid).sentence,
+        "participation": None if max_participations is None else SILO_SAMPLING,
+        "picture": None if plot is None else str(plot),
     }
+    table = Table(Column(style="bold"), Column(overflow="fold"), title="Price per record", show_header=False)
+    for name, text in rows.items():
+        if text is not None:
+            table.add_row(name, text)
+    Console().print(table)
 
 
 def _sigma_over_clip(event: Event) -> float:
@@ -167,8 +156,8 @@ def _sigma_over_clip(event: Event) -> float:
 def draw(paid: Price, path: Path) -> None:
     """Draw epsilon against rounds and against noise for every sampling scheme, around this price.
 
-    All schemes get the same noise per release, sigma / clip, so that the curves compare what sampling is
-    worth. Mini-batches have the priced batch, or a tenth of the records if that is all of them.
+    All schemes get the same noise per release, sigma / clip, so the curves show what sampling is worth. Mini-batches
+    have the priced batch, or a tenth of the records if that is all of them.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -203,13 +192,8 @@ def _variant(event: Event, sampling: Sampling, batch: int, rounds: int, sigma: f
     """The event under another scheme, or None where one pass has run out of records."""
     if sampling == "one-pass" and rounds * batch > event.records:
         return None
-    return Event(
-        kind=event.kind,
-        noise_multiplier=sigma * batch / 2,
-        count=rounds,
-        records=event.records,
-        batch=batch,
-        sampling=sampling,
+    return dataclasses.replace(
+        event, noise_multiplier=sigma * batch / 2, count=rounds, batch=batch, sampling=sampling, capacity=None
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tomllib
@@ -17,6 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tacit.cli import choose
+from tacit.cli.common import JsonObject, print_json
 from tacit.data.discover import (
     Declared,
     Draft,
@@ -67,7 +67,7 @@ def init_command(
     delta: Annotated[float, typer.Option(help="Probability with which the guarantee may fail.")] = 1e-6,
     out: Annotated[Path | None, typer.Option(help="The study to write; by default study.toml in the folder.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Make a study from a folder of one CSV file per silo; asks for what is missing if a person is there to answer.
 
@@ -277,7 +277,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
             "assumed": list(drafted.assumed),
             "not_private": list(drafted.loud),
         }
-        typer.echo(json.dumps(facts))
+        print_json(facts)
         return
     console = Console()
     columns = Column("column", overflow="fold"), "seems", "is read as", "missing"

@@ -11,7 +11,7 @@ import tomli_w
 import typer
 from rich.console import Console
 
-from tacit.cli.files import AUTHORITY, need_file
+from tacit.cli.common import AUTHORITY, Out, need_file
 from tacit.errors import TacitError
 
 server_app = typer.Typer(
@@ -88,7 +88,7 @@ def run_command(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Go on with the study of this run folder.")] = None,
     round_seconds: Annotated[float, typer.Option(help="How long a round waits for silos it may go without.")] = 120.0,
     patience: Annotated[float, typer.Option(help="How long anything waits for a silo that is needed.")] = 3600.0,

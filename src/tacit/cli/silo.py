@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.files import AUTHORITY, need_file
+from tacit.cli.common import AUTHORITY, Json, need_file, print_json
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
@@ -28,7 +28,6 @@ _SHORT = 16
 """How much of a study's identity tables show; JSON has all of it."""
 
 Folder = Annotated[Path, typer.Argument(help="The silo's folder: policy.toml, ledger and socket.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 _POLICY = """\
 # What this silo allows. See docs/threat-model.md.
@@ -227,7 +226,7 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     if as_json:
         shown = [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()]
         told = {"daemon": runs, "account": account_now(policy, entries), "open": shown, "pending": pending}
-        typer.echo(json.dumps(told))
+        print_json(told)
         return
     typer.echo(
         "The daemon is running." if runs else f"The daemon is not running; start it with: tacit silo serve {folder}"
@@ -288,7 +287,7 @@ def ledger_command(
     policy, _ = _home(folder)
     found = account_of(folder)
     if as_json:
-        typer.echo(json.dumps(found))
+        print_json(found)
         return
     if not found["length"]:
         typer.echo(
