@@ -1,8 +1,8 @@
 """Tables whose columns, ranges, levels and classes are known in advance: nothing is fitted.
 
-A CSV file with a header line needs no code: ``tables/NAME.toml`` describes it, and :func:`read` and :func:`read_fair`
-read it. In a description a feature's ``kind`` is a class of ``tacit.data.encode``, made once for each of its
-``columns``; a column with ``levels`` holds text, of which features see the position among the levels.
+``tables/NAME.toml`` describes a table. A feature's ``kind`` is a class of ``tacit.data.encode``, made once for each of
+its ``columns``; a column with ``levels`` holds text, of which features see the position among the levels. A CSV file
+with a header line needs no code of its own: :func:`read` and :func:`read_fair` read it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tacit.data.encode import (
-    Bands,
-    Bounded,
-    Column,
-    OneHot,
-    Sensitive,
-    Signed,
-    bound_norm,
-    columns_step,
-    encode_columns,
-    norm_step,
-    scaled_target,
-    target_step,
-)
+from tacit.data import encode
+from tacit.data.encode import Column, OneHot, Sensitive
 from tacit.data.federation import DataError, Step
 from tacit.data.files import locate
 from tacit.data.layout import described, layout
 from tacit.data.table import Encoding, Table
 
-_KINDS: dict[str, Callable[..., Column]] = {"bounded": Bounded, "one-hot": OneHot, "signed": Signed, "bands": Bands}
+_KINDS: dict[str, Callable[..., Column]] = {
+    "bounded": encode.Bounded,
+    "one-hot": OneHot,
+    "signed": encode.Signed,
+    "missing": encode.Missing,
+    "bands": encode.Bands,
+}
 
 
 def read(name: str, directory: Path | None, verify: bool) -> Table:
@@ -57,38 +51,18 @@ def read_fair(
 
 
 def _read(tree: dict[str, Any], directory: Path | None, verify: bool, **group: Any) -> Table:
-    columns = [column for feature in tree["features"] for column in _columns(feature, tree.get("levels", {}))]
-    names = tuple(dict.fromkeys(column.column for column in columns))
-    paths = tuple(locate(layout()[file], directory, verify) for file in tree["files"])
-    renamed, target = tree.get("renamed", {}), tree["target"]
+    levels, renamed, target = tree.get("levels", {}), tree.get("renamed", {}), tree["target"]
+    files = [layout()[path] for path in tree["files"]]
+    paths = tuple(locate(file, directory, verify) for file in files)
+    names = tuple(dict.fromkeys(name for feature in tree["features"] for name in feature["columns"]))
     wanted = (*(renamed.get(name, name) for name in names), target["column"])
-    cells = _cells(paths, tuple(path.stat().st_mtime_ns for path in paths), wanted, layout()[tree["files"][0]].how)
-    raw = np.array([_numbers(cells[i], tree.get("levels", {}).get(name)) for i, name in enumerate(names)]).T
-    steps: tuple[Step, ...] = ()
+    *cells, targets = _cells(paths, tuple(path.stat().st_mtime_ns for path in paths), wanted, files[0].how)
+    columns = {name: _numbers(column, levels.get(name)) for name, column in zip(names, cells, strict=True)}
     if "positive" in target:
-        y = np.isin(cells[-1], target["positive"])
-    else:
-        y = scaled_target(_numbers(cells[-1], None), target["low"], target["high"])
-        steps = (target_step(target["column"], target["low"], target["high"]),)
-    return fixed_table(
-        raw,
-        y,
-        names,
-        columns,
-        norm=tree["norm"],
-        citation=tree["citation"],
-        classes=tuple(tree.get("classes", ())),
-        attributes=tree["attributes"],
-        steps=steps,
-        **group,
-    )
-
-
-def _columns(feature: Mapping[str, Any], levels: Mapping[str, Sequence[str]]) -> list[Column]:
-    given = {key: value for key, value in feature.items() if key not in ("kind", "columns")}
-    if feature["kind"] == "one-hot" and not given:
-        return [OneHot(name, tuple(range(len(levels[name]))), tuple(levels[name])) for name in feature["columns"]]
-    return [_KINDS[feature["kind"]](name, **given) for name in feature["columns"]]
+        return fixed_table(tree, columns, np.isin(targets, target["positive"]), **group)
+    low, high = target["low"], target["high"]
+    step = encode.target_step(target["column"], low, high)
+    return fixed_table(tree, columns, encode.scaled_target(_numbers(targets), low, high), steps=(step,), **group)
 
 
 @lru_cache(maxsize=1)
@@ -109,7 +83,7 @@ def _cells(
     return list(zip(*rows, strict=True))
 
 
-def _numbers(cells: Iterable[str], levels: Sequence[str] | None) -> np.ndarray:
+def _numbers(cells: Iterable[str], levels: Sequence[str] | None = None) -> np.ndarray:
     """Numbers, or positions among the levels; nan where a cell is not among them."""
     if levels is None:
         return np.array([float(cell) for cell in cells])
@@ -118,42 +92,45 @@ def _numbers(cells: Iterable[str], levels: Sequence[str] | None) -> np.ndarray:
 
 
 def fixed_table(
-    raw: np.ndarray,
+    tree: Mapping[str, Any],
+    columns: Mapping[str, np.ndarray],
     y: ArrayLike,
-    names: Sequence[str],
-    columns: Iterable[Column],
-    norm: float,
-    citation: str,
     *,
-    classes: tuple[str, ...] = (),
-    attributes: Mapping[str, str] | None = None,
     group: Sensitive | None = None,
     group_in_features: bool = False,
     steps: tuple[Step, ...] = (),
 ) -> Table:
-    """A table of two classes, or of a target in [0, 1], encoded by fixed ``columns`` and a bound on the norm.
+    """A table of two classes, or of a target in [0, 1], with the features that ``tree`` describes.
 
-    ``names`` are the columns of ``raw``, ``attributes`` those by which it can be divided, by the names of their
-    columns. ``group`` is the sensitive attribute; features leave it out unless ``group_in_features``.
+    ``group`` is the sensitive attribute; features leave it out unless ``group_in_features``.
     """
     apart = None if group is None or group_in_features else group.column
     if apart is not None:
         steps = (*steps, Step("sensitive attribute", True, f"{apart} is kept apart from the features."))
-    used = [column for column in columns if column.column != apart]
+    levels, names, norm = tree.get("levels", {}), list(columns), tree["norm"]
+    used = [column for feature in tree["features"] for column in _columns(feature, levels) if column.column != apart]
     encoding = Encoding(
-        apply=lambda records: bound_norm(encode_columns(records, names, used), norm),
-        steps=(*steps, columns_step(used), norm_step(norm)),
+        apply=lambda raw: encode.bound_norm(encode.encode_columns(raw, names, used), norm),
+        steps=(*steps, encode.columns_step(used), encode.norm_step(norm)),
         norm=norm,
         names=tuple(name for column in used for name in column.names),
     )
+    classes = tuple(tree.get("classes", ()))
     return Table(
-        x=raw,
+        x=np.column_stack(list(columns.values())),
         y=np.asarray(y, np.int32 if classes else np.float32),
         fit=lambda _reserve, _train: encoding,
         task="binary" if classes else "regression",
-        citation=citation,
+        citation=tree["citation"],
         class_names=classes,
-        s=None if group is None else group.codes(raw[:, names.index(group.column)]),
+        s=None if group is None else group.codes(columns[group.column]),
         group_names=() if group is None else group.labels,
-        attributes={name: raw[:, names.index(column)] for name, column in (attributes or {}).items()},
+        attributes={name: columns[column] for name, column in tree["attributes"].items()},
     )
+
+
+def _columns(feature: Mapping[str, Any], levels: Mapping[str, Sequence[str]]) -> list[Column]:
+    given = {key: value for key, value in feature.items() if key not in ("kind", "columns")}
+    if feature["kind"] == "one-hot" and not given:
+        return [OneHot(name, tuple(range(len(levels[name]))), tuple(levels[name])) for name in feature["columns"]]
+    return [_KINDS[feature["kind"]](name, **given) for name in feature["columns"]]
