@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,12 @@ def need_file(path: Path, cure: str) -> None:
     except PermissionError:
         wrong = f"This user may not read {path}; allow it (chmod, chown), or"
     raise TacitError(f"{wrong} {cure}.")
+
+
+def template(name: str, folder: Path) -> str:
+    """A file to start from, for a party that is called like its folder."""
+    text = (resources.files("tacit.cli") / "templates" / name).read_text(encoding="utf-8")
+    return text.replace("{name}", folder.resolve().name)
 
 
 def print_json(value: Any) -> None:
