@@ -105,7 +105,6 @@ def test_the_reader_of_a_silo_loads_no_data_set():
         "tacit.data.encode",
         "tacit.data.federation",
         "tacit.data.schema",
-        "tacit.data.table",
         "tacit.errors",
     }
     assert not {"jax", "sklearn", "pandas", "scipy", "matplotlib"} & loaded

@@ -8,8 +8,7 @@ import pytest
 from tacit import data
 from tacit.data import breast_cancer, heart_disease
 from tacit.data.build import Division, build
-from tacit.data.federation import Step
-from tacit.data.table import Encoding, Table
+from tacit.data.federation import Encoding, Step, Table
 
 PARTS = ("train", "validation", "test")
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.federation import DataError, Step
+from tacit.data.federation import DataError, Encoding, Step, Table
 from tacit.data.layout import described
-from tacit.data.table import Encoding, Table
 from tacit.data.tabular import fixed_table
 
 

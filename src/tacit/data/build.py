@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tacit.data.federation import DataError, Federation, Records, SiloData, Step
+from tacit.data.federation import DataError, Encoding, Federation, Records, SiloData, Step, Table
 from tacit.data.partition import DIGIT_PAIRS, PARTITIONS, Request
 from tacit.data.split import split_indices
-from tacit.data.table import Encoding, Table
 
 Split = tuple[np.ndarray, ...]
 """Row indices of train, validation and test."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from tacit.data.encode import scaled_target, target_step
+from tacit.data.federation import Table
 from tacit.data.files import locate
 from tacit.data.layout import described, layout
-from tacit.data.table import Table
 from tacit.data.tabular import fixed_table
 
 HIGHEST_VALUE = 500_001.0

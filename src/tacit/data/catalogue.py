@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tacit.data import breast_cancer, california_housing, cifar10, csv_silos, heart_disease, mnist, synthetic, tabular
+from tacit.data import breast_cancer, california_housing, csv_silos, heart_disease, images, synthetic, tabular
 from tacit.data.build import Division, build
-from tacit.data.federation import DataError, Federation
+from tacit.data.federation import DataError, Federation, Table
 from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS
-from tacit.data.table import Table
 from tacit.errors import unknown
 
 
@@ -38,8 +37,8 @@ class DataSet:
 DATA_SETS: dict[str, DataSet] = {
     "heart-disease": DataSet(heart_disease.read, "natural", 4, 0.1, 0.2),
     "breast-cancer": DataSet(breast_cancer.read, "label", 2, 0.1, 0.1),
-    "mnist": DataSet(mnist.read, "digit-pairs", 25, 0.1, 0.1, records=1543),
-    "cifar10": DataSet(cifar10.read, "one-class", 10, 0.1, 0.1),
+    "mnist": DataSet(images.read_mnist, "digit-pairs", 25, 0.1, 0.1, records=1543),
+    "cifar10": DataSet(images.read_cifar10, "one-class", 10, 0.1, 0.1),
     "adult": DataSet(partial(tabular.read_fair, "adult"), "attribute", 3, 0.05, 0.2),
     "acs-income": DataSet(partial(tabular.read_fair, "acs_income"), "attribute", 3, 0.05, 0.2),
     "credit-card": DataSet(partial(tabular.read_fair, "credit_card"), "attribute", 3, 0.05, 0.2),

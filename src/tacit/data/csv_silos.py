@@ -18,9 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, scaled_target, target_step
-from tacit.data.federation import DataError, Records, Step
+from tacit.data.federation import DataError, Encoding, Records, Step, Table
 from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
-from tacit.data.table import Encoding, Table
 from tacit.errors import counted, nearest
 
 CITATION = "Records of your own, one CSV file per silo."

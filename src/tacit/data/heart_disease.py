@@ -20,9 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.federation import DataError, Step
+from tacit.data.federation import DataError, Step, Table
 from tacit.data.layout import described
-from tacit.data.table import Table
 from tacit.data.tabular import fixed_table
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

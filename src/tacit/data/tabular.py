@@ -18,10 +18,9 @@ from numpy.typing import ArrayLike
 
 from tacit.data import encode
 from tacit.data.encode import Column, OneHot, Sensitive
-from tacit.data.federation import DataError, Step
+from tacit.data.federation import DataError, Encoding, Step, Table
 from tacit.data.files import locate
 from tacit.data.layout import described, layout
-from tacit.data.table import Encoding, Table
 
 _KINDS: dict[str, Callable[..., Column]] = {
     "bounded": encode.Bounded,
