@@ -197,12 +197,14 @@ def _psgm(local: bool, full: bool) -> Theorem:
 
 def _psgm_failures(option: PsgmTheory, s: Situation) -> tuple[str, ...]:
     """What fails of the theorem's conditions and of the privacy lemma's that its noise rests on, as in `tacit plan`."""
-    told = {**option.parameters, "channel": "shuffled-reports"}
-    printed = find(option.algorithm).paper_noise(
-        told, records=s.records, epsilon=s.epsilon, delta=s.delta, silos=s.silos
-    )
+    parameters = {**option.parameters, "channel": "shuffled-reports"}
+    printed = find(option.algorithm).paper_noise(parameters, **_sizes(s))
     conditions = (*option.conditions, *(() if printed is None else printed.conditions))
     return tuple(dict.fromkeys(c.text for c in conditions if not c.holds))
+
+
+def _sizes(s: Situation) -> dict[str, Any]:
+    return {name: s.shared[name] for name in ("records", "silos", "epsilon", "delta")}
 
 
 def _diff2(s: Situation) -> Candidate:
@@ -239,10 +241,7 @@ def _steffle(s: Situation) -> Candidate:
         loss_smoothness=s.smoothness,
         radius=_DUAL_RADIUS,
         gap=s.start_gap,
-        records=s.records,
-        silos=s.silos,
-        epsilon=s.epsilon,
-        delta=s.delta,
+        **_sizes(s),
     )
     theory = sgda_from_theory(setting)
     rounds = min(theory.num_rounds, s.max_rounds)

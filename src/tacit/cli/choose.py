@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,6 +113,7 @@ def choose_command(
     Example: tacit choose --convex --beta 0.5 --records 1000 --silos 20 -d 11 --epsilon 1 --out chosen.toml
     """
     from tacit.choosing import candidates, winner
+    from tacit.studies.bound import NO_BALL, left_for_training
 
     if out is not None and out.exists() and not force:
         raise TacitError(f"{out} exists; use --force to write over it, or another --out.")
@@ -122,13 +123,11 @@ def choose_command(
     own = None if study is None else _from_study(study, answers)
     assumed = _complete(answers, asking=somebody_answers() and not as_json)
     if study is not None:
-        from tacit.studies.bound import NO_BALL
-
         assumed = [f"{line} ({NO_BALL})" if line.startswith("diameter") else line for line in assumed]
-    situation = _situation(answers, max_rounds)
-    for_theorems = _for_theorems(situation, own)
-    assumed += _consequences(situation, for_theorems.epsilon)
-    rows = candidates(for_theorems)
+    situation = _situation(answers)
+    left = left_for_training(None if own is None else own.preprocessing, situation.epsilon, situation.delta)
+    assumed += _consequences(situation, left)
+    rows = candidates(replace(situation, epsilon=left))
     wanted = GOALS[goal] if goal else None
     best = winner(rows, wanted)
     written = None if out is None else _write(situation, best, None if own is None else own.tree, out)
@@ -234,30 +233,19 @@ def _usual_lipschitz(answers: Answers) -> float:
     return math.ceil(1e4 * exact - 1e-6) / 1e4
 
 
-def _situation(answers: Answers, max_rounds: int) -> Situation:
+def _situation(answers: Answers) -> Situation:
     """What was answered; the squared norm that makes losses strongly convex counts as a part of each of them."""
     from tacit.choosing import Situation
 
     mu, diameter = answers["mu"] or 0.0, answers["diameter"]
     smooth = answers["smooth"] and answers["beta"] is not None
-    same = ("convex", "pl", "heterogeneous", "shuffler", "trusted_server", "dimension", "epsilon", "delta", "fairness")
+    given = {field.name: answers[field.name] for field in fields(Situation) if field.name in answers}
     return Situation(
-        **{name: answers[name] for name in (*same, "participants", "gap")},
+        **given | {"lipschitz": answers["lipschitz"] + mu * diameter / 2},
         strong_convexity=mu,
         smoothness=answers["beta"] + mu if smooth else None,
         sizes=_sizes(answers["records"], answers["silos"]),
-        lipschitz=answers["lipschitz"] + mu * diameter / 2,
-        diameter=diameter,
-        max_rounds=max_rounds,
     )
-
-
-def _for_theorems(situation: Situation, own: Own | None) -> Situation:
-    """The situation with the epsilon that private statistics leave for training."""
-    from tacit.studies.bound import left_for_training
-
-    preprocessing = None if own is None else own.preprocessing
-    return replace(situation, epsilon=left_for_training(preprocessing, situation.epsilon, situation.delta))
 
 
 def _consequences(situation: Situation, left: float) -> list[str]:

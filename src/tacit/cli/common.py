@@ -37,6 +37,11 @@ _ROOMY = 120
 """From this many columns on there is room for everything as it comes."""
 
 
+def group(name: str, text: str) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(name=name, help=text, no_args_is_help=True, rich_markup_mode=None)
+
+
 def need_file(path: Path, cure: str) -> None:
     """Raise unless there is a file that this user can read; ``cure`` says what to give instead."""
     try:

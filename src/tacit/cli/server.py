@@ -11,15 +11,13 @@ import tomli_w
 import typer
 from rich.console import Console
 
-from tacit.cli.common import AUTHORITY, Out, need_file
+from tacit.cli.common import AUTHORITY, Out, group, need_file
 from tacit.errors import TacitError
 
-server_app = typer.Typer(
-    name="server",
-    help="The server of a consortium: a SuperLink, and studies that run over it."
+server_app = group(
+    "server",
+    "The server of a consortium: a SuperLink, and studies that run over it."
     "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 Link = Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")]

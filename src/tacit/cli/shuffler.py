@@ -7,16 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli.common import template
+from tacit.cli.common import group, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
-shuffler_app = typer.Typer(
-    name="shuffler",
-    help="A blind shuffler: takes sealed contributions, releases them once, in random order or as a sum."
+shuffler_app = group(
+    "shuffler",
+    "A blind shuffler: takes sealed contributions, releases them once, in random order or as a sum."
     "\n\nExample: tacit shuffler init shuffler-a",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 Folder = Annotated[Path, typer.Argument(help="The shuffler's folder: shuffler.toml, keys and books.")]

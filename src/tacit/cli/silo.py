@@ -10,16 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.common import AUTHORITY, Json, need_file, print_json, template
+from tacit.cli.common import AUTHORITY, Json, group, need_file, print_json, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
-silo_app = typer.Typer(
-    name="silo",
-    help="A silo that defends itself: serve its records under a policy, approve studies, look at them."
+silo_app = group(
+    "silo",
+    "A silo that defends itself: serve its records under a policy, approve studies, look at them."
     "\n\nExample: tacit silo status clinic",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 _SHORT = 16

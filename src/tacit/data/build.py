@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tacit.data.federation import DataError, Encoding, Federation, Records, SiloData, Step, Table
-from tacit.data.partition import DIGIT_PAIRS, PARTITIONS, Request
+from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS, Request
 from tacit.data.split import split_indices
 
 Split = tuple[np.ndarray, ...]
@@ -58,8 +58,17 @@ def build(name: str, table: Table, division: Division) -> Federation:
         SiloData(title, *(_records(table, encoding, rows) for rows in split))
         for title, split in zip(titles, splits, strict=True)
     ]
+    detail = (
+        "Each silo's records at random, before anything else and without looking at them: validation "
+        f"{division.validation:g}, test {division.test:g}, the rest for training."
+    )
     if table.official_test is not None:
-        silos = _with_official_test(silos, table, encoding, replace(division, records=None), for_test)
+        x, y, label = table.official_test
+        apart = replace(table, x=x, y=y, label=label)
+        parts = _parts(apart, np.arange(len(y)), replace(division, records=None), for_test)
+        tests = [_records(apart, encoding, part) for part in parts]
+        silos = [replace(silo, test=test) for silo, test in zip(silos, tests, strict=True)]
+        detail += " The test records are the source's own test set, divided in the same way."
     return Federation(
         name=name,
         silos=tuple(silos),
@@ -67,7 +76,7 @@ def build(name: str, table: Table, division: Division) -> Federation:
         num_classes=len(table.class_names) or None,
         feature_shape=silos[0].train["x"].shape[1:],
         feature_norm=encoding.norm,
-        steps=(_split_step(table, division), *encoding.steps),
+        steps=(Step("split", True, detail), *encoding.steps),
         citation=table.citation,
         partition=_describe(table, division),
         feature_names=encoding.names,
@@ -151,36 +160,7 @@ def _records(table: Table, encoding: Encoding, rows: np.ndarray) -> Records:
     return records if table.s is None else records | {"s": table.s[rows]}
 
 
-def _with_official_test(
-    silos: list[SiloData],
-    table: Table,
-    encoding: Encoding,
-    division: Division,
-    generator: np.random.Generator,
-) -> list[SiloData]:
-    assert table.official_test is not None
-    x, y, label = table.official_test
-    apart = replace(table, x=x, y=y, label=label, official_test=None)
-    parts = _parts(apart, np.arange(len(y)), division, generator)
-    return [replace(silo, test=_records(apart, encoding, part)) for silo, part in zip(silos, parts, strict=True)]
-
-
-def _split_step(table: Table, division: Division) -> Step:
-    official = (
-        " The test records are the source's own test set, divided in the same way." if table.official_test else ""
-    )
-    return Step(
-        "split",
-        True,
-        f"Each silo's records at random, before anything else and without looking at them: validation "
-        f"{division.validation:g}, test {division.test:g}, the rest for training.{official}",
-    )
-
-
 def _describe(table: Table, division: Division) -> str:
-    words = [f"{division.kind}, {division.silos} silos"]
-    if division.kind == "attribute":
-        words.append(f"by {_attribute(table, division)}")
-    if division.level is not None and division.kind in ("attribute", "sorted-target", "dirichlet"):
-        words.append(f"level {division.level:g}")
-    return ", ".join(words)
+    by = f", by {_attribute(table, division)}" if division.kind == "attribute" else ""
+    level = "" if division.level is None or division.kind not in DEFAULT_LEVELS else f", level {division.level:g}"
+    return f"{division.kind}, {division.silos} silos{by}{level}"

@@ -42,7 +42,6 @@ class Found:
     name: str
     kind: Kind
     missing: Mapping[str, int]
-    distinct: int
     low: float | None = None
     high: float | None = None
     levels: tuple[str, ...] = ()
@@ -91,11 +90,10 @@ def _agree(files: Sequence[RawFile], drop: Sequence[str]) -> None:
             if column:
                 near = [own for own in who.header if own.strip().lower() == column[0].strip().lower()]
                 cure = (
-                    f"rename {near[0]!r}, which it has."
-                    if near
-                    else "add it to the file (empty cells count as missing), rename it, or leave it out everywhere "
-                    f"with --drop {column[0]!r}."
+                    "add it to the file (empty cells count as missing), rename it, or leave it out everywhere with "
+                    f"--drop {column[0]!r}."
                 )
+                cure = f"rename {near[0]!r}, which it has." if near else cure
                 raise DataError(f"{who.path} has no column {column[0]!r}, which {other.path} has; {cure}")
 
 
@@ -107,20 +105,20 @@ def _describe(name: str, files: Sequence[RawFile], levels: Sequence[str]) -> Fou
     values = [cell for file in files for cell in file.column(name) if is_there(cell)]
     distinct = sorted(set(values))
     if len(distinct) < 2:
-        return Found(name, "constant", missing, len(distinct), levels=tuple(distinct))
+        return Found(name, "constant", missing, levels=tuple(distinct))
     if all(_is_number(cell) for cell in distinct):
         numbers = [float(cell) for cell in distinct]
         levels = tuple(sorted(distinct, key=float)) if len(distinct) <= MOST_CLASSES else ()
-        return Found(name, "number", missing, len(distinct), min(numbers), max(numbers), levels)
+        return Found(name, "number", missing, min(numbers), max(numbers), levels)
     if not levels and all(_is_number(cell) or has_decimal_comma(cell) for cell in distinct):
         for file in files:
             file.numbers(name)  # raises at the first decimal comma
     if all(any(pattern.fullmatch(cell) for pattern in _DATES) for cell in distinct):
-        return Found(name, "date", missing, len(distinct))
+        return Found(name, "date", missing)
     if len(distinct) > MOST_LEVELS:
         mostly = 2 * sum(map(_is_number, values)) > len(values)
-        return Found(name, "text", missing, len(distinct), mostly_numbers=mostly)
-    return Found(name, "category", missing, len(distinct), levels=tuple(distinct))
+        return Found(name, "text", missing, mostly_numbers=mostly)
+    return Found(name, "category", missing, levels=tuple(distinct))
 
 
 def _is_number(cell: str) -> bool:
@@ -145,7 +143,7 @@ def undeclared(folder: Folder, target: str, declared: Declared, *, private: bool
     ]
 
 
-def declaration_needed(folder: Path, columns: Sequence[Found]) -> DataError:
+def _declaration_needed(folder: Path, columns: Sequence[Found]) -> DataError:
     """The error that says what to declare, with the lines to copy."""
     lines = []
     for column in columns:
@@ -182,7 +180,7 @@ def draft(
     check_declared(folder, target, declared)
     open_columns = undeclared(folder, target, declared, private=private)
     if open_columns and not read_records:
-        raise declaration_needed(folder.path, open_columns)
+        raise _declaration_needed(folder.path, open_columns)
     sizes = ", ".join(f"{name} {size}" for name, size in folder.sizes.items())
     assumed = [
         f"Public: column names, kinds, and which columns have missing values; {counted(len(folder.sizes), 'silo')} and "
@@ -202,7 +200,11 @@ def draft(
         "which is NOT private. Every result says so until you declare it."
         for name in read
     ]
-    _check_features(columns)
+    if all(isinstance(column, DroppedColumn) for column in columns.values()):
+        raise DataError(
+            "Expected at least one column besides the target that is not dropped; a column of numbers or of at most "
+            f"{MOST_LEVELS} levels can be used, and any column whose range or levels are declared."
+        )
     schema = Schema(target=part, norm="box" if private else norm, columns=columns, read_from_records=read)
     for path in csv_files(folder.path):
         encode_file(read_csv(path), schema)
@@ -232,14 +234,6 @@ def check_levels(name: str, levels: Sequence[str], otherwise: str) -> None:
         raise DataError(
             f"Expected different levels of {name!r}, none empty, got {', '.join(map(repr, levels))}; give at least two "
             f"levels, each once, or {otherwise}."
-        )
-
-
-def _check_features(columns: Mapping[str, AnyColumn]) -> None:
-    if all(isinstance(column, DroppedColumn) for column in columns.values()):
-        raise DataError(
-            "Expected at least one column besides the target that is not dropped; a column of numbers or of at most "
-            f"{MOST_LEVELS} levels can be used, and any column whose range or levels are declared."
         )
 
 

@@ -180,10 +180,10 @@ def _line(problem: Mapping[str, Any]) -> str:
 
 def read_schema(path: Path) -> Schema:
     """The schema in a TOML file."""
+    if not path.exists():
+        raise DataError(f"No schema at {path}; make one with: tacit init FOLDER --target COLUMN")
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"No schema at {path}; make one with: tacit init FOLDER --target COLUMN") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not valid TOML: {error}.") from None
     return schema_from(tree, str(path))
