@@ -20,14 +20,11 @@ class Situation:
         pl: The proximal-PL constant, where there is one.
         smoothness: beta of each record's loss; None: not smooth.
         heterogeneous: Whether silos' records come from different distributions.
-        shuffler: Whether a shuffler is trusted.
-        trusted_server: Whether the server is trusted with messages without noise.
+        shuffler, trusted_server: Whether they are trusted, the server with messages without noise.
         sizes: Records of each silo; theorems are applied at the smallest.
-        dimension: Number of parameters.
         lipschitz: L of each record's loss, which is the clip.
         diameter: Of a ball around the initial point that holds an optimum.
-        epsilon: Budget of each record.
-        delta: Probability with which the guarantee may fail.
+        epsilon, delta: Budget of each record.
         fairness: Whether predictions shall not depend on a sensitive attribute.
         participants: Silos that come to a round; None: all.
         gap: Excess risk of the initial point; by default L times the radius, which bounds it for convex losses.

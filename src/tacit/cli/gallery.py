@@ -65,12 +65,8 @@ def _make(module: Any, chosen: list[Any], results: Path) -> None:
 
 def _list(exhibits: Any, as_json: bool) -> None:
     if as_json:
-        print_json(
-            [
-                {"name": e.name, "paper": e.source, "claim": e.claim, "minutes": e.minutes, "data": e.data}
-                for e in exhibits
-            ]
-        )
+        names = {"name": "name", "paper": "source", "claim": "claim", "minutes": "minutes", "data": "data"}
+        print_json([{key: getattr(e, name) for key, name in names.items()} for e in exhibits])
         return
     shown = [
         {"name": e.name, "paper, its claim": f"{e.source}\n{e.claim}", "minutes": str(e.minutes), "data": e.data}

@@ -66,7 +66,10 @@ def init_command(
     """
     if private is not None and private not in _STATISTICS:
         raise TacitError(f"Expected --private to be one of {', '.join(_STATISTICS)}, got {private!r}.")
-    _check_budget(epsilon, delta)
+    if not 0 < epsilon < math.inf:
+        raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
+    if not 0 < delta < MOST_DELTA:
+        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
     study_path, schema_path = _places(folder, out)
     for path in (study_path, schema_path):
         if path.exists() and not force:
@@ -86,13 +89,6 @@ def init_command(
     schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
     study_path.write_text(tomli_w.dumps(study), encoding="utf-8")
     _say(found, drafted, study_path, schema_path, as_json)
-
-
-def _check_budget(epsilon: float, delta: float) -> None:
-    if not 0 < epsilon < math.inf:
-        raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
-    if not 0 < delta < MOST_DELTA:
-        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
 
 
 def _places(folder: Path, out: Path | None) -> tuple[Path, Path]:
@@ -207,6 +203,7 @@ def _study(
     """The study as a tree: a linear model by noisy minibatch SGD, which `tacit choose` can improve on."""
     task = drafted.schema.target.task
     tree = tomllib.loads(template("study.toml", folder))
+    tree["name"] = folder.resolve().name
     tree["title"] = f"{drafted.schema.target.column} from {len(drafted.schema.used)} columns"
     tree["data"]["options"] = {"folder": os.path.relpath(folder.resolve(), study_path.resolve().parent)}
     if schema_path != folder / "schema.toml":

@@ -117,7 +117,9 @@ def run_command(
         "command": typed_command(),
     }
     deployment_from(terms)
-    folder = _run_folder(study, overrides or [], len(listed), out) if resume is None else _known_folder(resume)
+    folder = _run_folder(study, overrides or [], len(listed), out) if resume is None else resume.resolve()
+    if not (folder / "study.toml").is_file():
+        raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     terms["folder"] = str(folder)
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
     write_connection(folder / "flower", superlink=superlink, authority=authority)
@@ -135,13 +137,6 @@ def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> 
     check_study(resolved, shufflers)
     folder = new_folder(out, resolved).resolve()
     write_study(folder, resolved)
-    return folder
-
-
-def _known_folder(resume: Path) -> Path:
-    folder = resume.resolve()
-    if not (folder / "study.toml").is_file():
-        raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     return folder
 
 

@@ -9,17 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.common import (
-    UNPRICED,
-    Json,
-    Out,
-    Set,
-    numeral,
-    point_cells,
-    print_json,
-    print_listing,
-    print_warnings,
-)
+from tacit.cli.common import UNPRICED, Json, Out, Set, numeral, point_cells, print_json, print_listing, print_warnings
 from tacit.cli.live import live_view
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once
@@ -111,9 +101,7 @@ def _print_result(written: dict[str, Any], report: Path) -> None:
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
 
 
-def report_command(
-    run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")],
-) -> None:
+def report_command(run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")]) -> None:
     """Write the HTML report of a run folder again.
 
     Example: tacit report runs/heart-disease-20260101-120000
@@ -130,10 +118,8 @@ def algorithms_command(as_json: Json = False) -> None:
     """
     from tacit.algorithms import ALGORITHMS
 
-    rows = [
-        {"name": e.name, "paper": e.paper, "guarantee": e.guarantee, "assumes": e.assumes} for e in ALGORITHMS.values()
-    ]
-    _listing("Algorithms", rows, as_json)
+    names = ("name", "paper", "guarantee", "assumes")
+    _listing("Algorithms", [{name: getattr(row, name) for name in names} for row in ALGORITHMS.values()], as_json)
 
 
 def studies_command(as_json: Json = False) -> None:
@@ -156,9 +142,8 @@ def _listing(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
 
 
 def _silo_table(written: dict[str, Any]) -> Table:
-    table = Table(
-        "silo", "records", "epsilon", "spent", "delta", "noise multiplier", title=f"{written['study']}: price"
-    )
+    headings = ("silo", "records", "epsilon", "spent", "delta", "noise multiplier")
+    table = Table(*headings, title=f"{written['study']}: price")
     for silo in written["silos"]:
         noise = ", ".join(f"{kind} {z:.3f}" for kind, z in silo["noise_multiplier"].items())
         delta = "none" if silo["delta"] is None else f"{silo['delta']:.1e}"

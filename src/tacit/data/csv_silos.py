@@ -102,11 +102,18 @@ def read_csv(path: Path) -> RawFile:
 
 
 def check_columns(file: RawFile, schema: Schema) -> None:
-    """Raise unless the file has the columns of the schema and no others."""
-    wanted = {schema.target.column, *schema.columns}
-    lacking = [name for name in (schema.target.column, *schema.used) if name not in file.header]
-    strange = [name for name in file.header if name not in wanted]
-    _check_spelling(file, lacking or [name for name in schema.columns if name not in file.header], strange)
+    """Raise unless the file has the columns of the schema and no others; a misspelt one is named."""
+    target = schema.target.column
+    lacking = [name for name in (target, *schema.used) if name not in file.header]
+    strange = [name for name in file.header if name not in {target, *schema.columns}]
+    for name in lacking or [name for name in schema.columns if name not in file.header]:
+        near = nearest(name, strange)
+        if near is not None:
+            raise DataError(
+                f"{file.path} has no column {name!r}, which the schema names; did you mean {near!r}? Then write it so "
+                f"in the schema of every silo, or rename the file's column; else add {name!r} to the file (empty cells "
+                "count as missing)."
+            )
     if lacking:
         raise DataError(
             f"{file.path} has no column {lacking[0]!r}, which the schema asks for; add it to the file (empty cells "
@@ -117,18 +124,6 @@ def check_columns(file: RawFile, schema: Schema) -> None:
             f"{file.path} has a column {strange[0]!r} that the schema does not know; remove it from the file, or add "
             f'[columns."{strange[0]}"] with kind = "drop" to the schema.'
         )
-
-
-def _check_spelling(file: RawFile, lacking: list[str], strange: list[str]) -> None:
-    """Raise where a column that only the schema knows seems to be one that only the file has."""
-    for name in lacking:
-        near = nearest(name, strange)
-        if near is not None:
-            raise DataError(
-                f"{file.path} has no column {name!r}, which the schema names; did you mean {near!r}? Then write it so "
-                f"in the schema of every silo, or rename the file's column; else add {name!r} to the file (empty cells "
-                "count as missing)."
-            )
 
 
 def encode_file(file: RawFile, schema: Schema) -> tuple[np.ndarray, np.ndarray]:

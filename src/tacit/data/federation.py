@@ -29,13 +29,10 @@ class DataError(TacitError):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of preprocessing, in words.
+    """One step of preprocessing, in words, with enough detail to do it again.
 
-    Attributes:
-        name: what was done, in two or three words.
-        public: true if the step is fixed in advance or fitted on records of no silo.
-        detail: enough to do it again.
-        priced: true if what it reads of private records leaves with noise, inside the budget of training.
+    It is ``public`` if it is fixed in advance or fitted on records of no silo, and ``priced`` if what it reads of
+    private records leaves with noise, inside the budget of training.
     """
 
     name: str
@@ -59,13 +56,8 @@ class Federation:
     """Silos and everything that a study needs to know about their records.
 
     Attributes:
-        name: the data set.
-        silos: in a fixed order.
-        task: what ``y`` is.
         num_classes: how many values ``y`` takes; ``None`` for regression.
-        feature_shape: the shape of one ``x``.
-        feature_norm: a public bound on the l2 norm of every ``x`` that the preprocessing enforces, or
-            ``None``.
+        feature_norm: a public bound on the l2 norm of every ``x`` that the preprocessing enforces, or ``None``.
         steps: all preprocessing, in order.
         citation: whom to thank, and the licence where it asks for that.
         partition: the kind of partition and its parameters, in words.
@@ -97,14 +89,9 @@ class Federation:
 class Encoding:
     """A map from raw records to features that treats every record by itself.
 
-    Because ``apply`` sees one record at a time and is fixed before it sees the first, it commutes with the
+    ``apply`` takes raw ``x`` (n, ...) to float32 features (n, ...) row by row, and enforces ``norm``, a bound on the
+    l2 norm of every row. It sees one record at a time and is fixed before it sees the first, so it commutes with the
     split: no record of a test set can influence a training record through it.
-
-    Attributes:
-        apply: raw ``x`` (n, ...) to float32 features (n, ...), row by row.
-        steps: what it does, in words, and whether it was fixed without looking at private records.
-        norm: a bound on the l2 norm of every row that ``apply`` enforces.
-        names: of the coordinates, where they have names.
     """
 
     apply: Callable[[np.ndarray], np.ndarray]
@@ -122,13 +109,8 @@ class Table:
         y: the label or target, already in the type that a study sees.
         fit: the encoding, given the raw records that belong to no silo and those of all training sets. A
             public encoding ignores the second argument.
-        task: what ``y`` is.
-        citation: whom to thank.
-        class_names: what the values of ``y`` mean.
         s: the sensitive attribute.
-        group_names: what the values of ``s`` mean.
-        label: the class by which ``label``, ``one-class``, ``dirichlet`` and ``digit-pairs`` divide; ``y`` if
-            absent.
+        label: the class by which ``label``, ``one-class``, ``dirichlet`` and ``digit-pairs`` divide; else ``y``.
         natural: the silo of every record, as an index into ``silo_names``.
         silo_names: of the natural silos.
         attributes: columns by which ``attribute`` can divide; the first is the default.

@@ -37,7 +37,7 @@ def described(name: str) -> dict[str, Any]:
 
 
 def _file(
-    path: str, sha256: list[str], url: str = "", public: str = "", convert: str = "as it is", **more: str
+    path: str, sha256: list[str], url: str = "", public: str = "", convert: str = "bytes", **more: str
 ) -> DataFile:
     source = Source(url, public, _CONVERSIONS[convert]) if url else None
     return DataFile(path, tuple(sha256), source, **more)
@@ -84,9 +84,5 @@ def cifar10(content: bytes) -> bytes:
 
 
 _CONVERSIONS: dict[str, Callable[[bytes], bytes]] = {
-    "as it is": bytes,
-    "adult": adult,
-    "credit_card": credit_card,
-    "california_housing": california_housing,
-    "cifar10": cifar10,
+    function.__name__: function for function in (bytes, adult, credit_card, california_housing, cifar10)
 }
