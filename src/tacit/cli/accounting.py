@@ -1,12 +1,9 @@
 """`tacit price` and `tacit calibrate`: what noise costs and what noise a budget needs, from numbers alone."""
 
-import contextlib
-import dataclasses
 import math
-from collections.abc import Sequence
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
@@ -25,9 +22,6 @@ from tacit.privacy import (
     price,
     risk_of_price,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MEANING = {
     "gdp": "Gaussian composition, as if every record were in every batch",
@@ -128,7 +122,7 @@ def _report(paid: Price, max_participations: int | None, plot: Path | None, as_j
     if as_json:
         numbers = {"epsilon": paid.epsilon, "delta": paid.delta, "noise_multiplier": event.noise_multiplier}
         numbers["sigma_over_clip"] = _sigma_over_clip(event)
-        print_json({**numbers, "accountant": paid.accountant, "events": [dataclasses.asdict(event)]})
+        print_json({**numbers, "accountant": paid.accountant, "events": [asdict(event)]})
         return
     meaning = "exact Gaussian composition" if paid.accountant == "gdp" and paid.exact else _MEANING[paid.accountant]
     rows = {
@@ -172,10 +166,14 @@ def draw(paid: Price, path: Path) -> None:
     by_rounds, by_noise = figure.subplots(1, 2)
     for scheme in get_args(Sampling):
         batch = event.records if scheme == "full" else small
-        one = partial(_variant, event, scheme, batch)
-        label = f"{scheme}, K={batch}"
-        _curve(by_rounds, rounds, [one(r, sigma) for r in rounds], paid.delta, label)
-        _curve(by_noise, noises, [one(event.count, x) for x in noises], paid.delta, label)
+        scaled = replace(event, batch=batch, sampling=scheme, capacity=None)
+        for axes, ticks, variants in (
+            (by_rounds, rounds, [(count, sigma) for count in rounds]),
+            (by_noise, noises, [(event.count, noise) for noise in noises]),
+        ):
+            epsilons = [_epsilon(scaled, count, noise, paid.delta) for count, noise in variants]
+            if not all(map(math.isnan, epsilons)):
+                axes.plot(ticks, epsilons, marker=".", label=f"{scheme}, K={batch}")
     by_rounds.set(xlabel="rounds", ylabel=f"epsilon at delta={paid.delta:g}", xscale="log", yscale="log")
     by_noise.set(xlabel="sigma / clip", xscale="log", yscale="log")
     for axes, ticks in ((by_rounds, rounds), (by_noise, noises)):
@@ -188,24 +186,13 @@ def draw(paid: Price, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _variant(event: Event, sampling: Sampling, batch: int, rounds: int, sigma: float) -> Event | None:
-    """The event under another scheme, or None where one pass has run out of records."""
-    if sampling == "one-pass" and rounds * batch > event.records:
-        return None
-    return dataclasses.replace(
-        event, noise_multiplier=sigma * batch / 2, count=rounds, batch=batch, sampling=sampling, capacity=None
-    )
-
-
-def _curve(axes: "Axes", xs: Sequence[float], events: Sequence[Event | None], delta: float, label: str) -> None:
-    priced = []
-    for x, event in zip(xs, events, strict=True):
-        if event is None:
-            continue
-        # What cannot be priced is not drawn; it is a neighbour of what was asked for.
-        with contextlib.suppress(PricingError):
-            epsilon = price([event], delta=delta).epsilon
-            if 0 < epsilon < math.inf:
-                priced.append((x, epsilon))
-    if priced:
-        axes.plot(*zip(*priced, strict=True), marker=".", label=label)
+def _epsilon(event: Event, rounds: int, sigma: float, delta: float) -> float:
+    """The price of as many rounds with this noise; nan, which is not drawn, where there is none."""
+    if event.sampling == "one-pass" and rounds * event.batch > event.records:
+        return math.nan
+    try:
+        variant = replace(event, noise_multiplier=sigma * event.batch / 2, count=rounds)
+        epsilon = price([variant], delta=delta).epsilon
+    except PricingError:
+        return math.nan
+    return epsilon if 0 < epsilon < math.inf else math.nan

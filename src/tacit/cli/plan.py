@@ -86,11 +86,11 @@ def _as_data(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _print_prices(plan: Plan, found: dict[str, Any], console: Console) -> None:
+def _print_prices(plan: Plan, facts: dict[str, Any], console: Console) -> None:
     headings = ("silo", "n", "kind", "count", "batch", "z", "sigma/C", "epsilon")
     table = Table(*(Column(name, no_wrap=True) for name in headings))
-    table.title = f"{found['study']}: the price before anything runs"
-    for silo in found["silos"]:
+    table.title = f"{facts['study']}: the price before anything runs"
+    for silo in facts["silos"]:
         name, records, epsilon = silo["name"], str(silo["records"]), numeral(silo["epsilon"])
         for kind in silo["kinds"]:
             noise = numeral(kind["noise_multiplier"], 2), numeral(kind["sigma_over_clip"], 4)
@@ -102,28 +102,29 @@ def _print_prices(plan: Plan, found: dict[str, Any], console: Console) -> None:
         f"delta = {plan.study.privacy.delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's "
         "training records; epsilon is that of all kinds together."
     )
-    _print_mean(found, plan.study.algorithm.channel, console)
-    _print_held_out(found, console)
-    _print_grid(found["grid"], console)
+    if facts["sigma_of_mean_over_clip"]:
+        listed = ", ".join(f"{kind} {sigma:.4f}" for kind, sigma in facts["sigma_of_mean_over_clip"].items())
+        shared = plan.study.algorithm.channel == "shuffled-sum"
+        share = " sigma above is of a silo's own share of the noise." if shared else ""
+        console.print(f"In the mean of all silos sigma/C is: {listed}.{share}")
+    _print_held_out(facts, console)
+    _print_grid(facts["grid"], console)
 
 
-def _print_paper(found: dict[str, Any], console: Console) -> None:
+def _print_paper(facts: dict[str, Any], console: Console) -> None:
     papers = Table(
         "silo", Column("releases", no_wrap=True), "sigma/C", "really buys epsilon", "noise / ours", "its conditions"
     )
     papers.title = "the noise that the paper prints, at the same epsilon"
-    for silo in found["silos"]:
+    for silo in facts["silos"]:
         paper = silo["paper"]
         if paper is not None:
             failed = [c["text"] for c in paper["conditions"] if not c["holds"]]
-            papers.add_row(
-                silo["name"],
-                "\n".join(f"{release['count']} x {release['kind']}" for release in paper["releases"]),
-                "\n".join(f"{s:.4g}" for s in paper["sigma_over_clip"]),
-                numeral(paper["epsilon_certified"]),
-                f"{paper['noise_ratio']:.2f}",
-                "hold" if not failed else "fail: " + "; ".join(failed),
-            )
+            releases = "\n".join(f"{release['count']} x {release['kind']}" for release in paper["releases"])
+            sigmas = "\n".join(f"{s:.4g}" for s in paper["sigma_over_clip"])
+            compared = numeral(paper["epsilon_certified"]), f"{paper['noise_ratio']:.2f}"
+            conditions = "fail: " + "; ".join(failed) if failed else "hold"
+            papers.add_row(silo["name"], releases, sigmas, *compared, conditions)
     if papers.row_count:
         console.print(papers)
 
@@ -140,15 +141,6 @@ def _print_account(account: dict[str, Any], console: Console) -> None:
     console.print(account_words(account), highlight=False)
 
 
-def _print_mean(found: dict[str, Any], channel: str, console: Console) -> None:
-    """How much noise is left in what the model learns from, which channels differ in."""
-    if not found["sigma_of_mean_over_clip"]:
-        return
-    listed = ", ".join(f"{kind} {sigma:.4f}" for kind, sigma in found["sigma_of_mean_over_clip"].items())
-    whose = " sigma above is of a silo's own share of the noise." if channel == "shuffled-sum" else ""
-    console.print(f"In the mean of all silos sigma/C is: {listed}.{whose}")
-
-
 def _print_grid(grid: list[dict[str, Any]], console: Console) -> None:
     """The noise at every point of the grid; the table of silos is of the study's own setting."""
     if not grid:
@@ -161,13 +153,13 @@ def _print_grid(grid: list[dict[str, Any]], console: Console) -> None:
     console.print("The other tables are of the study's own setting. Every point of a grid that runs has its own price.")
 
 
-def _print_held_out(found: dict[str, Any], console: Console) -> None:
+def _print_held_out(facts: dict[str, Any], console: Console) -> None:
     """Say that a deployment of the same files has more records to train on, where it has."""
-    if found["released_before_training"]:
+    if facts["released_before_training"]:
         console.print("Silos cannot serve a study with private statistics yet: it is for simulation (`tacit run`).")
         return
-    whole = found["records_with_held_out"]
-    trained = {silo["name"]: silo["records"] for silo in found["silos"]}
+    whole = facts["records_with_held_out"]
+    trained = {silo["name"]: silo["records"] for silo in facts["silos"]}
     more = [f"{name} {n}" for name, n in whole.items() if n > trained.get(name, n)]
     if more:
         listed = ", ".join(more[:5]) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
@@ -177,13 +169,13 @@ def _print_held_out(found: dict[str, Any], console: Console) -> None:
         )
 
 
-def _print_parties(found: dict[str, Any], console: Console) -> None:
+def _print_parties(facts: dict[str, Any], console: Console) -> None:
     """Who sees what, and what is left if the shuffler talks."""
-    for party in found["parties"]:
+    for party in facts["parties"]:
         console.print(f"  {party['who']}: {party['sees']}")
-    if found["counts_on"] is not None:
-        console.print(found["counts_on"])
-    exposed = [silo for silo in found["silos"] if silo["epsilon_without_shuffler"] is not None]
+    if facts["counts_on"] is not None:
+        console.print(facts["counts_on"])
+    exposed = [silo for silo in facts["silos"] if silo["epsilon_without_shuffler"] is not None]
     if exposed:
         worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])
         largest = max(e for kind in worst["kinds"] for e in kind.get("local_epsilons", ()))
@@ -194,31 +186,27 @@ def _print_parties(found: dict[str, Any], console: Console) -> None:
         )
 
 
-def _print_fair(found: dict[str, Any], console: Console) -> None:
+def _print_fair(facts: dict[str, Any], console: Console) -> None:
     """What crosses between divisions, and the designs that protect the attribute."""
-    if "crossings" not in found:
+    if "crossings" not in facts:
         return
-    alone = found["protects"] == "sensitive-attribute"
+    alone = facts["protects"] == "sensitive-attribute"
     what = "the sensitive attribute alone; features and targets count as known" if alone else "whole records"
     console.print(f"Protected: {what}.")
     table = Table("from", "to", "message", "numbers a round", "promise")
-    table.title = f"what crosses ({found['centralisation']})"
-    for row in found["crossings"]:
+    table.title = f"what crosses ({facts['centralisation']})"
+    for row in facts["crossings"]:
         table.add_row(row["sender"], row["receiver"], row["message"], str(row["numbers"]), row["promise"])
     console.print(table)
-    if "designs" not in found:
+    if "designs" not in facts:
         return
     designs = Table("design", "sampling", "z", "sigma/clip", "clip bounds", "epsilon")
     designs.title = "ways to protect the attribute at this budget, for the smallest silo"
-    for row in found["designs"]:
-        designs.add_row(
-            row["name"],
-            row["sampling"] + (f", {row['passes']} passes" if row["passes"] > 1 else ""),
-            f"{row['noise_multiplier']:.3g}",
-            f"{row['sigma_over_clip']:.4g}",
-            row["bounds"],
-            f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else ""),
-        )
+    for row in facts["designs"]:
+        sampling = row["sampling"] + (f", {row['passes']} passes" if row["passes"] > 1 else "")
+        noise = f"{row['noise_multiplier']:.3g}", f"{row['sigma_over_clip']:.4g}"
+        epsilon = f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else "")
+        designs.add_row(row["name"], sampling, *noise, row["bounds"], epsilon)
     console.print(designs)
 
 

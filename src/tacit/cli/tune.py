@@ -167,15 +167,7 @@ def _print_tuned(written: dict[str, Any]) -> None:
         values = (f"{value:g}" for value in row["point"].values())
         table.add_row(*values, f"{row['private_validation_error']:.4f}")
     console.print(table)
-    _print_doubt(written, console)
-    chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
-    tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
-    console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
-    console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")
-
-
-def _print_doubt(written: dict[str, Any], console: Console) -> None:
-    """Say so where noise decides: candidates that differ by no more than the best of as many equal ones would."""
+    # Noise decides where candidates differ by no more than the best of as many equal ones would.
     scores = [row["private_validation_error"] for row in written["candidates"]]
     spread, usual = max(scores) - min(scores), 4 * written["score_deviation"]
     if len(scores) > 1 and spread <= usual:
@@ -183,3 +175,7 @@ def _print_doubt(written: dict[str, Any], console: Console) -> None:
             f"[bold red]Noise may have chosen:[/] the errors differ by {spread:.3f}, and equal candidates would differ "
             f"by up to {usual:.3f}. Fewer candidates, more validation records or a larger epsilon tell them apart."
         )
+    chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
+    tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
+    console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
+    console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")

@@ -15,7 +15,6 @@ import numpy as np
 
 from tacit.data.federation import DataError, Encoding, Federation, Records, SiloData, Step, Table
 from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS, Request
-from tacit.data.split import split_indices
 
 Split = tuple[np.ndarray, ...]
 """Row indices of train, validation and test."""
@@ -83,6 +82,43 @@ def build(name: str, table: Table, division: Division) -> Federation:
         class_names=table.class_names,
         group_names=table.group_names,
     )
+
+
+def split_sizes(records: int, validation: float, test: float) -> tuple[int, int, int]:
+    """Sizes of train, validation and test.
+
+    Training gets ``floor(records * (1 - validation - test))``; what is held out is shared in proportion.
+
+    >>> split_sizes(1543, 0.1, 0.1)
+    (1234, 155, 154)
+    """
+    for name, value in (("validation", validation), ("test", test)):
+        if not 0 <= value < 1:
+            raise DataError(f"Expected 0 <= {name}={value} < 1: it is the share of a silo's records; try {name}=0.1.")
+    if not validation + test < 1:
+        raise DataError(
+            f"Expected validation={validation} + test={test} < 1, or nothing is left to train on; lower one of them."
+        )
+    # The nudge keeps shares such as 0.7 * 10, which is 6.999... in floating point, from losing a record.
+    train = int(np.floor(records * (1 - validation - test) + 1e-9))
+    held = records - train
+    held_for_test = round(held * test / (validation + test)) if validation + test > 0 else 0
+    return (records, 0, 0) if validation + test == 0 else (train, held - held_for_test, held_for_test)
+
+
+def split_indices(
+    records: int, validation: float, test: float, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row indices of train, validation and test: disjoint, together all of ``range(records)``.
+
+    A random permutation, drawn from the number of records alone: it never looks at a record. In particular it is not
+    stratified. That would make the *size* of a class in the training set a function of the labels of the held-out
+    records, and under replace-one adjacency one changed label would move other records across the split, which no
+    accountant of the training algorithm covers.
+    """
+    train, held_for_validation, _ = split_sizes(records, validation, test)
+    order = generator.permutation(records)
+    return order[:train], order[train : train + held_for_validation], order[train + held_for_validation :]
 
 
 def _parts(table: Table, rows: np.ndarray, division: Division, generator: np.random.Generator) -> list[np.ndarray]:

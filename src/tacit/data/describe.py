@@ -27,14 +27,10 @@ def summary(federation: Federation) -> dict[str, Any]:
     >>> summary(load("heart-disease"))["silos"][2]["labels"]
     {'healthy': 5, 'ill': 81}
     """
+    same = ("name", "partition", "task", "num_classes", "feature_shape", "feature_norm", "touches_private_data")
     return {
-        "name": federation.name,
-        "partition": federation.partition,
-        "task": federation.task,
-        "num_classes": federation.num_classes,
+        **{name: getattr(federation, name) for name in same},
         "feature_shape": list(federation.feature_shape),
-        "feature_norm": federation.feature_norm,
-        "touches_private_data": federation.touches_private_data,
         "silos": [_silo(federation, silo) for silo in federation.silos],
         "steps": [{"name": s.name, "public": s.public, "detail": s.detail} for s in federation.steps],
         "citation": federation.citation,

@@ -58,34 +58,31 @@ class DataFile:
 
 
 def locate(file: DataFile, directory: Path | None, verify: bool) -> Path:
-    """The path of a file that has been checked, after fetching it if need be."""
+    """The path of a file that has been checked, after fetching it if need be; one checked before is not read again."""
     named = directory if directory is not None else os.environ.get("TACIT_DATA")
     folders = [Path(named).expanduser()] if named else []
     places = [folder / file.path for folder in (*folders, cache_directory())]
     for path in places:
         if path.is_file():
-            if verify:
-                check(file, path)
+            if verify and _remembered().get(str(path.resolve())) != _stamp(file, path):
+                _compare(file, path)
+                _remember(file, path)
             return path
+    missing = (
+        f"Missing data file {file.path!r}: looked for {' and '.join(map(str, places))}. Set the environment variable "
+        f"TACIT_DATA, or directory=, to a folder that holds {file.path}."
+    )
     if file.source is None:
-        raise DataError(f"{_missing(file, places)} It has no public source to fetch it from. {file.how}")
+        raise DataError(f"{missing} It has no public source to fetch it from. {file.how}")
     try:
         return fetch(file, file.source, cache_directory() / file.path)
     except DataError as error:
-        raise DataError(f"{_missing(file, places)} {error}") from error
+        raise DataError(f"{missing} {error}") from error
 
 
 def cache_directory() -> Path:
     """Where fetched files and remembered checksums live."""
     return Path(platformdirs.user_cache_dir("tacit")) / "data"
-
-
-def check(file: DataFile, path: Path) -> None:
-    """Raise unless the file at ``path`` has a known checksum; a file checked before is not read again."""
-    stamp = _stamp(file, path)
-    if _remembered().get(str(path.resolve())) != stamp:
-        _compare(file, path)
-        _remember(path, stamp)
 
 
 def fetch(file: DataFile, source: Source, path: Path) -> Path:
@@ -94,9 +91,8 @@ def fetch(file: DataFile, source: Source, path: Path) -> Path:
     found = hashlib.sha256(content).hexdigest()
     if found != source.sha256:
         raise DataError(
-            f"Expected {source.url} to have sha256 {source.sha256}, but it has {found}: the source has "
-            "changed or the download was damaged. Nothing was stored; try again, or put the file there "
-            "yourself."
+            f"Expected {source.url} to have sha256 {source.sha256}, but it has {found}: the source has changed or the "
+            "download was damaged. Nothing was stored; try again, or put the file there yourself."
         )
     try:
         with _atomically(path) as temporary:
@@ -104,7 +100,7 @@ def fetch(file: DataFile, source: Source, path: Path) -> Path:
             _compare(file, temporary)
     except OSError as error:
         raise DataError(f"Could not store it as {path} ({error}); make room, or name another folder.") from error
-    _remember(path, _stamp(file, path))
+    _remember(file, path)
     return path
 
 
@@ -138,14 +134,6 @@ def _compare(file: DataFile, path: Path) -> None:
             f"Expected {path} to have sha256 {file.sha256[0]}, but it has {found}: it is damaged, or another "
             "version. Replace it, or pass verify=False to read a file of your own with the same columns."
         )
-
-
-def _missing(file: DataFile, places: list[Path]) -> str:
-    looked = " and ".join(str(path) for path in places)
-    return (
-        f"Missing data file {file.path!r}: looked for {looked}. Set the environment variable TACIT_DATA, "
-        f"or directory=, to a folder that holds {file.path}."
-    )
 
 
 def _arrays_digest(path: Path) -> str:
@@ -186,7 +174,8 @@ def _remembered() -> dict[str, list[str | int]]:
     return memory if isinstance(memory, dict) else {}
 
 
-def _remember(path: Path, stamp: list[str | int]) -> None:
+def _remember(file: DataFile, path: Path) -> None:
+    memory = _remembered() | {str(path.resolve()): _stamp(file, path)}
     # A cache that cannot be written costs time at the next load, nothing else.
     with contextlib.suppress(OSError), _atomically(cache_directory() / "verified.json") as temporary:
-        temporary.write_text(json.dumps(_remembered() | {str(path.resolve()): stamp}), encoding="utf-8")
+        temporary.write_text(json.dumps(memory), encoding="utf-8")
