@@ -93,8 +93,6 @@ def load(
     >>> federation = load("heart-disease")
     >>> [(silo.name, len(silo.train["y"])) for silo in federation.silos]
     [('cleveland', 212), ('hungarian', 205), ('switzerland', 86), ('va', 140)]
-    >>> federation.touches_private_data
-    False
     """
     known = DATA_SETS | OWN
     if name not in known:

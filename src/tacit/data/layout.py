@@ -7,22 +7,13 @@ import pickle
 import tarfile
 import tomllib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 
 import numpy as np
 
 from tacit.data.files import DataFile, Source
-
-ADULT_HEADER = (
-    "age, workclass, fnlwgt, education, education-num, marital-status, occupation, relationship, race, sex, "
-    "capital-gain, capital-loss, hours-per-week, native-country, Y"
-)
-CREDIT_CARD_HEADER = (
-    "LIMIT_BAL,SEX,EDUCATION,MARRIAGE,AGE,PAY_0,PAY_2,PAY_3,PAY_4,PAY_5,PAY_6,BILL_AMT1,BILL_AMT2,BILL_AMT3,"
-    "BILL_AMT4,BILL_AMT5,BILL_AMT6,PAY_AMT1,PAY_AMT2,PAY_AMT3,PAY_AMT4,PAY_AMT5,PAY_AMT6,default.payment.next.month"
-)
 
 
 @cache
@@ -37,22 +28,22 @@ def described(name: str) -> dict[str, Any]:
 
 
 def _file(
-    path: str, sha256: list[str], url: str = "", public: str = "", convert: str = "bytes", **more: str
+    path: str, sha256: list[str], url: str = "", public: str = "", convert: str = "bytes", header: str = "", **more: str
 ) -> DataFile:
-    source = Source(url, public, _CONVERSIONS[convert]) if url else None
-    return DataFile(path, tuple(sha256), source, **more)
+    function = partial(_CONVERSIONS[convert], header=header) if header else _CONVERSIONS[convert]
+    return DataFile(path, tuple(sha256), Source(url, public, function) if url else None, **more)
 
 
-def adult(content: bytes) -> bytes:
+def adult(content: bytes, header: str) -> bytes:
     """UCI's file with a line of column names, without its remark and blank lines."""
     lines = content.decode("ascii").splitlines()
-    return "\n".join([ADULT_HEADER, *(line for line in lines if line.strip() and line[0] != "|"), ""]).encode("ascii")
+    return "\n".join([header, *(line for line in lines if line.strip() and line[0] != "|"), ""]).encode("ascii")
 
 
-def credit_card(content: bytes) -> bytes:
+def credit_card(content: bytes, header: str) -> bytes:
     """UCI's csv file with the columns' own names, and without the row numbers."""
     rows = [line.split(",", 1)[1] for line in content.decode("ascii").splitlines()[1:] if line.strip()]
-    return "\n".join([CREDIT_CARD_HEADER, *rows, ""]).encode("ascii")
+    return "\n".join([header, *rows, ""]).encode("ascii")
 
 
 def california_housing(content: bytes) -> bytes:
@@ -83,6 +74,6 @@ def cifar10(content: bytes) -> bytes:
     return stream.getvalue()
 
 
-_CONVERSIONS: dict[str, Callable[[bytes], bytes]] = {
+_CONVERSIONS: dict[str, Callable[..., bytes]] = {
     function.__name__: function for function in (bytes, adult, credit_card, california_housing, cifar10)
 }

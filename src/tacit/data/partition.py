@@ -52,17 +52,6 @@ class Request:
     generator: np.random.Generator
 
 
-def by_nature(request: Request) -> list[np.ndarray]:
-    """The silos in which the records were collected."""
-    assert request.natural is not None
-    return [np.flatnonzero(request.natural == silo) for silo in range(request.silos)]
-
-
-def uniformly(request: Request) -> list[np.ndarray]:
-    """Equal shares of a random order."""
-    return np.array_split(request.generator.permutation(len(request.target)), request.silos)
-
-
 def by_label(request: Request) -> list[np.ndarray]:
     """Whole classes, dealt in order to the silos."""
     label = _label(request, "label")
@@ -172,12 +161,12 @@ def _label(request: Request, kind: str) -> np.ndarray:
 
 
 PARTITIONS: Mapping[str, Callable[[Request], list[np.ndarray]]] = {
-    "natural": by_nature,
+    "natural": lambda request: [np.flatnonzero(request.natural == silo) for silo in range(request.silos)],
     "label": by_label,
     "digit-pairs": by_digit_pairs,
     "sorted-target": lambda request: by_slices(request, request.target),
     "attribute": lambda request: by_slices(request, request.attribute),
     "dirichlet": by_dirichlet,
-    "iid": uniformly,
+    "iid": lambda r: np.array_split(r.generator.permutation(len(r.target)), r.silos),
     "one-class": by_one_class,
 }

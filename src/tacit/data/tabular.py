@@ -8,7 +8,7 @@ with a header line needs no code of its own: :func:`read` and :func:`read_fair` 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,6 @@ from tacit.data.encode import Column, OneHot, Sensitive
 from tacit.data.federation import DataError, Encoding, Step, Table
 from tacit.data.files import locate
 from tacit.data.layout import described, layout
-
-_KINDS: dict[str, Callable[..., Column]] = {
-    "bounded": encode.Bounded,
-    "one-hot": OneHot,
-    "signed": encode.Signed,
-    "missing": encode.Missing,
-    "bands": encode.Bands,
-}
 
 
 def read(name: str, directory: Path | None, verify: bool) -> Table:
@@ -130,6 +122,6 @@ def fixed_table(
 
 def _columns(feature: Mapping[str, Any], levels: Mapping[str, Sequence[str]]) -> list[Column]:
     given = {key: value for key, value in feature.items() if key not in ("kind", "columns")}
-    if feature["kind"] == "one-hot" and not given:
+    if feature["kind"] == "OneHot" and not given:
         return [OneHot(name, tuple(range(len(levels[name]))), tuple(levels[name])) for name in feature["columns"]]
-    return [_KINDS[feature["kind"]](name, **given) for name in feature["columns"]]
+    return [getattr(encode, feature["kind"])(name, **given) for name in feature["columns"]]
