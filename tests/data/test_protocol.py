@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tacit import data
-from tacit.data import breast_cancer, heart_disease
+from tacit.data import heart_disease, tabular
 from tacit.data.build import Division, build
 from tacit.data.federation import Encoding, Step, Table
 
@@ -75,7 +75,7 @@ def test_reserved_records_are_in_no_silo():
 
 def test_statistics_never_see_held_out_records():
     """Fault: standardisation fitted on test records. Change them wildly: training features stay as they are."""
-    table = breast_cancer.read(None, True, scaling="standard")
+    table = tabular.read_breast_cancer(None, True, scaling="standard")
     plan = division("iid", silos=3)
     before = build("before", table, plan)
     rows = np.arange(len(table.y), dtype=np.float64)[:, None]

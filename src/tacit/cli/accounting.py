@@ -187,9 +187,7 @@ def draw(paid: Price, path: Path) -> None:
 
 
 def _epsilon(event: Event, rounds: int, sigma: float, delta: float) -> float:
-    """The price of as many rounds with this noise; nan, which is not drawn, where there is none."""
-    if event.sampling == "one-pass" and rounds * event.batch > event.records:
-        return math.nan
+    """The price of as many rounds with this noise; nan, which is not drawn, where one pass has too few records."""
     try:
         variant = replace(event, noise_multiplier=sigma * event.batch / 2, count=rounds)
         epsilon = price([variant], delta=delta).epsilon

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,8 +63,6 @@ def register_command(
 
     Example: tacit server register clinic clinic.pub --superlink 10.0.0.5:9092 --authority ca.pem
     """
-    import tempfile
-
     from tacit.deploy.flower.commands import register, write_connection
 
     need_file(public_key, f"give the public key that {name}'s owner made with: tacit silo keys (node.key.pub)")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.data import breast_cancer, california_housing, csv_silos, heart_disease, images, synthetic, tabular
+from tacit.data import csv_silos, heart_disease, images, synthetic, tabular
 from tacit.data.build import Division, build
 from tacit.data.federation import DataError, Federation, Table
 from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS
@@ -36,13 +36,13 @@ class DataSet:
 
 DATA_SETS: dict[str, DataSet] = {
     "heart-disease": DataSet(heart_disease.read, "natural", 4, 0.1, 0.2),
-    "breast-cancer": DataSet(breast_cancer.read, "label", 2, 0.1, 0.1),
+    "breast-cancer": DataSet(tabular.read_breast_cancer, "label", 2, 0.1, 0.1),
     "mnist": DataSet(images.read_mnist, "digit-pairs", 25, 0.1, 0.1, records=1543),
     "cifar10": DataSet(images.read_cifar10, "one-class", 10, 0.1, 0.1),
     "adult": DataSet(partial(tabular.read_fair, "adult"), "attribute", 3, 0.05, 0.2),
     "acs-income": DataSet(partial(tabular.read_fair, "acs_income"), "attribute", 3, 0.05, 0.2),
     "credit-card": DataSet(partial(tabular.read_fair, "credit_card"), "attribute", 3, 0.05, 0.2),
-    "california-housing": DataSet(california_housing.read, "iid", 10, 0.1, 0.1),
+    "california-housing": DataSet(tabular.read_california_housing, "iid", 10, 0.1, 0.1),
     "insurance": DataSet(partial(tabular.read, "insurance"), "sorted-target", 10, 0.1, 0.1),
 }
 
