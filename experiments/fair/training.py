@@ -201,8 +201,8 @@ def measured(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
 
 def _violation(name: str, guess: Array, groups: Array, targets: Array) -> Array:
     if name == "parity_gap":
-        return demographic_parity_gap(guess, groups, classes=2, number=2)
-    return equalized_odds_gap(guess, groups, targets, classes=2, number=2)
+        return demographic_parity_gap(guess, groups, classes=2, group_count=2)
+    return equalized_odds_gap(guess, groups, targets, classes=2, group_count=2)
 
 
 def noise_at(method: Method, records: Sequence[int], epsilon: float) -> np.ndarray:

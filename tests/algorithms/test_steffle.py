@@ -81,7 +81,7 @@ def test_without_noise_the_divergence_falls_and_the_gradient_of_phi_vanishes(nam
     assert last < max(0.05, 0.5 * first)
     if notion == "demographic-parity":
         chances = term.probabilities(fair, records["x"])
-        assert float(chi_squared(chances, records["s"], number=groups)) == pytest.approx(narrow, abs=1e-3)
+        assert float(chi_squared(chances, records["s"], group_count=groups)) == pytest.approx(narrow, abs=1e-3)
 
 
 @pytest.mark.parametrize(("notion", "groups"), [("demographic-parity", 2), ("equalized-odds", 3)])

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from tacit.studies.run import Prepared
@@ -42,9 +42,8 @@ class RunView:
         return (sight.total - sight.done) * (self._clock() - begun) / (sight.done - done)
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=self.title, title_justify="left")
-        for name in ("part", "", "rounds", "training loss", "epsilon spent", "time left"):
-            table.add_column(name, no_wrap=True)
+        headings = ("part", "", "rounds", "training loss", "epsilon spent", "time left")
+        table = Table(*(Column(name, no_wrap=True) for name in headings), title=self.title, title_justify="left")
         for label, sight in self.sights.items():
             table.add_row(label, *self._cells(sight))
         grid = self.sights.get("grid")

@@ -6,9 +6,15 @@
 ((13,), 1.0)
 """
 
-from tacit.data.catalogue import load, names
-from tacit.data.describe import plot_partition, summary
-from tacit.data.federation import DataError, Federation, Records, SiloData, Step
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.data.catalogue import load, names
+    from tacit.data.describe import plot_partition, summary
+    from tacit.data.federation import DataError, Federation, Records, SiloData, Step
 
 __all__ = [
     "DataError",
@@ -21,3 +27,16 @@ __all__ = [
     "plot_partition",
     "summary",
 ]
+
+# Looked up when first used: a silo's daemon reads one CSV file and loads no data set.
+_HOMES = {"load": "catalogue", "names": "catalogue", "plot_partition": "describe", "summary": "describe"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'tacit.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"tacit.data.{_HOMES.get(name, 'federation')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
