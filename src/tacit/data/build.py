@@ -24,8 +24,7 @@ Split = tuple[np.ndarray, ...]
 class Division:
     """How to divide a table: every parameter decided.
 
-    ``records`` is the number of records that each silo keeps, or ``None`` for all; ``attribute`` is a column
-    of the table, or ``None`` for its first.
+    ``records`` is how many each silo keeps, ``None`` for all; ``attribute`` is a column, by default the table's first.
     """
 
     kind: str
