@@ -166,12 +166,11 @@ def draw(paid: Price, path: Path) -> None:
     by_rounds, by_noise = figure.subplots(1, 2)
     for scheme in get_args(Sampling):
         batch = event.records if scheme == "full" else small
-        scaled = replace(event, batch=batch, sampling=scheme, capacity=None)
         for axes, ticks, variants in (
             (by_rounds, rounds, [(count, sigma) for count in rounds]),
             (by_noise, noises, [(event.count, noise) for noise in noises]),
         ):
-            epsilons = [_epsilon(scaled, count, noise, paid.delta) for count, noise in variants]
+            epsilons = [_epsilon(event, scheme, batch, count, noise, paid.delta) for count, noise in variants]
             if not all(map(math.isnan, epsilons)):
                 axes.plot(ticks, epsilons, marker=".", label=f"{scheme}, K={batch}")
     by_rounds.set(xlabel="rounds", ylabel=f"epsilon at delta={paid.delta:g}", xscale="log", yscale="log")
@@ -186,10 +185,11 @@ def draw(paid: Price, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _epsilon(event: Event, rounds: int, sigma: float, delta: float) -> float:
-    """The price of as many rounds with this noise; nan, which is not drawn, where one pass has too few records."""
+def _epsilon(event: Event, scheme: Sampling, batch: int, rounds: int, sigma: float, delta: float) -> float:
+    """The price of a variant of an event; nan, which is not drawn, where one pass has too few records."""
+    multiplier = sigma * batch / 2
     try:
-        variant = replace(event, noise_multiplier=sigma * event.batch / 2, count=rounds)
+        variant = replace(event, sampling=scheme, batch=batch, count=rounds, noise_multiplier=multiplier, capacity=None)
         epsilon = price([variant], delta=delta).epsilon
     except PricingError:
         return math.nan

@@ -24,8 +24,7 @@ Split = tuple[np.ndarray, ...]
 class Division:
     """How to divide a table: every parameter decided.
 
-    ``records`` is the number of records that each silo keeps, or ``None`` for all; ``attribute`` is a column
-    of the table, or ``None`` for its first.
+    ``records`` is how many each silo keeps, ``None`` for all; ``attribute`` is a column, by default the table's first.
     """
 
     kind: str
@@ -40,9 +39,8 @@ class Division:
 
 def build(name: str, table: Table, division: Division) -> Federation:
     """Divide, split and encode a table."""
-    for_reserve, for_silos, for_trim, for_split, for_test = (
-        np.random.default_rng([division.seed, stream]) for stream in range(5)
-    )
+    streams = [np.random.default_rng([division.seed, stream]) for stream in range(5)]
+    for_reserve, for_silos, for_trim, for_split, for_test = streams
     order = for_reserve.permutation(len(table.y))
     reserve, free = order[: table.reserve], np.sort(order[table.reserve :])
     parts = [free[part] for part in _parts(table, free, division, for_silos)]
@@ -53,10 +51,8 @@ def build(name: str, table: Table, division: Division) -> Federation:
     _check_sizes(division, titles, splits)
     train = np.concatenate([split[0] for split in splits])
     encoding = table.fit(table.x[reserve], table.x[train])
-    silos = [
-        SiloData(title, *(_records(table, encoding, rows) for rows in split))
-        for title, split in zip(titles, splits, strict=True)
-    ]
+    encoded = [[_records(table, encoding, rows) for rows in split] for split in splits]
+    silos = [SiloData(title, *parts) for title, parts in zip(titles, encoded, strict=True)]
     detail = (
         "Each silo's records at random, before anything else and without looking at them: validation "
         f"{division.validation:g}, test {division.test:g}, the rest for training."

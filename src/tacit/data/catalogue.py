@@ -22,8 +22,7 @@ from tacit.errors import unknown
 class DataSet:
     """A row of the catalogue: how to read a data set, and its defaults.
 
-    ``validation`` and ``test`` keep the training share of the paper that the data set comes from and divide
-    the rest.
+    ``validation`` and ``test`` keep the training share of the data set's paper and divide the rest.
     """
 
     read: Callable[..., Table]
@@ -86,8 +85,7 @@ def load(
         test: share of each silo for test; by default the data set's own.
         attribute: the column for ``partition="attribute"``; by default the data set's first (age, mostly).
         records_per_silo: keep this many records in each silo, taken at random; by default all.
-        verify: compare files with their known checksums. Turn it off to read a file of your own with the same
-            columns.
+        verify: compare files with their known checksums; off, a file of your own with the same columns is read.
         **options: of the data set, such as ``features="pixels"``.
 
     >>> federation = load("heart-disease")
