@@ -31,9 +31,9 @@ from experiments.common import columns, grid_of, interval, noise_for, records_of
 from experiments.folder import Data, Experiment, Parts, save, table
 from tacit import data
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
 from tacit.geometry.proximal import tree_norm
 from tacit.objectives import Objective, Problem, mlp, squared
+from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.privacy import Budget
 from tacit.privacy.parties import without_shuffler

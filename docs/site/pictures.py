@@ -12,7 +12,7 @@ from typing import get_args
 import numpy as np
 
 from tacit.algorithm import Channel
-from tacit.algorithms import paper_noise
+from tacit.plans.catalogue import paper_noise
 from tacit.privacy import Event, calibrate, price, risk_of
 from tacit.privacy.gaussian import gdp_tpr
 from tacit.studies.charts import Bar, bars, curves, trust_drawing

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tacit.algorithm import CROWDED, Channel, Sampling
-from tacit.algorithms import ALGORITHMS, Entry
 from tacit.audit.deployed import SHUFFLER, DoorTarget, deploy, spare_key
 from tacit.audit.mechanism import Target
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.worst_case import attackers_problem
 from tacit.deploy.wire import Plan, Shuffle
 from tacit.errors import TacitError
+from tacit.plans.catalogue import ALGORITHMS, Entry
 from tacit.privacy import calibrate
 from tacit.privacy.plan import events_of
 

@@ -23,11 +23,11 @@ from experiments.common import columns, grid_of, noise_for, together
 from experiments.fair.compare import dominated
 from tacit import data
 from tacit.algorithm import Algorithm, Params, Record
-from tacit.algorithms import find
 from tacit.data import Federation, SiloData
 from tacit.fairness import demographic_parity_gap, equalized_odds_gap
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.objectives.fairness import Notion
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Program, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation

@@ -14,10 +14,10 @@ import pytest
 
 from tacit.silo import enrol, rows_of
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
+from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, least_squares, start, tables, traced_run
 from tests.algorithms.table import test_every_row_is_an_algorithm as test_every_row_is_an_algorithm
-from tests.simulate.loop import debug
 
 SAMPLINGS = {
     "full": {"sampling": "full"},

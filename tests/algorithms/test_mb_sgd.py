@@ -4,16 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
+from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.privacy import price
 from tacit.privacy.plan import Budget, events_of
 from tacit.silo import enrol, rows_of
 from tacit.simulate.compiled import simulate
+from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tacit.theory.convex import stich_schedule
 from tests.algorithms.table import LOGISTIC, largest_difference, least_squares, start, tables
-from tests.simulate.loop import debug
 
 UNEQUAL = {
     "step_size": 0.3,

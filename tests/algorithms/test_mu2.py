@@ -7,18 +7,18 @@ import pytest
 from scipy import stats
 
 from tacit.algorithm import Release, Silo
-from tacit.algorithms import find
 from tacit.algorithms.mu2_sgd import Mu2Points
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.plan import events_of
 from tacit.silo import SLACK, Previous, answer, enrol, exact_statistic, pass_order, rows_of, view_of
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
+from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tacit.simulate.program import silo_before, silo_key, split_keys
 from tests.algorithms.table import CASES, LOGISTIC, largest_difference, start, tables
-from tests.simulate.loop import debug
 
 PROBLEM = Problem(Objective(linear(5, 1, bias=False), logistic()), l2_ball(1.5))
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
 from tacit.fairness import chi_squared
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, mlp, softmax
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.privacy.fair_designs import fair_designs
 from tacit.silo import enrol, exact_statistic, view_of

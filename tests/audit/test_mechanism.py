@@ -8,9 +8,9 @@ import pytest
 
 from experiments.audit.suite import audit_subject
 from experiments.audit.table import SETTINGS, Setting, subject
-from tacit.algorithms import find
 from tacit.audit.mechanism import AuditError, audit_mechanism
 from tacit.audit.simulated import Seat, rounds_answered
+from tacit.plans.catalogue import find
 from tests.audit.strict import beyond
 
 # A large epsilon shows in few trials.

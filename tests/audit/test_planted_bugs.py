@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from experiments.audit.table import Setting, parameters_for, subject
-from tacit.algorithms import find
 from tacit.audit import deployed
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.sensitivity import audit_hostile_points
 from tacit.deploy.silo.answering import EXACT
 from tacit.objectives import Objective, Problem, mlp, squared
+from tacit.plans.catalogue import find
 from tacit.privacy import price
 from tacit.silo import door, integers, local_reports, shares
 from tacit.silo.batches import SecretBatch

@@ -8,10 +8,10 @@ from scipy import stats
 
 from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import GUARANTEES
-from tacit.algorithms import find
 from tacit.channel import SumShuffler, TooFewError
 from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.plans.spec import load_study
 from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
@@ -25,10 +25,10 @@ from tacit.silo.shuffled import (
     reach_of,
 )
 from tacit.simulate.compiled import simulate
+from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tacit.studies.run import prepare
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
-from tests.simulate.loop import debug
 
 COMMON = {"step_size": 0.3, "clip_norm": 0.7, "noise_multiplier": 0.5, "batch_size": None, "sampling": "full"}
 

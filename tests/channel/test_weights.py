@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.channel.sealing import new_secret
 from tacit.deploy.contract import record_of
 from tacit.deploy.server.shuffles import _coinless, counted_each
@@ -13,6 +12,7 @@ from tacit.deploy.silo.answering import TEST_BUILD, Worker
 from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import Shuffle
+from tacit.plans.catalogue import find
 from tacit.privacy.anonymity import record_weights
 from tacit.silo import enrol, rows_of
 from tacit.silo.batches import SecretBatch
@@ -20,10 +20,10 @@ from tacit.silo.door import Door
 from tacit.silo.local_reports import LocalReports, ReportTerms, mean_of_reports
 from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
+from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tests.algorithms.table import least_squares
 from tests.deploy.silo.consortium import plan_of, records_of
-from tests.simulate.loop import debug
 
 WEIGHTS = (0.8, 0.1, 0.1)
 SIZES = (24, 9, 40)

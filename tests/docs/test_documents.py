@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import tacit
 from experiments.audit.table import Setting, subject
-from tacit.algorithms import ALGORITHMS, Entry
 from tacit.cli import app
+from tacit.plans.catalogue import ALGORITHMS, Entry
 from tacit.plans.spec import StudyError, load_study
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate

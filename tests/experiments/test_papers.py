@@ -15,8 +15,8 @@ from experiments.sdp_against_central import compare, ratio
 from experiments.sparse_regression import Sizes
 from experiments.support_recovery import recovery
 from tacit import geometry
-from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, softmax
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import tacit
-from tacit.algorithms import ALGORITHMS
 from tacit.audit.deployed import offer, proposed
 from tacit.deploy.contract import builder_from, record_of
 from tacit.errors import TacitError
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import Seat, plan_silos, releases_of
 from tacit.plans.spec import study_from
 from tacit.privacy import Budget, price

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments import paper_table
-from tacit.algorithms import ALGORITHMS, paper_noise
+from tacit.plans.catalogue import ALGORITHMS, paper_noise
 from tacit.privacy import gdp_mu, price
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments

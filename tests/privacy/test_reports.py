@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tacit.algorithms import paper_noise
+from tacit.plans.catalogue import paper_noise
 from tacit.privacy import (
     Event,
     PricingError,

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import ALGORITHMS
 from tacit.channel import weighted_mean
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
 from tacit.silo import SiloView, enrol, step_keys
 from tacit.silo.batches import SecretBatch
@@ -24,11 +24,11 @@ from tacit.silo.door import Door, no_noise
 from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
 from tacit.silo.simulated import batch_of
 from tacit.simulate.compiled import simulate
+from tacit.simulate.loop import _answerer, _bring, _desk
 from tacit.simulate.participation import participation
 from tacit.simulate.program import silo_key, split_keys, turns_of
 from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, start, tables
 from tests.algorithms.test_conformance import DISTINCT, SAMPLINGS
-from tests.simulate.loop import _answerer, _bring, _desk
 
 NEAR = 6e-5
 KEY = jax.random.key(1)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.errors import TacitError
 from tacit.objectives import Objective, Problem, ermi, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tests.simulate.divided import AttributesDivision, FairGradients, FeaturesDivision, Outputs, train_divided

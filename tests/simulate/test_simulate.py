@@ -10,9 +10,9 @@ from tacit.algorithm import Algorithm, Round
 from tacit.errors import TacitError
 from tacit.silo import enrol, rows_of
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
+from tacit.simulate.loop import StageError, debug
 from tacit.simulate.participation import participation, roster
 from tests.algorithms.table import CASES, LOGISTIC, largest_difference, start, tables
-from tests.simulate.loop import StageError, debug
 
 
 def test_noise_summed_has_the_distribution_of_noise_added_up():

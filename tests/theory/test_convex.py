@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.privacy import price
 from tacit.privacy.plan import events_of
 from tacit.silo import enrol

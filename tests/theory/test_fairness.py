@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, saddle
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, squared
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate

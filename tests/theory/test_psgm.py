@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tacit.algorithms import find
+from tacit.plans.catalogue import find
 from tacit.privacy import Event, calibrate
 from tacit.privacy.theorems import lemma_conditions
 from tacit.theory import PsgmSetting, TheoryError, ce_psgm_from_theory, table_1

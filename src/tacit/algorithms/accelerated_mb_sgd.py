@@ -31,8 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
 from tacit.objectives import Problem, gradient_at
+from tacit.recipe import Fixed, preset, recipe
 
 
 class AcceleratedState(NamedTuple):

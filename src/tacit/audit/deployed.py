@@ -24,7 +24,6 @@ import numpy as np
 
 import tacit
 from tacit.algorithm import CROWDED, Algorithm, Broadcast
-from tacit.algorithms import ALGORITHMS
 from tacit.audit.attack import Scene
 from tacit.audit.stored_engine import StoredEngine
 from tacit.audit.worst_case import (
@@ -44,6 +43,7 @@ from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import VERSION, Plan, Welcome
 from tacit.plans.assemble import Builder
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy import Price, price
 from tacit.privacy.anonymity import counted_silos
 from tacit.silo.batches import pass_order

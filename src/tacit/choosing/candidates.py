@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tacit.algorithms import find
 from tacit.choosing.situation import CONVEX, EVERYONE, FAIR, PL, SHUFFLER, SMOOTH, TRUSTED, UNFAIR, Rule, Situation
 from tacit.objectives import linear
 from tacit.objectives.fairness import Ermi
+from tacit.plans.catalogue import find
 from tacit.theory import (
     PsgmSetting,
     PsgmTheory,

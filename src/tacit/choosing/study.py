@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tacit import geometry
-from tacit.algorithms import find
 from tacit.choosing.candidates import Candidate
 from tacit.choosing.situation import Situation
+from tacit.plans.catalogue import find
 
 _TERMS = {"clip_norm", "batch_size", "sampling"}  # those that a study sets beside the parameters
 _HIDDEN = 8

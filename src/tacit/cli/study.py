@@ -116,7 +116,7 @@ def algorithms_command(as_json: Json = False) -> None:
 
     Example: tacit algorithms --json
     """
-    from tacit.algorithms import ALGORITHMS
+    from tacit.plans.catalogue import ALGORITHMS
 
     names = ("name", "paper", "guarantee", "assumes")
     _listing("Algorithms", [{name: getattr(row, name) for name in names} for row in ALGORITHMS.values()], as_json)

@@ -4,42 +4,7 @@ Adjacency is replace-one-record with public sizes. Nothing here imports jax, and
 only by the looser `rdp` accountant.
 """
 
-from tacit.privacy.accountant import Accountant, Price, capped, colluding, price, spent
-from tacit.privacy.calibration import calibrate
-from tacit.privacy.conversions import SILO_SAMPLING, calibrate_user_level, user_level
-from tacit.privacy.events import Event, PricingError, Sampling
-from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_mu
-from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, events_of
-from tacit.privacy.risk import risk, risk_of, risk_of_price
-from tacit.privacy.schedule import gaussian_mu
-from tacit.privacy.statements import Condition, PaperNoise, Setting
+import lazy_loader
 
-__all__ = [
-    "SILO_SAMPLING",
-    "Accountant",
-    "AnonymitySet",
-    "Budget",
-    "Condition",
-    "Event",
-    "PaperNoise",
-    "Price",
-    "PricingError",
-    "Sampling",
-    "Setting",
-    "SiloPlan",
-    "calibrate",
-    "calibrate_user_level",
-    "capped",
-    "colluding",
-    "events_of",
-    "gauss_delta",
-    "gaussian_mu",
-    "gdp_epsilon",
-    "gdp_mu",
-    "price",
-    "risk",
-    "risk_of",
-    "risk_of_price",
-    "spent",
-    "user_level",
-]
+# Names load when they are used, so that a daemon or a shuffler loads what it needs and no more.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

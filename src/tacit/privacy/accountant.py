@@ -59,7 +59,7 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
     if accountant not in get_args(Accountant):
         raise PricingError(
             f"Expected accountant={accountant!r} to be one of {', '.join(get_args(Accountant))}; "
-            "for the noise a paper prints, see tacit.algorithms.paper_noise."
+            "for the noise a paper prints, see tacit.plans.catalogue.paper_noise."
         )
     events = tuple(events)
     paid = worst_allocation(payable(events))

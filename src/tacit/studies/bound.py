@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from tacit import geometry
-from tacit.algorithms import find
 from tacit.objectives import Problem, start_risk
+from tacit.plans.catalogue import find
 from tacit.plans.spec import PreprocessingSection, Study
 from tacit.privacy import gdp_epsilon, gdp_mu
 from tacit.theory import ConvexSetting, Statement, is_convex, stated

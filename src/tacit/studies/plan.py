@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from tacit.algorithm import CROWDED, GUARANTEES
-from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.plans.assemble import Builder
+from tacit.plans.catalogue import find
 from tacit.plans.price import Seat, plan_silos, releases_of
 from tacit.plans.shapes import shapes_of
 from tacit.plans.spec import Study, StudyError

@@ -14,12 +14,12 @@ import jinja2
 import numpy as np
 
 from tacit.algorithm import GUARANTEES, Channel
-from tacit.algorithms import ALGORITHMS
 from tacit.errors import TacitError, counted
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
-from tacit.privacy.risk import Risk
+from tacit.privacy.risks import Risk
 from tacit.studies.charts import Bar, bars, curves, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.folder import stages_of

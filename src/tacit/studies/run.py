@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Params
-from tacit.algorithms import find
 from tacit.data import Federation
 from tacit.objectives import Objective, untapped
 from tacit.plans.assemble import Builder, builder_of, problem_of
+from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError, study_from
 from tacit.privacy import Event, SiloPlan, spent
 from tacit.silo import enrol

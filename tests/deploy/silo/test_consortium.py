@@ -19,11 +19,11 @@ from tacit.silo.batches import pass_order
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.silo.spending import joint_price
+from tacit.simulate import loop
 from tacit.simulate.compiled import simulate
 from tacit.simulate.participation import participation
 from tests.algorithms.table import CASES, largest_difference
 from tests.deploy.silo.consortium import SEED, Daemon, fork_server, make_home, plan_of, records_of
-from tests.simulate import loop
 
 SIZES = (30, 17, 24, 21)
 FAIR = ("steffle", "lagrangian-dual")

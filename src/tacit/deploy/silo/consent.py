@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Release
-from tacit.algorithms import ALGORITHMS
 from tacit.channel.sealing import SealError, public_key, sealed_size
 from tacit.deploy.contract import (
     REPORTS,
@@ -27,6 +26,7 @@ from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, Plan, RefusalError
 from tacit.errors import TacitError
 from tacit.plans.assemble import Builder
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import LEAST_DELTA, MOST_KEPT, samples_of
 from tacit.plans.shapes import Shapes, coordinates, pass_positions, shapes_of
 from tacit.privacy import Event, Price
