@@ -19,7 +19,6 @@ from tacit.objectives import (
     Objective,
     Problem,
     absolute,
-    cnn,
     constants,
     hinge,
     linear,
@@ -105,6 +104,8 @@ def _model(section: ObjectiveSection, facts: Facts, outputs: int) -> Model:
     if section.model == "cnn":
         if len(shape) != 3:
             raise StudyError(f"objective.model: 'cnn' needs images, but a record of {facts.name} is {shape}.")
+        from tacit.objectives import cnn
+
         widths = {"channels": section.channels, "hidden": section.hidden}
         own: dict[str, Any] = {name: value for name, value in widths.items() if value}
         return cnn((shape[0], shape[1], shape[2]), outputs=outputs, **own)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from tacit.algorithm import Algorithm, Channel, Terms
 from tacit.errors import TacitError, unknown
 from tacit.objectives import Problem
-from tacit.privacy.statements import PaperNoise, Setting
 from tacit.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.prox_svrg import prox_svrg as prox_svrg
     from tacit.algorithms.sgda import sgda as sgda
     from tacit.algorithms.steffle import steffle as steffle
+    from tacit.privacy.statements import PaperNoise
 
 _LETTERS = re.compile(r"^ {4}paper +here\n {4}-+ +-+\n((?: {4}\S.*\n)+)", re.MULTILINE)
 _ROW = re.compile(r"^ {4}(\S.*?) {2,}(.*)$", re.MULTILINE)
@@ -100,6 +100,8 @@ class Entry:
         """The noise that the theorem prints for these parameters and terms, or ``None`` if no paper prints any."""
         if self.noise is None or self.through not in (None, given.get("channel", self.through)):
             return None
+        from tacit.privacy.statements import Setting
+
         names = {field.name for field in fields(Setting)}
         own = {name: value for name, value in given.items() if name in names and value is not None}
         budget = {"records": records, "epsilon": epsilon, "delta": delta, "silos": silos}

@@ -18,7 +18,6 @@ import numpy as np
 from tacit.algorithm import CROWDED, Algorithm, Release
 from tacit.privacy import Event, Price, PricingError, calibrate, events_of, price
 from tacit.privacy.calibration import calibrate_beside
-from tacit.privacy.conversions import calibrate_user_level
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, own_term
 from tacit.silo.door import DoorError, noise_scale
@@ -311,6 +310,8 @@ def _calibrated(
     first: tuple[Event, ...], events: tuple[Event, ...], epsilon: float, delta: float, accountant: Any, user_level: bool
 ) -> tuple[Event, ...]:
     if user_level:
+        from tacit.privacy.conversions import calibrate_user_level
+
         return calibrate_user_level(events, epsilon=epsilon, delta=delta)
     if first:
         return calibrate_beside(first, events, epsilon=epsilon, delta=delta, accountant=accountant)

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from tacit.privacy import views
 from tacit.privacy.curve import curve_of
 from tacit.privacy.events import Event, PricingError, probability
 from tacit.privacy.participations import is_split_exactly, worst_allocation
@@ -66,6 +65,8 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
     if any(e.noise_multiplier == 0.0 for e in paid):
         return Price(epsilon=math.inf, delta=delta, accountant="none", mu=math.inf, exact=True, events=events)
     if accountant != "tight":
+        from tacit.privacy import views
+
         rdp = accountant == "rdp"
         epsilon = views.rdp_epsilon(paid, delta) if rdp else views.zcdp_epsilon(views.zcdp_rho(paid), delta)
         return Price(epsilon=epsilon, delta=delta, accountant=accountant, mu=None, exact=False, events=events)

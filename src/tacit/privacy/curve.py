@@ -11,17 +11,22 @@ Each holds at every epsilon, so the lowest does. Epsilon at a delta, the advanta
 is said of a schedule are points of this curve; none of them has a computation of its own.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from scipy.optimize import minimize_scalar
 
 from tacit.privacy import cache
 from tacit.privacy.events import Event
 from tacit.privacy.gaussian import gauss_delta, gdp_epsilon, gdp_tpr
-from tacit.privacy.pld import Composition
 from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, loss_parts
+
+if TYPE_CHECKING:
+    from tacit.privacy.pld import Composition
 
 _LEAST_EPSILON = 1e-12
 
@@ -93,6 +98,8 @@ class PrivacyCurve:
 
     @cached_property
     def _composition(self) -> Composition:
+        from tacit.privacy.pld import Composition
+
         return Composition(loss_parts(self.events), self.delta)
 
 

@@ -12,8 +12,11 @@ the rest the divergence is the integral of H - m. That mass has no Renyi diverge
 in delta.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
@@ -22,11 +25,12 @@ from tacit.privacy import cache
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError
 from tacit.privacy.gaussian import Floats
-from tacit.privacy.pld import loss_scale, profile_range
-from tacit.privacy.profiles import Profile
 from tacit.privacy.schedule import is_subsampled, loss_parts
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+if TYPE_CHECKING:
+    from tacit.privacy.profiles import Profile
+
 # Points in the bulk of the loss and beyond it: chords add less than 1e-4 to a divergence.
 _BULK, _TAIL, _SPREADS = 1000, 2000, 10.0
 _MOST_CELLS = 200_000
@@ -46,6 +50,8 @@ def profile_divergence(profile: Profile, order: float, tail: float) -> float:
     >>> round(profile_divergence(partial(gauss_delta, mu=0.5), 3.0, 1e-15), 4)
     0.375
     """
+    from tacit.privacy.pld import loss_scale, profile_range
+
     farthest = profile_range(profile, tail)
     if float(profile(np.array([farthest]))[0]) > tail or farthest * order > _MOST_CELLS:
         return math.inf

@@ -1,15 +1,19 @@
 """The pieces of a schedule: what may be composed, the Gaussian part, and the profiles of the rest."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, check_pass
 from tacit.privacy.gaussian import gauss_delta
-from tacit.privacy.profiles import Profile, profile_of
-from tacit.privacy.reports import reports_profile
+
+if TYPE_CHECKING:
+    from tacit.privacy.profiles import Profile
 
 
 def payable(events: Iterable[Event]) -> tuple[Event, ...]:
@@ -114,7 +118,11 @@ def has_reports(events: Iterable[Event]) -> bool:
 def profile_for(event: Event) -> Profile:
     """The profile of one release of an event that `is_subsampled`."""
     if event.mechanism != "reports":
+        from tacit.privacy.profiles import profile_of
+
         return profile_of(event, effective_multiplier(event))
+    from tacit.privacy.reports import reports_profile
+
     assert event.reports is not None
     rate = 1.0 if event.sampling == "one-pass" else event.rate
     return reports_profile(event.local_epsilons, event.reports, rate)
@@ -124,6 +132,8 @@ def _own_parts(event: Event) -> list[tuple[Profile, int]]:
     """A subsampled event as profiles and counts; streams that no sampling joins are counted one by one."""
     if event.mechanism != "reports" or (event.sampling == "wor" and event.batch < event.records):
         return [(profile_for(event), entries_of(event))]
+    from tacit.privacy.reports import reports_profile
+
     alike = Counter(event.local_epsilons)
     assert event.reports is not None
     return [(reports_profile((e,), event.reports, 1.0), entries_of(event) * n) for e, n in alike.items()]
