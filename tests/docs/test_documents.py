@@ -40,7 +40,7 @@ def heavy_ball(monkeypatch):
     module = types.ModuleType("tacit.algorithms.heavy_ball")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, "CONTRIBUTING.md", "exec"), module.__dict__)
-    entry = eval(row, {"Entry": Entry, "heavy_ball": module.heavy_ball})
+    entry = eval(row, {"Entry": Entry})
     monkeypatch.setitem(ALGORITHMS, entry.name, entry)
     monkeypatch.setitem(CASES, entry.name, Case(entry.name))
     return entry

@@ -69,7 +69,6 @@ def contents(folder: Path) -> dict[str, Any]:
     worst = max(priced, key=lambda silo: silo["epsilon"], default=None)
     metrics, metric = result["metrics"], main_metric(result["metrics"])
     plain = [name for name in metrics if name.partition("_")[2] not in _FAIR and not name.endswith("_stationarity")]
-    picture = folder / "reconstruction.png"
     return {
         "result": result,
         "silos": silos,
@@ -100,7 +99,15 @@ def contents(folder: Path) -> dict[str, Any]:
         "steps": _read(folder / "preprocessing.json"),
         "study": study,
         "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
-        "audit": _read(folder / "audit.json") if (folder / "audit.json").is_file() else None,
+        **_findings(folder),
+    }
+
+
+def _findings(folder: Path) -> dict[str, Any]:
+    """What an audit of the run found, and its picture."""
+    audit, picture = folder / "audit.json", folder / "reconstruction.png"
+    return {
+        "audit": _read(audit) if audit.is_file() else None,
         "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else None,
     }
 
