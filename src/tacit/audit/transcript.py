@@ -157,4 +157,4 @@ def _bystanders(records: int) -> dict[str, np.ndarray]:
 
 def _as_read(cast: Cast, number: int, broadcast: Any) -> Broadcast:
     """A broadcast as the daemon reads it from the wire."""
-    return cast.workers[0].arrays_fit(number, [np.asarray(leaf) for leaf in jax.tree.leaves(broadcast)])
+    return cast.workers[0].broadcast(number, [np.asarray(leaf) for leaf in jax.tree.leaves(broadcast)])

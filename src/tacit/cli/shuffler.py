@@ -49,7 +49,7 @@ def init_command(
 
     Example: tacit shuffler init shuffler-a
     """
-    from tacit.deploy.permissions import write_private
+    from tacit.deploy.permissions import write_secret
     from tacit.deploy.shuffler.config import make_keys
 
     path = folder / "shuffler.toml"
@@ -57,7 +57,7 @@ def init_command(
         raise TacitError(f"{path} exists; edit it, or choose another folder.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_keys(folder, "mlkem768-x25519" if post_quantum else "x25519")
-    write_private(path, _TERMS.format(name=folder.resolve().name))
+    write_secret(path, _TERMS.format(name=folder.resolve().name))
     typer.echo(f"Wrote {path}. Give the silos these keys:")
     keys_command(folder)
 

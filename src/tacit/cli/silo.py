@@ -76,7 +76,7 @@ def init_command(
 
     Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
-    from tacit.deploy.permissions import mending, too_open, write_private
+    from tacit.deploy.permissions import mending, too_open, write_secret
 
     path = folder / "policy.toml"
     if folder.exists() and not folder.is_dir():
@@ -90,7 +90,7 @@ def init_command(
         raise TacitError("Expected --records and --columns together: the file, and the schema that says what it holds.")
     data = _RECORDS if records is None or columns is None else _csv_section(records, columns)
     _private_folder(folder)
-    write_private(path, _POLICY.format(name=folder.resolve().name) + data)
+    write_secret(path, _POLICY.format(name=folder.resolve().name) + data)
     place = "put the records beside it, mode 600" if records is None else f"it points at {records}"
     typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
     wrong = too_open([folder / "records.npz", *(file for file in (records, columns) if file is not None)])
@@ -163,8 +163,8 @@ def keys_command(folder: Folder) -> None:
     Example: tacit silo keys clinic
     """
     from tacit.channel.sealing import Signer, new_signing_key
-    from tacit.deploy.certificates import node_key
-    from tacit.deploy.shuffler.config import read_secret, write_secret
+    from tacit.deploy.flower.commands import node_key
+    from tacit.deploy.permissions import read_secret, write_secret
 
     if not (folder / "sign.key").exists():
         write_secret(folder / "sign.key", new_signing_key())

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tacit.deploy.permissions import write_secret
 from tacit.errors import TacitError
 
 CONNECTION = "tacit"
@@ -81,6 +82,17 @@ def supernode_command(*, superlink: str, authority: Path, key: Path, socket: Pat
         *("--auth-supernode-private-key", str(key), "--node-config", f'socket="{socket}"'),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
+
+
+def node_key(path: Path) -> None:
+    """Make a SuperNode's key as OpenSSH writes it, with its public half beside it."""
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(path, key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()))
+    public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
+    path.with_name(path.name + ".pub").write_bytes(public)
 
 
 def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 5.0) -> None:
