@@ -67,7 +67,9 @@ def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = 
             f"Expected {_listed(foreign)} to belong to the daemon's user or to root, who alone may change it; run: "
             f"chown {os.geteuid()} {_quoted(foreign)}"
         )
-    _check_above({parent for path in [folder, *files, *public] for parent in _parents(path)} - {*_both(folder)})
+    # Paths as they are written, and where they lead.
+    ways = [way for path in [folder, *files, *public] for way in (path.absolute(), path.resolve())]
+    _check_above({parent for way in ways for parent in way.parents} - {folder.absolute(), folder.resolve()})
 
 
 def _check_above(folders: set[Path]) -> None:
@@ -122,15 +124,6 @@ def check_courier(folder: Path) -> str | None:
 def _may(path: Path, most: int) -> bool:
     """Whether a mode allows group and others no more than ``most`` does."""
     return not stat.S_IMODE(path.stat().st_mode) & 0o077 & ~most
-
-
-def _both(path: Path) -> tuple[Path, Path]:
-    """A path as it is written, and where it leads."""
-    return path.absolute(), path.resolve()
-
-
-def _parents(path: Path) -> list[Path]:
-    return [parent for way in _both(path) for parent in way.parents]
 
 
 def _quoted(paths: Iterable[Path]) -> str:

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, SealError, SecretKey, open_layer, unpad
 from tacit.deploy.client import Connection
-from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, parse_response
+from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, fields_of, parse_response
 from tacit.deploy.wire import RefusalError
 from tacit.errors import TacitError
 
@@ -64,13 +64,7 @@ def greet(caller: Caller) -> Welcome:
 
 
 def _collect(binding: Binding, silos: Sequence[str], mode: Mode) -> Collect:
-    return Collect(
-        mode=mode,
-        consortium=binding.consortium.hex(),
-        round=binding.round,
-        broadcast=binding.broadcast.hex(),
-        silos=tuple(sorted(silos)),
-    )
+    return Collect(mode=mode, silos=tuple(sorted(silos)), **fields_of(binding))
 
 
 class LeftOutError(RefusalError):

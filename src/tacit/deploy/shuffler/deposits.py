@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, PublicKey, Signer, seal
-from tacit.deploy.shuffler.messages import Deposit, Mode, parse_request
+from tacit.deploy.shuffler.messages import Deposit, Mode, fields_of, parse_request
 from tacit.deploy.wire import RefusalError, frame, read_frame
 from tacit.errors import TacitError
 
@@ -75,16 +75,7 @@ def sum_deposits(
 
 def header_of(mode: Mode, shuffler: str, binding: Binding, sender: Sender) -> Deposit:
     """The header of a deposit whose blobs are not counted yet and that is not signed."""
-    return Deposit(
-        mode=mode,
-        consortium=binding.consortium.hex(),
-        round=binding.round,
-        broadcast=binding.broadcast.hex(),
-        shuffler=shuffler,
-        count=1,
-        size=1,
-        **sender._asdict(),
-    )
+    return Deposit(mode=mode, shuffler=shuffler, count=1, size=1, **sender._asdict(), **fields_of(binding))
 
 
 def check_deposit(raw: bytes, expected: Deposit) -> None:

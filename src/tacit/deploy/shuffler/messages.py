@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
@@ -27,6 +27,11 @@ class _Bound(Strict):
     def binding(self) -> Binding:
         """What sealed layers are bound to."""
         return Binding(bytes.fromhex(self.consortium), self.round, bytes.fromhex(self.broadcast))
+
+
+def fields_of(binding: Binding) -> dict[str, Any]:
+    """The fields of a header that name what it is bound to."""
+    return {"consortium": binding.consortium.hex(), "round": binding.round, "broadcast": binding.broadcast.hex()}
 
 
 class _Signed(_Bound):

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tacit.channel.sealing import SealError, open_layer, unpad
+from tacit.deploy.shuffler import messages
 from tacit.deploy.shuffler.config import Keys, ShufflerError, Terms
-from tacit.deploy.shuffler.messages import Accepted, Collect, Deposit, Hello, Relay, Total, Welcome, parse_request
+from tacit.deploy.shuffler.messages import Collect, Deposit, Relay, fields_of
 from tacit.deploy.wire import RefusalError, frame, refuse
 
 _log = logging.getLogger("tacit.shuffler")
@@ -82,7 +83,7 @@ class ShufflerService:
         """The frame that answers a request; whatever is sent, this returns one."""
         try:
             with self._lock:
-                return self._dispatch(parse_request(header), payload)
+                return self._dispatch(messages.parse_request(header), payload)
         except RefusalError as refusal:
             return refuse(refusal.code, str(refusal), refusal.numbers)
         except SealError as error:
@@ -93,7 +94,7 @@ class ShufflerService:
 
     def _dispatch(self, request: Any, payload: bytes) -> bytes:
         self._tidy()
-        if isinstance(request, Hello):
+        if isinstance(request, messages.Hello):
             return self._greet()
         if isinstance(request, Deposit):
             return self._deposit(request, payload)
@@ -103,7 +104,7 @@ class ShufflerService:
 
     def _greet(self) -> bytes:
         terms = self.terms
-        welcome = Welcome(
+        welcome = messages.Welcome(
             name=terms.name,
             seal=str(self._keys.seal.public),
             sign=self._keys.sign.public,
@@ -143,7 +144,7 @@ class ShufflerService:
                 raise RefusalError("busy", f"expected at most {most} bytes of one silo, its part of max_bytes, to wait")
             pile.held[request.silo] = _Held(request, digest, self._open(_cut(payload, request.size), request))
             self._piles[key] = pile
-        return frame(Accepted(silos=len(pile.held)))
+        return frame(messages.Accepted(silos=len(pile.held)))
 
     def _open(self, blobs: list[bytes], request: Deposit) -> list[bytes]:
         """The blobs of a deposit with one layer off; all of them open and are as they should be, or none is taken."""
@@ -177,11 +178,8 @@ class ShufflerService:
             raise RefusalError("missing", f"nothing has come from {', '.join(missing)[:200] or 'anybody'}")
         min_silos = max([self.terms.min_silos, *(present[name].min_silos for name in wanted)])
         if len(wanted) < min_silos:
-            raise RefusalError(
-                "too-few",
-                f"expected at least {min_silos} silos",
-                {"silos": float(len(wanted)), "min_silos": float(min_silos)},
-            )
+            numbers = {"silos": float(len(wanted)), "min_silos": float(min_silos)}
+            raise RefusalError("too-few", f"expected at least {min_silos} silos", numbers)
         _check_alike({name: present[name] for name in sorted(wanted)})
         blobs = [blob for name in sorted(wanted) for blob in held[name].blobs]
         if request.mode == "sum":
@@ -239,9 +237,7 @@ class ShufflerService:
             raise RefusalError("size", "the reports inside are of different sizes")
         secrets.SystemRandom().shuffle(blobs)
         header = Relay(
-            consortium=request.consortium,
-            round=request.round,
-            broadcast=request.broadcast,
+            **fields_of(request.binding),
             silos=silos,
             min_silos=min_silos,
             count=len(blobs),
@@ -256,13 +252,7 @@ class ShufflerService:
         if len({share.size for share in shares}) != 1:
             raise RefusalError("size", "the shares inside are of different sizes")
         total = np.sum(shares, axis=0, dtype=np.uint64)
-        header = Total(
-            consortium=request.consortium,
-            round=request.round,
-            broadcast=request.broadcast,
-            silos=silos,
-            by=self.terms.name,
-        )
+        header = messages.Total(**fields_of(request.binding), silos=silos, by=self.terms.name)
         return header, total.astype("<u8").tobytes()
 
     def _stored(self, consortium: str, round_index: int, asked: str) -> bytes | None:

@@ -13,6 +13,7 @@ from tacit.privacy import PricingError
 from tacit.silo.ledger import Ledger
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
 
+_State = Literal["consented", "pending"]
 _log = logging.getLogger("tacit.silo")
 
 
@@ -62,14 +63,7 @@ def _check_balance(ledger: Ledger) -> None:
         raise over_budget(ledger.rule, ledger.charged, ledger.charged)
 
 
-def consent(
-    ledger: Ledger,
-    offer: Offer,
-    shares: Shares,
-    *,
-    state: Literal["consented", "pending"] = "consented",
-    next_round: int = 0,
-) -> bytes:
+def consent(ledger: Ledger, offer: Offer, shares: Shares, state: _State = "consented", next_round: int = 0) -> bytes:
     """The silo's consent as a frame: the plan's own price, and what the study takes from this account."""
     message = Consent(
         study=offer.plan.study,

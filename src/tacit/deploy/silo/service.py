@@ -11,9 +11,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -45,37 +44,30 @@ _DAY = 86_400.0
 _MOST_PREPARED = 32
 
 
-@dataclass(frozen=True)
-class Home:
-    """Where a silo keeps its files."""
+class Home(NamedTuple):
+    """Where a silo keeps its files.
+
+    ``approved`` holds an empty file for each study that the owner approved. The socket lies in a folder that can be
+    shared with the courier, and the counter apart from the ledger.
+    """
 
     folder: Path
     counter: Path
-
-    @property
-    def ledger(self) -> Path:
-        """The ledger."""
-        return self.folder / "ledger.sqlite"
-
-    @property
-    def approved(self) -> Path:
-        """The folder with an empty file for each study that the owner approved."""
-        return self.folder / "approved"
-
-    @property
-    def socket(self) -> Path:
-        """The socket, in a folder that can be shared with the courier."""
-        return self.folder / "door" / "silo.sock"
+    ledger: Path
+    approved: Path
+    socket: Path
 
 
 def home_of(folder: Path, policy: Policy) -> Home:
-    """A silo's home; unless the policy names a counter, it lies in the owner's state folder, apart from the ledger."""
+    """A silo's home; unless the policy names a counter, it lies in the owner's state folder."""
     if policy.counter is not None:
-        return Home(folder, folder / policy.counter)
-    import platformdirs
+        counter = folder / policy.counter
+    else:
+        import platformdirs
 
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return Home(folder, Path(platformdirs.user_state_dir("tacit")) / "counters" / name)
+        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        counter = Path(platformdirs.user_state_dir("tacit")) / "counters" / name
+    return Home(folder, counter, folder / "ledger.sqlite", folder / "approved", folder / "door" / "silo.sock")
 
 
 class SiloService:
