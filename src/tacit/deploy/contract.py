@@ -30,6 +30,9 @@ from tacit.silo.local_reports import ReportTerms, report_terms
 from tacit.silo.shares import BlockTerms, share_terms
 
 REPORTS = "shuffled-reports"
+Streams = Mapping[str, Mapping[str, ReportTerms]]
+"""The terms of shuffled reports, by kind of round and stream."""
+
 _WHOLE = "whole"
 _MOST_COORDINATES = 10**10
 

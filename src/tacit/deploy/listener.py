@@ -102,24 +102,18 @@ class Listener:
             secured.close()
 
     def _attend(self, connection: socket.socket) -> None:
+        """Answer frames until the caller hangs up, then free its slot."""
+        inbox = _Inbox(connection)
         try:
             with connection, contextlib.suppress(OSError):
-                self._converse(connection)
+                try:
+                    while (request := inbox.next_frame()) is not None:
+                        _send(connection, self._handle(*request))
+                except RefusalError as refusal:
+                    # The stream is out of step: refuse and hang up.
+                    _send(connection, refuse(refusal.code, str(refusal)))
         finally:
             self._slots.release()
-
-    def _converse(self, connection: socket.socket) -> None:
-        inbox = _Inbox(connection)
-        while True:
-            try:
-                request = inbox.next_frame()
-            except RefusalError as refusal:
-                # The stream is out of step: refuse and hang up.
-                _send(connection, refuse(refusal.code, str(refusal)))
-                return
-            if request is None:
-                return
-            _send(connection, self._handle(*request))
 
     def close(self) -> None:
         """Stop listening."""

@@ -175,7 +175,7 @@ class Coordinator:
         return self.consents
 
     def _read_consent(self, name: str, response: Any, reasons: dict[str, str], final: dict[str, RefusalError]) -> None:
-        """Note a silo's consent, or why there is none; each reason is told once."""
+        """Note a silo's consent, or why there is none; each reason is reported once."""
         if isinstance(response, Consent) and not self._agreed(name, response):
             if reasons.get(name) != _WAITS:
                 compare = self._plans[name].consortium.hex()
@@ -189,7 +189,7 @@ class Coordinator:
                 final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
 
     def _agreed(self, name: str, response: Consent) -> bool:
-        """Whether a silo has consented; the first time it is told, and the noise compared with the server's."""
+        """Whether a silo has consented; its first consent is reported, and its noise compared with the server's."""
         if response.state == "consented" and name not in self.consents:
             if self._shuffled is not None:
                 self._shuffled.check({name: response})

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, SealError, SecretKey, open_layer, unpad
 from tacit.deploy.client import Connection
+from tacit.deploy.shuffler.deposits import Integers
 from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, fields_of, parse_response
 from tacit.deploy.wire import RefusalError
 from tacit.errors import TacitError
@@ -128,7 +128,7 @@ def sum_over(
     deposits: Mapping[str, Mapping[str, bytes]],
     binding: Binding,
     reasons: Mapping[str, str] | None = None,
-) -> Int64[np.ndarray, " coordinates"]:
+) -> Integers:
     """The sum of all silos' shares; ``deposits`` maps silos to the frames for each shuffler."""
     batches = {
         name: Batch(caller, {silo: frames[name] for silo, frames in deposits.items()})

@@ -15,6 +15,8 @@ from tacit.deploy.shuffler.messages import Deposit, Mode, fields_of, parse_reque
 from tacit.deploy.wire import RefusalError, frame, read_frame
 from tacit.errors import TacitError
 
+Integers = Int64[np.ndarray, " coordinates"]
+
 
 class Sender(NamedTuple):
     """The silo that deposits, its index in the plan, and how many silos it asks to contribute."""
@@ -47,12 +49,7 @@ def report_deposit(
 
 
 def sum_deposits(
-    share: Int64[np.ndarray, " coordinates"],
-    sender: Sender,
-    signer: Signer,
-    binding: Binding,
-    *,
-    shufflers: Mapping[str, PublicKey],
+    share: Integers, sender: Sender, signer: Signer, binding: Binding, *, shufflers: Mapping[str, PublicKey]
 ) -> list[bytes]:
     """A silo's share of a sum, as one frame for each aggregating shuffler.
 

@@ -61,9 +61,9 @@ class ShufflerServer(Listener):
 
 def check_folder(folder: Path, terms: Terms) -> None:
     """Raise where anybody but the owner could read the keys, or change who is a silo and who may call."""
-    books = ("shuffler.sqlite", "shuffler.sqlite-wal", "shuffler.sqlite-shm")
+    database = ("shuffler.sqlite", "shuffler.sqlite-wal", "shuffler.sqlite-shm")
     named = [name for name in (terms.tls.key, terms.record) if name is not None]
-    private = [folder / name for name in ("shuffler.toml", "seal.key", "sign.key", *books, *named)]
+    private = [folder / name for name in ("shuffler.toml", "seal.key", "sign.key", *database, *named)]
     public = [folder / terms.tls.certificate, folder / terms.tls.callers]
     check_silo(folder, private, public=public, because="whoever changes it decides who is a silo and who may call")
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int64
 
+from tacit.deploy.shuffler.deposits import Integers
 from tacit.deploy.silo.consent import Offer
 from tacit.deploy.wire import Plan, RefusalError
 from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
@@ -21,8 +21,6 @@ from tacit.silo.door import Door, Engine, Sampler, no_noise
 from tacit.silo.local_reports import LocalReports
 from tacit.silo.sampler import discrete_gaussian
 from tacit.silo.shares import BinomialShare, Coins, count_heads, no_coins
-
-Integers = Int64[np.ndarray, " coordinates"]
 
 
 class Samplers(NamedTuple):

@@ -14,7 +14,8 @@ import numpy as np
 from tacit.algorithm import Algorithm, Release
 from tacit.algorithms import ALGORITHMS
 from tacit.channel.sealing import SealError, public_key, sealed_size
-from tacit.deploy.contract import REPORTS, affordable, builder_from, reporting, route_of, share_terms_of, streams_of
+from tacit.deploy import contract
+from tacit.deploy.contract import REPORTS, Streams, builder_from
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, Plan, RefusalError
 from tacit.errors import TacitError
@@ -25,7 +26,7 @@ from tacit.privacy import Event, Price
 from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
-from tacit.silo.local_reports import REPORT_BYTES, ReportTerms
+from tacit.silo.local_reports import REPORT_BYTES
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
 from tacit.silo.shares import BlockTerms
@@ -55,7 +56,7 @@ class Offer:
     memory: Any
     positions: tuple[int, ...]
     shares: Mapping[str, BlockTerms] = field(default_factory=dict)
-    streams: Mapping[str, Mapping[str, ReportTerms]] = field(default_factory=dict)
+    streams: Streams = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     samples: int = 0
 
@@ -111,11 +112,11 @@ def _offer(
         check_sums(unit)
     elif plan.shuffle is not None:
         check_reports(unit, plan, policy)
-    algorithm, events, cost = affordable(builder, plan, records)
+    algorithm, events, cost = contract.affordable(builder, plan, records)
     samples = samples_of(events, shapes.dimensions)
     _check_noise(algorithm, plan, samples)
-    shares = share_terms_of(algorithm, plan, shapes.messages) if is_sum else {}
-    streams = streams_of(algorithm, shapes.messages)
+    shares = contract.share_terms_of(algorithm, plan, shapes.messages) if is_sum else {}
+    streams = contract.streams_of(algorithm, shapes.messages)
     check_streams(streams, algorithm, plan, records, policy)
     grids = {e.kind: e.grid_sigma for e in events if e.grid_sigma is not None}
     memory = _first_memory(algorithm, shapes.params)
@@ -263,7 +264,7 @@ def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | Non
     """Refuse a plan whose reports cannot be made, or whose counts would tell silos apart."""
     if plan.shuffle is None or plan.shuffle.server is None or policy is None:
         raise RefusalError("bad-plan", "expected shuffle.server, the key that single reports are sealed to")
-    for part in reporting(algorithm).values():
+    for part in contract.reporting(algorithm).values():
         release = part.silo.release
         if part.participants == "in turn" or release.mechanism != "gaussian":
             raise RefusalError("not-allowed", "expected rounds of many silos through shuffled reports")
@@ -276,11 +277,7 @@ def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | Non
 
 
 def check_streams(
-    streams: Mapping[str, Mapping[str, ReportTerms]],
-    algorithm: Algorithm,
-    plan: Plan,
-    records: int,
-    policy: ShuffleSection | None,
+    streams: Streams, algorithm: Algorithm, plan: Plan, records: int, policy: ShuffleSection | None
 ) -> None:
     """Refuse reports that reveal too much by themselves, or too many of them for one message."""
     most = 0.0 if policy is None or policy.max_local_epsilon is None else policy.max_local_epsilon
@@ -292,5 +289,5 @@ def check_streams(
             raise RefusalError("not-allowed", f"expected reports with epsilon_0 of at most {most:g} a round", numbers)
         size = algorithm.rounds[kind].silo.release.batch_size
         count = records if size is None else int(size)
-        if len(own) * (count * sealed_size(REPORT_BYTES, route_of(plan)) + MOST_HEADER) > MOST_FRAME:
+        if len(own) * (count * sealed_size(REPORT_BYTES, contract.route_of(plan)) + MOST_HEADER) > MOST_FRAME:
             raise RefusalError("not-allowed", f"{count} reports do not fit a message; use a smaller batch")

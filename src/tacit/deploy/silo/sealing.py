@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from jaxtyping import Int64
-
 from tacit.channel.sealing import Binding, Signer, public_key
-from tacit.deploy.contract import bound_to, route_of, stream_binding, stream_name
-from tacit.deploy.shuffler.deposits import Sender, report_deposit, sum_deposits
+from tacit.deploy.contract import Streams, bound_to, route_of, stream_binding, stream_name
+from tacit.deploy.shuffler.deposits import Integers, Sender, report_deposit, sum_deposits
 from tacit.deploy.wire import Answer, Plan, Sealed, broadcast_digest
-from tacit.silo.local_reports import REPORT_BYTES, ReportTerms
+from tacit.silo.local_reports import REPORT_BYTES
 from tacit.silo.shares import BlockTerms
 
 
@@ -29,12 +26,7 @@ class Sealer(NamedTuple):
     noise: bool
 
     def share(
-        self,
-        plan: Plan,
-        terms: Mapping[str, BlockTerms],
-        request: Answer,
-        payload: bytes,
-        share: Int64[np.ndarray, " coordinates"],
+        self, plan: Plan, terms: Mapping[str, BlockTerms], request: Answer, payload: bytes, share: Integers
     ) -> tuple[str, bytes]:
         """Header and payload of the answer with a share of a sum: its parts, each sealed for one shuffler."""
         shuffle = plan.shuffle
@@ -49,7 +41,7 @@ class Sealer(NamedTuple):
     def reports(
         self,
         plan: Plan,
-        terms: Mapping[str, Mapping[str, ReportTerms]],
+        terms: Streams,
         request: Answer,
         payload: bytes,
         reports: Mapping[str, Sequence[bytes]],
