@@ -16,7 +16,6 @@ from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.consent import check_shuffle
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import Plan, Propose, RefusalError, Shuffle
-from tacit.plans.price import reserved
 from tacit.privacy import price
 from tacit.privacy.randomisers import terms_of
 from tacit.silo import clipped_sum
@@ -256,8 +255,7 @@ def test_shuffled_reports_are_read_as_they_were_mixed_and_ledgers_show_their_pri
         assert by_kind["gradient"].reports == sum(SIZES)
         assert len(by_kind["estimate"].streams) == 2
         assert ("local" in by_kind) == (silo_index < 2)
-        delta = plan.delta - reserved(coordinator.algorithm, plan.delta)
-        assert receipts[NAMES[silo_index]].epsilon == pytest.approx(price(account.debited(), delta=delta).epsilon)
+        assert receipts[NAMES[silo_index]].epsilon == pytest.approx(price(account.debited(), delta=plan.delta).epsilon)
         assert receipts[NAMES[silo_index]].epsilon <= plan.epsilon
     # The strictest silo pays the whole price; those whose turn does not come pay less.
     assert max(receipt.epsilon for receipt in receipts.values()) > 0.99 * plan.epsilon

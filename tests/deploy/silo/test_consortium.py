@@ -13,7 +13,6 @@ from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, 
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.wire import Propose, RefusalError
-from tacit.plans.price import reserved
 from tacit.privacy import price
 from tacit.silo import enrol
 from tacit.silo.batches import pass_order
@@ -138,7 +137,7 @@ def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, coor
         assert account.made == {k: algorithm.rounds[k].silo.local_steps * own.count(k) for k in own}
         assert account.answers == receipt.answers == len(own)
         assert not account.live
-        spent = price(account.debited(), delta=plan.delta - reserved(algorithm, plan.delta)).epsilon
+        spent = price(account.debited(), delta=plan.delta).epsilon
         assert receipt.epsilon == pytest.approx(spent)
         assert 0.99 * plan.epsilon < spent <= plan.epsilon
 

@@ -9,6 +9,7 @@ from tacit.deploy.silo.consent import Offer
 from tacit.deploy.silo.policy import AllowSection
 from tacit.deploy.wire import Consent, RefusalError, frame
 from tacit.plans.price import TAILS
+from tacit.plans.price import reserved as reserved_delta
 from tacit.privacy import PricingError
 from tacit.silo.ledger import Ledger
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
@@ -27,6 +28,11 @@ class Shares(NamedTuple):
 def charge_of(offer: Offer) -> Charge:
     """What a study reserves: its releases, the delta for short tails, and how many samples it draws."""
     return Charge(offer.events, TAILS * bool(offer.shares), offer.samples)
+
+
+def kept_of_plan(offer: Offer) -> float:
+    """What a plan keeps of its own delta."""
+    return reserved_delta(offer.algorithm, offer.plan.delta)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:

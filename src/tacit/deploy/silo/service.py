@@ -30,7 +30,6 @@ from tacit.deploy.silo.refusals import RefusalLog
 from tacit.deploy.silo.sealing import Sealer
 from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, parse_request, refuse
 from tacit.errors import TacitError
-from tacit.plans.price import reserved as reserved_delta
 from tacit.privacy import PricingError, price
 from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.ledger import Ledger, Reply
@@ -304,7 +303,7 @@ class SiloService:
     def _set_aside(self, plan: Plan, account: Account) -> float:
         """The delta that a plan sets aside; where this Tacit would not build the plan again, its account's."""
         try:
-            return reserved_delta(self._considered(plan).offer.algorithm, plan.delta)
+            return accounts.kept_of_plan(self._considered(plan).offer)
         except TacitError:
             return account.delta_set_aside
 
