@@ -20,8 +20,7 @@ from tacit.algorithm import Terms
 from tacit.algorithms.ce_psgm import mb_psgm_fg
 from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.silo import enrol
-from tacit.silo.hashed import normals, salts
-from tacit.silo.reports import drawn_terms, randomised_sum
+from tacit.silo.reports import drawn_terms, normals, randomised_sum, salts
 from tacit.simulate.participation import participation
 from tacit.simulate.program import advance, split_keys, start, turns_of
 

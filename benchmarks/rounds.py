@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax
+from tacit.plans.catalogue import find
 from tacit.silo import Silos, draw, enrol
 from tacit.simulate.participation import participation
 from tacit.simulate.program import advance, split_keys, start, turns_of

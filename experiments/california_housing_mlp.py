@@ -31,9 +31,9 @@ from experiments.common import columns, grid_of, interval, noise_for, records_of
 from experiments.folder import Data, Experiment, Parts, save, table
 from tacit import data
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
 from tacit.geometry.proximal import tree_norm
 from tacit.objectives import Objective, Problem, mlp, squared
+from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.privacy import Budget
 from tacit.privacy.parties import without_shuffler
@@ -220,7 +220,7 @@ def priced(arm: Arm, rounds: int, records: Sequence[int], epsilon: float) -> tup
     def build(noise: Any) -> Algorithm:
         return arm.build(rounds, clip_norm=1.0, noise_multiplier=noise, step_size=0.1)
 
-    plans, noise = plan_silos(build, [str(i) for i in range(len(records))], records, budget)
+    plans, noise = plan_silos(build, [str(i) for i in range(len(records))], records, budget, dimensions={})
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
     multiplier = float(noise.max())

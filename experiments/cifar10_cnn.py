@@ -24,8 +24,8 @@ from experiments.mlp_curves import (
     paired_with,
 )
 from tacit import data
-from tacit.algorithms import paper_noise
 from tacit.objectives import Objective, cnn, softmax
+from tacit.plans.catalogue import paper_noise
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass, multi_pass_experiments
 

@@ -55,7 +55,7 @@ def noise_for(
     names = [str(i) for i in range(len(records))]
     anonymity: dict[str, Any] = {"honest": 1.0, "min_silos": len(records)}  # through shuffled channels
     budget = Budget(epsilon=epsilon, delta=delta, max_participations=cap, **anonymity)
-    _, noise = plan_silos(lambda noise: build(noise_multiplier=noise), names, records, budget)
+    _, noise = plan_silos(lambda noise: build(noise_multiplier=noise), names, records, budget, dimensions={})
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
     return noise

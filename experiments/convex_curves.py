@@ -18,8 +18,8 @@ import numpy as np
 from experiments.common import best_by, grid_of, interval, noise_for, train
 from experiments.folder import Data, save, table
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find, paper_noise
 from tacit.objectives import Objective, Problem
+from tacit.plans.catalogue import find, paper_noise
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments
 from tacit.simulate.compiled import Seed

@@ -17,9 +17,9 @@ import numpy as np
 from experiments.common import slope
 from experiments.folder import Data, Experiment, save, table
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Loss, Model, Objective, Problem, linear, squared
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.theory import ConvexSetting, Statement, accelerated_mb_sgd_from_theory, mb_sgd_from_theory

@@ -20,8 +20,8 @@ from matplotlib.axes import Axes
 from experiments.common import Rows, best_by, epsilon_axis, interval, noise_for, train
 from experiments.folder import Parts, save, table
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find, paper_noise
 from tacit.objectives import Objective, Problem
+from tacit.plans.catalogue import find, paper_noise
 from tacit.simulate.compiled import Seed
 from tacit.simulate.participation import Participation
 

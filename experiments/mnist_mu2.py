@@ -16,11 +16,11 @@ from experiments.common import best_by, grid_of, interval, together, train
 from experiments.folder import Data, Experiment, save, table
 from tacit import data
 from tacit.algorithm import Terms
-from tacit.algorithms import find
 from tacit.algorithms.mu2_sgd import mu2_sgd
 from tacit.data import Federation
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, softmax
+from tacit.plans.catalogue import find
 from tacit.privacy import gdp_epsilon, gdp_mu
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed

@@ -19,9 +19,9 @@ import numpy as np
 from experiments.common import slope
 from experiments.folder import Data, Experiment, save, table
 from tacit.algorithm import Algorithm, Message, Params, Round, Server, State
-from tacit.algorithms import find
 from tacit.objectives import Loss, Model, Objective, Problem
 from tacit.objectives.models import dense
+from tacit.plans.catalogue import find
 from tacit.privacy import gdp_epsilon
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid

@@ -12,9 +12,9 @@ import numpy as np
 
 from experiments.common import noise_for
 from tacit.algorithm import Algorithm, Channel, Params
-from tacit.algorithms import find
 from tacit.geometry import Regulariser
 from tacit.objectives import Objective, Problem, linear, squared
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid
 

@@ -62,8 +62,8 @@ def _one(point: Point) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from tacit.algorithms import find
     from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax
+    from tacit.plans.catalogue import find
     from tacit.simulate.participation import participation
     from tacit.simulate.program import advance, split_keys, start, turns_of
 

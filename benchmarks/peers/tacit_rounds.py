@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from benchmarks.peers.works import CHECK_STEP, Layers, Prepared, Work, data, difference, start
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, cnn, linear, logistic, mlp, softmax
+from tacit.plans.catalogue import find
 from tacit.silo import Silos
 from tacit.simulate.compiled import simulate
 from tacit.simulate.participation import participation

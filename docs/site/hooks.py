@@ -15,7 +15,7 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
-from tacit.algorithms import ALGORITHMS
+from tacit.plans.catalogue import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -23,7 +23,7 @@ _MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)
 _FACTS = re.compile(r"<!-- facts: ([a-z0-9, -]+) -->")
 _API = {
     "tacit": ("fit", "Fit", "Budget", "Problem", "Terms", "Recipe"),
-    "tacit.algorithms": ("find", "paper_noise"),
+    "tacit.plans.catalogue": ("find", "paper_noise"),
     "tacit.data": ("load",),
     "tacit.objectives": (
         "Objective",

@@ -12,11 +12,10 @@ from typing import get_args
 import numpy as np
 
 from tacit.algorithm import Channel
-from tacit.algorithms import paper_noise
+from tacit.plans.catalogue import paper_noise
 from tacit.privacy import Event, calibrate, price, risk_of
 from tacit.privacy.gaussian import gdp_tpr
-from tacit.studies.charts import Bar, bars, curves
-from tacit.studies.drawing import trust_drawing
+from tacit.studies.charts import Bar, bars, curves, trust_drawing
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 RECORDS, DELTA = 1234, 1e-6

@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from experiments.audit.papers import Exceeded, promising, proven
-from tacit.algorithms import paper_noise
+from tacit.plans.catalogue import paper_noise
 
 RECORDS, ROUNDS, BATCH = 1234, 50, 88
 

@@ -16,9 +16,9 @@ from experiments.fair.page import PAGES, Page, draw, words
 from experiments.fair.training import DELTA, Arena, Method, Scale, Trainer, constant_error, curve, methods, noise_at
 from experiments.folder import Data, Experiment, Parts
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find, paper_noise
 from tacit.objectives import Problem
 from tacit.objectives.fairness import Notion
+from tacit.plans.catalogue import find, paper_noise
 
 LEVELS = (0.0, 0.75)
 EPSILONS: dict[Notion, tuple[float, ...]] = {"demographic-parity": (1.0, 3.0, 9.0), "equalized-odds": (1.0, 3.0)}

@@ -23,11 +23,11 @@ from experiments.common import columns, grid_of, noise_for, together
 from experiments.fair.compare import dominated
 from tacit import data
 from tacit.algorithm import Algorithm, Params, Record
-from tacit.algorithms import find
 from tacit.data import Federation, SiloData
 from tacit.fairness import demographic_parity_gap, equalized_odds_gap
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.objectives.fairness import Notion
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Program, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
@@ -201,8 +201,8 @@ def measured(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
 
 def _violation(name: str, guess: Array, groups: Array, targets: Array) -> Array:
     if name == "parity_gap":
-        return demographic_parity_gap(guess, groups, classes=2, number=2)
-    return equalized_odds_gap(guess, groups, targets, classes=2, number=2)
+        return demographic_parity_gap(guess, groups, classes=2, group_count=2)
+    return equalized_odds_gap(guess, groups, targets, classes=2, group_count=2)
 
 
 def noise_at(method: Method, records: Sequence[int], epsilon: float) -> np.ndarray:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.algorithm import Terms as Terms
-    from tacit.algorithms.catalogue import *  # noqa: F403
     from tacit.fitting import Fit as Fit
     from tacit.fitting import fit as fit
     from tacit.objectives import Problem as Problem
+    from tacit.plans.catalogue import *  # noqa: F403
     from tacit.privacy import Budget as Budget
     from tacit.recipe import Recipe as Recipe
 
@@ -54,5 +54,5 @@ def __dir__() -> list[str]:
 
 def _algorithms() -> dict[str, Any]:
     """The algorithms by the names of their functions."""
-    rows = importlib.import_module("tacit.algorithms.catalogue").ALGORITHMS.values()
+    rows = importlib.import_module("tacit.plans.catalogue").ALGORITHMS.values()
     return {row.recipe.__name__: row.recipe for row in rows}

@@ -27,11 +27,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tacit.recipe import Fixed as Fixed
-from tacit.recipe import Recipe as Recipe
-from tacit.recipe import preset as preset
-from tacit.recipe import recipe as recipe
-
 Params = Any  # a pytree of arrays: the model
 State = Any  # a pytree: what the server remembers
 Broadcast = Any  # a pytree: what the server says

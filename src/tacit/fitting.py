@@ -12,14 +12,16 @@ import jax
 import numpy as np
 
 from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Sampling, Terms
-from tacit.algorithms import ALGORITHMS, Recipe, find
 from tacit.data import Federation
 from tacit.errors import TacitError
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for
+from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.plans.price import plan_silos
+from tacit.plans.shapes import shapes_of
 from tacit.privacy.doubts import doubts
 from tacit.privacy.plan import Budget, SiloPlan
+from tacit.recipe import Recipe
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Progress, Seed, simulate_grid
 from tacit.simulate.participation import participation
@@ -94,9 +96,11 @@ def fit(
     def build(noise: Any) -> Algorithm:
         return algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise))
 
+    record = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[2:], column.dtype), enrolled.records)
+    dimensions = shapes_of(build(1.0), problem, record).dimensions
     # Shuffled channels are priced for the crowd that is sure to come.
     counted = budget and dataclasses.replace(budget, min_silos=who.min_silos)
-    plans, noise = plan_silos(build, names, records, counted)
+    plans, noise = plan_silos(build, names, records, counted, dimensions=dimensions)
     if budget is not None:
         for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):
             warnings.warn(doubt, stacklevel=2)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm
-from tacit.algorithms import ALGORITHMS, find
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, softmax, squared
+from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, grid_program, stack_seeds
 from tacit.simulate.participation import Participation, participation

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, linear, squared
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tests.algorithms.table import largest_difference, least_squares, start

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
+from tacit.plans.catalogue import find
 from tacit.privacy import AnonymitySet, events_of
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.algorithms.sgda import SgdaPoint
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 
 NORM = 2.0
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
+from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.privacy import price
 from tacit.privacy.plan import Budget, events_of
@@ -31,7 +31,7 @@ def test_silos_may_differ_in_records_budget_clip_batch_and_weight():
     def build(noise):
         return find("mb-sgd").build(LOGISTIC, noise_multiplier=noise, **UNEQUAL)
 
-    plans, noise = plan_silos(build, "abc", (30, 17, 24), budget)
+    plans, noise = plan_silos(build, "abc", (30, 17, 24), budget, dimensions={})
     algorithm = build(noise)
     for silo_index, (plan, epsilon) in enumerate(zip(plans, (0.5, 2.0, 8.0), strict=True)):
         events = events_of(algorithm, silo_index=silo_index, silos=3, records=plan.records)

@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from tacit.algorithm import Release, Silo
-from tacit.algorithms import find
 from tacit.algorithms.mu2_sgd import Mu2Points
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.plan import events_of
 from tacit.silo import SLACK, Previous, answer, enrol, exact_statistic, pass_order, rows_of, view_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tacit import geometry
-from tacit.algorithms import find
 from tacit.objectives import Problem
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.silo import clipped_sum, enrol
 from tacit.simulate.compiled import simulate

@@ -11,8 +11,8 @@ import pytest
 
 import tacit
 from tacit.algorithm import Terms
-from tacit.algorithms import ALGORITHMS, find, paper_noise
 from tacit.objectives import Problem
+from tacit.plans.catalogue import ALGORITHMS, find, paper_noise
 from tacit.privacy import PricingError, Setting
 from tacit.recipe import Fixed, preset, recipe
 from tests.algorithms.table import CASES, LOGISTIC

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, lifted, linear, saddle, squared, untapped
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate, simulate_grid

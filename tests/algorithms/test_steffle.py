@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tacit.algorithm import Algorithm
-from tacit.algorithms import find
 from tacit.fairness import chi_squared
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, mlp, softmax
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.privacy.fair_designs import fair_designs
 from tacit.silo import enrol, exact_statistic, view_of
@@ -81,7 +81,7 @@ def test_without_noise_the_divergence_falls_and_the_gradient_of_phi_vanishes(nam
     assert last < max(0.05, 0.5 * first)
     if notion == "demographic-parity":
         chances = term.probabilities(fair, records["x"])
-        assert float(chi_squared(chances, records["s"], number=groups)) == pytest.approx(narrow, abs=1e-3)
+        assert float(chi_squared(chances, records["s"], group_count=groups)) == pytest.approx(narrow, abs=1e-3)
 
 
 @pytest.mark.parametrize(("notion", "groups"), [("demographic-parity", 2), ("equalized-odds", 3)])

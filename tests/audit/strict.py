@@ -7,4 +7,4 @@ from tacit.audit.mechanism import AuditResult, _bound
 
 
 def beyond(result: AuditResult) -> bool:
-    return _bound(result.route, result.delta, 0.99999)(result.counts) > result.epsilon_claimed
+    return _bound(result.route, result.delta, 0.99999, result.counts) > result.epsilon_claimed

@@ -5,8 +5,15 @@ import pytest
 from scipy import special, stats
 
 from tacit.audit.attack import Rule, best_rule
-from tacit.audit.bounds import Counts, epsilon_lower_bound, lower_rate, mu_lower_bound, upper_rate
-from tacit.audit.one_run import one_run_epsilon, one_run_mu
+from tacit.audit.bounds import (
+    Counts,
+    epsilon_lower_bound,
+    lower_rate,
+    mu_lower_bound,
+    one_run_epsilon,
+    one_run_mu,
+    upper_rate,
+)
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 50), (1, 50), (20, 50), (50, 50)])

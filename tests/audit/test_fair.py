@@ -5,12 +5,12 @@ No daemon holds a sensitive attribute.
 
 import pytest
 
-from tacit.algorithms import find
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.sensitivity import audit_extremes, audit_sensitivity
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.worst_case import attackers_problem
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.privacy import calibrate, events_of
 from tests.audit.strict import beyond
 

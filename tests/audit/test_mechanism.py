@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from experiments.audit.suite import audit_subject
-from tacit.algorithms import find
+from experiments.audit.table import SETTINGS, Setting, subject
 from tacit.audit.mechanism import AuditError, audit_mechanism
 from tacit.audit.simulated import Seat, rounds_answered
-from tacit.audit.table import SETTINGS, Setting, subject
+from tacit.plans.catalogue import find
 from tests.audit.strict import beyond
 
 # A large epsilon shows in few trials.

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.audit.table import Setting, parameters_for
 from tacit.algorithm import Release, Silo
-from tacit.algorithms import find
 from tacit.audit.sensitivity import audit_extremes, audit_hostile_points, audit_sensitivity
-from tacit.audit.table import Setting, parameters_for
 from tacit.objectives import Objective, Problem, linear, mlp, squared
+from tacit.plans.catalogue import find
 from tacit.silo.door import Door
 from tacit.silo.sampler import discrete_gaussian
 

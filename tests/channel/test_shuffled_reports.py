@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from tacit.algorithm import GUARANTEES
-from tacit.algorithms import find
 from tacit.channel import MismatchError, ReportShuffler, TooFewError, digest, mean_of_reports
+from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.privacy import AnonymitySet, Budget, PricingError, events_of
 from tacit.privacy.randomisers import terms_of
 from tacit.silo import answer, enrol, rows_of, view_of
-from tacit.silo.reports import seed_and_sign
+from tacit.silo.local_reports import reports_of
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
@@ -75,7 +75,7 @@ def test_the_price_counts_honest_reports_of_all_silos():
         return find("mb-sgd").build(MLP, num_rounds=5, channel=CHANNEL, **{**COMMON, "noise_multiplier": noise})
 
     anonymity = Budget(epsilon=1.0, delta=1e-5, honest=1.0, min_silos=3)
-    plans, noise = plan_silos(build, ["a", "b", "c"], [24, 17, 24], anonymity)
+    plans, noise = plan_silos(build, ["a", "b", "c"], [24, 17, 24], anonymity, dimensions={})
     assert all(plan.price.epsilon <= 1.0 for plan in plans)
     assert noise.min() > 0.5
 
@@ -103,7 +103,7 @@ def test_the_shuffler_hides_order_and_refuses_what_would_tell_silos_apart():
     x = np.array([0.5, 0.0, -0.5])
     shuffler = ReportShuffler(min_silos=40)
     for silo in ("a", "b"):
-        own = [seed_and_sign(generator, x, terms, 1.0) for _ in range(500)]
+        own = [(int.from_bytes(said[:8], "big"), 2 * said[8] - 1) for said in reports_of(np.tile(x, (500, 1)), 1.0)]
         shuffler.receive(silo, digest({"w": np.zeros(3)}), {"gradient": own})
         shuffler.receive(silo, digest({"w": np.zeros(3)}), {"gradient": own})  # a retry adds nothing
     said = shuffler.open(generator)["gradient"]

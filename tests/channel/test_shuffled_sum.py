@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import GUARANTEES
-from tacit.algorithms import find
 from tacit.channel import SumShuffler, TooFewError
 from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.plans.spec import load_study
-from tacit.privacy.binomial import VectorSum, bits_for, grid_for, rounding_bound, sum_multiplier
+from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
 from tacit.privacy.plan import Budget
 from tacit.silo import AnonymityCounts, answer, enrol, rows_of, view_of
 from tacit.silo.shuffled import (
@@ -147,14 +148,16 @@ def test_it_is_priced_with_room_for_short_tails_and_stated_as_shuffle_dp():
     def build(noise, channel="shuffled-sum"):
         return find("mb-sgd").build(problem, channel=channel, num_rounds=5, **{**COMMON, "noise_multiplier": noise})
 
-    plans, noise = plan_silos(build, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, min_silos=2))
+    plans, noise = plan_silos(
+        build, ["a", "b"], [40, 40], Budget(epsilon=1.0, delta=1e-6, honest=1.0, min_silos=2), dimensions={}
+    )
     assert plans[0].price.epsilon <= 1.0
     assert plans[0].price.delta == 1e-6
-    alone = plan_silos(lambda z: build(z, "trusted"), ["a"], [40], Budget(epsilon=1.0, delta=1e-6))
+    alone = plan_silos(lambda z: build(z, "trusted"), ["a"], [40], Budget(epsilon=1.0, delta=1e-6), dimensions={})
     assert noise[0] == pytest.approx(alone[1][0], rel=1e-5)
     assert "shuffle DP" in GUARANTEES["shuffled-sum"]
     with pytest.raises(ValueError, match="short tails"):
-        plan_silos(build, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, min_silos=1))
+        plan_silos(build, ["a"], [40], Budget(epsilon=1.0, delta=1e-10, honest=1.0, min_silos=1), dimensions={})
 
 
 def test_a_study_says_its_channel_and_its_honest_share():

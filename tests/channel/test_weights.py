@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.channel.sealing import new_secret
 from tacit.deploy.contract import record_of
 from tacit.deploy.server.shuffles import _coinless, counted_each
@@ -13,6 +12,7 @@ from tacit.deploy.silo.answering import TEST_BUILD, Worker
 from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import Shuffle
+from tacit.plans.catalogue import find
 from tacit.privacy.anonymity import record_weights
 from tacit.silo import enrol, rows_of
 from tacit.silo.batches import SecretBatch

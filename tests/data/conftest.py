@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tacit.data.layout import LAYOUT
+from tacit.data.layout import layout
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,7 +21,7 @@ def shared() -> Path:
     folder = os.environ.get("TACIT_DATA")
     if not folder:
         pytest.skip("TACIT_DATA is not set: the large data files are not at hand")
-    absent = [file.path for file in LAYOUT if not (Path(folder) / file.path).is_file()]
+    absent = [file.path for file in layout().values() if not (Path(folder) / file.path).is_file()]
     if absent:
         pytest.skip(f"TACIT_DATA={folder} lacks {', '.join(absent)}")
     return Path(folder).resolve()

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+import tacit
 from tacit import data
 
 
@@ -83,8 +84,36 @@ def test_types():
     assert "s" not in silo.train
 
 
+def loaded_by(statement):
+    """The modules that a fresh interpreter has after a statement."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 def test_importing_data_is_light():
     """Neither jax nor the slow parts of scikit-learn and matplotlib load before they are needed."""
-    check = "import sys, tacit.data; print([m for m in ('jax', 'sklearn', 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert not {"jax", "sklearn", "matplotlib"} & loaded_by("from tacit import data; data.load, data.summary")
+
+
+def test_the_reader_of_a_silo_loads_no_data_set():
+    """A daemon trusts what it imports with records: for a CSV file that is the reader alone."""
+    loaded = loaded_by("from tacit.data.csv_silos import silo_records")
+    assert {name for name in loaded if name.startswith("tacit.")} == {
+        "tacit.data",
+        "tacit.data.csv_silos",
+        "tacit.data.encode",
+        "tacit.data.federation",
+        "tacit.data.schema",
+        "tacit.errors",
+    }
+    assert not {"jax", "sklearn", "pandas", "scipy", "matplotlib"} & loaded
+
+
+@pytest.mark.parametrize("module", [tacit, data])
+def test_lazy_names_are_all_there(module):
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        module.nothing  # noqa: B018

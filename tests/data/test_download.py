@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from tacit import data
-from tacit.data import download, files, layout
+from tacit.data import files, layout
+
+FILES = layout.layout()
 
 
 class Server(ThreadingHTTPServer):
@@ -70,8 +72,8 @@ INSURANCE = (
 @pytest.fixture
 def insurance(server, monkeypatch):
     accepted = (hashlib.sha256(INSURANCE).hexdigest(),)
-    file = public(server, layout.INSURANCE, INSURANCE, accepted=accepted)
-    monkeypatch.setattr(layout, "INSURANCE", file)
+    file = public(server, FILES["insurance/insurance.csv"], INSURANCE, accepted=accepted)
+    monkeypatch.setitem(FILES, "insurance/insurance.csv", file)
     return file
 
 
@@ -92,7 +94,7 @@ def test_a_source_that_changed_is_refused(insurance, server, cache):
 
 
 def test_a_conversion_that_goes_wrong_leaves_nothing(server, cache):
-    file = public(server, layout.INSURANCE, INSURANCE)  # the real checksum, which this content has not
+    file = public(server, FILES["insurance/insurance.csv"], INSURANCE)  # the real checksum, which this content has not
     with pytest.raises(data.DataError, match="sha256"):
         files.locate(file, None, True)
     assert not [path for path in cache.rglob("*") if path.is_file()]
@@ -107,7 +109,7 @@ def test_an_absent_page(insurance, server, cache):
 
 def test_an_unreachable_source(insurance, server, cache, monkeypatch):
     source = dataclasses.replace(insurance.source, url="http://127.0.0.1:9/file")
-    monkeypatch.setattr(layout, "INSURANCE", dataclasses.replace(insurance, source=source))
+    monkeypatch.setitem(FILES, "insurance/insurance.csv", dataclasses.replace(insurance, source=source))
     with pytest.raises(data.DataError, match="connect to the internet") as error:
         data.load("insurance")
     assert "insurance/insurance.csv" in str(error.value)
@@ -116,12 +118,12 @@ def test_an_unreachable_source(insurance, server, cache, monkeypatch):
 def test_a_silent_source_times_out(insurance, server, cache, monkeypatch):
     import socket
 
-    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    monkeypatch.setattr(files, "TIMEOUT", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         source = dataclasses.replace(insurance.source, url=f"http://127.0.0.1:{silent.getsockname()[1]}/file")
-        monkeypatch.setattr(layout, "INSURANCE", dataclasses.replace(insurance, source=source))
+        monkeypatch.setitem(FILES, "insurance/insurance.csv", dataclasses.replace(insurance, source=source))
         with pytest.raises(data.DataError, match="timed out"):
             data.load("insurance")
 
@@ -136,7 +138,9 @@ def test_a_cache_that_cannot_be_written(insurance, tmp_path, monkeypatch):
 
 def test_mnist_is_stored_as_it_comes(server, cache):
     content = gzip.compress(b"\0" * 8 + bytes([3, 1, 4]), mtime=0)
-    file = public(server, layout.MNIST_TRAIN_LABELS, content, accepted=(hashlib.sha256(content).hexdigest(),))
+    file = public(
+        server, FILES["mnist/train-labels-idx1-ubyte.gz"], content, accepted=(hashlib.sha256(content).hexdigest(),)
+    )
     assert files.locate(file, None, True).read_bytes() == content
 
 
@@ -149,28 +153,28 @@ def test_cifar_archive_becomes_npz(server, cache):
         for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
     }
     content = tar(batches)
-    made = np.load(io.BytesIO(download.cifar10(content)))
+    made = np.load(io.BytesIO(layout.cifar10(content)))
     assert made["X"].shape == (10, 32, 32, 3)
     assert made["yt"].tolist() == [1, 2]
     first = pickle.loads(batches["cifar-10-batches-py/data_batch_1"], encoding="bytes")
     # Red comes first in the source's rows; here it is the first channel.
     np.testing.assert_array_equal(made["X"][0, :, :, 0].ravel(), first[b"data"][0, :1024])
-    file = public(server, layout.CIFAR10, content)
+    file = public(server, FILES["cifar10/cifar10.npz"], content)
     path = cache / "made.npz"
     cache.mkdir(parents=True)
-    path.write_bytes(download.cifar10(content))
+    path.write_bytes(layout.cifar10(content))
     file = dataclasses.replace(file, arrays=files._arrays_digest(path))
     assert files.locate(file, None, True).is_file()
 
 
 def test_california_archive(server, cache):
     content = tar({"CaliforniaHousing/cal_housing.data": b"1.0,2.0\n3.0,4.0\n"})
-    assert download.california_housing(content) == b"1.0,2.0\n3.0,4.0"
+    assert layout.california_housing(content) == b"1.0,2.0\n3.0,4.0"
 
 
 def test_adult_conversion_is_exact(shared):
     """The public files, rebuilt from ours, have the public checksums, and convert back to ours."""
-    for file, first in ((layout.ADULT_DATA, b""), (layout.ADULT_TEST, b"|1x3 Cross validator\n")):
+    for file, first in ((FILES["adult/adult.data"], b""), (FILES["adult/adult.test"], b"|1x3 Cross validator\n")):
         ours = (shared / file.path).read_bytes()
         theirs = first + ours.split(b"\n", 1)[1] + b"\n"
         assert hashlib.sha256(theirs).hexdigest() == file.source.sha256
@@ -178,17 +182,17 @@ def test_adult_conversion_is_exact(shared):
 
 
 def test_credit_card_conversion_is_exact(shared):
-    ours = (shared / layout.CREDIT_CARD.path).read_text().splitlines()
+    ours = (shared / FILES["credit_card/default_of_credit_card_clients.csv"].path).read_text().splitlines()
     rows = [",".join(str(int(float(cell))) for cell in row.split(",")) for row in ours[1:]]
     header = ",".join(["ID", *(f"X{number}" for number in range(1, 24)), "Y"])
     theirs = "\r\n".join([header, *(f"{n},{row}" for n, row in enumerate(rows, 1)), ""]).encode()
-    assert hashlib.sha256(theirs).hexdigest() == layout.CREDIT_CARD.source.sha256
-    converted = layout.CREDIT_CARD.source.convert(theirs)
-    assert hashlib.sha256(converted).hexdigest() == layout.CREDIT_CARD.sha256[1]
+    assert hashlib.sha256(theirs).hexdigest() == FILES["credit_card/default_of_credit_card_clients.csv"].source.sha256
+    converted = FILES["credit_card/default_of_credit_card_clients.csv"].source.convert(theirs)
+    assert hashlib.sha256(converted).hexdigest() == FILES["credit_card/default_of_credit_card_clients.csv"].sha256[1]
 
 
 def test_california_conversion_is_exact(shared):
-    ours = (shared / layout.CALIFORNIA_HOUSING.path).read_bytes()
+    ours = (shared / FILES["california_housing/cal_housing.data"].path).read_bytes()
     archive = tar({"CaliforniaHousing/cal_housing.data": ours})
-    converted = download.california_housing(archive)
-    assert hashlib.sha256(converted).hexdigest() == layout.CALIFORNIA_HOUSING.sha256[1]
+    converted = layout.california_housing(archive)
+    assert hashlib.sha256(converted).hexdigest() == FILES["california_housing/cal_housing.data"].sha256[1]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.data import DataError
-from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, KINDS, PARTITIONS, Request
+from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS, Request
 
 
 def divide(kind, *, silos, level=None, label=None, values=None, records=None, natural=None, seed=0):
@@ -22,10 +22,6 @@ def divide(kind, *, silos, level=None, label=None, values=None, records=None, na
         generator=np.random.default_rng(seed),
     )
     return PARTITIONS[kind](request)
-
-
-def test_every_kind_has_a_function():
-    assert set(KINDS) == set(PARTITIONS)
 
 
 @settings(max_examples=40)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from tacit import data
-from tacit.data import breast_cancer, heart_disease
+from tacit.data import heart_disease, tabular
 from tacit.data.build import Division, build
-from tacit.data.federation import Step
-from tacit.data.table import Encoding, Table
+from tacit.data.federation import Encoding, Step, Table
 
 PARTS = ("train", "validation", "test")
 
@@ -33,6 +32,7 @@ def numbered(size, reserve=0, fit=None):
         y=(np.arange(size) % 2).astype(np.int32),
         fit=fit or (lambda _reserve, _train: encoding),
         task="binary",
+        citation="",
         class_names=("a", "b"),
         attributes={"number": np.arange(size)},
         reserve=reserve,
@@ -53,7 +53,7 @@ def row_numbers(federation):
 def test_no_record_is_in_two_places(kind, records):
     """Fault: silos resampled with replacement before the split, so that "test" records were trained on."""
     level = 5.0 if kind == "dirichlet" else 0.7
-    federation = build("numbers", numbered(1000), division(kind, level=level, records=records, seed=1), "")
+    federation = build("numbers", numbered(1000), division(kind, level=level, records=records, seed=1))
     places = [numbers for part in PARTS for numbers in row_numbers(federation)[part]]
     assert len(set().union(*places)) == sum(len(numbers) for numbers in places)
 
@@ -66,7 +66,7 @@ def test_reserved_records_are_in_no_silo():
         seen["reserve"], seen["train"] = set(reserve.ravel()), set(train.ravel())
         return numbered(1).fit(reserve, train)
 
-    federation = build("numbers", numbered(1000, reserve=300, fit=fit), division(), "")
+    federation = build("numbers", numbered(1000, reserve=300, fit=fit), division())
     numbers = row_numbers(federation)
     assert len(seen["reserve"]) == 300
     assert seen["reserve"].isdisjoint(set().union(*(n for part in PARTS for n in numbers[part])))
@@ -75,15 +75,15 @@ def test_reserved_records_are_in_no_silo():
 
 def test_statistics_never_see_held_out_records():
     """Fault: standardisation fitted on test records. Change them wildly: training features stay as they are."""
-    table = breast_cancer.read(None, True, scaling="standard")
+    table = tabular.read_breast_cancer(None, True, scaling="standard")
     plan = division("iid", silos=3)
-    before = build("before", table, plan, "")
+    before = build("before", table, plan)
     rows = np.arange(len(table.y), dtype=np.float64)[:, None]
-    follow = build("rows", replace(numbered(len(table.y)), x=rows, y=table.y), plan, "")
+    follow = build("rows", replace(numbered(len(table.y)), x=rows, y=table.y), plan)
     held = [int(n) for part in ("validation", "test") for numbers in row_numbers(follow)[part] for n in numbers]
     changed = table.x.copy()
     changed[held] = changed[held] * 1000 - 7
-    after = build("after", replace(table, x=changed), plan, "")
+    after = build("after", replace(table, x=changed), plan)
     for one, other in zip(before.silos, after.silos, strict=True):
         np.testing.assert_array_equal(one.train["x"], other.train["x"])
         assert not np.array_equal(one.test["x"], other.test["x"])
@@ -122,11 +122,11 @@ def test_changing_one_record_changes_no_other():
     """Public preprocessing treats each record by itself, so replace-one adjacency survives it."""
     table = heart_disease.read(None, True)
     plan = division("natural")
-    before = build("before", table, plan, "")
+    before = build("before", table, plan)
     changed = table.x.copy()
     changed[0] = np.nan
     after = build(
-        "after", replace(table, x=changed, y=np.where(np.arange(len(table.y)) == 0, 1 - table.y, table.y)), plan, ""
+        "after", replace(table, x=changed, y=np.where(np.arange(len(table.y)) == 0, 1 - table.y, table.y)), plan
     )
     differing = sum(
         int((getattr(one, part)["x"] != getattr(other, part)["x"]).any(axis=1).sum())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tacit import data
-from tacit.data.split import split_indices, split_sizes
+from tacit.data.build import split_indices, split_sizes
 
 SHARES = st.sampled_from([0.0, 0.05, 0.1, 0.2, 0.25, 0.3])
 

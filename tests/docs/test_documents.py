@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import tacit
-from tacit.algorithms import ALGORITHMS, Entry
-from tacit.audit.table import Setting, subject
+from experiments.audit.table import Setting, subject
 from tacit.cli import app
+from tacit.plans.catalogue import ALGORITHMS, Entry
 from tacit.plans.spec import StudyError, load_study
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate

@@ -13,8 +13,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from tacit.algorithms import ALGORITHMS
 from tacit.cli import app
+from tacit.plans.catalogue import ALGORITHMS
 from tests.browser.chromium import find_browser, open_browser
 
 ROOT = Path(__file__).parents[2]

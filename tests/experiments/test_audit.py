@@ -8,7 +8,7 @@ import pytest
 from experiments.audit.fair import BATCH, RECORDS, ROUNDS, printed_fair_claim
 from experiments.audit.papers import printed_claim
 from experiments.audit.suite import page, violations
-from tacit.algorithms import paper_noise
+from tacit.plans.catalogue import paper_noise
 from tacit.privacy import price
 from tacit.privacy.statements import Setting
 from tacit.privacy.theorems import multi_pass_experiments

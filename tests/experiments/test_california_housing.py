@@ -1,6 +1,7 @@
 """The California housing study: its step rule, its resumption, and every part of it but the training itself."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from experiments import california_housing_mlp as study
 from tacit import data
 from tacit.plans.spec import load_study
+
+apart = cache(study.apart)  # both tests that need it train once
 
 
 def test_a_step_is_halved_when_the_loss_rises_three_looks_in_a_row():
@@ -54,6 +57,7 @@ def test_prices_choices_tables_and_figures_fit_together(tmp_path, monkeypatch):
         return dict.fromkeys(("train_loss", "squared_gradient", "test_loss"), looks)
 
     monkeypatch.setattr(study, "traces", made_up)
+    monkeypatch.setattr(study, "apart", apart)
     folder = tmp_path / study.EXPERIMENT.name
     study.EXPERIMENT.main(["--tiny", "--out", str(folder)])
     written = json.loads((folder / "data.json").read_text(encoding="utf-8"))
@@ -70,7 +74,7 @@ def test_prices_choices_tables_and_figures_fit_together(tmp_path, monkeypatch):
 
 def test_sorting_by_target_moves_gradients_further_apart_than_hessians():
     try:
-        alike, sorted_ = (study.apart(study.TINY, level) for level in (0.0, 1.0))
+        alike, sorted_ = (apart(study.TINY, level) for level in (0.0, 1.0))
     except data.DataError:
         pytest.skip("the data set is not on this machine")
     assert sorted_["target"] > 3 * alike["target"]

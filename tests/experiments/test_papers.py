@@ -15,8 +15,8 @@ from experiments.sdp_against_central import compare, ratio
 from experiments.sparse_regression import Sizes
 from experiments.support_recovery import recovery
 from tacit import geometry
-from tacit.algorithms import find
-from tacit.objectives import Objective, Problem, mlp, softmax
+from tacit.objectives import Objective, Problem, linear, softmax
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate
 
@@ -49,7 +49,7 @@ def test_the_support_is_found_privately_and_not_for_free(penalty, strength):
 
 
 DATA = np.random.default_rng(0).normal(size=(3, 20, 4)).astype(np.float32)
-NETWORK = Objective(mlp((4, 3, 2)), softmax())
+MODEL = Objective(linear(4, 2), softmax())
 
 
 def silos(scale=1.0):
@@ -57,7 +57,7 @@ def silos(scale=1.0):
 
 
 def test_meters_change_nothing_and_add_up_the_noise():
-    problem, start = Problem(NETWORK), NETWORK.init(jax.random.key(0))
+    problem, start = Problem(MODEL), MODEL.init(jax.random.key(0))
     size = sum(leaf.size for leaf in jax.tree.leaves(start))
     common = {"clip_norm": 0.5, "noise_multiplier": 0.7, "num_rounds": 5, "step_size": 0.1}
     common |= {"batch_size": None, "sampling": "full"}
@@ -82,12 +82,11 @@ def test_runs_of_tuning_are_not_repeated_and_give_the_same():
         records = {"x": jnp.asarray(DATA[number]), "y": jnp.asarray((DATA[number][:, 0] > 0).astype(np.int32))}
         evaluation = {"validation": records, "test": records}
         key = jax.random.key(number)
-        seeds.append(Seed(key, NETWORK.init(key), silos(1.0 + number), evaluation))
+        seeds.append(Seed(key, MODEL.init(key), silos(1.0 + number), evaluation))
     again = [seeds[0]._replace(key=seeds[0].key)]
     arm = Arm("MB-SGD", "mb-sgd", {"output": "last"}, lambda e: [{"clip_norm": 1.0, "move": m} for m in (0.1, 1.0)])
     rows = [
-        Curves(NETWORK, tuning, seeds, [20] * 3, 1e-5, 3, epsilons=(1.0, 8.0)).curve(arm)
-        for tuning in (seeds[:1], again)
+        Curves(MODEL, tuning, seeds, [20] * 3, 1e-5, 3, epsilons=(1.0, 8.0)).curve(arm) for tuning in (seeds[:1], again)
     ]
     for kept, run in zip(*rows, strict=True):
         assert kept["point"] == run["point"]

@@ -22,7 +22,7 @@ def drawn(seed, n=120, classes=2, groups=2):
 def test_binary_violations_are_those_of_fairlearn(groups):
     for seed in range(5):
         guess, s, y = drawn(seed, groups=groups)
-        found = violations(*map(jnp.asarray, (guess, s, y)), classes=2, number=groups)
+        found = violations(*map(jnp.asarray, (guess, s, y)), classes=2, group_count=groups)
         theirs = {"y_true": y, "y_pred": guess, "sensitive_features": s}
         assert float(found["parity_gap"]) == pytest.approx(fairlearn.demographic_parity_difference(**theirs), abs=1e-6)
         assert float(found["odds_gap"]) == pytest.approx(fairlearn.equalized_odds_difference(**theirs), abs=1e-6)
@@ -55,15 +55,15 @@ def by_hand(guess, s, y, classes):
 @given(st.integers(0, 2**31 - 1), st.sampled_from([2, 3]), st.sampled_from([2, 3, 5]))
 def test_many_classes_and_groups(seed, classes, groups):
     guess, s, y = drawn(seed, 60, classes, groups)
-    found = violations(*map(jnp.asarray, (guess, s, y)), classes=classes, number=groups)
+    found = violations(*map(jnp.asarray, (guess, s, y)), classes=classes, group_count=groups)
     for name, expected in by_hand(guess, s, y, classes).items():
         assert float(found[name]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_empty_group_takes_no_part():
     guess, s, y = drawn(0)
-    two = violations(*map(jnp.asarray, (guess, s, y)), classes=2, number=2)
-    three = violations(*map(jnp.asarray, (guess, s, y)), classes=2, number=3)
+    two = violations(*map(jnp.asarray, (guess, s, y)), classes=2, group_count=2)
+    three = violations(*map(jnp.asarray, (guess, s, y)), classes=2, group_count=3)
     for name, value in two.items():
         assert float(three[name]) == pytest.approx(float(value), abs=1e-7)
 
@@ -72,5 +72,5 @@ def test_the_divergence_vanishes_exactly_under_independence():
     s = jnp.asarray([0, 1] * 10)
     same = jnp.tile(jnp.asarray([[0.3, 0.7], [0.3, 0.7]]), (10, 1))
     apart = jnp.tile(jnp.asarray([[1.0, 0.0], [0.0, 1.0]]), (10, 1))
-    assert abs(float(chi_squared(same, s, number=2))) < 1e-6
-    assert float(chi_squared(apart, s, number=2)) == pytest.approx(1.0)
+    assert abs(float(chi_squared(same, s, group_count=2))) < 1e-6
+    assert float(chi_squared(apart, s, group_count=2)) == pytest.approx(1.0)

@@ -90,7 +90,7 @@ def test_strengths_and_radii_may_be_traced(factory):
 
 @pytest.mark.parametrize("name", ["l2-ball:1", "l1-ball:1", "simplex", "group-lasso:1", "l1:1", "squared-l2:1"])
 def test_zero_parameters_give_no_nan(name):
-    regulariser = geometry.from_name(name)
+    regulariser = geometry.regulariser(name)
     zeros = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(2)}
     assert np.all(np.isfinite(flat64(regulariser.prox(zeros, 1.0))))
 

@@ -26,10 +26,10 @@ CASES = {
     "frobenius_ball": (geometry.frobenius_ball(1.5, per_leaf=True), np.full(SIZE, 0.5)),
     "l1_ball": (geometry.l1_ball(1.5), np.array([0.5, -0.5, 0.25, 0.25, 0, 0])),
     "simplex": (geometry.simplex(2.0), np.array([0.5, 0.5, 0.5, 0.25, 0.25, 0.0])),
-    "l1 + box": (geometry.from_name("l1:0.7+box:-0.5:2"), np.zeros(SIZE)),
-    "l1 + l2_ball": (geometry.from_name("l1:0.7+l2-ball:1.5"), np.zeros(SIZE)),
-    "group_lasso + l2_ball": (geometry.from_name("group-lasso:0.7:columns+l2-ball:1.5"), np.zeros(SIZE)),
-    "l1 + group_lasso": (geometry.from_name("l1:0.4+group-lasso:0.7"), np.zeros(SIZE)),
+    "l1 + box": (geometry.regulariser("l1:0.7+box:-0.5:2"), np.zeros(SIZE)),
+    "l1 + l2_ball": (geometry.regulariser("l1:0.7+l2-ball:1.5"), np.zeros(SIZE)),
+    "group_lasso + l2_ball": (geometry.regulariser("group-lasso:0.7:columns+l2-ball:1.5"), np.zeros(SIZE)),
+    "l1 + group_lasso": (geometry.regulariser("l1:0.4+group-lasso:0.7"), np.zeros(SIZE)),
     "l1 + group_lasso + ball": (
         geometry.add(
             [
@@ -40,9 +40,9 @@ CASES = {
         ),
         np.zeros(SIZE),
     ),
-    "squared_l2 + simplex": (geometry.from_name("squared-l2:0.7+simplex:2"), np.full(SIZE, 1 / 3)),
-    "elastic_net + l2_ball": (geometry.from_name("elastic-net:0.4:0.7+l2-ball:1.5"), np.zeros(SIZE)),
-    "squared_l2 + l1_ball": (geometry.from_name("squared-l2:0.7+l1-ball:1.5"), np.zeros(SIZE)),
+    "squared_l2 + simplex": (geometry.regulariser("squared-l2:0.7+simplex:2"), np.full(SIZE, 1 / 3)),
+    "elastic_net + l2_ball": (geometry.regulariser("elastic-net:0.4:0.7+l2-ball:1.5"), np.zeros(SIZE)),
+    "squared_l2 + l1_ball": (geometry.regulariser("squared-l2:0.7+l1-ball:1.5"), np.zeros(SIZE)),
 }
 BATCH = 64
 PROX = {name: jax.jit(jax.vmap(case[0].prox, (0, None))) for name, case in CASES.items()}

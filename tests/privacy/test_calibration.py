@@ -1,14 +1,13 @@
-"""Noise for a budget: never over it, hardly under it, quickly; and the best split between kinds."""
+"""Noise for a budget: never over it, hardly under it, quickly."""
 
 import math
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy import Event, PricingError, calibrate, gdp_mu, price, split_budget
+from tacit.privacy import Event, PricingError, calibrate, gdp_mu, price
 
 DELTA = 1e-6
 
@@ -113,53 +112,3 @@ def test_refusals():
     assert calibrate([], epsilon=1.0, delta=DELTA) == ()
     idle = event(count=0)
     assert calibrate([idle], epsilon=1.0, delta=DELTA) == (idle,)
-
-
-def injected(events, sensitivities):
-    return sum(e.count * (e.noise_multiplier * s) ** 2 for e, s in zip(events, sensitivities, strict=True))
-
-
-def best_on_a_grid(plan, sensitivities, span=2.5, points=21):
-    best = math.inf
-    for ratio in np.exp(np.linspace(-span, span, points)):
-        tried = calibrate([plan[0].scaled(float(ratio)), plan[1]], epsilon=1.0, delta=DELTA)
-        best = min(best, injected(tried, sensitivities))
-    return best
-
-
-def test_the_split_is_optimal_without_sampling():
-    plan = [event(count=11), event(kind="d", count=40)]
-    sensitivities = [2.0, 0.3]
-    split = split_budget(plan, sensitivities, epsilon=1.0, delta=DELTA)
-    assert 0.999 <= price(split, delta=DELTA).epsilon <= 1.0
-    total = 11 * 2.0 + 40 * 0.3
-    for e, s in zip(split, sensitivities, strict=True):
-        expected = math.sqrt(total / s) / gdp_mu(1.0, DELTA)
-        assert e.noise_multiplier == pytest.approx(expected, rel=1e-4)
-    assert injected(split, sensitivities) <= best_on_a_grid(plan, sensitivities, points=101) * (1 + 1e-6)
-
-
-def test_the_split_is_near_optimal_with_sampling():
-    plan = [event(count=5), event(kind="d", sampling="wor", batch=123, count=50)]
-    sensitivities = [2 / 1234, 4 / 123]
-    split = split_budget(plan, sensitivities, epsilon=1.0, delta=DELTA)
-    assert 0.995 <= price(split, delta=DELTA).epsilon <= 1.0
-    assert injected(split, sensitivities) <= best_on_a_grid(plan, sensitivities, points=13) * 1.02
-
-
-def test_one_pass_kinds_share_a_multiplier():
-    plan = [
-        event(sampling="one-pass", batch=10, count=50),
-        event(kind="h", sampling="one-pass", batch=5, count=100),
-        event(kind="f", count=3),
-    ]
-    split = split_budget(plan, [1.0, 0.1, 0.5], epsilon=1.0, delta=DELTA)
-    assert split[0].noise_multiplier == pytest.approx(split[1].noise_multiplier, rel=1e-12)
-    assert split[2].noise_multiplier != pytest.approx(split[0].noise_multiplier, rel=0.01)
-
-
-def test_split_needs_a_sensitivity_for_each_kind():
-    with pytest.raises(PricingError, match="as many sensitivities as events, got 1 for 2"):
-        split_budget([event(), event(kind="h")], [1.0], epsilon=1.0, delta=DELTA)
-    with pytest.raises(PricingError, match=r"sensitivity=0\.0 > 0"):
-        split_budget([event()], [0.0], epsilon=1.0, delta=DELTA)

@@ -126,6 +126,10 @@ def test_neighbours_that_cannot_be_priced_are_not_drawn(tmp_path):
     small = ("--records", "60", "--rounds", "4", "--noise-multiplier", "6", "--delta", "1e-12")
     assert data("price", *small, "--plot", str(file))["accountant"] == "gdp"
     assert file.stat().st_size > 1000
+    # So many batches of this size are more than one pass has.
+    many = ("--records", "60", "--rounds", "9", "--batch", "10", "--sampling", "wor", "--noise-multiplier", "6")
+    data("price", *many, "--plot", str(tmp_path / "many.png"))
+    assert (tmp_path / "many.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Central, user-level and add-or-remove readings of a record-level guarantee."""
+"""The user-level reading of a record-level guarantee."""
 
 import math
 
@@ -9,40 +9,18 @@ from tacit.privacy import (
     SILO_SAMPLING,
     Event,
     PricingError,
-    add_remove_multiplier,
     calibrate_user_level,
     gaussian_mu,
-    gdp_epsilon,
     gdp_mu,
     price,
-    record_budget_for_user_level,
-    replace_from_add_remove,
-    to_central,
-    to_user_level,
     user_level,
-    user_level_mu,
 )
+from tacit.privacy.conversions import user_level_mu
 
 
 def event(**changes):
     base = {"kind": "g", "noise_multiplier": 50.0, "count": 8, "records": 40, "batch": 40}
     return Event(**(base | {"sampling": "full"} | changes))
-
-
-def test_central_dp_has_the_same_numbers():
-    assert (to_central(1.3, 1e-6).epsilon, to_central(1.3, 1e-6).delta) == (1.3, 1e-6)
-
-
-def test_group_privacy():
-    whole = to_user_level(0.02, 1e-9, 50)
-    assert whole.epsilon == pytest.approx(1.0)
-    assert whole.delta == pytest.approx(50 * math.exp(49 * 0.02) * 1e-9)
-    assert to_user_level(3.0, 1e-6, 1000).delta == 1.0
-    # A silo of one record is the record.
-    assert (to_user_level(0.7, 1e-6, 1).epsilon, to_user_level(0.7, 1e-6, 1).delta) == (
-        0.7,
-        pytest.approx(1e-6),
-    )
 
 
 def test_a_full_batch_costs_n_times_mu():
@@ -73,9 +51,8 @@ def test_running_sums_move_by_every_increment():
 def test_direct_reading_beats_group_privacy(sampling, batch, gain):
     made = [event(noise_multiplier=50.0, sampling=sampling, batch=batch)]
     paid = price(made, delta=1e-9)
-    by_group = to_user_level(paid.epsilon, paid.delta, 40)
-    direct = user_level(made, delta=by_group.delta)
-    assert direct.epsilon < gain * by_group.epsilon
+    by_group = 40 * math.exp(39 * paid.epsilon) * paid.delta
+    assert user_level(made, delta=by_group).epsilon < gain * 40 * paid.epsilon
 
 
 def test_both_guarantees_together():
@@ -87,10 +64,10 @@ def test_both_guarantees_together():
 
 
 def test_the_papers_route_to_both_guarantees_needs_more_noise():
-    small = record_budget_for_user_level(1.0, 1e-6, 40)
-    assert small.epsilon == pytest.approx(1 / 40)
-    assert small.delta >= 1e-6 / (4 * 40)  # the paper's simplification is on the private side
-    by_group = math.sqrt(8) / gdp_mu(small.epsilon, small.delta)
+    """The record-level budget from which group privacy gives this one (appendix G)."""
+    delta = 1e-6 / (40 * math.exp(39 / 40))
+    assert delta >= 1e-6 / (4 * 40)  # the paper's simplification is on the private side
+    by_group = math.sqrt(8) / gdp_mu(1 / 40, delta)
     [direct] = calibrate_user_level([event()], epsilon=1.0, delta=1e-6)
     assert direct.noise_multiplier < by_group
 
@@ -107,16 +84,6 @@ def test_user_level_refusals():
 def test_a_silo_event_is_already_about_the_silo():
     made = event(protects="silo")
     assert user_level_mu([made]) == pytest.approx(price([made], delta=1e-6).mu)
-
-
-def test_add_or_remove_and_replace():
-    """A Gaussian sum: sigma/C = 2z, and removing then adding is dominated by the stated conversion."""
-    z, delta = 3.0, 1e-6
-    by_add_remove = gdp_epsilon(1 / add_remove_multiplier(z), delta)
-    exact = gdp_epsilon(1 / z, delta)
-    stated = replace_from_add_remove(by_add_remove, delta)
-    assert by_add_remove < exact
-    assert gdp_epsilon(1 / z, stated.delta) <= stated.epsilon
 
 
 def test_the_statement_about_silos_is_plain():

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from tacit.privacy import Event, PricingError, calibrate, gauss_delta, gdp_epsilon, grid_width, mu_one, price
-from tacit.privacy.discrete import _SMOOTHING, effective_multiplier
+from tacit.privacy import Event, PricingError, calibrate, gauss_delta, gdp_epsilon, price
+from tacit.privacy.discrete import _SMOOTHING, effective_multiplier, mu_one
 from tacit.privacy.profiles import profile_of
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
@@ -125,7 +125,7 @@ def release(records, sampling, sigma, support):
 def test_a_fine_grid_costs_nothing():
     d = 10_000
     sensitivity = 0.02
-    width = grid_width(sensitivity, d)
+    width = 1e-4 * sensitivity / math.sqrt(d)
     for sampling, batch in (("full", 100), ("poisson", 10), ("wor", 10)):
         fine = event(grid_sigma=4.0 * sensitivity / width, dimension=d, sampling=sampling, batch=batch, count=20)
         plain = event(mechanism="gaussian", grid_sigma=None, dimension=None, sampling=sampling, batch=batch, count=20)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tacit.privacy import Event, PricingError, joint_multiplier
+from tacit.privacy import Event, PricingError
+from tacit.privacy.events import joint_multiplier
 
 
 def event(**changes):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy import PricingError, gauss_delta, gdp_epsilon, gdp_mu, gdp_tpr
-from tacit.privacy.gaussian import log_gauss_delta
+from tacit.privacy import PricingError, gauss_delta, gdp_epsilon, gdp_mu
+from tacit.privacy.gaussian import gdp_tpr, log_gauss_delta
 
 
 def reference_log_delta(epsilon, mu):

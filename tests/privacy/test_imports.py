@@ -21,7 +21,7 @@ def test_importing_is_light():
         assert heavy not in loaded
 
 
-@pytest.mark.parametrize("module", ["paper_table", "theorems"])
+@pytest.mark.parametrize("module", ["binomial", "theorems"])
 def test_pricing_never_imports_jax(module):
     loaded = modules_after(
         f"import os; os.environ['TACIT_CACHE'] = ''\n"

@@ -48,7 +48,7 @@ def test_a_round_without_noise_makes_no_user_level_promise():
     attribute = Release(lambda work: 1.0, 4.0, None, "full", protects="sensitive-attribute", groups=2)
     free = schedule({"g": (attribute, "all")}, ("g",), reads=("x", "y"))
     with pytest.raises(PricingError, match="not noised"):
-        plan_silos(lambda noise: free, ["s"], [100], Budget(epsilon=4.0, delta=1e-6, user_level=True))
+        plan_silos(lambda noise: free, ["s"], [100], Budget(epsilon=4.0, delta=1e-6, user_level=True), dimensions={})
 
 
 @pytest.mark.parametrize("field", ["user_level=true", "protects='sensitive-attribute'"])
@@ -102,11 +102,15 @@ def test_a_price_that_counts_on_others_says_on_how_many(channel):
     names, records = ["a", "b", "c"], [40, 40, 40]
     for said in ({}, {"honest": 1.0}, {"min_silos": 3}):
         with pytest.raises(PricingError, match=r"honest=.*min_silos="):
-            plan_silos(through(channel, "sampled"), names, records, Budget(epsilon=1.0, delta=1e-6, **said))
+            plan_silos(
+                through(channel, "sampled"), names, records, Budget(epsilon=1.0, delta=1e-6, **said), dimensions={}
+            )
     # Where everybody comes to every round there is nothing to say of how many come.
-    everyone, _ = plan_silos(through(channel, "all"), names, records, Budget(epsilon=1.0, delta=1e-6, honest=1.0))
+    everyone, _ = plan_silos(
+        through(channel, "all"), names, records, Budget(epsilon=1.0, delta=1e-6, honest=1.0), dimensions={}
+    )
     assert everyone[0].price.epsilon <= 1.0
-    plain, _ = plan_silos(through("direct", "sampled"), names, records, Budget(epsilon=1.0, delta=1e-6))
+    plain, _ = plan_silos(through("direct", "sampled"), names, records, Budget(epsilon=1.0, delta=1e-6), dimensions={})
     assert plain[0].price.epsilon <= 1.0
 
 

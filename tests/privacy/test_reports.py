@@ -8,36 +8,35 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tacit.algorithms import paper_noise
+from tacit.plans.catalogue import paper_noise
 from tacit.privacy import (
     Event,
     PricingError,
     calibrate,
-    closed_form_epsilon,
     colluding,
-    lemma_epsilon,
     price,
     risk_of,
     spent,
 )
 from tacit.privacy.conversions import user_level
 from tacit.privacy.pld import Composition
-from tacit.privacy.reports import reports_profile, shuffled_profile, streams_profile, total_variation
+from tacit.privacy.reports import reports_profile, shuffled_profile, streams_profile
+from tacit.privacy.theorems import LEMMA_C, lemma_conditions
+from tests.theory.shuffled import closed_form_epsilon
 
 EPSILONS = np.array([0.0, 0.02, 0.1, 0.3, 0.7, 1.2, 2.0])
 
 
-def stated_pair(local_epsilon, n, variation=None):
+def stated_pair(local_epsilon, n):
     """The dominating pair written out count by count."""
     e = math.exp(local_epsilon)
-    alpha = (total_variation(local_epsilon) if variation is None else variation) / (e - 1)
+    alpha = 1 / (e + 1)
     p, q = {}, {}
     for clones in range(n):
         weight = math.comb(n - 1, clones) * (2 * alpha) ** clones * max(1 - 2 * alpha, 0.0) ** (n - 1 - clones)
         for ones in range(clones + 1):
             w = weight * math.comb(clones, ones) / 2**clones
-            null = 1 - alpha - e * alpha
-            for here, there, in_p, in_q in ((1, 0, e, 1), (0, 1, 1, e), (0, 0, null / alpha, null / alpha)):
+            for here, there, in_p, in_q in ((1, 0, e, 1), (0, 1, 1, e)):
                 key = ones + here, clones - ones + there
                 p[key] = p.get(key, 0) + w * in_p * alpha
                 q[key] = q.get(key, 0) + w * in_q * alpha
@@ -50,11 +49,9 @@ def divergence(p, q, epsilon):
 
 @pytest.mark.parametrize("local_epsilon", [0.1, 0.7, 2.0, 4.0])
 @pytest.mark.parametrize("n", [1, 2, 5, 30])
-@pytest.mark.parametrize("share", [1.0, 0.6])
-def test_the_sum_over_clones_is_the_stated_pair(local_epsilon, n, share):
-    variation = share * total_variation(local_epsilon)
-    p, q = stated_pair(local_epsilon, n, variation)
-    found = shuffled_profile(local_epsilon, n, variation)(EPSILONS)
+def test_the_sum_over_clones_is_the_stated_pair(local_epsilon, n):
+    p, q = stated_pair(local_epsilon, n)
+    found = shuffled_profile(local_epsilon, n)(EPSILONS)
     exact = np.array([divergence(p, q, e) for e in EPSILONS])
     inside = local_epsilon > EPSILONS
     np.testing.assert_allclose(found[inside], exact[inside], rtol=1e-6, atol=1e-14)
@@ -116,7 +113,7 @@ def test_sampling_and_two_streams_on_tiny_systems(n, batch, streams, seed):
         silos = [list(rng.integers(0, 3, n)) for _ in range(2)]
         other = [[(int(silos[0][0]) + 1) % 3, *silos[0][1:]], silos[1]]
         p, q = (sampled_law(rows, tables, batch, streams) for tables in (silos, other))
-        bound = reports_profile([local_epsilon] * streams, 2 * batch, batch / n)(EPSILONS)
+        bound = reports_profile((local_epsilon,) * streams, 2 * batch, batch / n)(EPSILONS)
         for one, two in ((p, q), (q, p)):
             assert np.all(np.array([divergence(one, two, e) for e in EPSILONS]) <= bound + 1e-12)
 
@@ -127,8 +124,8 @@ def test_two_streams_of_one_batch_are_not_two_batches():
     rows = np.array([[e, 1.0], [1.0, e]]) / (1 + e)
     p, q = sampled_law(rows, [[0, 1]], 1, 2), sampled_law(rows, [[1, 1]], 1, 2)
     truth = max(divergence(p, q, 3.0), divergence(q, p, 3.0))
-    together = reports_profile([2.0, 2.0], 1, 0.5)(np.array([3.0]))[0]
-    apart = Composition([(reports_profile([2.0], 1, 0.5), 2)], 1e-5).delta_at(3.0)
+    together = reports_profile((2.0, 2.0), 1, 0.5)(np.array([3.0]))[0]
+    apart = Composition([(reports_profile((2.0,), 1, 0.5), 2)], 1e-5).delta_at(3.0)
     assert apart < truth <= together
     assert truth == pytest.approx(0.1096, abs=5e-4)
 
@@ -137,7 +134,7 @@ def test_streams_compose_like_their_pairs():
     """Two independent shuffles of the dominating pair, convolved exactly."""
     pairs = [stated_pair(e, 8) for e in (0.5, 1.0)]
     p, q = ({(a, b): one[a] * two[b] for a in one for b in two} for one, two in zip(*pairs, strict=True))
-    found = streams_profile([0.5, 1.0], 8)(EPSILONS)
+    found = streams_profile((0.5, 1.0), 8)(EPSILONS)
     exact = np.array([divergence(p, q, e) for e in EPSILONS])
     assert np.all(found >= exact - 1e-15)
     np.testing.assert_allclose(found, exact, rtol=0.02, atol=1e-6)
@@ -206,17 +203,22 @@ def test_closed_form_is_above_the_profile_and_refuses_outside_its_condition():
 
 
 def test_the_papers_lemma_refuses_its_own_experiment():
-    with pytest.raises(PricingError, match=r"gamma=B/n=1 <= 0\.1.*MB ln") as refusal:
-        lemma_epsilon(1.0, silos=10, records=1651, batch=1651, rounds=500, delta=1e-5)
-    assert "tight" in str(refusal.value)
+    failed = [c.text for c in lemma_conditions(1.0, silos=10, records=1651, batch=1651) if not c.holds]
+    assert failed[0] == "gamma=B/n=1 <= 0.1"
+    assert any("MB ln" in text for text in failed)
     for epsilon in (0.4, 0.8, 1.6):
         printed = paper_noise("mb-psgm-fg", records=1651, num_rounds=500, epsilon=epsilon, delta=1e-5, silos=10)
-        assert not printed.conditions_hold
+        assert not all(c.holds for c in printed.conditions)
 
 
 def test_the_papers_lemma_is_valid_and_loose_where_it_holds():
     """A hundred silos of ten thousand records: the lemma's epsilon is far above what the same reports cost."""
-    stated = lemma_epsilon(1.0, silos=100, records=10_000, batch=500, rounds=100, delta=1e-5)
+    silos, records, batch, rounds, delta = 100, 10_000, 500, 100, 1e-5
+    assert all(c.holds for c in lemma_conditions(1.0, silos=silos, records=records, batch=batch))
+    slope = rounds * 26 * (batch / records) ** 2 * LEMMA_C * math.e / (silos * batch)
+    most = silos * batch * math.log(records / batch) / (4 * LEMMA_C * math.e)
+    alpha = min(1 + math.sqrt(-math.log(delta) / slope), most)
+    stated = slope * alpha - math.log(delta) / (alpha - 1)
     reports = event(count=100, records=10_000, batch=500, sampling="wor", reports=50_000)
     assert price([reports], delta=1e-5).epsilon < stated / 20
 

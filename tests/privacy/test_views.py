@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tacit.privacy import Event, PricingError, gdp_epsilon, price, zcdp_epsilon, zcdp_rho
+from tacit.privacy import Event, PricingError, gdp_epsilon, price
+from tacit.privacy.views import zcdp_epsilon, zcdp_rho
 
 
 def event(**changes):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.algorithm import Release, Silo
-from tacit.algorithms import find
 from tacit.objectives import GradientQuery, Objective, Problem, SaddleQuery, ermi, linear, logistic, mlp, softmax
-from tacit.objectives.saddle import Saddle
+from tacit.objectives.minimax import Saddle
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of
 from tacit.silo import SLACK, answer, clipped_sum, exact_statistic, view_of
 from tacit.silo.attribute import attribute_sum

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import ALGORITHMS
 from tacit.channel import weighted_mean
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
 from tacit.silo import SiloView, enrol, step_keys
 from tacit.silo.batches import SecretBatch

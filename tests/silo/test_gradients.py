@@ -24,8 +24,8 @@ from tacit.objectives import (
     softmax,
 )
 from tacit.objectives import squared as squared_loss
-from tacit.silo import SLACK, clipped_sum, is_tapped, plain_sum
-from tacit.silo.gradients import _general_sum, _tapped_width, is_formed
+from tacit.silo import SLACK, clipped_sum
+from tacit.silo.gradients import _general_sum, _tapped_width, is_formed, is_tapped, plain_sum
 
 
 def positions(width, *, bias=True):
@@ -128,7 +128,7 @@ def test_tapped_path_in_micro_batches_equals_one_batch(name, monkeypatch):
 
     program, whole = compiled()
     assert "scan[" not in program
-    monkeypatch.setattr("tacit.silo.gradients._MICRO_BATCH_FLOATS_TAPPED", 3 * _tapped_width(query, w, data))
+    monkeypatch.setattr("tacit.silo.gradients.MICRO_BATCH_FLOATS_TAPPED", 3 * _tapped_width(query, w, data))
     program, summed = compiled()
     assert "scan[" in program
     assert "length=4" in program
@@ -139,7 +139,7 @@ def test_general_path_in_micro_batches_equals_one_batch(monkeypatch):
     objective = MODELS["mlp"]
     data, present, w = records(objective), jnp.arange(11) != 4, point(objective)
     whole = _general_sum(gradient_at(objective), w, data, present, 0.3)
-    monkeypatch.setattr("tacit.silo.gradients._MICRO_BATCH_FLOATS", 200)
+    monkeypatch.setattr("tacit.silo.gradients.MICRO_BATCH_FLOATS", 200)
     assert_close(_general_sum(gradient_at(objective), w, data, present, 0.3), whole)
 
 
@@ -170,9 +170,9 @@ def test_plain_sum_in_micro_batches_equals_one_batch(tapped, monkeypatch):
     program, whole = compiled(query)
     assert "scan[" not in program
     width = _tapped_width(query, w, data) if tapped else sum(leaf.size for leaf in jax.tree.leaves(w))
-    monkeypatch.setattr(f"tacit.silo.gradients._MICRO_BATCH_FLOATS{'_TAPPED' * tapped}", 3 * width)
+    monkeypatch.setattr(f"tacit.silo.gradients.MICRO_BATCH_FLOATS{'_TAPPED' * tapped}", 3 * width)
     for some in (query, lambda work, record: query(work, record)):
-        monkeypatch.setattr("tacit.silo.gradients._MICRO_BATCH_FLOATS", 3 * sum(x.size for x in jax.tree.leaves(w)))
+        monkeypatch.setattr("tacit.silo.gradients.MICRO_BATCH_FLOATS", 3 * sum(x.size for x in jax.tree.leaves(w)))
         program, summed = compiled(some)
         assert "length=4" in program
         assert_close(summed, whole, rtol=1e-4, atol=1e-5)

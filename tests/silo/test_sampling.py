@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tacit.silo import draw, pass_order, slots_needed
+from tacit.silo import draw, pass_order
+from tacit.silo.sampling import slots_needed
 
 
 def batch(key, sampling, count, size, *, capacity=None, padded=None, position=0):

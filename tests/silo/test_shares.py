@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import Release, Silo
 from tacit.errors import TacitError
-from tacit.privacy.binomial import VectorSum, rounding_bound, sum_multiplier
+from tacit.privacy.binomial import rounding_bound
 from tacit.silo.door import Door, DoorError
 from tacit.silo.shares import (
     BinomialShare,

@@ -8,7 +8,6 @@ from tacit.errors import TacitError
 from tacit.silo import RecordsError, StoredSilos, enrol, open_silos
 from tacit.simulate.compiled import simulate
 from tacit.simulate.participation import participation
-from tacit.simulate.streaming import simulate_stored
 from tests.algorithms.table import CASES, LOGISTIC, largest_difference, start, tables
 
 
@@ -35,7 +34,7 @@ def stored(tmp_path):
 def test_a_stored_run_equals_the_one_in_memory(stored, name, terms, some):
     algorithm, key = CASES[name].build(LOGISTIC, **terms), jax.random.key(7)
     who = participation(3, participants=2) if some else None
-    there = simulate_stored(algorithm, start(LOGISTIC), stored, key=key, who=who)
+    there = simulate(algorithm, start(LOGISTIC), stored, key=key, who=who)
     here = simulate(algorithm, start(LOGISTIC), enrol(tables()), key=key, who=who)
     assert largest_difference(there.params, here.params) < 1e-6
     assert largest_difference(there.params, start(LOGISTIC)) > 1e-3
@@ -61,13 +60,13 @@ def test_only_the_rows_of_batches_are_read():
     looked = table["x"].read
     assert looked == len(table["x"]) == 1200
     algorithm = CASES["mb-sgd"].build(LOGISTIC, sampling="wor", batch_size=5, num_rounds=4)
-    simulate_stored(algorithm, start(LOGISTIC), silos, key=jax.random.key(0))
+    simulate(algorithm, start(LOGISTIC), silos, key=jax.random.key(0))
     assert table["x"].read - looked == 4 * 5
 
 
 def test_what_cannot_be_streamed_is_refused(stored):
     with pytest.raises(TacitError, match='"full"'):
-        simulate_stored(CASES["mb-sgd"].build(LOGISTIC), start(LOGISTIC), stored, key=jax.random.key(0))
+        simulate(CASES["mb-sgd"].build(LOGISTIC), start(LOGISTIC), stored, key=jax.random.key(0))
     good, other = tables()[0], tables(features=4)[0]
     with pytest.raises(RecordsError, match="silo 1"):
         StoredSilos([good, other])

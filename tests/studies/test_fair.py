@@ -1,6 +1,7 @@
 """Studies of fairness: what is protected is explicit, and what crosses is shown."""
 
 import os
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ def _files():
         pytest.skip("TACIT_DATA is not set: the large data files are not at hand")
 
 
-def planned(*overrides, name="credit-card-fair"):
-    return plan_json(prepare(load_study(name, [*SMALL, *overrides])).plan)
+@cache
+def planned(*overrides):
+    return plan_json(prepare(load_study("credit-card-fair", [*SMALL, *overrides])).plan)
 
 
 @pytest.mark.usefixtures("_files")

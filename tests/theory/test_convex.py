@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.catalogue import find
 from tacit.privacy import price
 from tacit.privacy.plan import events_of
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid
-from tacit.theory import ConvexSetting, TheoryError, lower_bound
-from tacit.theory.convex import acsa_stages, mb_sgd_from_theory, rate, stich_schedule
+from tacit.theory import ConvexSetting, TheoryError
+from tacit.theory.convex import acsa_stages, lower_bound, mb_sgd_from_theory, rate, stich_schedule
 
 BASE = ConvexSetting(
     lipschitz=1.0, smoothness=0.25, radius=2.0, records=40, silos=3, dimension=4, epsilon=4.0, delta=1e-4
@@ -58,7 +58,7 @@ def excess(params, tables):
 def test_the_noise_prices_back_to_the_budget(name, setting):
     found = find(name).theory(setting)
     algorithm = find(name).build(problem(), **found.parameters)
-    spent = price(events_of(algorithm, place=0, silos=3, records=40), delta=1e-4).epsilon
+    spent = price(events_of(algorithm, silo_index=0, silos=3, records=40), delta=1e-4).epsilon
     assert 3.99 < spent <= 4.0 + 1e-9
     assert found.bound >= found.lower_bound > 0
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tacit.algorithms import find
 from tacit.objectives import Objective, Problem, ermi, linear, logistic, saddle
+from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid
@@ -61,7 +61,7 @@ def test_the_bound_holds_on_a_saddle_that_is_known():
     seeds = [Seed(jax.random.key(i), jnp.ones(()), silos) for i in range(8)]
     seen = simulate_grid(lambda: algorithm, {}, seeds, measure=lambda p, _: {"gradient": 2.0 * p}).trace["gradient"]
     assert np.mean(seen**2) <= told.bound
-    [event] = events_of(algorithm, place=0, silos=s.silos, records=s.records)
+    [event] = events_of(algorithm, silo_index=0, silos=s.silos, records=s.records)
     assert price([event], delta=s.delta).epsilon == pytest.approx(s.epsilon, rel=1e-6)
 
 

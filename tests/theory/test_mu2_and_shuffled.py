@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from tacit.privacy import Event, PricingError, gdp_epsilon, price
-from tacit.theory import ConvexSetting, mu2_sgd_from_theory, shuffled_mb_sgd, shuffled_rate
+from tacit.theory import ConvexSetting, mu2_sgd_from_theory
+from tests.theory.shuffled import shuffled_mb_sgd
 
 PAPER = ConvexSetting(
     lipschitz=39.6, smoothness=392.5, radius=0.05, records=600, silos=100, dimension=7850, epsilon=24.4, delta=1e-5
@@ -67,10 +68,3 @@ def test_a_poisson_batch_may_hold_the_whole_silo():
     assert shuffled_mb_sgd(batch, silos=10, delta=1e-6).hiding > shuffled_mb_sgd(capped, silos=10, delta=1e-6).hiding
     with pytest.raises(PricingError, match="whole-silo"):
         shuffled_mb_sgd(gradient(30.0, sampling="wr"), silos=10, delta=1e-6)
-
-
-def test_theorem_4_1_has_the_central_rate():
-    few, many = PAPER, dataclasses.replace(PAPER, silos=400)
-    statistical = 39.6 * 0.05 / (600 * 100) ** 0.5
-    assert shuffled_rate(few) > statistical
-    assert (shuffled_rate(few) - statistical) / (shuffled_rate(many) - statistical / 2) == pytest.approx(4)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from tacit.algorithms import find
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, absolute, linear
+from tacit.plans.catalogue import find
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid
 from tacit.theory import ConvexSetting

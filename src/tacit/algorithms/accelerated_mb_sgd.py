@@ -31,16 +31,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
 from tacit.objectives import Problem, gradient_at
+from tacit.recipe import Fixed, preset, recipe
 
 
 class AcceleratedState(NamedTuple):
-    """The proximal iterate, the aggregate that is the output, and the round number."""
+    """The proximal iterate, the aggregate that is the output, and the index of the round."""
 
     params: Params
     aggregate: Params
-    number: jax.Array
+    round_index: jax.Array
 
 
 @recipe
@@ -57,11 +58,11 @@ def accelerated_mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num
         return AcceleratedState(params, params, jnp.zeros((), jnp.int32))
 
     def weights(state: AcceleratedState) -> tuple[jax.Array, jax.Array]:
-        r = within[state.number]
-        return 2.0 / (r + 1.0), 4.0 / (steps[state.number] * r * (r + 1.0))
+        r = within[state.round_index]
+        return 2.0 / (r + 1.0), 4.0 / (steps[state.round_index] * r * (r + 1.0))
 
     def start_of(state: AcceleratedState) -> Params:
-        first = within[state.number] == 1
+        first = within[state.round_index] == 1
         return jax.tree.map(lambda w, ag: jnp.where(first, ag, w), state.params, state.aggregate)
 
     def ask(state: AcceleratedState) -> Params:
@@ -78,7 +79,7 @@ def accelerated_mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num
         )
         params = problem.regulariser.prox(moved, a / (mu + c))
         aggregate = jax.tree.map(lambda w, ag: a * w + (1 - a) * ag, params, state.aggregate)
-        return AcceleratedState(params, aggregate, state.number + 1)
+        return AcceleratedState(params, aggregate, state.round_index + 1)
 
     gradient = Round(Silo(gradient_at(problem.objective), terms.release()), Server(ask, tell))
     schedule = ("gradient",) * num_rounds

@@ -41,10 +41,11 @@ from typing import Any, NamedTuple, Required, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Fixed, Number, Params, Randomiser, Round, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, info_of
+from tacit.algorithm import Algorithm, Number, Params, Randomiser, Round, Server, Silo, Terms
+from tacit.algorithms.differences import TwoPoints, check_phase, info_of, scheduled
 from tacit.algorithms.psgm_silo import estimate_silo, is_none, local_silo, local_terms
 from tacit.objectives import Problem, gradient_at
+from tacit.recipe import Fixed, preset, recipe
 
 
 class PsgmState(NamedTuple):
@@ -78,8 +79,8 @@ def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
             ) -> Algorithm:  # fmt: skip
     """CE-PSGM; ``local_steps=1`` is MB-PSGM. The paper's channel is ``"shuffled-reports"``.
 
-    ``momentum`` is the weight of fresh gradients, between 0 and 1; without any (0, known in advance) only differences
-    are said between fresh starts. ``phase_length`` starts afresh every so many rounds (``None``: at the first only).
+    ``momentum`` is the weight of fresh gradients, between 0 and 1; at 0 (known in advance) only differences are
+    released between fresh starts. ``phase_length`` starts afresh every so many rounds (``None``: at the first only).
     ``first_batch_size`` and ``local_batch_size`` are ``batch_size`` unless they are given; batches of local steps are
     drawn without replacement. Differences have ``difference_noise`` times the noise multiplier of gradients, and local
     steps ``local_noise`` times. ``local_slope`` is ``difference_slope`` unless it is given.
@@ -99,11 +100,11 @@ def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
     def ask_estimate(state: PsgmState) -> TwoPoints:
         return TwoPoints(state.params, state.before)
 
-    def tell_estimate(state: PsgmState, said: Any) -> PsgmState:
+    def tell_estimate(state: PsgmState, message: Any) -> PsgmState:
         if is_none(momentum):
-            return stepped(state, jax.tree.map(jnp.add, state.estimate, said))
-        kept = jax.tree.map(jnp.add, state.estimate, said["difference"])
-        return stepped(state, jax.tree.map(lambda g, v: momentum * g + (1 - momentum) * v, said["gradient"], kept))
+            return stepped(state, jax.tree.map(jnp.add, state.estimate, message))
+        kept = jax.tree.map(jnp.add, state.estimate, message["difference"])
+        return stepped(state, jax.tree.map(lambda g, v: momentum * g + (1 - momentum) * v, message["gradient"], kept))
 
     def tell_local(state: PsgmState, params: Params) -> PsgmState:
         return PsgmState(params, state.params, state.estimate)
@@ -120,7 +121,7 @@ def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
         local = local_silo(problem, local_terms(terms, local_batch_size), step, local_steps - 1, slope, local_noise)
         rounds["local"] = Round(local, Server(lambda state: state, tell_local), "in turn")
     schedule = _schedule(num_rounds, local_steps, phase_length)
-    kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
+    kinds = scheduled(rounds, schedule)
     return Algorithm(start, kinds, schedule, lambda state: state.params, info=info_of(ask_estimate))
 
 

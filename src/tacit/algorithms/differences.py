@@ -9,12 +9,13 @@ times the distance. Here the silo clips, so that nothing is assumed of the loss:
 alone, which the server says or the silo has released, and the noise shrinks with it.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Clip, Number, Params, Silo, Terms, Work
+from tacit.algorithm import Clip, Number, Params, Round, Silo, Terms, Work
 from tacit.geometry import tree_norm
 from tacit.objectives import Problem, gradient_difference
 
@@ -52,9 +53,14 @@ def info_of(points: Any) -> Any:
     return lambda state: {"estimate_norm": tree_norm(state.estimate), "step_norm": distance(points(state))}
 
 
-def keep_at(number: jax.Array, wanted: Any, now: Params, kept: Params) -> Params:
-    """``now`` if this is the wanted number, else what was kept."""
-    return jax.tree.map(lambda new, old: jnp.where(number == wanted, new, old), now, kept)
+def keep_at(index: jax.Array, wanted: Any, now: Params, kept: Params) -> Params:
+    """``now`` if this is the wanted index, else what was kept."""
+    return jax.tree.map(lambda new, old: jnp.where(index == wanted, new, old), now, kept)
+
+
+def scheduled(rounds: Mapping[str, Round], schedule: Sequence[str]) -> dict[str, Round]:
+    """The kinds of round that a schedule has: short ones may have none of some."""
+    return {kind: rounds[kind] for kind in sorted(set(schedule))}
 
 
 def check_phase(length: int, num_rounds: int, pick: int | None) -> None:

@@ -27,16 +27,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Memory, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
+from tacit.algorithm import Algorithm, Memory, Message, Number, Params, Record, Round, Server, Silo, Terms
 from tacit.algorithms.sgda import shared_noise
 from tacit.objectives import Problem, Saddle, SaddleQuery, Tap
-
-
-class FedFdpSays(NamedTuple):
-    """What the server says: the model, and the mean of the losses that were last released."""
-
-    params: Params
-    loss: jax.Array
+from tacit.recipe import recipe
 
 
 class FedFdpWork(NamedTuple):
@@ -49,7 +43,7 @@ class FedFdpWork(NamedTuple):
 
 
 class FedFdpState(NamedTuple):
-    """The model and the mean loss."""
+    """What the server knows and says: the model, and the mean of the losses that were last released."""
 
     params: Params
     loss: jax.Array
@@ -69,16 +63,13 @@ def fedfdp(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int
 
     game = Saddle(objective.model, objective.cost, (jnp.ones(()), jnp.zeros(())), values)
 
-    def start(broadcast: FedFdpSays, memory: Memory) -> FedFdpWork:
+    def start(broadcast: FedFdpState, memory: Memory) -> FedFdpWork:
         own, answered = memory
         gap = jnp.where(answered, own - broadcast.loss, 0.0)
         weight = jnp.maximum(1.0 + fairness * gap, 0.0)
         limit = jnp.clip(2.0 * broadcast.loss, 0.1 * jnp.asarray(loss_clip), loss_clip)
         zeros = {"params": jax.tree.map(jnp.zeros_like, broadcast.params), "duals": (jnp.zeros(()), jnp.zeros(()))}
         return FedFdpWork(broadcast.params, weight, limit, zeros)
-
-    def absorb(work: FedFdpWork, released: Any) -> FedFdpWork:
-        return work._replace(released=released)
 
     def report(work: FedFdpWork, memory: Memory) -> tuple[Message, Memory]:
         loss = work.released["duals"][1]
@@ -91,8 +82,8 @@ def fedfdp(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int
     release = terms.release(
         clip=lambda work: {"params": terms.clip_norm, "duals": work.limit}, noise=shared_noise(loss_share)
     )
-    silo = Silo(query, release, 1, start, absorb, report)
-    step = Round(silo, Server(lambda state: FedFdpSays(state.params, state.loss), tell))
+    silo = Silo(query, release, 1, start, lambda work, released: work._replace(released=released), report)
+    step = Round(silo, Server(lambda state: state, tell))
     return Algorithm(
         lambda params: FedFdpState(params, jnp.asarray(loss_clip, jnp.float32) / 2.0),
         {"step": step},

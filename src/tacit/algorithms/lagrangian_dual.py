@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
+from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms
 from tacit.algorithms.sgda import SgdaPoint, shared_noise
-from tacit.objectives import Frequencies, Notion, Problem, Saddle, SaddleQuery, Tap, ermi
+from tacit.objectives import Ermi, Frequencies, Notion, Problem, Saddle, SaddleQuery, Tap, ermi
+from tacit.recipe import recipe
 
 
 class LagrangianState(NamedTuple):
@@ -48,11 +49,7 @@ def lagrangian_dual(problem: Problem, terms: Terms, *, step_size: Number, num_ro
     ``clip_norm`` bounds half of how far ``s`` can move a record's gradient, or with ``protects="record"`` the gradient.
     For a linear model the bound also follows the multipliers, which are public: where they are small, so is the noise.
     """
-    if terms.protects == "sensitive-attribute" and terms.sampling not in ("full", "one-pass"):
-        raise ValueError(
-            f'Expected sampling="full" or "one-pass" where s alone is protected, got {terms.sampling!r}: the gradient '
-            "of the loss would reveal a secret batch."
-        )
+    _check_sampling(terms)
     # Only the conditions, cells and floored probabilities of the term are used here.
     term = ermi(problem.objective.model, classes, frequencies, notion=notion, floor=0.0, favourable=favourable)
     table = jnp.asarray(term.frequencies, jnp.float32)
@@ -70,16 +67,6 @@ def lagrangian_dual(problem: Problem, terms: Terms, *, step_size: Number, num_ro
     def gaps_of(params: Params, signed: jax.Array, records: Record) -> jax.Array:
         return centred(records) * term.probabilities(params, records["x"])[:, favourable, None, None]
 
-    # Of the favourable probability alone: with one output the two classes share the derivative of both.
-    alone = 0.5**0.5 if problem.objective.model.linear and problem.objective.model.linear.outputs == 1 else 1.0
-    both = term.steepness(problem.lipschitz, problem.objective.cost)
-    steep = None if both is None else alone * both
-
-    release = terms.release(clip=_bounds(table, terms, steep), noise=shared_noise(dual_share), groups=table.shape[1])
-
-    def init(params: Params) -> LagrangianState:
-        return LagrangianState(params, jnp.zeros(table.shape), jnp.zeros(table.shape))
-
     def ask(state: LagrangianState) -> SgdaPoint:
         return SgdaPoint(state.params, state.multipliers * state.signs)
 
@@ -88,15 +75,32 @@ def lagrangian_dual(problem: Problem, terms: Terms, *, step_size: Number, num_ro
         raised = jnp.minimum(state.multipliers + multiplier_step * jnp.abs(gaps), largest_multiplier)
         return LagrangianState(params, raised, jnp.sign(gaps))
 
-    game = Saddle(objective.model, objective.cost, jnp.zeros(table.shape), values, gaps_of)
+    zeros = jnp.zeros(table.shape)
+    game = Saddle(objective.model, objective.cost, zeros, values, gaps_of)
+    clip = _bounds(table, terms, _steepness(problem, term))
+    release = terms.release(clip=clip, noise=shared_noise(dual_share), groups=table.shape[1])
     step = Round(Silo(SaddleQuery(game, lambda work: (work.params, work.duals)), release), Server(ask, tell))
     return Algorithm(
-        init,
+        lambda params: LagrangianState(params, zeros, zeros),
         {"step": step},
         ("step",) * num_rounds,
         lambda state: state.params,
         info=lambda state: {"multipliers_norm": jnp.linalg.norm(state.multipliers)},
     )
+
+
+def _check_sampling(terms: Terms) -> None:
+    if terms.protects == "sensitive-attribute" and terms.sampling not in ("full", "one-pass"):
+        raise ValueError(
+            f'Expected sampling="full" or "one-pass" where s alone is protected, got {terms.sampling!r}: the gradient '
+            "of the loss would reveal a secret batch."
+        )
+
+
+def _steepness(problem: Problem, term: Ermi) -> float | None:
+    """A bound on the derivative of the favourable probability alone; with one output both classes share theirs."""
+    both, shape = term.steepness(problem.lipschitz, problem.objective.cost), term.model.linear
+    return None if both is None else both * (0.5**0.5 if shape and shape.outputs == 1 else 1.0)
 
 
 def _bounds(table: jax.Array, terms: Terms, steep: float | None) -> Clip:

@@ -18,8 +18,9 @@ post-processing of them.
 
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Statistic, Terms, recipe
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Statistic, Terms
 from tacit.objectives import Problem, gradient_at
+from tacit.recipe import recipe
 
 
 @recipe

@@ -26,17 +26,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
 from tacit.objectives import Problem, gradient_at
+from tacit.recipe import Fixed, preset, recipe
 
 
 class MbSgdState(NamedTuple):
-    """The iterate, the weighted mean of the iterates before it with its total weight, and the round number."""
+    """The iterate, the weighted mean of the iterates before it with its total weight, and the index of the round."""
 
     params: Params
     average: Params
     weight: jax.Array
-    number: jax.Array
+    round_index: jax.Array
 
 
 @recipe
@@ -55,11 +56,11 @@ def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int
         return state.params
 
     def tell(state: MbSgdState, gradient: Message) -> MbSgdState:
-        step, weight = steps[state.number], weights[state.number]
+        step, weight = steps[state.round_index], weights[state.round_index]
         total = state.weight + weight
         share = jnp.where(total > 0, weight / jnp.maximum(total, 1e-30), 0.0)
         average = jax.tree.map(lambda a, w: a + share * (w - a), state.average, state.params)
-        return MbSgdState(problem.descend(state.params, gradient, step), average, total, state.number + 1)
+        return MbSgdState(problem.descend(state.params, gradient, step), average, total, state.round_index + 1)
 
     gradient = Round(Silo(gradient_at(problem.objective), terms.release()), Server(ask, tell))
     return Algorithm(

@@ -27,9 +27,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms, recipe
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
 from tacit.geometry import tree_norm
 from tacit.objectives import GradientQuery, Problem
+from tacit.recipe import recipe
 
 
 class Mu2Points(NamedTuple):
@@ -47,7 +48,7 @@ class Mu2State(NamedTuple):
     point: Params
     before: Params
     total: Params
-    number: jax.Array
+    t: jax.Array
 
 
 @recipe
@@ -64,7 +65,7 @@ def mu2_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
         return Mu2State(params, params, params, zeros, jnp.ones(()))
 
     def ask(state: Mu2State) -> Mu2Points:
-        return Mu2Points(state.point, state.before, state.number)
+        return Mu2Points(state.point, state.before, state.t)
 
     increment = GradientQuery(
         problem.objective,
@@ -73,7 +74,7 @@ def mu2_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
     )
 
     def tell(state: Mu2State, message: Message) -> Mu2State:
-        t = state.number
+        t = state.t
         total = jax.tree.map(jnp.add, state.total, message)
         moved = jax.tree.map(lambda w, q: w - step * q, state.params, total)
         params = problem.regulariser.prox(moved, step * t)
@@ -87,5 +88,5 @@ def mu2_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
         ("increment",) * num_rounds,
         lambda state: state.before,
         # The running sum estimates t times the gradient, and the round that comes next is t + 1.
-        info=lambda state: {"estimate_norm": tree_norm(state.total) / jnp.maximum(state.number - 1.0, 1.0)},
+        info=lambda state: {"estimate_norm": tree_norm(state.total) / jnp.maximum(state.t - 1.0, 1.0)},
     )

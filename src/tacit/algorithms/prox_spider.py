@@ -8,7 +8,7 @@ Algorithm 11. In round r = 0, 1, ...:
     other rounds          D_r = min(2C, C_s ||w_r - w_{r-1}||)
                           h_r = h_{r-1} + mean_i [(1/K2) sum of clip_{D_r}(grad f(w_r; .) - grad f(w_{r-1}; .)) + noise]
     server                w_{r+1} = prox_{eta h}(w_r - eta h_r)
-    output                w_R, or the iterate whose number was drawn in advance
+    output                w_R, or the iterate whose index was drawn in advance
 
     paper             here
     -----             ----
@@ -31,9 +31,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, keep_at
+from tacit.algorithm import Algorithm, Number, Params, Round, Sampling, Server, Silo, Terms
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, keep_at, scheduled
 from tacit.objectives import Problem, gradient_at
+from tacit.recipe import Fixed, preset, recipe
 
 
 class SpiderState(NamedTuple):
@@ -43,7 +44,7 @@ class SpiderState(NamedTuple):
     before: Params
     estimate: Params
     picked: Params
-    number: jax.Array
+    round_index: jax.Array
 
 
 @recipe
@@ -55,7 +56,7 @@ def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
 
     Differences are clipped to ``min(2 clip_norm, difference_slope x distance)`` (``None``: to ``2 clip_norm``), have
     ``difference_noise`` times the noise multiplier of gradients, and batches like theirs unless
-    ``difference_sampling`` says otherwise. ``step_size`` is one number, or one per round. ``pick`` is the number of
+    ``difference_sampling`` says otherwise. ``step_size`` is one number, or one per round. ``pick`` is the index of
     the iterate that is the output, from 0 (the start) to ``num_rounds``; the paper's is drawn uniformly.
     """
     check_phase(phase_length, num_rounds, pick)
@@ -66,10 +67,10 @@ def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
         return SpiderState(params, params, zeros, params, jnp.zeros((), jnp.int32))
 
     def move(state: SpiderState, estimate: Params) -> SpiderState:
-        step, number = steps[state.number], state.number + 1
+        step, after = steps[state.round_index], state.round_index + 1
         params = problem.descend(state.params, estimate, step)
-        picked = keep_at(number, num_rounds if pick is None else pick, params, state.picked)
-        return SpiderState(params, state.params, estimate, picked, number)
+        picked = keep_at(after, num_rounds if pick is None else pick, params, state.picked)
+        return SpiderState(params, state.params, estimate, picked, after)
 
     def tell_difference(state: SpiderState, change: Params) -> SpiderState:
         return move(state, jax.tree.map(jnp.add, state.estimate, change))
@@ -85,10 +86,9 @@ def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
         "difference": Round(difference, Server(ask_difference, tell_difference)),
     }
     schedule = tuple("gradient" if r % phase_length == 0 else "difference" for r in range(num_rounds))
-    kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
     return Algorithm(
         init,
-        kinds,
+        scheduled(rounds, schedule),
         schedule,
         lambda state: state.params if pick is None else state.picked,
         info=info_of(ask_difference),

@@ -9,7 +9,7 @@ anchor a = w^0, for t = 0, ..., Q-1:
                           v^t = g + mean_i [(1/K) sum over the batch of clip_{D_t}(grad f(w^t; .) - grad f(a; .)) + ...]
     server                w^{t+1} = prox_{eta h}(w^t - eta v^t),      v^0 = g
     next epoch            a = w^Q
-    next stage            starts at the iterate of this stage whose number was drawn in advance (or the last)
+    next stage            starts at the iterate of this stage whose index was drawn in advance (or the last)
 
     paper     here
     -----     ----
@@ -31,19 +31,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at
+from tacit.algorithm import Algorithm, Number, Params, Round, Sampling, Server, Silo, Terms
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at, scheduled
 from tacit.objectives import Problem, gradient_at
+from tacit.recipe import Fixed, preset, recipe
 
 
 class SvrgState(NamedTuple):
-    """The iterate, the anchor with its noisy gradient, the picked iterate of this stage, and the round number."""
+    """The iterate, the anchor with its noisy gradient, the picked iterate of this stage, and the index of the round."""
 
     params: Params
     anchor: Params
     gradient: Params
     picked: Params
-    number: jax.Array
+    round_index: jax.Array
 
 
 class Options(TypedDict, total=False):
@@ -69,7 +70,7 @@ def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: 
     """FedProx-SVRG; ``phase_length=1`` is noisy proximal minibatch SGD, and ``restarts > 1`` FedProx-PL-SVRG.
 
     Differences are clipped, noised and sampled as in ``prox_spider``. ``num_rounds`` counts the rounds of all stages,
-    ``restarts`` of equal length. ``picks`` are, for each stage, the number within it of the iterate that it hands on
+    ``restarts`` of equal length. ``picks`` are, for each stage, the index within it of the iterate that it hands on
     (0 is its start; ``None``: its last); the paper draws them uniformly.
     """
     length, wanted = _stages(num_rounds, restarts, picks)
@@ -81,17 +82,17 @@ def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: 
         return SvrgState(params, params, zeros, params, jnp.zeros((), jnp.int32))
 
     def start_of(state: SvrgState) -> Params:
-        return keep_at(state.number % length, 0, state.picked, state.params)
+        return keep_at(state.round_index % length, 0, state.picked, state.params)
 
     def move(state: SvrgState, estimate: Params) -> SvrgState:
-        step, within = steps[state.number], state.number % length + 1
+        step, within = steps[state.round_index], state.round_index % length + 1
         params = problem.descend(state.params, estimate, step)
-        picked = keep_at(within, wanted[state.number // length], params, state.picked)
-        return state._replace(params=params, picked=picked, number=state.number + 1)
+        picked = keep_at(within, wanted[state.round_index // length], params, state.picked)
+        return state._replace(params=params, picked=picked, round_index=state.round_index + 1)
 
     def tell_anchor(state: SvrgState, gradient: Params) -> SvrgState:
         start = start_of(state)
-        picked = keep_at(state.number % length, 0, start, state.picked)
+        picked = keep_at(state.round_index % length, 0, start, state.picked)
         return move(state._replace(params=start, anchor=start, gradient=gradient, picked=picked), gradient)
 
     def tell_difference(state: SvrgState, change: Params) -> SvrgState:
@@ -108,8 +109,9 @@ def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: 
         "difference": Round(difference, Server(ask_difference, tell_difference)),
     }
     schedule = tuple("anchor" if r % length % phase_length == 0 else "difference" for r in range(num_rounds))
-    kinds = {kind: rounds[kind] for kind in sorted(set(schedule))}
-    return Algorithm(init, kinds, schedule, lambda state: state.params if picks is None else state.picked)
+    return Algorithm(
+        init, scheduled(rounds, schedule), schedule, lambda state: state.params if picks is None else state.picked
+    )
 
 
 @preset(prox_svrg)
@@ -121,7 +123,7 @@ def pl_svrg(problem: Problem, terms: Terms, *, restarts: int, **options: Unpack[
 
 
 def _stages(num_rounds: int, restarts: int, picks: Sequence[int] | None) -> tuple[int, jax.Array]:
-    """The rounds of a stage, and the number of the iterate that each stage hands on."""
+    """The rounds of a stage, and the index of the iterate that each stage hands on."""
     if restarts < 1 or num_rounds % restarts:
         raise ValueError(f"Expected num_rounds={num_rounds} to be a multiple of restarts={restarts} >= 1.")
     length = num_rounds // restarts

@@ -1,10 +1,6 @@
 """The silo halves of CE-PSGM: a STORM estimate from the batch of a round, and SARAH steps at one silo in turn.
 
-    estimate    each record says grad f(x_r) - grad f(x_{r-1}) and grad f(x_r), two blocks of one release
-    local       w_1 = x_r - eta v_r;  v <- v + mean of [grad f(w_k) - grad f(w_{k-1})] + noise;  w_{k+1} = w_k - eta v
-
-What a silo computes from its records is clipped and noised step by step, so that the model that it reports after its
-local steps is post-processing.
+Every step that reads records is clipped and noised, so the model that a silo reports is post-processing.
 """
 
 from dataclasses import replace

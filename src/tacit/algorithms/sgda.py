@@ -28,9 +28,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Message, Number, Params, PerBlock, Round, Server, Silo, Terms, recipe
+from tacit.algorithm import Algorithm, Message, Number, Params, PerBlock, Round, Server, Silo, Terms
 from tacit.geometry import frobenius_ball, tree_norm, zero
 from tacit.objectives import Problem, Saddle, SaddleQuery, lifted
+from tacit.recipe import recipe
 
 Output = Literal["random", "last", "average"]
 
@@ -43,12 +44,12 @@ class SgdaPoint(NamedTuple):
 
 
 class SgdaState(NamedTuple):
-    """Both iterates, the output so far, the round number, and the key that picks a random iterate."""
+    """Both iterates, the output so far, the index of the round, and the key that picks a random iterate."""
 
     params: Params
     duals: Any
     chosen: Params
-    number: jax.Array
+    round_index: jax.Array
     key: jax.Array
 
 
@@ -94,7 +95,7 @@ def decayed(step_size: Number, decay: Number, every: int) -> Any:
     """The step as a function of the round: times ``decay`` after every so many."""
     if every < 1:
         raise ValueError(f"Expected decay_every={every} >= 1; use decay=1 for a constant step.")
-    return lambda number: step_size * jnp.asarray(decay, jnp.float32) ** (number // every)
+    return lambda round_index: step_size * jnp.asarray(decay, jnp.float32) ** (round_index // every)
 
 
 def descent_ascent(problem: Problem, steps: Any, dual_step: Number, output: Output) -> Any:
@@ -106,14 +107,14 @@ def descent_ascent(problem: Problem, steps: Any, dual_step: Number, output: Outp
         raise ValueError(f'Expected output="random", "last" or "average", got {output!r}.')
 
     def tell(state: Any, message: Message) -> Any:
-        params = problem.descend(state.params, message["params"], steps(state.number))
+        params = problem.descend(state.params, message["params"], steps(state.round_index))
         duals = jax.tree.map(lambda w, g: w + dual_step * g, state.duals, message["duals"])
-        share = 1.0 / (state.number + 1.0)
+        share = 1.0 / (state.round_index + 1.0)
         if output == "random":
             # Reservoir sampling: after any number of rounds each iterate so far is kept with equal chance.
-            share = jax.random.bernoulli(jax.random.fold_in(state.key, state.number), share).astype(jnp.float32)
+            share = jax.random.bernoulli(jax.random.fold_in(state.key, state.round_index), share).astype(jnp.float32)
         chosen = jax.tree.map(lambda c, p: c + share * (p - c), state.chosen, state.params)
-        return state._replace(params=params, duals=duals, chosen=chosen, number=state.number + 1)
+        return state._replace(params=params, duals=duals, chosen=chosen, round_index=state.round_index + 1)
 
     return tell
 

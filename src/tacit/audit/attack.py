@@ -4,20 +4,19 @@ An attack is fitted on trials of its own. Where a round has one noiseless messag
 Gaussian noise is linear, and its weights come from the measured covariance of the whole transcript (so noise that is
 used twice gives itself away). Where batches are random, the noiseless message is a mixture of a few atoms in each
 world; rounds are independent, and the exact log-likelihood ratios of the mixtures are summed. What is not finite is a
-sign too. Whether a model of the transcript is right only matters for the strength of an attack, never for the validity
-of a bound.
+sign too. A wrong model of the transcript weakens an attack; a bound stays valid.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from scipy import special
 
 from tacit.audit.bounds import Counts
-from tacit.audit.transcript import Scene
 
 _STILL_TRIALS = 4
 _QUIET_TRIALS = 2048
@@ -30,6 +29,17 @@ _FEWEST_HITS = 100
 _COMMON = 0.2
 
 Strength = Callable[[Counts, float], float]
+
+
+class Scene(Protocol):
+    """Two neighbouring sets of records of a silo, and a hostile server: what there is to attack."""
+
+    @property
+    def varied(self) -> bool:
+        """Whether transcripts without noise differ from trial to trial, as they do where batches are random."""
+
+    def draw(self, world: int, trials: int, *, quiet: bool = False) -> np.ndarray:
+        """Fresh transcripts with axes (trials, rounds, numbers in a message); ``quiet`` ones are without noise."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,9 @@ def fit(scene: Scene, trials: int) -> Model:
     variance = np.mean([n.var(axis=0) - q.var(axis=0) for n, q in zip(noisy, quiet, strict=True)], axis=0)
     deviation = np.sqrt(np.maximum(variance, (1e-4 * spread) ** 2))
     (atoms_one, shares_one), (atoms_zero, shares_zero) = (_atoms(part, deviation) for part in quiet)
-    number = max(shares_one.shape[1], shares_zero.shape[1])
+    most = max(shares_one.shape[1], shares_zero.shape[1])
     weights = None
-    if number == 1 or number >= _MOST_ATOMS:
+    if most == 1 or most >= _MOST_ATOMS:
         shift = quiet[0].mean(axis=0) - quiet[1].mean(axis=0)
         raw = _fisher(shift, np.concatenate([part - part.mean(axis=0) for part in noisy]), spread)
         weights = raw / max(np.abs(raw).max(), 1e-300)
@@ -111,13 +121,12 @@ def _fisher(shift: np.ndarray, noise: np.ndarray, spread: float) -> np.ndarray:
 def _atoms(quiet: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct noiseless messages of each round, and the logarithms of their shares."""
     values, logs = [], []
-    for number in range(quiet.shape[1]):
+    for messages, noise in zip(quiet.swapaxes(0, 1), deviation, strict=True):
         # Counted from the least, so that rounding of what is one message cannot fall on two sides of a border.
-        above = quiet[:, number] - quiet[:, number].min(axis=0)
-        cells = np.floor(above / (1e-2 * deviation[number])).astype(np.int64)
+        cells = np.floor((messages - messages.min(axis=0)) / (1e-2 * noise)).astype(np.int64)
         _, first, counts = np.unique(cells, axis=0, return_index=True, return_counts=True)
         kept = np.argsort(-counts)[:_MOST_ATOMS]
-        values.append(quiet[first[kept], number])
+        values.append(messages[first[kept]])
         logs.append(np.log(counts[kept] / counts.sum()))
     most = max(len(v) for v in values)
     atoms = np.stack([np.concatenate([v, np.repeat(v[:1], most - len(v), axis=0)]) for v in values])

@@ -1,7 +1,7 @@
 """From counted errors of an attack to lower bounds on epsilon that hold at a stated confidence.
 
-An attack says "world one" or "world zero" about each of many transcripts. Its two rates are estimated on trials
-that had no part in building it, with exact binomial intervals, so a bound holds whatever the attack is.
+*Many runs.* An attack says "world one" or "world zero" about each of many transcripts. Its two rates are estimated on
+trials that had no part in building it, with exact binomial intervals, so a bound holds whatever the attack is.
 
 - If the mechanism is (epsilon, delta)-DP then every test has ``TPR <= e^epsilon FPR + delta``. So
   ``log((TPR_low - delta) / FPR_high)`` is a lower bound on epsilon, with no assumption at all.
@@ -9,18 +9,26 @@ that had no part in building it, with exact binomial intervals, so a bound holds
   bounds refutes every smaller mu; a claim that was derived from mu is refuted together with it. Read as an epsilon,
   it is the epsilon of the least noisy Gaussian that the trials still allow.
 
+*One run.* Each of m canaries is a record in one of two versions, chosen by a fair coin; the attacker guesses coins from
+the transcript of the one run. If swapping a version is (epsilon, delta)-DP, or mu-GDP, then so many guesses cannot be
+right more often than these bounds allow, however the canaries interact.
+
 References:
     Clopper, Pearson. The use of confidence or fiducial limits. Biometrika 1934.
     Nasr, Hayes, Steinke, Balle, Tramer, Jagielski, Carlini, Terzis. Tight auditing of differentially private machine
     learning. arXiv:2302.07956.
+    Steinke, Nasr, Jagielski. Privacy auditing with one (1) training run. arXiv:2305.08846.
+    Mahloujifar, Melis, Chaudhuri. Auditing f-differential privacy in one run. arXiv:2410.22235.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-from scipy import special
+import numpy as np
+from scipy import special, stats
 
 
 class Counts(NamedTuple):
@@ -30,19 +38,12 @@ class Counts(NamedTuple):
     false_positives: int
     trials: int
 
-    @property
-    def rates(self) -> tuple[float, float]:
-        """The measured true-positive and false-positive rate."""
-        return self.true_positives / self.trials, self.false_positives / self.trials
-
 
 def lower_rate(successes: int, trials: int, risk: float) -> float:
     """The Clopper-Pearson bound that lies above the true rate with probability at most ``risk``.
 
     >>> round(lower_rate(50, 100, 0.025), 4)
     0.3983
-    >>> lower_rate(0, 100, 0.025)
-    0.0
     """
     return 0.0 if successes == 0 else float(special.betaincinv(successes, trials - successes + 1, risk))
 
@@ -52,12 +53,8 @@ def upper_rate(successes: int, trials: int, risk: float) -> float:
 
     >>> round(upper_rate(0, 100, 0.05), 4)
     0.0295
-    >>> upper_rate(100, 100, 0.05)
-    1.0
     """
-    if successes == trials:
-        return 1.0
-    return float(special.betainccinv(successes + 1, trials - successes, risk))
+    return 1.0 if successes == trials else float(special.betainccinv(successes + 1, trials - successes, risk))
 
 
 def _both(counts: Counts, confidence: float) -> tuple[float, float]:
@@ -72,8 +69,6 @@ def epsilon_lower_bound(counts: Counts, delta: float, confidence: float) -> floa
 
     >>> round(epsilon_lower_bound(Counts(9000, 10, 10000), 1e-5, 0.95), 2)
     6.19
-    >>> epsilon_lower_bound(Counts(5000, 5000, 10000), 1e-5, 0.95)
-    0.0
     """
     low, high = _both(counts, confidence)
     return max(0.0, math.log((low - delta) / high)) if low > delta else 0.0
@@ -89,3 +84,56 @@ def mu_lower_bound(counts: Counts, confidence: float) -> float:
     if low <= 0.0 or high >= 1.0:
         return 0.0
     return max(0.0, float(special.ndtri(low) - special.ndtri(high)))
+
+
+def one_run_epsilon(canaries: int, guesses: int, correct: int, *, delta: float, confidence: float) -> float:
+    """Lower bound on epsilon of a mechanism that let ``correct`` of ``guesses`` coins be told.
+
+    >>> round(one_run_epsilon(1000, 200, 180, delta=1e-5, confidence=0.95), 2)
+    1.8
+    """
+    return _largest(lambda epsilon: _p_value(canaries, guesses, correct, epsilon, delta) <= 1 - confidence, 50.0)
+
+
+def _p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """How likely so many correct guesses are at most under (epsilon, delta)-DP (Theorem 5.2 of Steinke et al.)."""
+    chance = 1 / (1 + math.exp(-epsilon))
+    below = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, chance)
+    spread = float(np.max(np.cumsum(below) / np.arange(1, correct + 1), initial=0.0))
+    return min(1.0, float(stats.binom.sf(correct - 1, guesses, chance)) + 2 * canaries * delta * spread)
+
+
+def one_run_mu(canaries: int, guesses: int, correct: int, *, confidence: float) -> float:
+    """Lower bound on mu of a mu-GDP mechanism that let ``correct`` of ``guesses`` coins be told.
+
+    >>> round(one_run_mu(1000, 1000, 700, confidence=0.95), 2)
+    0.36
+    """
+    return _largest(lambda mu: _refuted(mu, canaries, guesses, correct, 1 - confidence), 20.0)
+
+
+def _refuted(mu: float, canaries: int, guesses: int, correct: int, risk: float) -> bool:
+    """Whether mu-GDP makes so many correct guesses less likely than ``risk``.
+
+    The recursion of Mahloujifar et al. starts from an assumed probability ``risk`` of at least ``correct`` correct
+    guesses. It goes down to fewer, each step by the trade-off function, and ends in a total probability; above one
+    (per guess) the assumption was wrong.
+    """
+    share = risk * guesses / canaries
+    right, wrong = share * correct / guesses, share * (guesses - correct) / guesses
+    for fewer in range(correct - 1, -1, -1):
+        least = max(wrong, float(special.ndtr(special.ndtri(min(right, 1.0)) - mu)))
+        right += fewer / (guesses - fewer) * (least - wrong)
+        wrong = least
+    return right + wrong > guesses / canaries
+
+
+def _largest(refuted: Callable[[float], bool], limit: float) -> float:
+    """The largest value that is refuted, from below; zero if none is."""
+    if not refuted(1e-6):
+        return 0.0
+    low, high = 1e-6, limit
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low

@@ -1,14 +1,19 @@
 """Silos under attack as a daemon runs them: a plan is considered, priced and answered by the daemon's own code.
 
 The contract builds the algorithm and decides its noise, grids and coins; a worker answers rounds through the door, with
-the samplers that ship. Only two things are the attacker's: the problem (`tacit.audit.worst_case`), of which no promise
+the samplers that ship. Only two things are the attacker's: the problem (`tacit.audit.worst_case`), on which no promise
 may depend, and an engine that remembers (`tacit.audit.stored_engine`).
+
+A trial plays every round of the schedule against one silo. Batches, checks, sums and exact noise are the door's own, in
+every trial anew, from the system's entropy: no seed makes a transcript again. The server is hostile and does not adapt:
+what it says is settled before the trials.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,28 +23,37 @@ import jax.numpy as jnp
 import numpy as np
 
 import tacit
-from tacit.algorithm import CROWDED
-from tacit.algorithms import ALGORITHMS
+from tacit.algorithm import CROWDED, Algorithm, Broadcast
+from tacit.audit.attack import Scene
 from tacit.audit.stored_engine import StoredEngine
-from tacit.audit.worst_case import attackers_problem
+from tacit.audit.worst_case import (
+    LOUD,
+    Canary,
+    attackers_problem,
+    hostile_broadcasts,
+    message_shapes,
+    neighbours,
+    start_point,
+)
 from tacit.channel.sealing import new_secret, public_key
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
-from tacit.deploy.wire import VERSION, Plan, Shuffle, Welcome
+from tacit.deploy.wire import VERSION, Plan, Welcome
 from tacit.plans.assemble import Builder
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy import Price, price
 from tacit.privacy.anonymity import counted_silos
+from tacit.silo.batches import pass_order
 from tacit.silo.local_reports import MOST_LOCAL, total_of_reports
 from tacit.silo.shares import in_order
 from tacit.studies.run import Prepared
 
-RECORD = {"x": jax.ShapeDtypeStruct((1,), jnp.float32), "y": jax.ShapeDtypeStruct((), jnp.float32)}
-"""The shape of a record of the attacker's problem."""
-
-_SHUFFLER = "shuffler"
+# The shape of a record of the attacker's problem.
+_RECORD = {"x": jax.ShapeDtypeStruct((1,), jnp.float32), "y": jax.ShapeDtypeStruct((), jnp.float32)}
+SHUFFLER = "shuffler"
 
 
 @dataclass(frozen=True)
@@ -50,52 +64,35 @@ class Deployed:
     others: tuple[Offer, ...]
     records: tuple[int, ...]
 
-    def claim(self, kind: str | None) -> Price:
-        """What the daemon says that its releases cost, or those of one kind."""
-        if kind is None:
-            return self.own.price
-        return price([e for e in self.own.events if e.kind == kind], delta=self.own.price.delta)
-
-
-def anonymity_set(
-    records: tuple[int, ...], channel: str, *, min_silos: int, honest: float, weights: str
-) -> Shuffle | None:
-    """The crowd of a plan through shufflers, with keys that nobody needs; none where every silo speaks for itself."""
-    if channel not in CROWDED:
-        return None
-    to = {"shufflers": {_SHUFFLER: _key(0)}, "server": _key(1)}
-    return Shuffle(records=records, min_silos=min_silos, honest=honest, weights=weights, **to)  # type: ignore[arg-type]
-
 
 @lru_cache(maxsize=2)
-def _key(number: int) -> str:
+def spare_key(index: int) -> str:
+    """A key that nobody needs."""
     return str(new_secret().public)
 
 
 def deploy(plan: Plan, records: tuple[int, ...]) -> Deployed:
-    """The plan at its place, and at those of the honest silos that its price counts on; a refusal is the daemon's own.
-
-    The other honest silos are the smallest. Those that collude are left out: the server knows what they say.
-    """
+    """The plan at its place, and at the smallest honest silos that its price counts on; the server knows the rest."""
     own = _offer(plan, records[plan.silo_index])
     if plan.shuffle is None:
         return Deployed(own, (), (records[plan.silo_index],))
     counted = counted_silos(plan.silos, plan.shuffle.min_silos, plan.shuffle.honest)
-    smallest = sorted((n, silo_index) for silo_index, n in enumerate(records) if silo_index != plan.silo_index)[
-        : counted - 1
-    ]
-    others = tuple(_offer(plan.model_copy(update={"silo_index": silo_index}), n) for n, silo_index in smallest)
+    smallest = sorted((n, i) for i, n in enumerate(records) if i != plan.silo_index)[: counted - 1]
+    others = tuple(_offer(plan.model_copy(update={"silo_index": i}), n) for n, i in smallest)
     return Deployed(own, others, (records[plan.silo_index], *(n for n, _ in smallest)))
 
 
 def _offer(plan: Plan, records: int) -> Offer:
-    return offer(plan, records, record=RECORD, build=_attackers)
+    def build(plan: Plan, records: int) -> Builder:
+        return dataclasses.replace(builder_from(plan, records), problem=attackers_problem())
+
+    return offer(plan, records, record=_RECORD, build=build)
 
 
 def offer(plan: Plan, records: int, *, record: Any, build: Callable[[Plan, int], Builder]) -> Offer:
     """What a daemon offers whose owner allows everything."""
     allow = AllowSection(algorithms=tuple(ALGORITHMS), channels=("direct", *CROWDED), min_silos=1)  # type: ignore[arg-type]
-    trusted = ShuffleSection(shufflers={_SHUFFLER: _key(0)}, colluding=0, min_shufflers=1, max_local_epsilon=1e6)
+    trusted = ShuffleSection(shufflers={SHUFFLER: spare_key(0)}, colluding=0, min_shufflers=1, max_local_epsilon=1e6)
     return consider(plan, records=records, record=record, allow=allow, shuffle=trusted, build=build)
 
 
@@ -117,11 +114,7 @@ def proposed(prepared: Prepared) -> Plan:
     ]
     if study.algorithm.channel not in CROWDED:
         return plan_for(study, facts, {})
-    return plan_for(study, facts, {_SHUFFLER: _key(0)}, public_key(_key(1)))
-
-
-def _attackers(plan: Plan, records: int) -> Builder:
-    return dataclasses.replace(builder_from(plan, records), problem=attackers_problem())
+    return plan_for(study, facts, {SHUFFLER: spare_key(0)}, public_key(spare_key(1)))
 
 
 class Engines:
@@ -145,18 +138,21 @@ class Cast:
     begun: tuple[Remembered, ...]
     records: tuple[int, ...]
 
-    def heard(self, number: int, broadcast: Any, kept: Remembered) -> tuple[np.ndarray, Remembered]:
+    def heard(self, index: int, broadcast: Any, kept: Remembered) -> tuple[np.ndarray, Remembered]:
         """What the server gets to read of a round, as one row of numbers, and what the silo remembers."""
         own = self.workers[0]
-        kind = own.offer.algorithm.schedule[number]
+        kind = own.offer.algorithm.schedule[index]
         everyone = list(zip(self.workers, (kept, *self.begun[1:]), strict=True))
         if kind in own.offer.shares:
-            total = sum(worker.share(number, broadcast, its) for worker, its in everyone)
+            total = sum(worker.share(index, broadcast, its) for worker, its in everyone)
             return total - self._heads(kind), kept
         if kind in own.offer.streams:
-            said = [worker.reports(number, broadcast, its) for worker, its in everyone]
-            return _read(said, own.offer.streams[kind]), kept
-        arrays, kept = own.answer(number, broadcast, kept)
+            streams = own.offer.streams[kind]
+            said = [worker.reports(index, broadcast, its) for worker, its in everyone]
+            # Reports of all silos are added up, stream by stream; the order in which they come is lost.
+            merged = {name: [report for own in said for report in own[name]] for name in streams}
+            return np.concatenate([total_of_reports(merged[name], streams[name]) for name in sorted(streams)]), kept
+        arrays, kept = own.answer(index, broadcast, kept)
         return np.concatenate([array.ravel() for array in arrays]).astype(np.float64), kept
 
     def _heads(self, kind: str) -> np.ndarray:
@@ -164,15 +160,8 @@ class Cast:
         offer = self.workers[0].offer
         size = offer.algorithm.rounds[kind].silo.release.batch_size
         batch = sum(self.records) if size is None else len(self.records) * int(np.max(size))
-        return np.concatenate(
-            [np.full(own.dimension, own.coins * batch / 2) for _, own in in_order(offer.shares[kind])]
-        )
-
-
-def _read(said: list[dict[str, list[bytes]]], streams: Mapping[str, Any]) -> np.ndarray:
-    """The reports of all silos, stream by stream, as the server adds them up; in which order they come is lost."""
-    merged = {name: [report for own in said for report in own[name]] for name in streams}
-    return np.concatenate([total_of_reports(merged[name], streams[name]) for name in sorted(streams)])
+        blocks = in_order(offer.shares[kind])
+        return np.concatenate([np.full(terms.dimension, terms.coins * batch / 2) for _, terms in blocks])
 
 
 def cast_of(
@@ -183,11 +172,7 @@ def cast_of(
     engines: Engines,
     quiet: bool,
 ) -> Cast:
-    """Workers with these records.
-
-    ``quiet`` ones have the samplers of a test build, and reports that hardly lie: that is how an attacker learns what
-    a transcript looks like without noise.
-    """
+    """Workers with these records; ``quiet`` ones have no noise, and reports that hardly lie."""
     offers = (deployed.own, *deployed.others)
     if quiet:
         offers = tuple(dataclasses.replace(offer, streams=_truthful(offer.streams)) for offer in offers)
@@ -202,3 +187,87 @@ def _truthful(streams: Mapping[str, Any]) -> dict[str, Any]:
         kind: {name: terms._replace(local_epsilon=MOST_LOCAL) for name, terms in own.items()}
         for kind, own in streams.items()
     }
+
+
+@dataclass(frozen=True)
+class DoorScene:
+    """A scene at the door. ``loud`` and ``quiet`` are the casts of both worlds, with and without noise.
+
+    ``rounds`` are the rounds of the schedule that the silo answers, ``said`` the broadcasts in them; ``heard`` marks
+    those that the attacker listens to.
+    """
+
+    loud: tuple[Cast, Cast]
+    quiet: tuple[Cast, Cast]
+    rounds: tuple[int, ...]
+    said: tuple[Broadcast, ...]
+    heard: np.ndarray
+    width: int
+    varied: bool
+
+    def draw(self, world: int, trials: int, *, quiet: bool = False) -> np.ndarray:
+        """Fresh transcripts; see `Scene`."""
+        cast = (self.quiet if quiet else self.loud)[world]
+        transcripts = np.zeros((trials, len(self.rounds), self.width))
+        for rows in transcripts:
+            kept = cast.begun[0]
+            for row, index, broadcast in zip(rows, self.rounds, self.said, strict=True):
+                heard, kept = cast.heard(index, broadcast, kept)
+                row[: len(heard)] = heard
+        return transcripts[:, self.heard]
+
+
+@dataclass(frozen=True)
+class DoorTarget:
+    """A silo behind its door."""
+
+    deployed: Deployed
+    path: str = "door"
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the daemon built."""
+        return self.deployed.own.algorithm
+
+    def claim(self, kind: str | None) -> Price:
+        """What the daemon says that its releases cost, or those of one kind."""
+        offer = self.deployed.own
+        if kind is None:
+            return offer.price
+        return price([e for e in offer.events if e.kind == kind], delta=offer.price.delta)
+
+    def scenes(self, *, canary: Canary, kind: str | None, seed: int) -> Sequence[Scene]:
+        """A turning and a steady server. The seed decides nothing: everything random is the door's own."""
+        deployed, offer, algorithm = self.deployed, self.deployed.own, self.algorithm
+        records = deployed.records
+        rounds = tuple(n for n in range(offer.rounds) if offer.may_answer(n))[: offer.plan.max_participations]
+        samplings = {algorithm.rounds[algorithm.schedule[n]].silo.release.sampling for n in rounds}
+        others = [_bystanders(n) for n in records[1:]]
+        engines = Engines()
+        # A study draws the order of its pass once, and it is not secret: the record that differs may be its first.
+        blank = cast_of(deployed, [_bystanders(records[0]), *others], (), engines=engines, quiet=False)
+        order = pass_order(blank.begun[0].order_seed.tobytes(), records[0])
+        pairs = neighbours(canary, records[0], int(order[0]) if "one-pass" in samplings else 0, samplings)
+        worlds = [{name: pairs[name][world] for name in ("x", "y")} for world in (0, 1)]
+        loud, quiet = (
+            tuple(cast_of(deployed, [w, *others], blank.begun, engines=engines, quiet=still) for w in worlds)
+            for still in (False, True)
+        )
+        shapes = message_shapes(algorithm, start_point(), pairs)
+        width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape)) for shape in shapes.values())
+        heard = np.asarray([kind is None or algorithm.schedule[n] == kind for n in rounds])
+        varied = bool(samplings - {"full", "one-pass"}) or bool(offer.shares) or bool(offer.streams)
+
+        def staged(turning: bool) -> DoorScene:
+            broadcasts = hostile_broadcasts(algorithm, start_point(), shapes, turning)
+            leaves = {n: [np.asarray(leaf) for leaf in jax.tree.leaves(broadcasts[n])] for n in rounds}
+            # As the daemon reads them from the wire.
+            said = tuple(loud[0].workers[0].broadcast(n, own) for n, own in leaves.items())
+            return DoorScene(loud, quiet, rounds, said, heard, width, varied)  # type: ignore[arg-type]
+
+        return staged(True), staged(False)
+
+
+def _bystanders(records: int) -> dict[str, np.ndarray]:
+    """Records that the attacker knows."""
+    return {"x": np.ones((records, 1), np.float32), "y": np.full(records, -LOUD, np.float32)}

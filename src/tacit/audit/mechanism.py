@@ -7,26 +7,45 @@ confidence is that of the last alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from tacit.audit.attack import Model, best_rule, fit, strongest
+from tacit.algorithm import Algorithm
+from tacit.audit.attack import Model, Scene, best_rule, fit, strongest
 from tacit.audit.bounds import Counts, epsilon_lower_bound, mu_lower_bound
-from tacit.audit.transcript import Scene, Target, stream
 from tacit.audit.worst_case import Canary
 from tacit.errors import TacitError, unknown
 from tacit.privacy import Price, gdp_epsilon
 
 CONFIDENCES = (0.95, 0.99)
 FEWEST_TRIALS = 1000
+_CHUNK = 4096
 
 
 class AuditError(TacitError):
     """An audit that cannot be made as asked."""
+
+
+class Target(Protocol):
+    """A silo that can be attacked."""
+
+    @property
+    def path(self) -> str:
+        """``"door"``, or ``"simulated"`` where no daemon takes such a study."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm with its noise."""
+
+    def claim(self, kind: str | None) -> Price:
+        """What is claimed about its releases, or about those of one kind."""
+
+    def scenes(self, *, canary: Canary, kind: str | None, seed: int) -> Sequence[Scene]:
+        """The worst scenes that are known for it; ``kind`` listens to one kind of round only."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +53,7 @@ class AuditResult:
     """What an attack found beside what was claimed.
 
     ``route`` is ``"gdp"`` where the bound went through mu, ``"direct"`` where it needed no assumption. ``bounds`` maps
-    each confidence to its lower bound. ``path`` is ``"door"`` where the messages came out of a real silo's door, and
-    ``"simulated"`` where no daemon takes such a study, so that the simulator's were attacked.
+    each confidence to its lower bound. ``path`` is that of the `Target`.
     """
 
     label: str
@@ -58,9 +76,8 @@ class AuditResult:
     @property
     def tightness(self) -> float | None:
         """Lower bound over claim; none where the claim is infinite."""
-        if not math.isfinite(self.epsilon_claimed) or self.epsilon_claimed == 0:
-            return None
-        return self.epsilon_lower_bound / self.epsilon_claimed
+        usable = math.isfinite(self.epsilon_claimed) and self.epsilon_claimed != 0
+        return self.epsilon_lower_bound / self.epsilon_claimed if usable else None
 
     @property
     def violated(self) -> bool:
@@ -69,8 +86,6 @@ class AuditResult:
 
     def as_json(self) -> dict[str, Any]:
         """The result as plain data; an infinite claim is null."""
-        true_rate, false_rate = self.counts.rates
-        finite = math.isfinite(self.epsilon_claimed)
         return {
             "label": self.label,
             "path": self.path,
@@ -78,14 +93,14 @@ class AuditResult:
             "canary": self.canary,
             "route": self.route,
             "delta": self.delta,
-            "epsilon_claimed": self.epsilon_claimed if finite else None,
+            "epsilon_claimed": self.epsilon_claimed if math.isfinite(self.epsilon_claimed) else None,
             "epsilon_lower_bound": self.epsilon_lower_bound,
             "lower_bounds": {f"{c:g}": bound for c, bound in self.bounds.items()},
             "confidence": self.confidence,
             "trials": self.trials,
             "tightness": self.tightness,
-            "true_positive_rate": true_rate,
-            "false_positive_rate": false_rate,
+            "true_positive_rate": self.counts.true_positives / self.counts.trials,
+            "false_positive_rate": self.counts.false_positives / self.counts.trials,
             "violated": self.violated,
         }
 
@@ -132,17 +147,16 @@ def audit_mechanism(
         route=route,
         delta=claim.delta,
         epsilon_claimed=claim.epsilon,
-        bounds={level: _bound(route, claim.delta, level)(counts) for level in levels},
+        bounds={level: _bound(route, claim.delta, level, counts) for level in levels},
         confidence=confidence,
         trials=2 * counts.trials,
         counts=counts,
     )
 
 
-def _bound(route: str, delta: float, confidence: float) -> Callable[[Counts], float]:
-    if route == "direct":
-        return lambda counts: epsilon_lower_bound(counts, delta, confidence)
-    return lambda counts: gdp_epsilon(mu_lower_bound(counts, confidence), delta)
+def _bound(route: str, delta: float, confidence: float, counts: Counts) -> float:
+    strength = _strength(route, delta, counts, confidence)
+    return strength if route == "direct" else gdp_epsilon(strength, delta)
 
 
 def _strength(route: str, delta: float, counts: Counts, confidence: float) -> float:
@@ -153,6 +167,7 @@ def _strength(route: str, delta: float, counts: Counts, confidence: float) -> fl
 
 
 def _scores(scene: Scene, model: Model, trials: int) -> tuple[np.ndarray, np.ndarray]:
-    """The attack's numbers on fresh transcripts of world one and world zero."""
-    one, zero = (np.concatenate([model.scores(part) for part in stream(scene, w, trials)]) for w in (0, 1))
+    """The attack's numbers on fresh transcripts of world one and world zero, in chunks that fit into memory."""
+    sizes = [min(_CHUNK, trials - first) for first in range(0, trials, _CHUNK)]
+    one, zero = (np.concatenate([model.scores(scene.draw(w, size)) for size in sizes]) for w in (0, 1))
     return one, zero

@@ -1,10 +1,10 @@
 """A picture of what privacy is for: images taken out of one message, and the same attack on a protected one.
 
-The hostile server sends a model whose hidden units all measure the brightness of an image, each with its own threshold,
-and all count the same in the output. The gradient of a unit is then a sum over the images that are brighter than its
-threshold, and the difference of two neighbouring units holds the images between two thresholds: often just one, and
-dividing by the gradient of the bias develops it. The silo answers one ordinary round of minibatch SGD: without
-protection in the simulator, since no door opens for that, and with protection through the door of a real silo.
+The hostile server sends a model whose hidden units measure the brightness of an image, each with its own threshold, and
+count the same in the output. The gradient of a unit is a sum over the images that are brighter than its threshold. The
+difference of two neighbouring units holds the images between two thresholds: often just one, and dividing by the
+gradient of the bias develops it. The silo answers one ordinary round of minibatch SGD: with protection through the door
+of a real silo, and without it in the simulator, since no door opens for that.
 
 References:
     Fowl, Geiping, Czaja, Goldblum, Goldstein. Robbing the fed. arXiv:2110.13057.
@@ -35,10 +35,7 @@ CLIP = 1.0
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """Images of a silo, and what the attack makes of its message without and with protection.
-
-    Similarity is the correlation of pixels with the best match.
-    """
+    """Images of a silo, and what the attack makes of its message; similarity is the correlation with the best match."""
 
     originals: np.ndarray
     unprotected: np.ndarray
@@ -61,24 +58,21 @@ class Reconstruction:
         }
 
 
-def pictures(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images of a silo with values from 0 to 1, their classes, and images of somebody else.
-
-    MNIST where it is at hand, else the small digits that ship with scikit-learn.
-    """
+def _pictures(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images of a silo from 0 to 1, their classes, and images of somebody else: MNIST, or scikit-learn's digits."""
     try:
         silo, other = data.load(
             "mnist", partition="iid", silos=2, records_per_silo=2000, validation=0.0, test=0.0, features="pixels"
         ).silos
-        return silo.train["x"][:number], silo.train["y"][:number], other.train["x"]
+        return silo.train["x"][:count], silo.train["y"][:count], other.train["x"]
     except data.DataError:
         from sklearn.datasets import load_digits
 
         images, classes = load_digits(return_X_y=True)
-        return images[:number] / 16.0, classes[:number], images[number:] / 16.0
+        return images[:count] / 16.0, classes[:count], images[count:] / 16.0
 
 
-def hostile_model(pixels: int, classes: int, thresholds: np.ndarray) -> Params:
+def _hostile_model(pixels: int, classes: int, thresholds: np.ndarray) -> Params:
     """Hidden units that compare brightness with a threshold each, and all count the same in the output."""
     units = len(thresholds)
     out = np.zeros((units, classes), np.float32)
@@ -91,12 +85,12 @@ def hostile_model(pixels: int, classes: int, thresholds: np.ndarray) -> Params:
 
 def reconstruct(*, epsilon: float = 1.0, delta: float = 1e-5, number: int = 64) -> Reconstruction:
     """Attack one message of a silo with ``number`` images, through the code that ships, twice."""
-    images, classes, elsewhere = pictures(number)
+    images, classes, elsewhere = _pictures(number)
     pixels, kinds = images.shape[1], int(classes.max()) + 1
     # The attacker needs no record of the silo for this: images elsewhere are about as bright.
     thresholds = np.quantile(elsewhere.mean(axis=1), np.linspace(0, 1, BINS))
     objective = Objective(mlp((pixels, BINS, kinds)), softmax())
-    model = hostile_model(pixels, kinds, thresholds)
+    model = _hostile_model(pixels, kinds, thresholds)
     plain, plain_like = _develop(_message(objective, model, images, classes, None), images)
     noisy, noisy_like = _develop(_message(objective, model, images, classes, 1 / gdp_mu(epsilon, delta)), images)
     return Reconstruction(images, plain, noisy, plain_like, noisy_like, epsilon, delta)
@@ -119,29 +113,24 @@ def _message(objective: Objective, model: Params, images: Any, classes: Any, mul
 def _develop(message: Params, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each image the most similar of all that the attack develops, and how similar it is."""
     weights, bias = (np.asarray(message["layer_1"][name], np.float64) for name in ("w", "b"))
-    steps, scale = np.diff(weights, axis=1).T, np.diff(bias)
-    steps, scale = np.vstack([steps, weights[:, -1]]), np.append(scale, bias[-1])
+    steps, scale = np.vstack([np.diff(weights, axis=1).T, weights[:, -1]]), np.append(np.diff(bias), bias[-1])
     seen = np.abs(scale) > 1e-12
     developed = steps[seen] / scale[seen, None]
-    likeness = _correlation(images, developed)
-    best = likeness.argmax(axis=1)
-    return developed[best], likeness.max(axis=1)
 
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     def unit(rows: np.ndarray) -> np.ndarray:
         rows = rows - rows.mean(axis=1, keepdims=True)
         return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
-    return unit(a) @ unit(b).T
+    likeness = unit(images) @ unit(developed).T
+    return developed[likeness.argmax(axis=1)], likeness.max(axis=1)
 
 
-def draw_picture(found: Reconstruction, path: Path, columns: int = 8) -> None:
+def draw_picture(found: Reconstruction, path: Path) -> None:
     """Originals, what the attacker has without protection, and what is left of it with protection."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    side = int(np.sqrt(found.originals.shape[1]))
+    columns, side = 8, int(np.sqrt(found.originals.shape[1]))
     shown = np.argsort(-found.similarity_unprotected)[:columns]
     rows = (
         ("In the silo", found.originals),
@@ -158,10 +147,10 @@ def draw_picture(found: Reconstruction, path: Path, columns: int = 8) -> None:
             axis.imshow(picture, cmap="gray_r", vmin=low, vmax=high, interpolation="nearest")
             axis.set(xticks=[], yticks=[])
         line[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=12)
+    outcome = found.as_json()
     figure.suptitle(
-        f"One message of a silo with {len(found.originals)} images. Without protection the server recovers "
-        f"{found.as_json()['recovered_unprotected']} of them; with ε = {found.epsilon:g}, "
-        f"{found.as_json()['recovered_protected']}.",
+        f"One message of a silo with {outcome['images']} images. Without protection the server recovers "
+        f"{outcome['recovered_unprotected']} of them; with ε = {found.epsilon:g}, {outcome['recovered_protected']}.",
         fontsize=12,
     )
     figure.savefig(path, dpi=110)

@@ -1,8 +1,9 @@
 """The sensitivity audit: search for the swap of one record that moves a silo's statistic most.
 
-What is measured is the door's own sum of integers, before noise, of two neighbouring silos (`tacit.audit.measured`). A
-ratio of one is the whole priced sensitivity, and more means that the price is too low. Three searches choose what a
-hostile server and record may choose (the broadcast, both versions of the record, all other records):
+Two neighbouring silos each add up a batch at the door, with the noise and coins of a test build; everything else runs
+as it ships. The distance of their sums is measured against the distance that the noise is made for: 2 BOUND, or twice
+the reach of the grid of a shuffled sum. A ratio above one means that the price is too low. Three searches choose what
+a hostile server and record may choose (the broadcast, both versions of the record, all other records):
 
     gradient ascent      climbs, from many starts, in the simulator, whose statistic has gradients
     whole float range    draws magnitudes from all of float32, where rounding, underflow and overflow live
@@ -14,25 +15,36 @@ Releases that protect the sensitive attribute alone have no door; theirs are mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tacit.algorithm import Algorithm, Broadcast, Silo
-from tacit.audit.measured import Measured, measured
+from tacit.algorithm import Algorithm, Broadcast, Silo, Work
 from tacit.audit.worst_case import hostile_broadcasts, message_shapes
 from tacit.objectives import Objective
+from tacit.privacy.binomial import rounding_bound
 from tacit.privacy.plan import events_of
 from tacit.silo import parted_statistic, view_of
+from tacit.silo.batches import SecretBatch
+from tacit.silo.door import DiscreteGaussian, Door, no_noise
+from tacit.silo.integers import BOUND, usable_clip
+from tacit.silo.release import Task, in_blocks
+from tacit.silo.shares import BinomialShare, BlockTerms, in_order, no_coins, share_terms
+
+Table = dict[str, np.ndarray]
+Blocks = dict[str, np.ndarray]
 
 _ROWS = 3
 _ASCENT = np.linspace(-1.0, 4.0, 16)
 _RANGE = np.linspace(-37.0, 37.0, 75)
+# Around 1e8 version 0.1 let the rounding of equal points through unclipped.
 _SCALES = np.concatenate([np.full(31, 8.0), np.linspace(-30.0, 30.0, 31)])
 _MOST_FLOAT = 3e38
 
@@ -56,40 +68,39 @@ def audit_sensitivity(
     algorithm: Algorithm, objective: Objective, features: int, *, seed: int, starts: int = 64, steps: int = 40
 ) -> list[SensitivityResult]:
     """Climb for each kind of round of an algorithm that was built for ``objective`` with full batches."""
-    found = []
+    results = []
     for part in _parts(algorithm, objective, features):
         draws = [_drawn(np.random.default_rng((seed, i)), part.broadcast, features, _ASCENT) for i in range(starts)]
-        free = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *draws)
+        free = jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
         climb = jax.jit(jax.vmap(lambda one, part=part: _climb(part.simulated, one, steps)))
         best, values = jax.tree.map(np.asarray, climb(free))
-        if part.door is None:
-            found.append(SensitivityResult(part.kind, float(np.max(values)), starts * steps, "simulated"))
-            continue
-        moved = [_moved(part.door, jax.tree.map(lambda leaf, i=i: leaf[i], best)) for i in range(starts)]
-        found.append(SensitivityResult(part.kind, max(moved), starts * steps, "door"))
-    return found
+        largest, path = float(np.max(values)), "simulated"
+        if part.door is not None:
+            tops = [jax.tree.map(lambda leaf, i=i: leaf[i], best) for i in range(starts)]
+            largest, path = max(_moved(part.door, top) for top in tops), "door"
+        results.append(SensitivityResult(part.kind, largest, starts * steps, path))
+    return results
 
 
 def audit_extremes(
     algorithm: Algorithm, objective: Objective, features: int, *, seed: int, tries: int = 1 << 11
 ) -> list[SensitivityResult]:
     """Try magnitudes from the whole range of float32, each part of the input with its own."""
-    return _searched(
-        algorithm, objective, features, seed, tries, lambda draw, said: _drawn(draw, said, features, _RANGE)
-    )
+    choose = partial(_drawn, features=features, exponents=_RANGE)
+    return _searched(algorithm, objective, features, seed, tries, choose)
 
 
 def audit_hostile_points(
     algorithm: Algorithm, objective: Objective, features: int, *, seed: int, tries: int = 1 << 11
 ) -> list[SensitivityResult]:
     """Try points that are equal, nearly equal, of any scale or not finite."""
-    return _searched(algorithm, objective, features, seed, tries, lambda draw, said: _hostile(draw, said, features))
+    return _searched(algorithm, objective, features, seed, tries, partial(_hostile, features=features))
 
 
 def _searched(
     algorithm: Algorithm, objective: Objective, features: int, seed: int, tries: int, choose: Callable[..., Any]
 ) -> list[SensitivityResult]:
-    found = []
+    results = []
     for part in _parts(algorithm, objective, features):
         draw = np.random.default_rng(seed)
         chosen = (choose(draw, part.broadcast) for _ in range(tries))
@@ -98,18 +109,17 @@ def _searched(
         else:
             ratio, path = jax.jit(part.simulated), "simulated"
             values = [float(np.nan_to_num(ratio(free), nan=0.0, posinf=np.inf)) for free in chosen]
-        found.append(SensitivityResult(part.kind, max(values), tries, path))
-    return found
+        results.append(SensitivityResult(part.kind, max(values), tries, path))
+    return results
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """One kind of round: a broadcast of its form, the simulator's ratio, and the door where a daemon has one."""
 
     kind: str
     broadcast: Broadcast
     simulated: Callable[[Any], Array]
-    door: Measured | None
+    door: MeasuredSum | None
 
 
 def _parts(algorithm: Algorithm, objective: Objective, features: int) -> Iterator[_Part]:
@@ -120,23 +130,27 @@ def _parts(algorithm: Algorithm, objective: Objective, features: int) -> Iterato
     for event in events_of(algorithm, silo_index=0, silos=1, records=_ROWS):
         silo, z = algorithm.rounds[event.kind].silo, event.noise_multiplier
         last = max(i for i, name in enumerate(algorithm.schedule) if name == event.kind)
-        memory = algorithm.memory(params)
-        yield _Part(event.kind, said[last], _ratio(silo, memory, z), measured(silo, memory, z))
+        memory, door = algorithm.memory(params), None
+        if silo.release.protects == "record" and silo.release.channel in ("direct", "shuffled-sum"):
+            table = {name: blank[name][0] for name in ("x", "y")}
+            door = (MeasuredSum if silo.release.channel == "direct" else MeasuredShare)(silo, memory, z, table)
+        yield _Part(event.kind, said[last], _ratio(silo, memory, z), door)
 
 
-def _moved(door: Measured, free: Any) -> float:
+def _moved(door: MeasuredSum, free: Any) -> float:
     """What the door says to this choice; the sensitive attribute, of which no door knows, is left out."""
-    found = []
-    for name in ("one", "zero"):
-        table = {field: np.array(column, np.float32) for field, column in free["others"].items()}
+
+    def table(name: str) -> Table:
+        columns = {field: np.array(column, np.float32) for field, column in free["others"].items()}
         for field, value in free[name].items():
-            table[field][0] = value
-        found.append(table)
-    return door.moved(free["broadcast"], *found)
+            columns[field][0] = value
+        return columns
+
+    return door.moved(free["broadcast"], table("one"), table("zero"))
 
 
 def _ratio(silo: Silo, memory: Any, multiplier: float) -> Callable[[Any], Array]:
-    """As `Measured.moved`, of the simulator's statistic: it has gradients, and rounds."""
+    """As `MeasuredSum.moved`, of the simulator's statistic: it has gradients, and rounds."""
     attribute = silo.release.protects == "sensitive-attribute"
 
     def statistic(broadcast: Broadcast, records: Any) -> Any:
@@ -195,10 +209,7 @@ def _drawn(draw: np.random.Generator, broadcast: Broadcast, features: int, expon
 
 
 def _hostile(draw: np.random.Generator, broadcast: Broadcast, features: int) -> Any:
-    """As `_drawn`, with points that are alike: arrays of one shape are the same layer at several points.
-
-    Half of them have weights around 1e8, where version 0.1 let the rounding of equal points through unclipped.
-    """
+    """As `_drawn`, with points that are alike: arrays of one shape are one layer, half of them around 1e8."""
     free = _drawn(draw, broadcast, features, np.linspace(-3.0, 3.0, 13))
     scale, apart = 10.0 ** draw.choice(_SCALES), draw.choice([0.0, 0.0, 1e-7, 1e-5, 1e-2])
     spoiled = draw.choice([0.0, 0.0, 0.0, np.nan, np.inf])
@@ -210,30 +221,27 @@ def _hostile(draw: np.random.Generator, broadcast: Broadcast, features: int) -> 
             return leaf
         first = alike.setdefault(leaf.shape, scale * draw.uniform(0.1, 1.0, leaf.shape))
         with np.errstate(over="ignore", invalid="ignore"):
-            found = (first * (1.0 + apart * draw.standard_normal(leaf.shape))).astype(np.float32)
-        if spoiled and found.size and draw.random() < 0.5:
-            found.flat[draw.integers(found.size)] = spoiled
-        return found
+            moved = (first * (1.0 + apart * draw.standard_normal(leaf.shape))).astype(np.float32)
+        if spoiled and moved.size and draw.random() < 0.5:
+            moved.flat[draw.integers(moved.size)] = spoiled
+        return moved
 
     return {**free, "broadcast": jax.tree.map(point, broadcast)}
 
 
 def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> tuple[Any, Array]:
     """The best choice on a path of normalised gradient steps, and its ratio."""
-    real = jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating), free)
-    moving, rest = jax.tree.map(lambda leaf, is_real: leaf if is_real else None, free, real), free
+    moving = jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, free)
 
     def whole(moving: Any) -> Any:
-        return jax.tree.map(
-            lambda now, old: old if now is None else now, moving, rest, is_leaf=lambda leaf: leaf is None
-        )
+        return jax.tree.map(lambda now, old: old if now is None else now, moving, free, is_leaf=lambda x: x is None)
 
-    def step(carry: Any, number: Array) -> tuple[Any, None]:
+    def step(carry: Any, index: Array) -> tuple[Any, None]:
         moving, best, most = carry
         value, slope = jax.value_and_grad(lambda m: ratio(whole(m)))(moving)
         value = jnp.nan_to_num(value)
         best = jax.tree.map(lambda new, old: jnp.where(value > most, new, old), moving, best)
-        pace = 0.3 * 0.93**number
+        pace = 0.3 * 0.93**index
 
         def move(leaf: Array, g: Array) -> Array:
             g = jnp.where(jnp.isfinite(g), g, 0.0)
@@ -244,3 +252,78 @@ def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> tuple[Any, A
 
     (_, best, most), _ = jax.lax.scan(step, (moving, moving, jnp.float32(-1.0)), jnp.arange(steps))
     return whole(best), most
+
+
+class MeasuredSum:
+    """How far one record moves the sum of a direct release whose blocks are priced together at ``multiplier``."""
+
+    form, batch = False, slice(None)
+
+    def __init__(self, silo: Silo, memory: Any, multiplier: float, blank: Table) -> None:
+        self._memory, self._joint = memory, multiplier
+        self._door = Door(silo, blank, silo_index=0, form=self.form)
+        self._start = jax.jit(silo.start)
+
+    def moved(self, broadcast: Broadcast, one: Table, zero: Table) -> float:
+        """The distance of two neighbouring silos' sums, over that which the noise is made for."""
+        work = self._start(broadcast, self._memory)
+        first, second = ({name: own[self.batch] for name, own in table.items()} for table in (one, zero))
+        sums, others = self._said(work, first), self._said(work, second)
+        total = 0.0
+        for name, values in sums.items():
+            # Python's integers: nothing is rounded before the root.
+            gap = math.sqrt(sum((int(a) - int(b)) ** 2 for a, b in zip(values, others[name], strict=True)))
+            multiplier = float(np.max(in_blocks(self._door.silo.release.noise_multiplier, name)))
+            total += (gap / self.distance(name) * self._joint / multiplier) ** 2
+        return math.sqrt(total)
+
+    def distance(self, block: str) -> float:
+        """What the noise of a block is made for."""
+        return 2.0 * BOUND
+
+    def _said(self, work: Work, table: Table) -> Blocks:
+        count = len(table["y"])
+        self._door.records = table
+        return self._door.release(work, SecretBatch(np.arange(count), np.ones(count, bool)), self.mechanism)
+
+    def mechanism(self, task: Task) -> Blocks:
+        """The sums of a discrete Gaussian release, block by block."""
+        _, work, records, present, bound, _ = task
+        engine = self._door.engine
+        clips = {name: usable_clip(in_blocks(bound, name)) for name in engine.blocks(work, records)}
+        sums = DiscreteGaussian(engine, self._door.multiplier, no_noise, None).sums(work, records, present, clips)
+        flat = {name: [own.formed, *(layer.ravel() for layer in own.layers.values())] for name, own in sums.items()}
+        return {name: np.concatenate(parts) for name, parts in flat.items()}
+
+
+class MeasuredShare(MeasuredSum):
+    """The share of a shuffled sum, of one record: coins of their own round those of others."""
+
+    form, batch = True, slice(1)
+    terms: BlockTerms | None = None
+
+    def distance(self, block: str) -> float:
+        """Twice the reach of the block's grid."""
+        assert self.terms is not None
+        [own] = [terms for name, terms in in_order(self.terms) if (name or "") == block]
+        return 2.0 * rounding_bound(own.grid, own.dimension)
+
+    def mechanism(self, task: Task) -> Blocks:
+        """The integers of a share, block by block."""
+        blocks = self._door.engine.blocks(task.work, task.records)
+        if self.terms is None:
+            self.terms = _terms(task.silo, {name: layout.shape for name, layout in blocks.items()})
+        said = BinomialShare(self._door.engine, self.terms, no_coins, 1.0)(task)
+        named = in_order(self.terms)
+        cuts = np.cumsum([own.dimension for _, own in named])[:-1]
+        return {name or "": part for (name, _), part in zip(named, np.split(said, cuts), strict=True)}
+
+
+def _terms(silo: Silo, shapes: Mapping[str, Any]) -> BlockTerms:
+    """The terms of a share in a crowd of two silos of one record each, of which the other colludes."""
+    terms = {}
+    for name, shape in shapes.items():
+        width = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape))
+        z = float(np.max(in_blocks(silo.release.noise_multiplier, name)))
+        terms[name] = share_terms(z, [1, 1], min_silos=2, honest=0.5, dimension=width)
+    return terms if isinstance(silo.release.noise_multiplier, Mapping) else terms[""]

@@ -1,8 +1,7 @@
 """The engine of a door with a memory, so that many trials share what it computed.
 
-At a door a record's vector depends on the broadcast, the record and its slot alone. So a trial that asks again what an
-earlier one asked gets the stored vectors or integers; what the door does with them (sampling, check, sum, noise) it
-does in every trial. No guarantee rests on an engine, and so none on this one.
+At a door a record's vector depends on the broadcast, the record and its slot alone. So what was computed for one trial
+serves the next. Sampling, check, sum and noise are the door's own, in every trial. No guarantee rests on an engine.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ _MOST_BATCHES = 4096
 
 
 class StoredEngine(Engine):
-    """The engine that ships, asked once for each work, record and slot.
-
-    A work is stored from its second time on: the work of a local step has noise in it and never comes again.
-    """
+    """The engine that ships, asked once for each work, record and slot; a work is stored from its second time on."""
 
     def __init__(self, silo: Silo, *, form: bool) -> None:
         super().__init__(silo, form=form)
@@ -55,6 +51,7 @@ class StoredEngine(Engine):
         name = (clips, len(present), *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(work)))
         shelf = self._shelves.get(name)
         if shelf is None:
+            # Not stored yet: the work of a local step has noise in it and never comes again.
             self._shelves[name] = _Shelf()
             if len(self._shelves) > _MOST_WORKS:
                 self._shelves.popitem(last=False)
@@ -72,12 +69,12 @@ class _Shelf:
 
     def batch(self, records: Record, present: np.ndarray, compute: Compute) -> Chunks:
         name = b"".join([present.tobytes(), *(column.tobytes() for column in records.values())])
-        found = self._batches.get(name)
-        if found is None:
-            found = self._assembled(records, present, compute)
+        batch = self._batches.get(name)
+        if batch is None:
+            batch = self._assembled(records, present, compute)
             if len(self._batches) < _MOST_BATCHES:
-                self._batches[name] = found
-        return found
+                self._batches[name] = batch
+        return batch
 
     def _assembled(self, records: Record, present: np.ndarray, compute: Compute) -> Chunks:
         """A batch slot by slot, each from the batch that holds its record in every slot."""
@@ -88,7 +85,7 @@ class _Shelf:
             b"".join(column[slot].tobytes() for column in records.values()) if present[slot] else b""
             for slot in range(len(present))
         ]
-        blocks = {name: _copied(own) for name, own in absent[0][0].items()}
+        blocks = {name: jax.tree.map(np.array, own) for name, own in absent[0][0].items()}
         for content in set(names) - {b""}:
             here = np.asarray([name == content for name in names])
             slot = names.index(content)
@@ -103,10 +100,6 @@ class _Shelf:
             batch = {name: np.repeat(column, len(present), axis=0) for name, column in one.items()}
             self._filled[content] = list(compute(batch, present))
         return self._filled[content]
-
-
-def _copied(block: Any) -> Any:
-    return jax.tree.map(lambda leaf: np.array(leaf), block)
 
 
 def _put(block: Any, other: Any, slots: np.ndarray) -> None:

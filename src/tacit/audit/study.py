@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tacit.audit.deployed import deploy, proposed
-from tacit.audit.mechanism import FEWEST_TRIALS, AuditError, AuditResult, audit_mechanism
+from tacit.audit.deployed import DoorTarget, deploy, proposed
+from tacit.audit.mechanism import FEWEST_TRIALS, AuditError, AuditResult, Target, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
 from tacit.audit.simulated import Seat, SimulatedTarget
-from tacit.audit.transcript import DoorTarget, Target
 from tacit.audit.worst_case import CANARIES, Canary, attackers_problem
 from tacit.errors import TacitError
 from tacit.plans.spec import Study
@@ -37,10 +36,10 @@ def audit_study(
     seed: int = 0,
     canaries: Sequence[Canary] = CANARIES,
 ) -> dict[str, Any]:
-    """Attack the silo with the fewest records, the cheapest to attack of those that pay most, with every canary.
+    """Attack one silo with every canary: of those that pay most, the one with the fewest records.
 
-    The finding as plain data. ``epsilon_lower_bound`` and its companions are those of the canary that proves most;
-    ``results`` has all of them.
+    Returns the finding as plain data. ``epsilon_lower_bound`` and its companions are those of the canary that proves
+    most; ``results`` has all of them.
     """
     prepared = prepare(study)
     if not study.privacy.private:
@@ -56,16 +55,16 @@ def audit_study(
         audit_mechanism(
             target,
             # The first proves most; the others look for bugs, which show at once.
-            trials=trials if number == 0 else max(trials // 10, FEWEST_TRIALS),
+            trials=trials if i == 0 else max(trials // 10, FEWEST_TRIALS),
             # Each canary is a bound of its own: the confidence of the best of them is shared out.
             confidence=1 - (1 - confidence) / len(canaries),
-            seed=seed + number,
+            seed=seed + i,
             label=f"{study.name}, {silos[silo_index].name}",
             canary=canary,
             kind=kind,
             claim=claim,
         )
-        for number, canary in enumerate(canaries)
+        for i, canary in enumerate(canaries)
     ]
     return _finding(study, silos[silo_index].name, kind, results, confidence)
 

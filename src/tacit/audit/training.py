@@ -1,14 +1,14 @@
 """The whole-training audit: canaries in one silo of a real study, one training run, and its transcript.
 
 Half of a silo's records are replaced by canaries: a random direction with one of two targets, by a fair coin. The
-study then trains as it would among real silos: every silo's own daemon code answers through its door. The attacker
-knows everything but the coins and the noise: the other records, the canaries' features and every broadcast. Canaries
-overlap, so the attacker estimates all coins at once, by the linear estimate of least squared error, and guesses those
-that are clearest.
+study then trains as among real silos: every silo's own daemon code answers through its door. The attacker knows
+everything but the coins and the noise. Canaries overlap, so the attacker estimates all coins at once, by the linear
+estimate of least squared error, and guesses those that are clearest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,17 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from tacit.algorithm import Record, Round
+from tacit.audit.bounds import one_run_epsilon, one_run_mu
 from tacit.audit.deployed import offer, proposed
 from tacit.audit.mechanism import AuditError
-from tacit.audit.one_run import one_run_epsilon, one_run_mu
 from tacit.channel import weighted_mean
 from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.silo.answering import EXACT, Worker
 from tacit.plans.spec import Study
 from tacit.privacy import gdp_epsilon
 from tacit.silo import check_records, clipped_sum
+from tacit.silo.door import priced_multiplier
+from tacit.silo.release import own_clip
 from tacit.simulate import program
 from tacit.studies.run import Prepared, prepare
 
@@ -54,10 +56,7 @@ class OneRunResult:
 
 
 def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneRunResult:
-    """Train a private study once, with canaries in its largest silo, and guess them.
-
-    The seed decides canaries and coins. Batches and noise are the doors' own, so no two runs are the same.
-    """
+    """Train a study once, with canaries in its largest silo, and guess them; the seed decides canaries and coins."""
     prepared = prepare(study)
     silo_index = int(np.argmax([silo.records for silo in prepared.plan.silos]))
     if not study.privacy.private:
@@ -73,10 +72,10 @@ def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneR
     tables = [dict(silo.train) for silo in prepared.federations[0].silos]
     canaries = len(tables[silo_index]["y"]) // 2
     coins = generator.choice([-1, 1], canaries)
-    versions = _versions(tables[silo_index], canaries, generator)
-    tables[silo_index] = {
-        k: np.where(_column(coins, v[0]) > 0, v[0], v[1]) for k, v in _joined(tables[silo_index], versions)
-    }
+    own = tables[silo_index]
+    versions = _versions(own, canaries, generator)
+    planted = {"x": versions[0]["x"], "y": np.where(coins > 0, versions[0]["y"], versions[1]["y"])}
+    tables[silo_index] = {k: np.concatenate([v, own[k][canaries:]]).astype(own[k].dtype) for k, v in planted.items()}
     pairs = zip(tables, prepared.names, strict=True)
     checked = [check_records({"x": table["x"], "y": table["y"]}, name) for table, name in pairs]
     workers = _workers(prepared, checked)
@@ -93,18 +92,12 @@ def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneR
 
 def _workers(prepared: Prepared, tables: list[Record]) -> list[Worker]:
     """Every silo's worker, as its daemon would make it from the study's plan."""
-    plan, found = proposed(prepared), []
+    plan, workers = proposed(prepared), []
     for silo_index, table in enumerate(tables):
         own = plan.model_copy(update={"silo_index": silo_index})
         made = offer(own, len(table["y"]), record=record_of(own), build=builder_from)
-        found.append(Worker(made, table, EXACT))
-    return found
-
-
-def _column(coins: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """The coins of the canaries, and plus one for all other records, shaped to act on a column."""
-    padded = np.concatenate([coins, np.ones(len(like) - len(coins))])
-    return padded.reshape((-1,) + (1,) * (like.ndim - 1))
+        workers.append(Worker(made, table, EXACT))
+    return workers
 
 
 def _versions(table: Record, canaries: int, generator: np.random.Generator) -> tuple[Record, Record]:
@@ -116,23 +109,8 @@ def _versions(table: Record, canaries: int, generator: np.random.Generator) -> t
     return {"x": x, "y": high}, {"x": x, "y": low}
 
 
-def _joined(table: Record, versions: tuple[Record, Record]) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-    """Each column of the silo with the canaries in front, in both versions."""
-    size = len(versions[0]["y"])
-    joined = []
-    for name in ("x", "y"):
-        first, second = (np.concatenate([v[name], table[name][size:]]).astype(table[name].dtype) for v in versions)
-        joined.append((name, (first, second)))
-    return joined
-
-
 def _estimate(
-    prepared: Prepared,
-    workers: list[Worker],
-    silo_index: int,
-    versions: tuple[Record, Record],
-    table: Record,
-    seed: int,
+    prepared: Prepared, workers: list[Worker], silo_index: int, versions: Sequence[Record], table: Record, seed: int
 ) -> np.ndarray:
     """The linear estimate of the coins, from the transcript of one training run."""
     algorithm, size, count = workers[silo_index].offer.algorithm, len(versions[0]["y"]), len(table["y"])
@@ -143,12 +121,12 @@ def _estimate(
     kept = [worker.begin() for worker in workers]
     precision, signal = np.eye(size), np.zeros(size)
     parts = {kind: _parts(part, silo_index) for kind, part in algorithm.rounds.items()}
-    for number, kind in enumerate(algorithm.schedule):
+    for index, kind in enumerate(algorithm.schedule):
         part = algorithm.rounds[kind]
         broadcast, messages = part.server.ask(state), []
-        taken = turns.roster.taken[number]
-        for i in turns.roster.silo_indices[number][taken]:
-            arrays, kept[i] = workers[i].answer(number, broadcast, kept[i])
+        taken = turns.roster.taken[index]
+        for i in turns.roster.silo_indices[index][taken]:
+            arrays, kept[i] = workers[i].answer(index, broadcast, kept[i])
             messages.append(arrays)
             if i == silo_index:
                 shift, base, deviation = _expected(part, parts[kind], broadcast, versions, rest, count, silo_index)
@@ -156,15 +134,11 @@ def _estimate(
                 precision += shift @ shift.T / deviation**2
                 signal += shift @ (heard - base) / deviation**2
         stacked = [jnp.stack(leaves) for leaves in zip(*messages, strict=True)]
-        mean = weighted_mean(stacked, jnp.asarray(turns.roster.weights[number][taken]))
-        state = part.server.tell(state, jax.tree.unflatten(jax.tree.structure(_statistic(part, broadcast, rest)), mean))
+        mean = weighted_mean(stacked, jnp.asarray(turns.roster.weights[index][taken]))
+        record = {name: column[0] for name, column in rest.items()}
+        form = jax.tree.structure(jax.eval_shape(part.silo.query, part.silo.start(broadcast, ()), record))
+        state = part.server.tell(state, jax.tree.unflatten(form, mean))
     return np.linalg.solve(precision, signal)
-
-
-def _statistic(part: Round, broadcast: Any, table: Record) -> Any:
-    """The form of what a round releases."""
-    record = {name: column[0] for name, column in table.items()}
-    return jax.eval_shape(lambda: part.silo.query(part.silo.start(broadcast, ()), record))
 
 
 def _parts(part: Round, silo_index: int) -> Any:
@@ -173,8 +147,7 @@ def _parts(part: Round, silo_index: int) -> Any:
     @jax.jit
     def parts(broadcast: Any, table: Record) -> Any:
         work = part.silo.start(broadcast, ())
-        bound = jnp.asarray(part.silo.release.clip(work), jnp.float32)
-        bound = bound[silo_index] if bound.ndim else bound
+        bound = own_clip(part.silo.release, work, silo_index)
 
         def one(record: Record) -> Any:
             alone = jax.tree.map(lambda leaf: leaf[None], record)
@@ -186,7 +159,7 @@ def _parts(part: Round, silo_index: int) -> Any:
 
 
 def _expected(
-    part: Round, parts: Any, broadcast: Any, versions: tuple[Record, Record], rest: Record, count: int, silo_index: int
+    part: Round, parts: Any, broadcast: Any, versions: Sequence[Record], rest: Record, count: int, silo_index: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """What each coin adds to the expected message, the message without coins, and the noise."""
     size = len(versions[0]["y"])
@@ -196,6 +169,5 @@ def _expected(
     one, zero, others = np.split(np.asarray(values, np.float64) / count, [size, 2 * size])
     release = part.silo.release
     batch = count if release.batch_size is None else int(np.max(release.batch_size))
-    z = np.asarray(release.noise_multiplier)
-    deviation = float(z[silo_index] if z.ndim else z) * 2 * float(bound) / batch
+    deviation = float(priced_multiplier(release, silo_index)) * 2 * float(bound) / batch
     return (one - zero) / 2, (one + zero).sum(axis=0) / 2 + others.sum(axis=0), deviation

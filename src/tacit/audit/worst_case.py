@@ -2,8 +2,8 @@
 
 The attacker's problem has one parameter w and the loss ``y (w x)^2 / 2``. Its gradient at w is ``y w x^2`` and a
 difference of gradients is ``y x^2 (w - w')``, so a loud record with ``y > 0`` and one with ``y < 0`` have opposite
-clipped statistics for every combination of gradients, at any points that the attacker likes. An algorithm that is
-built for it is the one that ships; only the problem is the attacker's.
+clipped statistics for every combination of gradients, at any points that the attacker likes. The algorithm is the one
+that ships; only the problem is the attacker's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ CANARIES: tuple[Canary, ...] = ("opposite", "overflow", "faint")
 
 LOUD = 1e4
 POINT = 1e3
-_PUSH = (
-    -777.7
-)  # what the hostile server pretends the other silos said; no round lands on a point where gradients vanish
+# What the hostile server pretends the other silos said; no round lands on a point where gradients vanish.
+_PUSH = -777.7
 _NEARLY_SURE = 3.0
 
 
@@ -49,13 +48,12 @@ def start_point() -> Params:
 def neighbours(
     canary: Canary, records: int, target: int, samplings: set[Sampling], attribute: bool = False
 ) -> dict[str, np.ndarray]:
-    """Two silos that differ in the record ``target``; a leading axis tells the worlds apart.
+    """Two silos that differ in the record ``target``, or with ``attribute`` in its sensitive attribute alone.
 
-    With ``attribute`` they differ in its sensitive attribute alone, which is all that is protected then.
-
-    Beside a batch of fixed size the worst other records are all opposite to the target, so that a batch without it
-    is a world of its own; beside a Poisson batch, whose size is random, they are silent. ``overflow`` is a record
-    whose gradient is not finite; ``faint`` hides a loud gradient behind features whose squares underflow.
+    A leading axis tells the worlds apart. In a batch of fixed size the worst other records are all opposite to the
+    target, so that a batch without it is a world of its own; in a Poisson batch, whose size is random, they are
+    silent. ``overflow`` is a record whose gradient is not finite; ``faint`` hides a loud gradient behind features whose
+    squares underflow.
     """
     others = 0.0 if "poisson" in samplings else -LOUD
     x = np.ones((2, records, 1))
@@ -119,10 +117,7 @@ def protects_attribute(algorithm: Algorithm) -> bool:
 
 
 def _telling(broadcast: Broadcast) -> Broadcast:
-    """A point at which the sensitive attribute tells most: duals that oppose groups, and a model that is nearly sure.
-
-    Probabilities near one move the duals' gradients most, and still have a slope that is large beside the clip.
-    """
+    """A point at which the sensitive attribute tells most: duals that oppose groups, a model that is nearly sure."""
     groups, classes = broadcast.duals.shape[-2:]
     signs = (-1.0) ** (jnp.arange(groups)[:, None] + jnp.arange(classes))
     params = jax.tree.map(lambda leaf: jnp.full_like(leaf, _NEARLY_SURE), broadcast.params)

@@ -1,16 +1,6 @@
 """How messages travel from silos to the server."""
 
-from tacit.channel.mean import weighted_mean
-from tacit.channel.shuffled_reports import MismatchError, ReportShuffler, digest, mean_of_reports
-from tacit.channel.shuffled_sum import SumShuffler, TooFewError, mean_of_shares
+import lazy_loader
 
-__all__ = [
-    "MismatchError",
-    "ReportShuffler",
-    "SumShuffler",
-    "TooFewError",
-    "digest",
-    "mean_of_reports",
-    "mean_of_shares",
-    "weighted_mean",
-]
+# Names load when they are used, so that a daemon or a shuffler loads what it needs and no more.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,22 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tacit.algorithms import find
-from tacit.choosing.situation import (
-    CONVEX,
-    EVERYONE,
-    FAIR,
-    PL,
-    SHUFFLER,
-    SMOOTH,
-    TRUSTED,
-    UNFAIR,
-    Rule,
-    Situation,
-    broken,
-)
+from tacit.choosing.situation import CONVEX, EVERYONE, FAIR, PL, SHUFFLER, SMOOTH, TRUSTED, UNFAIR, Rule, Situation
 from tacit.objectives import linear
 from tacit.objectives.fairness import Ermi
+from tacit.plans.catalogue import find
 from tacit.theory import (
     PsgmSetting,
     PsgmTheory,
@@ -87,18 +75,23 @@ Theorem = Callable[[Situation], Candidate]
 
 def candidates(situation: Situation) -> tuple[Candidate, ...]:
     """Every algorithm: those whose theorems apply first, best first, then the others with the reasons."""
-    found = []
-    for name, rules, theorem in _TABLE:
-        reasons = broken(situation, rules)
-        try:
-            found.append(Candidate(algorithm=name, reasons=reasons) if reasons else theorem(situation))
-        except TheoryError as error:
-            found.append(Candidate(algorithm=name, reasons=(str(error),)))
-    found = [_within_rounds(candidate, situation) for candidate in found]
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted((_judged(situation, *row) for row in _TABLE), key=_rank))
 
 
-def winner(found: Iterable[Candidate], goal: Measure | None = None) -> Candidate | None:
+def _judged(s: Situation, name: str, rules: tuple[Rule, ...], theorem: Theorem) -> Candidate:
+    """An algorithm with what its theorem promises, or with the reasons why it does not apply."""
+    reasons = tuple(text for holds, text in rules if not holds(s))
+    try:
+        candidate = Candidate(algorithm=name, reasons=reasons) if reasons else theorem(s)
+    except TheoryError as error:
+        return Candidate(algorithm=name, reasons=(str(error),))
+    if candidate.rounds is not None and candidate.rounds > s.max_rounds:
+        reason = f"its theorem asks for {candidate.rounds} rounds, more than {s.max_rounds}; raise --max-rounds"
+        return Candidate(algorithm=name, reasons=(reason,))
+    return candidate
+
+
+def winner(rows: Iterable[Candidate], goal: Measure | None = None) -> Candidate | None:
     """The best candidate of the first measure that anything speaks of; one whose conditions hold, if there is one.
 
     >>> s = Situation(convex=True, smoothness=1, sizes=(1000,) * 20, dimension=10, epsilon=1)
@@ -106,7 +99,7 @@ def winner(found: Iterable[Candidate], goal: Measure | None = None) -> Candidate
     >>> best.measure, best.failed
     ('empirical excess risk', ())
     """
-    listed = [c for c in found if c.applies]
+    listed = [c for c in rows if c.applies]
     order = ORDER if goal is None else (goal, *(m for m in ORDER if m != goal))
     for sound in (True, False):
         for measure in order:
@@ -122,27 +115,15 @@ def _rank(candidate: Candidate) -> tuple[int, int, int, tuple[float, float]]:
     return 0, int(bool(candidate.failed)), ORDER.index(candidate.measure), candidate.score
 
 
-def _within_rounds(candidate: Candidate, s: Situation) -> Candidate:
-    if candidate.applies and candidate.rounds is not None and candidate.rounds > s.max_rounds:
-        reason = f"its theorem asks for {candidate.rounds} rounds, more than {s.max_rounds}; raise --max-rounds"
-        return Candidate(algorithm=candidate.algorithm, reasons=(reason,))
-    return candidate
-
-
-def _from_statement(found: Statement, channel: str = "direct", measure: Measure | None = None) -> Candidate:
-    by_risk: Measure = "population excess risk" if found.risk == "population" else "empirical excess risk"
+def _from_statement(statement: Statement, channel: str = "direct", measure: Measure | None = None) -> Candidate:
+    risk: Measure = "population excess risk" if statement.risk == "population" else "empirical excess risk"
+    same = ("algorithm", "source", "bound", "rate", "failed", "parameters", "smoothing")
     return Candidate(
-        algorithm=found.algorithm,
-        source=found.source,
+        **{name: getattr(statement, name) for name in same},
         channel=channel,
-        measure=measure or by_risk,
-        bound=found.bound,
-        rate=found.rate,
-        rounds=int(found.parameters["num_rounds"]),
-        failed=found.failed,
-        parameters=found.parameters,
-        smoothing=found.smoothing,
-        sentence=found.sentence(measure or by_risk),
+        measure=measure or risk,
+        rounds=int(statement.parameters["num_rounds"]),
+        sentence=statement.sentence(measure or risk),
     )
 
 
@@ -175,21 +156,15 @@ def _psgm_settings(s: Situation, local: bool) -> list[PsgmSetting]:
     """Numbers of rounds, local steps and batches to choose from."""
     assert s.smoothness is not None
     rounds = np.unique(np.geomspace(1, s.max_rounds, 25).astype(int))
-    steps = (2, 4, 8, 16) if local else (1,)
-    found = []
-    for k in steps:
+    settings = []
+    for k in (2, 4, 8, 16) if local else (1,):
         for batch in np.unique(np.geomspace(1, max(1, s.records // k), 6).astype(int)):
-            found += [
+            settings += [
                 PsgmSetting(
-                    lipschitz=s.lipschitz,
+                    **s.shared,
                     smoothness=s.smoothness,
                     gap=s.start_gap,
                     heterogeneity=2 * s.smoothness if s.heterogeneous else 0.0,
-                    records=s.records,
-                    silos=s.silos,
-                    dimension=s.dimension,
-                    epsilon=s.epsilon,
-                    delta=s.delta,
                     rounds=int(r),
                     local_steps=k,
                     local_batch=int(batch),
@@ -197,7 +172,7 @@ def _psgm_settings(s: Situation, local: bool) -> list[PsgmSetting]:
                 for r in rounds
                 if k * batch <= s.records
             ]
-    return found
+    return settings
 
 
 def _psgm(local: bool, full: bool) -> Theorem:
@@ -222,12 +197,14 @@ def _psgm(local: bool, full: bool) -> Theorem:
 
 def _psgm_failures(option: PsgmTheory, s: Situation) -> tuple[str, ...]:
     """What fails of the theorem's conditions and of the privacy lemma's that its noise rests on, as in `tacit plan`."""
-    told = {**option.parameters, "channel": "shuffled-reports"}
-    printed = find(option.algorithm).paper_noise(
-        told, records=s.records, epsilon=s.epsilon, delta=s.delta, silos=s.silos
-    )
+    parameters = {**option.parameters, "channel": "shuffled-reports"}
+    printed = find(option.algorithm).paper_noise(parameters, **_sizes(s))
     conditions = (*option.conditions, *(() if printed is None else printed.conditions))
     return tuple(dict.fromkeys(c.text for c in conditions if not c.holds))
+
+
+def _sizes(s: Situation) -> dict[str, Any]:
+    return {name: s.shared[name] for name in ("records", "silos", "epsilon", "delta")}
 
 
 def _diff2(s: Situation) -> Candidate:
@@ -241,15 +218,13 @@ def _diff2(s: Situation) -> Candidate:
         measure="squared gradient",
         rate=rate,
         rounds=rounds,
-        parameters={
-            "step_size": 1 / (2 * s.smoothness),
-            "num_rounds": rounds,
-            "clip_norm": s.lipschitz,
-            "batch_size": None,
-            "sampling": "full",
-            "difference_slope": s.smoothness,
-        },
+        parameters=_full_batches(s, 1 / (2 * s.smoothness), rounds) | {"difference_slope": s.smoothness},
     )
+
+
+def _full_batches(s: Situation, step_size: float, rounds: int) -> dict[str, Any]:
+    terms = {"clip_norm": s.lipschitz, "batch_size": None, "sampling": "full"}
+    return {"step_size": step_size, "num_rounds": rounds, **terms}
 
 
 _STRENGTH, _DUAL_RADIUS, _GROUPS = 1.0, 2.0, (0.5, 0.5)
@@ -266,38 +241,31 @@ def _steffle(s: Situation) -> Candidate:
         loss_smoothness=s.smoothness,
         radius=_DUAL_RADIUS,
         gap=s.start_gap,
-        records=s.records,
-        silos=s.silos,
-        epsilon=s.epsilon,
-        delta=s.delta,
+        **_sizes(s),
     )
-    found = sgda_from_theory(setting)
-    rounds = min(found.num_rounds, s.max_rounds)
-    noise = math.sqrt(rounds / found.num_rounds) * found.noise_multiplier
-    bound = stationarity_bound(setting, rounds, noise, found.dual_share)
+    theory = sgda_from_theory(setting)
+    rounds = min(theory.num_rounds, s.max_rounds)
+    noise = math.sqrt(rounds / theory.num_rounds) * theory.noise_multiplier
+    bound = stationarity_bound(setting, rounds, noise, theory.dual_share)
     limit = (s.lipschitz + setting.cross_smoothness * _DUAL_RADIUS) ** 2
-    failed = tuple(c.text for c in found.conditions if not c.holds)
+    failed = tuple(c.text for c in theory.conditions if not c.holds)
     if bound > limit:
         failed = (*failed, f"bound={bound:.4g} <= squared gradient anywhere={limit:.4g}")
     return Candidate(
         algorithm="steffle",
-        source=f"{found.source} with the constants of Theorem 3.4",
+        source=f"{theory.source} with the constants of Theorem 3.4",
         measure="squared gradient",
         bound=bound,
-        rate=found.rate,
+        rate=theory.rate,
         rounds=rounds,
         failed=failed,
         parameters={
-            "step_size": found.step_size,
-            "num_rounds": rounds,
-            "clip_norm": s.lipschitz,
-            "batch_size": None,
-            "sampling": "full",
+            **_full_batches(s, theory.step_size, rounds),
             "strength": _STRENGTH,
             "frequencies": list(_GROUPS),
             "radius": _DUAL_RADIUS,
-            "dual_step_size": found.dual_step_size,
-            "dual_share": found.dual_share,
+            "dual_step_size": theory.dual_step_size,
+            "dual_share": theory.dual_share,
         },
     )
 

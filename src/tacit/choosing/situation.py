@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tacit.theory import ConvexSetting, NonconvexSetting, TheoryError
 
@@ -19,14 +20,11 @@ class Situation:
         pl: The proximal-PL constant, where there is one.
         smoothness: beta of each record's loss; None: not smooth.
         heterogeneous: Whether silos' records come from different distributions.
-        shuffler: Whether a shuffler is trusted.
-        trusted_server: Whether the server is trusted with messages without noise.
+        shuffler, trusted_server: Whether they are trusted, the server with messages without noise.
         sizes: Records of each silo; theorems are applied at the smallest.
-        dimension: Number of parameters.
         lipschitz: L of each record's loss, which is the clip.
         diameter: Of a ball around the initial point that holds an optimum.
-        epsilon: Budget of each record.
-        delta: Probability with which the guarantee may fail.
+        epsilon, delta: Budget of each record.
         fairness: Whether predictions shall not depend on a sensitive attribute.
         participants: Silos that come to a round; None: all.
         gap: Excess risk of the initial point; by default L times the radius, which bounds it for convex losses.
@@ -52,21 +50,10 @@ class Situation:
     max_rounds: int = 1000
 
     def __post_init__(self) -> None:
-        numbers = {
-            "epsilon": self.epsilon,
-            "lipschitz": self.lipschitz,
-            "diameter": self.diameter,
-            "dimension": self.dimension,
-            "max_rounds": self.max_rounds,
-            "smallest silo": min(self.sizes, default=0),
-        }
-        numbers |= {
-            name: value
-            for name, value in (("smoothness", self.smoothness), ("pl", self.pl), ("gap", self.gap))
-            if value is not None
-        }
-        for name, value in numbers.items():
-            if not (math.isfinite(value) and value > 0):
+        names = ("epsilon", "lipschitz", "diameter", "dimension", "max_rounds", "smoothness", "pl", "gap")
+        values = {"smallest silo": min(self.sizes, default=0), **{name: getattr(self, name) for name in names}}
+        for name, value in values.items():
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise TheoryError(f"Expected {name}={value} > 0 and finite; correct the flag.")
         if not 0 < self.delta < 1:
             raise TheoryError(f"Expected 0 < delta={self.delta} < 1; a common choice is 1e-6.")
@@ -103,16 +90,17 @@ class Situation:
         """The excess risk of the initial point, at most."""
         return self.lipschitz * self.radius if self.gap is None else self.gap
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What the theorems of all kinds are told."""
+        names = ("lipschitz", "records", "silos", "dimension", "epsilon", "delta")
+        return {name: getattr(self, name) for name in names}
+
     def convex_setting(self) -> ConvexSetting:
         """What the convex theorems are told."""
         return ConvexSetting(
-            lipschitz=self.lipschitz,
+            **self.shared,
             radius=self.radius,
-            records=self.records,
-            silos=self.silos,
-            dimension=self.dimension,
-            epsilon=self.epsilon,
-            delta=self.delta,
             smoothness=self.smoothness,
             strong_convexity=self.strong_convexity,
             participants=self.participants,
@@ -122,19 +110,13 @@ class Situation:
     def nonconvex_setting(self) -> NonconvexSetting:
         """What the non-convex theorems are told; through the shuffled sum where a shuffler is trusted and all come."""
         assert self.smoothness is not None
-        shuffled = self.shuffler and self.present == self.silos
         return NonconvexSetting(
-            lipschitz=self.lipschitz,
+            **self.shared,
             smoothness=self.smoothness,
             gap=self.start_gap,
-            records=self.records,
-            silos=self.silos,
-            dimension=self.dimension,
-            epsilon=self.epsilon,
-            delta=self.delta,
             pl=self.pl_constant,
             participants=self.participants,
-            channel="shuffled-sum" if shuffled else "direct",
+            channel="shuffled-sum" if self.shuffler and self.present == self.silos else "direct",
         )
 
     @property
@@ -147,17 +129,9 @@ Rule = tuple[Callable[[Situation], bool], str]
 
 CONVEX: Rule = (lambda s: s.convex, "its theorem needs convex losses")
 SMOOTH: Rule = (lambda s: s.smoothness is not None, "its theorem needs smooth losses (a beta)")
-PL: Rule = (
-    lambda s: s.pl_constant is not None,
-    "its theorem needs a proximal-PL constant (or strong convexity)",
-)
+PL: Rule = (lambda s: s.pl_constant is not None, "its theorem needs a proximal-PL constant (or strong convexity)")
 EVERYONE: Rule = (lambda s: s.present == s.silos, "its theorem needs every silo in every round")
 SHUFFLER: Rule = (lambda s: s.shuffler, "it needs a trusted shuffler")
 TRUSTED: Rule = (lambda s: s.trusted_server, "it needs a trusted server")
 UNFAIR: Rule = (lambda s: not s.fairness, "it does nothing for fairness")
 FAIR: Rule = (lambda s: s.fairness, "fairness is not asked for")
-
-
-def broken(situation: Situation, rules: tuple[Rule, ...]) -> tuple[str, ...]:
-    """The rules that the situation does not meet, in words."""
-    return tuple(text for holds, text in rules if not holds(situation))

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tacit import geometry
-from tacit.algorithms import find
 from tacit.choosing.candidates import Candidate
 from tacit.choosing.situation import Situation
+from tacit.plans.catalogue import find
 
 _TERMS = {"clip_norm", "batch_size", "sampling"}  # those that a study sets beside the parameters
 _HIDDEN = 8
@@ -30,7 +30,7 @@ def study_for(situation: Situation, best: Candidate, own: Mapping[str, Any] | No
     """
     base: dict[str, Any] = dict(own or _made_up(situation))
     objective = dict(base.get("objective", {}))
-    if (situation.convex and own is None) or (situation.convex and _is_free(objective.get("regulariser", "zero"))):
+    if situation.convex and _is_free(objective.get("regulariser", "zero")):
         objective["regulariser"] = _ball(situation)
     if best.smoothing is not None:
         objective["smoothness"] = float(best.smoothing)

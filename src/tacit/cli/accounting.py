@@ -1,18 +1,15 @@
 """`tacit price` and `tacit calibrate`: what noise costs and what noise a budget needs, from numbers alone."""
 
-import contextlib
-import dataclasses
-import json
 import math
-from collections.abc import Sequence
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from tacit.cli.common import print_json
 from tacit.privacy import (
     SILO_SAMPLING,
     Accountant,
@@ -25,9 +22,6 @@ from tacit.privacy import (
     price,
     risk_of_price,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _MEANING = {
     "gdp": "Gaussian composition, as if every record were in every batch",
@@ -123,41 +117,30 @@ def _event(
 def _report(paid: Price, max_participations: int | None, plot: Path | None, as_json: bool) -> None:
     if plot is not None:
         draw(paid, plot)
+    [event] = paid.events
+    records = f"{event.records} records"
     if as_json:
-        typer.echo(json.dumps(_as_data(paid)))
+        numbers = {"epsilon": paid.epsilon, "delta": paid.delta, "noise_multiplier": event.noise_multiplier}
+        numbers["sigma_over_clip"] = _sigma_over_clip(event)
+        print_json({**numbers, "accountant": paid.accountant, "events": [asdict(event)]})
         return
-    [event] = paid.events
-    table = Table(title="Price per record", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("epsilon", f"{paid.epsilon:.6g}")
-    table.add_row("delta", f"{paid.delta:.3g}")
-    table.add_row("noise multiplier", f"{event.noise_multiplier:.6g} (sigma / replace-one sensitivity)")
-    table.add_row("sigma / clip", f"{_sigma_over_clip(event):.6g}")
-    table.add_row(
-        "releases",
-        f"{event.count} of {event.batch} records, sampling {event.sampling}, out of {event.records} records",
-    )
     meaning = "exact Gaussian composition" if paid.accountant == "gdp" and paid.exact else _MEANING[paid.accountant]
-    table.add_row("accountant", f"{paid.accountant}: {meaning}")
-    table.add_row("in plain words", risk_of_price(paid).sentence)
-    if max_participations is not None:
-        table.add_row("participation", SILO_SAMPLING)
-    if plot is not None:
-        table.add_row("picture", str(plot))
-    Console().print(table)
-
-
-def _as_data(paid: Price) -> dict[str, object]:
-    [event] = paid.events
-    return {
-        "epsilon": paid.epsilon if math.isfinite(paid.epsilon) else None,
-        "delta": paid.delta,
-        "noise_multiplier": event.noise_multiplier,
-        "sigma_over_clip": _sigma_over_clip(event),
-        "accountant": paid.accountant,
-        "events": [dataclasses.asdict(e) for e in paid.events],
+    rows = {
+        "epsilon": f"{paid.epsilon:.6g}",
+        "delta": f"{paid.delta:.3g}",
+        "noise multiplier": f"{event.noise_multiplier:.6g} (sigma / replace-one sensitivity)",
+        "sigma / clip": f"{_sigma_over_clip(event):.6g}",
+        "releases": f"{event.count} of {event.batch} records, sampling {event.sampling}, out of {records}",
+        "accountant": f"{paid.accountant}: {meaning}",
+        "in plain words": risk_of_price(paid).sentence,
+        "participation": None if max_participations is None else SILO_SAMPLING,
+        "picture": None if plot is None else str(plot),
     }
+    table = Table(Column(style="bold"), Column(overflow="fold"), title="Price per record", show_header=False)
+    for name, text in rows.items():
+        if text is not None:
+            table.add_row(name, text)
+    Console().print(table)
 
 
 def _sigma_over_clip(event: Event) -> float:
@@ -167,8 +150,8 @@ def _sigma_over_clip(event: Event) -> float:
 def draw(paid: Price, path: Path) -> None:
     """Draw epsilon against rounds and against noise for every sampling scheme, around this price.
 
-    All schemes get the same noise per release, sigma / clip, so that the curves compare what sampling is
-    worth. Mini-batches have the priced batch, or a tenth of the records if that is all of them.
+    All schemes get the same noise per release, sigma / clip, so the curves show what sampling is worth. Mini-batches
+    have the priced batch, or a tenth of the records if that is all of them.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -183,10 +166,13 @@ def draw(paid: Price, path: Path) -> None:
     by_rounds, by_noise = figure.subplots(1, 2)
     for scheme in get_args(Sampling):
         batch = event.records if scheme == "full" else small
-        one = partial(_variant, event, scheme, batch)
-        label = f"{scheme}, K={batch}"
-        _curve(by_rounds, rounds, [one(r, sigma) for r in rounds], paid.delta, label)
-        _curve(by_noise, noises, [one(event.count, x) for x in noises], paid.delta, label)
+        for axes, ticks, variants in (
+            (by_rounds, rounds, [(count, sigma) for count in rounds]),
+            (by_noise, noises, [(event.count, noise) for noise in noises]),
+        ):
+            epsilons = [_epsilon(event, scheme, batch, count, noise, paid.delta) for count, noise in variants]
+            if not all(map(math.isnan, epsilons)):
+                axes.plot(ticks, epsilons, marker=".", label=f"{scheme}, K={batch}")
     by_rounds.set(xlabel="rounds", ylabel=f"epsilon at delta={paid.delta:g}", xscale="log", yscale="log")
     by_noise.set(xlabel="sigma / clip", xscale="log", yscale="log")
     for axes, ticks in ((by_rounds, rounds), (by_noise, noises)):
@@ -199,29 +185,12 @@ def draw(paid: Price, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _variant(event: Event, sampling: Sampling, batch: int, rounds: int, sigma: float) -> Event | None:
-    """The event under another scheme, or None where one pass has run out of records."""
-    if sampling == "one-pass" and rounds * batch > event.records:
-        return None
-    return Event(
-        kind=event.kind,
-        noise_multiplier=sigma * batch / 2,
-        count=rounds,
-        records=event.records,
-        batch=batch,
-        sampling=sampling,
-    )
-
-
-def _curve(axes: "Axes", xs: Sequence[float], events: Sequence[Event | None], delta: float, label: str) -> None:
-    priced = []
-    for x, event in zip(xs, events, strict=True):
-        if event is None:
-            continue
-        # What cannot be priced is not drawn; it is a neighbour of what was asked for.
-        with contextlib.suppress(PricingError):
-            epsilon = price([event], delta=delta).epsilon
-            if 0 < epsilon < math.inf:
-                priced.append((x, epsilon))
-    if priced:
-        axes.plot(*zip(*priced, strict=True), marker=".", label=label)
+def _epsilon(event: Event, scheme: Sampling, batch: int, rounds: int, sigma: float, delta: float) -> float:
+    """The price of a variant of an event; nan, which is not drawn, where one pass has too few records."""
+    multiplier = sigma * batch / 2
+    try:
+        variant = replace(event, sampling=scheme, batch=batch, count=rounds, noise_multiplier=multiplier, capacity=None)
+        epsilon = price([variant], delta=delta).epsilon
+    except PricingError:
+        return math.nan
+    return epsilon if 0 < epsilon < math.inf else math.nan

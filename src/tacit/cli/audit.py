@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.study import Json, Set, Study
+from tacit.cli.common import Json, Set, Study, numeral, print_json
 
 
 def audit_command(
@@ -48,7 +47,7 @@ def audit_command(
     if into is not None:
         write_audit(into, found, picture=picture)
     if as_json:
-        typer.echo(json.dumps(found))
+        print_json(found)
     else:
         _print(found)
     if found["violated"]:
@@ -63,7 +62,7 @@ def _print(found: dict[str, Any]) -> None:
     for row in found["results"]:
         claimed = "infinite" if row["epsilon_claimed"] is None else f"{row['epsilon_claimed']:.3f}"
         tight = "" if row["tightness"] is None else f"{row['tightness']:.2f}"
-        table.add_row(row["canary"], claimed, f"{row['epsilon_lower_bound']:.3f}", tight, str(row["trials"]))
+        table.add_row(row["canary"], claimed, numeral(row["epsilon_lower_bound"]), tight, str(row["trials"]))
     console.print(table)
     if found.get("path") == "simulated":
         console.print("Simulated: no daemon takes this study, so the simulator's messages were attacked.")

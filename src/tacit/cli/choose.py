@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column, Table
 
-from tacit.cli.choice import GOALS, Choice, print_choice
+from tacit.cli.common import Json, print_json
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
     from tacit.choosing import Candidate, Situation
+    from tacit.choosing.candidates import Measure
     from tacit.plans.spec import PreprocessingSection
+
+GOALS: dict[str, Measure] = {
+    "population": "population excess risk",
+    "empirical": "empirical excess risk",
+    "gradient": "squared gradient",
+}
+Answers = dict[str, Any]
+"""What is known so far, by the names of the options; None is still open."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A study of one's own: what is kept of it, whether records were read without a price, and its statistics."""
+
+    tree: dict[str, Any]
+    unpriced: bool
+    preprocessing: PreprocessingSection | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A situation, every algorithm held against it, the winner, and what was wanted."""
+
+    situation: Situation
+    rows: tuple[Candidate, ...]
+    best: Candidate | None
+    assumed: list[str]
+    written: str | None
+    goal: Measure | None
+    can_tune: bool
+
+    @property
+    def missed(self) -> str | None:
+        """A sentence where the winner's promise is of another kind than was asked for."""
+        if self.best is None or self.goal in (None, self.best.measure):
+            return None
+        return f"No promise on {self.goal} holds here: the winner's is on {self.best.measure}, which is another thing."
 
 
 def somebody_answers() -> bool:
@@ -28,31 +67,8 @@ def somebody_answers() -> bool:
     return sys.stdin.isatty()
 
 
-@dataclass
-class Answers:
-    """What is known so far; ``None`` is still open."""
-
-    convex: bool | None
-    mu: float | None
-    pl: float | None
-    beta: float | None
-    smooth: bool | None
-    heterogeneous: bool | None
-    shuffler: bool | None
-    trusted_server: bool | None
-    records: str | None
-    silos: int | None
-    dimension: int | None
-    lipschitz: float | None
-    diameter: float | None
-    epsilon: float | None
-    delta: float | None
-    fairness: bool | None
-    participants: int | None
-    gap: float | None
-
-
 def choose_command(
+    context: typer.Context,
     study: Annotated[
         str | None, typer.Option(help="Take records, model and what is known of them from this study.")
     ] = None,
@@ -88,7 +104,7 @@ def choose_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the winner's study to this TOML file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Choose an algorithm: which theorems apply, what they promise, and a study of the winner.
 
@@ -97,51 +113,34 @@ def choose_command(
     Example: tacit choose --convex --beta 0.5 --records 1000 --silos 20 -d 11 --epsilon 1 --out chosen.toml
     """
     from tacit.choosing import candidates, winner
+    from tacit.studies.bound import NO_BALL, left_for_training
 
     if out is not None and out.exists() and not force:
         raise TacitError(f"{out} exists; use --force to write over it, or another --out.")
     if goal is not None and goal not in GOALS:
         raise TacitError(f"Expected --goal to be one of {', '.join(GOALS)}, got {goal!r}.")
-    answers = Answers(
-        convex, mu, pl, beta, smooth, heterogeneous, shuffler, trusted_server, records, silos, dimension, lipschitz,
-        diameter, epsilon, delta, fairness, participants, gap,
-    )  # fmt: skip
+    answers = dict(context.params)
     own = None if study is None else _from_study(study, answers)
     assumed = _complete(answers, asking=somebody_answers() and not as_json)
     if study is not None:
-        assumed = [f"{line} ({_no_ball()})" if line.startswith("diameter") else line for line in assumed]
-    situation = _situation(answers, max_rounds)
-    for_theorems = _for_theorems(situation, own)
-    assumed += _consequences(situation, for_theorems.epsilon)
-    found = candidates(for_theorems)
+        assumed = [f"{line} ({NO_BALL})" if line.startswith("diameter") else line for line in assumed]
+    situation = _situation(answers)
+    left = left_for_training(None if own is None else own.preprocessing, situation.epsilon, situation.delta)
+    assumed += _consequences(situation, left)
+    rows = candidates(replace(situation, epsilon=left))
     wanted = GOALS[goal] if goal else None
-    best = winner(found, wanted)
+    best = winner(rows, wanted)
     written = None if out is None else _write(situation, best, None if own is None else own.tree, out)
-    told = Choice(situation, found, best, assumed, written, wanted, can_tune=own is None or own.preprocessing is None)
+    choice = Choice(situation, rows, best, assumed, written, wanted, can_tune=own is None or own.preprocessing is None)
     unpriced = own is not None and own.unpriced
     if as_json:
-        typer.echo(json.dumps(_as_data(told) | {"preprocessing_private": unpriced}))
+        print_json(_as_data(choice) | {"preprocessing_private": unpriced})
         return
-    print_choice(told)
+    _print_choice(choice)
     if unpriced:
         Console().print(
             f"[bold red]Not private:[/] preprocessing of {escape(str(study))} read private records and is not priced."
         )
-
-
-def _no_ball() -> str:
-    """In the words of `tacit plan`, which has no bound then."""
-    from tacit.studies.bound import NO_BALL
-
-    return NO_BALL
-
-
-class Own(NamedTuple):
-    """A study of one's own: what is kept of it, whether records were read without a price, and its statistics."""
-
-    tree: dict[str, Any]
-    unpriced: bool
-    preprocessing: PreprocessingSection | None
 
 
 def _from_study(name: str, answers: Answers) -> Own:
@@ -176,9 +175,7 @@ def _from_study(name: str, answers: Answers) -> Own:
         "delta": study.privacy.delta,
         "participants": participants[0] if isinstance(participants, tuple) else participants,
     }
-    for field, value in known.items():
-        if getattr(answers, field) is None and value is not None:
-            setattr(answers, field, value)
+    answers.update({name: value for name, value in known.items() if answers[name] is None})
     tree = study.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     path = Path(name)
     if path.is_file() and "options" in tree["data"] and "folder" in tree["data"]["options"]:
@@ -191,41 +188,34 @@ def _complete(answers: Answers, *, asking: bool) -> list[str]:
     """Ask for, or assume, whatever is open; what must be known raises."""
     assumed: list[str] = []
 
-    def settle(field: str, question: str, default: Any, needed: bool = False) -> None:
-        if getattr(answers, field) is not None:
+    def settle(name: str, question: str, default: Any, needed: bool = False) -> None:
+        if answers[name] is not None:
             return
-        if asking:
-            kind = type(default)
-            is_yes_or_no = kind is bool
-            setattr(
-                answers,
-                field,
-                typer.confirm(question, default=default)
-                if is_yes_or_no
-                else typer.prompt(question, default=default, type=kind),
-            )
-            return
-        flag = field.replace("_", "-")
-        if needed:
+        flag = name.replace("_", "-")
+        if asking and isinstance(default, bool):
+            answers[name] = typer.confirm(question, default=default)
+        elif asking:
+            answers[name] = typer.prompt(question, default=default, type=type(default))
+        elif needed:
             raise TacitError(f"Expected --{flag}: {question}; give it, or --study to read it from a study.")
-        setattr(answers, field, default)
-        if default not in (False, None, 0.0):
-            assumed.append(f"{flag} = {default}")
+        else:
+            answers[name] = default
+            assumed.extend([f"{flag} = {default}"] if default else [])
 
-    if answers.beta is not None or answers.fairness:
-        answers.smooth = True
+    if answers["beta"] is not None or answers["fairness"]:
+        answers["smooth"] = True
     settle("convex", "Is each record's loss convex (logistic, squared, hinge on a linear model)?", True, needed=True)
-    if answers.convex:
+    if answers["convex"]:
         settle("mu", "Strong convexity of each record's loss (0: none)", 0.0)
     settle("smooth", "Is each record's loss smooth?", True)
-    if answers.smooth:
+    if answers["smooth"]:
         settle("beta", "Its smoothness beta (0.25 x squared norm of a record for the logistic loss)", 0.5)
     settle("heterogeneous", "Do silos' records come from different sources?", True)
     settle("shuffler", "Is there a shuffler that all trust?", False)
     settle("trusted_server", "Is the server trusted with messages without noise?", False)
     settle("fairness", "Shall predictions not depend on a sensitive attribute?", False)
     settle("records", "Training records of each silo (one number, or 212,205,86,140)", "1000", needed=True)
-    if "," not in str(answers.records):
+    if "," not in answers["records"]:
         settle("silos", "Number of silos", 4, needed=True)
     settle("dimension", "Number of parameters", 11, needed=True)
     settle("lipschitz", "Bound L on the gradient of a record's loss", _usual_lipschitz(answers))
@@ -237,58 +227,40 @@ def _complete(answers: Answers, *, asking: bool) -> list[str]:
 
 def _usual_lipschitz(answers: Answers) -> float:
     """L of the logistic loss of a linear model that is as smooth as said; of the hinge loss with an intercept."""
-    if not answers.convex:
+    if not answers["convex"]:
         return 1.0
-    exact = 2 * math.sqrt(answers.beta) if answers.smooth and answers.beta and answers.beta > 0 else math.sqrt(2)
+    beta = (answers["smooth"] and answers["beta"]) or 0.0
+    exact = 2 * math.sqrt(beta) if beta > 0 else math.sqrt(2)
     return math.ceil(1e4 * exact - 1e-6) / 1e4
 
 
-def _situation(answers: Answers, max_rounds: int) -> Situation:
+def _situation(answers: Answers) -> Situation:
     """What was answered; the squared norm that makes losses strongly convex counts as a part of each of them."""
     from tacit.choosing import Situation
 
-    mu, diameter = answers.mu or 0.0, float(answers.diameter or 0.0)
+    mu, diameter = answers["mu"] or 0.0, answers["diameter"]
+    smooth = answers["smooth"] and answers["beta"] is not None
+    given = {field.name: answers[field.name] for field in fields(Situation) if field.name in answers}
     return Situation(
-        convex=bool(answers.convex),
+        **given | {"lipschitz": answers["lipschitz"] + mu * diameter / 2},
         strong_convexity=mu,
-        pl=answers.pl,
-        smoothness=answers.beta + mu if answers.smooth and answers.beta is not None else None,
-        heterogeneous=bool(answers.heterogeneous),
-        shuffler=bool(answers.shuffler),
-        trusted_server=bool(answers.trusted_server),
-        sizes=_sizes(str(answers.records), answers.silos),
-        dimension=int(answers.dimension or 0),
-        lipschitz=float(answers.lipschitz or 0.0) + mu * diameter / 2,
-        diameter=diameter,
-        epsilon=float(answers.epsilon or 0.0),
-        delta=float(answers.delta or 0.0),
-        fairness=bool(answers.fairness),
-        participants=answers.participants,
-        gap=answers.gap,
-        max_rounds=max_rounds,
+        smoothness=answers["beta"] + mu if smooth else None,
+        sizes=_sizes(answers["records"], answers["silos"]),
     )
-
-
-def _for_theorems(situation: Situation, own: Own | None) -> Situation:
-    """The situation with the epsilon that private statistics leave for training."""
-    from tacit.studies.bound import left_for_training
-
-    preprocessing = None if own is None else own.preprocessing
-    return replace(situation, epsilon=left_for_training(preprocessing, situation.epsilon, situation.delta))
 
 
 def _consequences(situation: Situation, left: float) -> list[str]:
     """What follows from the answers without having been said; ``left`` is the epsilon of training."""
-    said, mu = [], situation.strong_convexity
+    lines, mu = [], situation.strong_convexity
     if mu > 0:
         beta = "" if situation.smoothness is None else f" and beta {situation.smoothness:g}"
-        said.append(
+        lines.append(
             f"objective = the study adds squared-l2:{mu:g}, which makes it strongly convex; with it L is "
             f"{situation.lipschitz:.5g}{beta}"
         )
     if left < situation.epsilon:
-        said.append(f"epsilon of training = {left:.4g}, which private statistics leave of {situation.epsilon:g}")
-    return said
+        lines.append(f"epsilon of training = {left:.4g}, which private statistics leave of {situation.epsilon:g}")
+    return lines
 
 
 def _sizes(text: str, silos: int | None) -> tuple[int, ...]:
@@ -321,29 +293,93 @@ def _write(situation: Situation, best: Candidate | None, own: dict[str, Any] | N
     return str(out)
 
 
-def _as_data(told: Choice) -> dict[str, Any]:
+def _as_data(choice: Choice) -> dict[str, Any]:
+    same = ("algorithm", "applies", "reasons", "source", "channel", "measure", "bound", "rate", "rounds")
     rows = [
-        {
-            "algorithm": c.algorithm,
-            "applies": c.applies,
-            "reasons": list(c.reasons),
-            "source": c.source,
-            "channel": c.channel if c.applies else None,
-            "measure": c.measure,
-            "bound": c.bound,
-            "rate": c.rate,
-            "rounds": c.rounds,
-            "conditions_that_fail": list(c.failed),
-            "sentence": c.sentence or None,
-        }
-        for c in told.found
+        {name: getattr(c, name) for name in same}
+        | {"channel": c.channel if c.applies else None}
+        | {"conditions_that_fail": c.failed, "sentence": c.sentence or None}
+        for c in choice.rows
     ]
     return {
-        "silos": told.situation.silos,
-        "records": list(told.situation.sizes),
-        "assumed": told.assumed,
+        "silos": choice.situation.silos,
+        "records": choice.situation.sizes,
+        "assumed": choice.assumed,
         "candidates": rows,
-        "winner": None if told.best is None else told.best.algorithm,
-        "goal_missed": told.missed,
-        "study": told.written,
+        "winner": None if choice.best is None else choice.best.algorithm,
+        "goal_missed": choice.missed,
+        "study": choice.written,
     }
+
+
+def _print_choice(choice: Choice) -> None:
+    """The theorems that apply, those that do not and why, what was assumed, and the winner."""
+    console = Console()
+    _print_theorems(choice, console)
+    others = Table(Column("algorithm", no_wrap=True), "why not", title="theorems that do not apply")
+    for c in choice.rows:
+        if not c.applies:
+            others.add_row(c.algorithm, escape("; ".join(c.reasons)))
+    if others.row_count:
+        console.print(others)
+    console.print(
+        f"At the smallest silo, {choice.situation.records} records. Bounds are on population or empirical excess risk, "
+        "or on the squared gradient. A bound has all its constants; a rate has its constant set to one and compares, "
+        "but promises nothing."
+    )
+    for line in choice.assumed:
+        console.print(f"assumed  {line}", highlight=False)
+    _print_winner(choice, console)
+
+
+def _print_theorems(choice: Choice, console: Console) -> None:
+    from tacit.theory import conditions_text
+
+    headings = ("algorithm", "channel", "bounds", "bound", "rate", "rounds")
+    # Narrow enough for 80 columns, with the longest names.
+    table = Table(*(Column(name, no_wrap=True) for name in headings), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title = "theorems that apply"
+    short = {measure: goal for goal, measure in GOALS.items()}
+    failures = []
+    for c in choice.rows:
+        if c.applies:
+            name = f"[bold green]{c.algorithm}[/]" if c is choice.best else c.algorithm
+            measure = "" if c.measure is None else short[c.measure]
+            promise = ("" if value is None else f"{value:.3g}" for value in (c.bound, c.rate))
+            table.add_row(name, c.channel, measure, *promise, str(c.rounds))
+            failures += [f"{c.algorithm}: {conditions_text(c.failed)}"] if c.failed else []
+    if table.row_count:
+        console.print(table)
+    for line in failures:
+        console.print(escape(line), highlight=False)
+
+
+def _print_winner(choice: Choice, console: Console) -> None:
+    best, written = choice.best, choice.written
+    if best is None:
+        console.print("[bold red]No theorem applies.[/] See the reasons above.")
+        return
+    from tacit.theory import conditions_text
+
+    console.print(f"Winner: [bold green]{best.algorithm}[/] ({best.source}), {best.rounds} rounds.")
+    console.print(escape(best.sentence or conditions_text(best.failed)))
+    if choice.missed is not None:
+        console.print(f"[bold red]{choice.missed}[/]")
+    if best.failed:
+        console.print(
+            "More records or silos, a larger epsilon, or fewer parameters would help; practice is often better than "
+            "theory."
+        )
+    if written is None:
+        console.print("A study of it: add --out FILE.toml")
+        return
+    console.print(f"Wrote {written}. Next: tacit plan {written}; tacit run {written}", highlight=False)
+    step = best.parameters.get("step_size")
+    if choice.can_tune and isinstance(step, int | float):
+        longer = [float(f"{step * factor:.3g}") for factor in (1, 10, 100)]
+        console.print(
+            "Its step is the theorem's, safe for the worst records. This looks for a better one within the budget: "
+            f'tacit tune {written} --grid "algorithm.step_size={longer}"',
+            markup=False,
+            highlight=False,
+        )

@@ -6,42 +6,33 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from tacit.cli.common import JsonObject, print_json
 from tacit.data import DataError, Federation, load, names, plot_partition, summary
 from tacit.data.catalogue import OWN
+from tacit.data.partition import PARTITIONS
 
-Name = Annotated[
-    str | None,
-    typer.Argument(help="A data set, or a study's TOML file; leave it out to list data sets.", show_default=False),
-]
-Partition = Annotated[
-    str | None,
-    typer.Option(
-        help="natural, label, digit-pairs, sorted-target, attribute, dirichlet, iid or one-class; by default "
-        "the data set's own."
-    ),
-]
-Silos = Annotated[int | None, typer.Option(help="How many silos; by default the data set's own number.")]
-Level = Annotated[
-    float | None,
-    typer.Option(help="Heterogeneity: 0 to 1 for attribute and sorted-target, a concentration for dirichlet."),
-]
-Seed = Annotated[int, typer.Option(help="Of partition and split.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw the partition to this PNG file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
+_KINDS = tuple(PARTITIONS)
 _MOST_LABELS = 4
 
 
 def data_command(
-    name: Name = None,
-    partition: Partition = None,
-    silos: Silos = None,
-    level: Level = None,
-    seed: Seed = 0,
-    plot: Plot = None,
-    as_json: Json = False,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A data set, or a study's TOML file; leave it out to list data sets.", show_default=False),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help=f"{', '.join(_KINDS[:-1])} or {_KINDS[-1]}; by default the data set's own.")
+    ] = None,
+    silos: Annotated[int | None, typer.Option(help="How many silos; by default the data set's own number.")] = None,
+    level: Annotated[
+        float | None,
+        typer.Option(help="Heterogeneity: 0 to 1 for attribute and sorted-target, a concentration for dirichlet."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of partition and split.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the partition to this PNG file.")] = None,
+    as_json: JsonObject = False,
 ) -> None:
     """Show a data set: its silos, what each step of preprocessing touches, and whom to cite.
 
@@ -54,16 +45,16 @@ def data_command(
     if plot is not None:
         plot_partition(federation, plot)
     if as_json:
-        typer.echo(json.dumps(summary(federation)))
+        print_json(summary(federation))
         return
-    _print(federation)
+    _print(summary(federation))
     if plot is not None:
         typer.echo(f"Picture: {plot}")
 
 
 def _list(as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([*names(), *OWN]))
+        print_json([*names(), *OWN])
         return
     typer.echo("\n".join(names()))
     typer.echo("csv: your own files; make a study with tacit init FOLDER, then: tacit data FOLDER/study.toml")
@@ -86,13 +77,10 @@ def _federation(name: str, partition: str | None, silos: int | None, level: floa
     return federation_of(load_study(name, overrides), seed)
 
 
-def _print(federation: Federation) -> None:
-    facts = summary(federation)
+def _print(facts: dict[str, Any]) -> None:
     console = Console()
     console.print(_silo_table(facts))
-    steps = Table(title="Preprocessing")
-    for heading in ("step", "reads", "what"):
-        steps.add_column(heading, overflow="fold")
+    steps = Table(*(Column(name, overflow="fold") for name in ("step", "reads", "what")), title="Preprocessing")
     for step in facts["steps"]:
         reads = "public" if step["public"] else "[bold red]private records[/]"
         steps.add_row(step["name"], reads, step["detail"])
@@ -106,22 +94,17 @@ def _print(federation: Federation) -> None:
 
 
 def _silo_table(facts: dict[str, Any]) -> Table:
-    table = Table(title=f"{facts['name']}: {facts['partition']}")
-    table.add_column("silo", overflow="fold")
-    for heading in ("train", "validation", "test"):
-        table.add_column(heading, justify="right")
+    parts = ("train", "validation", "test")
+    table = Table(Column("silo", overflow="fold"), *(Column(part, justify="right") for part in parts))
+    table.title = f"{facts['name']}: {facts['partition']}"
     table.add_column("target (train)" if facts["task"] == "regression" else "labels (train)", overflow="fold")
-    grouped = "groups" in facts["silos"][0]
-    if grouped:
+    if "groups" in facts["silos"][0]:
         table.add_column("sensitive groups (train)", overflow="fold")
     for silo in facts["silos"]:
-        row = [silo["name"], *(str(silo[part]) for part in ("train", "validation", "test"))]
+        row = [silo["name"], *(str(silo[part]) for part in parts)]
         if "target" in silo:
             row.append("{least:.3g} to {greatest:.3g}, mean {mean:.3g}".format(**silo["target"]))
-        else:
-            row.append(_shares(silo["labels"]))
-        if grouped:
-            row.append(_shares(silo["groups"]))
+        row += [_shares(silo[key]) for key in ("labels", "groups") if key in silo]
         table.add_row(*row)
     return table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import tacit
-from tacit.cli.study import Json
-from tacit.cli.tables import print_listing
+from tacit.cli.common import Json, print_json, print_listing
 from tacit.errors import TacitError
 
 
@@ -30,16 +28,16 @@ def reproduce_command(
     """
     if sum((name is not None, everything, listing, gallery)) != 1:
         raise TacitError("Expected one of: the name of a result, --all, --list, --gallery.")
-    found = experiments_gallery()
+    module = experiments_gallery()
     if listing:
-        _list(found.EXHIBITS.values(), as_json)
+        _list(module.EXHIBITS.values(), as_json)
     elif gallery:
         if not results.is_dir():
             raise TacitError(f"No folder {results}; name the folder of results with --results.")
-        (results / "README.md").write_text(found.index(results), encoding="utf-8")
+        (results / "README.md").write_text(module.index(results), encoding="utf-8")
         typer.echo(str(results / "README.md"))
     else:
-        _make(found, list(found.EXHIBITS.values()) if name is None else [found.find_exhibit(name)], results)
+        _make(module, list(module.EXHIBITS.values()) if name is None else [module.find_exhibit(name)], results)
 
 
 def experiments_gallery() -> Any:
@@ -55,11 +53,11 @@ def experiments_gallery() -> Any:
     return importlib.import_module("experiments.gallery")
 
 
-def _make(found: Any, chosen: list[Any], results: Path) -> None:
+def _make(module: Any, chosen: list[Any], results: Path) -> None:
     failed = []
     for exhibit in chosen:
         typer.echo(f"{exhibit.name}: about {exhibit.minutes} min; data: {exhibit.data}", err=True)
-        if found.reproduce(exhibit, results):
+        if module.reproduce(exhibit, results):
             failed.append(exhibit.name)
     if failed:
         raise TacitError(f"Not made: {', '.join(failed)}; what went wrong stands above.")
@@ -67,8 +65,8 @@ def _make(found: Any, chosen: list[Any], results: Path) -> None:
 
 def _list(exhibits: Any, as_json: bool) -> None:
     if as_json:
-        names = {"name": "name", "source": "paper", "claim": "claim", "minutes": "minutes", "data": "data"}
-        typer.echo(json.dumps([{said: getattr(e, own) for own, said in names.items()} for e in exhibits]))
+        names = {"name": "name", "paper": "source", "claim": "claim", "minutes": "minutes", "data": "data"}
+        print_json([{key: getattr(e, name) for key, name in names.items()} for e in exhibits])
         return
     shown = [
         {"name": e.name, "paper, its claim": f"{e.source}\n{e.claim}", "minutes": str(e.minutes), "data": e.data}

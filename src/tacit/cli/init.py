@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tomllib
@@ -17,17 +16,9 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tacit.cli import choose
-from tacit.data.discover import (
-    Declared,
-    Draft,
-    Folder,
-    check_declared,
-    check_levels,
-    check_target,
-    draft,
-    look,
-    undeclared,
-)
+from tacit.cli.common import JsonObject, print_json, template
+from tacit.data import discover
+from tacit.data.discover import Declared, Draft, Folder, look
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
 from tacit.errors import TacitError, counted
@@ -67,7 +58,7 @@ def init_command(
     delta: Annotated[float, typer.Option(help="Probability with which the guarantee may fail.")] = 1e-6,
     out: Annotated[Path | None, typer.Option(help="The study to write; by default study.toml in the folder.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Make a study from a folder of one CSV file per silo; asks for what is missing if a person is there to answer.
 
@@ -75,7 +66,10 @@ def init_command(
     """
     if private is not None and private not in _STATISTICS:
         raise TacitError(f"Expected --private to be one of {', '.join(_STATISTICS)}, got {private!r}.")
-    _check_budget(epsilon, delta)
+    if not 0 < epsilon < math.inf:
+        raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
+    if not 0 < delta < MOST_DELTA:
+        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
     study_path, schema_path = _places(folder, out)
     for path in (study_path, schema_path):
         if path.exists() and not force:
@@ -85,23 +79,16 @@ def init_command(
     asking = choose.somebody_answers() and not as_json
     if target is None:
         target = _ask_target(found, asking)
-    check_declared(found, target, declared)
+    discover.check_declared(found, target, declared)
     if asking and not read_records:
         declared = _ask(found, target, declared, private)
     # Whoever was asked and left a question open chose to have it read from the records.
-    drafted = draft(found, target, declared, read_records=read_records or asking, private=private is not None)
+    drafted = discover.draft(found, target, declared, read_records=read_records or asking, private=private is not None)
     study = _study(folder, study_path, schema_path, drafted, epsilon, delta, private)
     study_path.parent.mkdir(parents=True, exist_ok=True)
     schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
     study_path.write_text(tomli_w.dumps(study), encoding="utf-8")
     _say(found, drafted, study_path, schema_path, as_json)
-
-
-def _check_budget(epsilon: float, delta: float) -> None:
-    if not 0 < epsilon < math.inf:
-        raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
-    if not 0 < delta < MOST_DELTA:
-        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
 
 
 def _places(folder: Path, out: Path | None) -> tuple[Path, Path]:
@@ -167,7 +154,7 @@ def _ask_target(found: Folder, asking: bool) -> str:
     while True:
         target = str(typer.prompt(f"Which column is to be predicted? ({', '.join(found.columns)})")).strip()
         try:
-            check_target(found, target)
+            discover.check_target(found, target)
         except TacitError as error:
             typer.echo(str(error))
         else:
@@ -184,32 +171,28 @@ def _ask(found: Folder, target: str, declared: Declared, private: str | None) ->
         "without an answer has it read from the records, which is NOT private."
     )
     ranges, levels = dict(declared.ranges), dict(declared.levels)
-    for column in undeclared(found, target, declared):
-        if private is not None and column.kind == "number" and column.name != target:
-            continue
+    for column in discover.undeclared(found, target, declared, private=private is not None):
         if column.levels and (column.kind == "category" or column.name == target or len(column.levels) == 2):
-            known = _ask_until(f"{column.name}: its levels, known to all, as A,B,C", column.name, _levels)
-            levels |= {} if known is None else {column.name: known}
+            levels |= _ask_until("its levels, known to all, as A,B,C", column.name, _levels)
         else:
-            pair = _ask_until(f"{column.name}: its range, known to all, as LOW:HIGH", column.name, _range)
-            ranges |= {} if pair is None else {column.name: pair}
+            ranges |= _ask_until("its range, known to all, as LOW:HIGH", column.name, _range)
     return Declared(ranges, levels, declared.drop)
 
 
 def _levels(text: str, where: str) -> tuple[str, ...]:
     levels = tuple(part.strip() for part in text.split(","))
-    check_levels(where, levels, "press Enter")
+    discover.check_levels(where, levels, "press Enter")
     return levels
 
 
-def _ask_until(question: str, column: str, read: Callable[[str, str], T]) -> T | None:
-    """The answer, once it makes sense; ``None`` for Enter."""
+def _ask_until(question: str, column: str, read: Callable[[str, str], T]) -> dict[str, T]:
+    """The answer by its column, once it makes sense; nothing for Enter."""
     while True:
-        answer = typer.prompt(question, default="", show_default=False).strip()
+        answer = typer.prompt(f"{column}: {question}", default="", show_default=False).strip()
         if not answer:
-            return None
+            return {}
         try:
-            return read(answer, column)
+            return {column: read(answer, column)}
         except TacitError as error:
             typer.echo(str(error))
 
@@ -219,31 +202,15 @@ def _study(
 ) -> dict[str, Any]:
     """The study as a tree: a linear model by noisy minibatch SGD, which `tacit choose` can improve on."""
     task = drafted.schema.target.task
-    place = os.path.relpath(folder.resolve(), study_path.resolve().parent)
-    options = {"folder": place}
+    tree = tomllib.loads(template("study.toml", folder))
+    tree["name"] = folder.resolve().name
+    tree["title"] = f"{drafted.schema.target.column} from {len(drafted.schema.used)} columns"
+    tree["data"]["options"] = {"folder": os.path.relpath(folder.resolve(), study_path.resolve().parent)}
     if schema_path != folder / "schema.toml":
-        options["schema"] = os.path.relpath(schema_path.resolve(), folder.resolve())
-    tree: dict[str, Any] = {
-        "format": 1,
-        "name": folder.resolve().name,
-        "title": f"{drafted.schema.target.column} from {len(drafted.schema.used)} columns",
-        "data": {"name": "csv", "options": options},
-        "objective": {
-            "model": "linear",
-            "loss": {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}[task],
-            "regulariser": "l2-ball:10",
-        },
-        "algorithm": {
-            "name": "mb-sgd",
-            "channel": "direct",
-            "num_rounds": 30,
-            "sampling": "full",
-            **_step_and_clip(drafted),
-            "output": "average",
-        },
-        "privacy": {"epsilon": epsilon, "delta": delta},
-        "run": {"seeds": 3, "weights": "records"},
-    }
+        tree["data"]["options"]["schema"] = os.path.relpath(schema_path.resolve(), folder.resolve())
+    tree["objective"]["loss"] = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}[task]
+    tree["algorithm"] |= _step_and_clip(drafted)
+    tree["privacy"] = {"epsilon": epsilon, "delta": delta}
     if private is not None:
         numbers = list(drafted.schema.numbers)
         if not numbers:
@@ -279,7 +246,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
             "assumed": list(drafted.assumed),
             "not_private": list(drafted.loud),
         }
-        typer.echo(json.dumps(facts))
+        print_json(facts)
         return
     console = Console()
     columns = Column("column", overflow="fold"), "seems", "is read as", "missing"

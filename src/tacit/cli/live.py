@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from tacit.studies.run import Prepared
@@ -42,9 +42,8 @@ class RunView:
         return (sight.total - sight.done) * (self._clock() - begun) / (sight.done - done)
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=self.title, title_justify="left")
-        for name in ("part", "", "rounds", "training loss", "epsilon spent", "time left"):
-            table.add_column(name, no_wrap=True)
+        headings = ("part", "", "rounds", "training loss", "epsilon spent", "time left")
+        table = Table(*(Column(name, no_wrap=True) for name in headings), title=self.title, title_justify="left")
         for label, sight in self.sights.items():
             table.add_row(label, *self._cells(sight))
         grid = self.sights.get("grid")
@@ -78,7 +77,7 @@ def _duration(seconds: float) -> str:
 @contextmanager
 def live_view(prepared: Prepared, *, quiet: bool) -> Iterator[Callable[[Sight], None] | None]:
     """Show a run on standard error while it goes on; nothing where a machine reads."""
-    from tacit.studies.run import grid_points
+    from tacit.studies.run import points_of
 
     if quiet:
         yield None
@@ -89,7 +88,7 @@ def live_view(prepared: Prepared, *, quiet: bool) -> Iterator[Callable[[Sight], 
     parts += ["each silo alone"] * study.run.alone + ["grid"] * bool(study.run.grid)
     prices = [silo.price.epsilon for silo in prepared.plan.silos if silo.price is not None]
     title = f"{study.name}: {study.algorithm.name}, {len(prepared.names)} silos, {len(prepared.federations)} seeds"
-    view = RunView(title, parts, grid_points(study), max(prices, default=None))
+    view = RunView(title, parts, points_of(study.run.grid), max(prices, default=None))
     with Live(view, console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
 
         def watch(sight: Sight) -> None:

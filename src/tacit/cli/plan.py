@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,22 +9,23 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.study import UNPRICED, Json, Set, Study, finite, numeral, point_cells, print_warnings
+from tacit.cli.common import UNPRICED, Json, Set, Study, numeral, point_cells, print_json, print_warnings
 from tacit.stopping import stops_at_once
 
 if TYPE_CHECKING:
-    from tacit.data import SiloData
     from tacit.studies.plan import Plan
     from tacit.studies.run import Prepared
 
 
-Policy = Annotated[
-    Path | None,
-    typer.Option(help="A silo's policy.toml: show also what the study takes from that account, and what is left."),
-]
-
-
-def plan_command(study: Study, overrides: Set = None, policy: Policy = None, as_json: Json = False) -> None:
+def plan_command(
+    study: Study,
+    overrides: Set = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="A silo's policy.toml: show also what the study takes from that account, and what is left."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Price a study before anything runs: per silo and kind of round, beside the noise that the paper prints.
 
     With --policy two prices are shown: the plan's own epsilon, and the share of the account that it takes by its rule.
@@ -37,96 +37,96 @@ def plan_command(study: Study, overrides: Set = None, policy: Policy = None, as_
         from tacit.studies.run import prepare
 
     prepared = prepare(load_study(study, overrides or ()))
-    plan, found = prepared.plan, _as_data(prepared)
+    plan, facts = prepared.plan, _as_data(prepared)
     if policy is not None:
         from tacit.cli.status import account_of_plan
 
-        found["account"] = account_of_plan(plan, policy)
+        facts["account"] = account_of_plan(plan, policy)
     if as_json:
-        typer.echo(json.dumps(finite(found)))
+        print_json(facts)
         return
-    _print_plan(plan, found)
-    if "account" in found:
-        _print_account(found["account"], Console())
-    if found["preprocessing_private"]:
-        Console().print(UNPRICED)
+    console = Console()
+    _print_prices(plan, facts, console)
+    _print_paper(facts, console)
+    console.print(f"Guarantee: {facts['guarantee']}.")
+    console.print(f"Noise: {facts['noise']}.")
+    _print_parties(facts, console)
+    _print_fair(facts, console)
+    if facts["theory"] is not None:
+        from tacit.studies.bound import bound_text
+
+        console.print(bound_text(facts["theory"]))
+    _print_reading(plan, console)
+    print_warnings(facts["warnings"], console)
+    if "account" in facts:
+        _print_account(facts["account"], console)
+    if facts["preprocessing_private"]:
+        console.print(UNPRICED)
 
 
 def _as_data(prepared: Prepared) -> dict[str, Any]:
     """The plan, the noise in the mean of all silos, the price at every point of the grid, and whole silos' sizes."""
     from tacit.studies.noise import mean_over_clip
     from tacit.studies.plan import min_silos_of, plan_json
-    from tacit.studies.run import grid_points, noise_at
+    from tacit.studies.run import noise_at, points_of
 
     study, plan, federation = prepared.study, prepared.plan, prepared.federations[0]
     unit = prepared.builder.build(noise_multiplier=1.0)
-    points = grid_points(study) if study.run.grid and study.privacy.private else []
+    private, fewest = study.privacy.private, min_silos_of(study, len(plan.silos))
+    points = points_of(study.run.grid) if study.run.grid and private else []
     return plan_json(plan) | {
-        "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, min_silos_of(study, len(plan.silos)))
-        if study.privacy.private
-        else {},
+        "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, fewest) if private else {},
         "grid": [{"point": point, "noise_multiplier": noise_at(prepared, point).tolist()} for point in points],
         "released_before_training": study.preprocessing is not None,
         "preprocessing_private": federation.touches_private_data,
-        "records_with_held_out": {silo.name: _size(silo) for silo in federation.silos},
+        "records_with_held_out": {
+            silo.name: sum(len(part["y"]) for part in (silo.train, silo.validation, silo.test))
+            for silo in federation.silos
+        },
     }
 
 
-def _print_plan(plan: Plan, found: dict[str, Any]) -> None:
-    console = Console()
-    table = Table(title=f"{found['study']}: the price before anything runs")
-    for name in ("silo", "n", "kind", "count", "batch", "z", "sigma/C", "epsilon"):
-        table.add_column(name, no_wrap=True)
-    for silo in found["silos"]:
-        for number, kind in enumerate(silo["kinds"]):
-            first = number == 0
-            table.add_row(
-                silo["name"] if first else "",
-                str(silo["records"]) if first else "",
-                kind["kind"],
-                str(kind["count"]),
-                f"{kind['batch']} {kind['sampling']}",
-                numeral(kind["noise_multiplier"], 2),
-                numeral(kind["sigma_over_clip"], 4),
-                numeral(silo["epsilon"]) if first else "",
-            )
+def _print_prices(plan: Plan, facts: dict[str, Any], console: Console) -> None:
+    headings = ("silo", "n", "kind", "count", "batch", "z", "sigma/C", "epsilon")
+    table = Table(*(Column(name, no_wrap=True) for name in headings))
+    table.title = f"{facts['study']}: the price before anything runs"
+    for silo in facts["silos"]:
+        name, records, epsilon = silo["name"], str(silo["records"]), numeral(silo["epsilon"])
+        for kind in silo["kinds"]:
+            noise = numeral(kind["noise_multiplier"], 2), numeral(kind["sigma_over_clip"], 4)
+            batch = f"{kind['batch']} {kind['sampling']}"
+            table.add_row(name, records, kind["kind"], str(kind["count"]), batch, *noise, epsilon)
+            name = records = epsilon = ""
     console.print(table)
-    delta = plan.study.privacy.delta
     console.print(
-        f"delta = {delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's training records; "
-        "epsilon is that of all kinds together."
+        f"delta = {plan.study.privacy.delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's "
+        "training records; epsilon is that of all kinds together."
     )
-    _print_mean(found, plan.study.algorithm.channel, console)
-    _print_held_out(found, console)
-    _print_grid(found["grid"], console)
+    if facts["sigma_of_mean_over_clip"]:
+        listed = ", ".join(f"{kind} {sigma:.4f}" for kind, sigma in facts["sigma_of_mean_over_clip"].items())
+        shared = plan.study.algorithm.channel == "shuffled-sum"
+        share = " sigma above is of a silo's own share of the noise." if shared else ""
+        console.print(f"In the mean of all silos sigma/C is: {listed}.{share}")
+    _print_held_out(facts, console)
+    _print_grid(facts["grid"], console)
+
+
+def _print_paper(facts: dict[str, Any], console: Console) -> None:
     papers = Table(
         "silo", Column("releases", no_wrap=True), "sigma/C", "really buys epsilon", "noise / ours", "its conditions"
     )
     papers.title = "the noise that the paper prints, at the same epsilon"
-    for silo in found["silos"]:
+    for silo in facts["silos"]:
         paper = silo["paper"]
         if paper is not None:
             failed = [c["text"] for c in paper["conditions"] if not c["holds"]]
-            papers.add_row(
-                silo["name"],
-                "\n".join(f"{release['count']} x {release['kind']}" for release in paper["releases"]),
-                "\n".join(f"{s:.4g}" for s in paper["sigma_over_clip"]),
-                numeral(paper["epsilon_certified"]),
-                f"{paper['noise_ratio']:.2f}",
-                "hold" if not failed else "fail: " + "; ".join(failed),
-            )
+            releases = "\n".join(f"{release['count']} x {release['kind']}" for release in paper["releases"])
+            sigmas = "\n".join(f"{s:.4g}" for s in paper["sigma_over_clip"])
+            compared = numeral(paper["epsilon_certified"]), f"{paper['noise_ratio']:.2f}"
+            conditions = "fail: " + "; ".join(failed) if failed else "hold"
+            papers.add_row(silo["name"], releases, sigmas, *compared, conditions)
     if papers.row_count:
         console.print(papers)
-    console.print(f"Guarantee: {found['guarantee']}.")
-    console.print(f"Noise: {found['noise']}.")
-    _print_parties(found, console)
-    _print_fair(found, console)
-    if found["theory"] is not None:
-        from tacit.studies.bound import bound_text
-
-        console.print(bound_text(found["theory"]))
-    _print_reading(plan, console)
-    print_warnings(found["warnings"], console)
 
 
 def _print_account(account: dict[str, Any], console: Console) -> None:
@@ -141,42 +141,25 @@ def _print_account(account: dict[str, Any], console: Console) -> None:
     console.print(account_words(account), highlight=False)
 
 
-def _print_mean(found: dict[str, Any], channel: str, console: Console) -> None:
-    """How much noise is left in what the model learns from, which channels differ in."""
-    if not found["sigma_of_mean_over_clip"]:
-        return
-    listed = ", ".join(f"{kind} {sigma:.4f}" for kind, sigma in found["sigma_of_mean_over_clip"].items())
-    whose = " sigma above is of a silo's own share of the noise." if channel == "shuffled-sum" else ""
-    console.print(f"In the mean of all silos sigma/C is: {listed}.{whose}")
-
-
 def _print_grid(grid: list[dict[str, Any]], console: Console) -> None:
     """The noise at every point of the grid; the table of silos is of the study's own setting."""
     if not grid:
         return
     table = Table(*grid[0]["point"], "z, least to most", title="the grid: noise at each of its points")
     for row in grid:
-        least, most = min(row["noise_multiplier"]), max(row["noise_multiplier"])
-        table.add_row(
-            *point_cells(row["point"]),
-            f"{most:.2f}" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f} to {most:.2f}",
-        )
+        ends = dict.fromkeys(f"{z:.2f}" for z in (min(row["noise_multiplier"]), max(row["noise_multiplier"])))
+        table.add_row(*point_cells(row["point"]), " to ".join(ends))
     console.print(table)
     console.print("The other tables are of the study's own setting. Every point of a grid that runs has its own price.")
 
 
-def _size(silo: SiloData) -> int:
-    """All records of a silo: to train on, and held out."""
-    return sum(len(part["y"]) for part in (silo.train, silo.validation, silo.test))
-
-
-def _print_held_out(found: dict[str, Any], console: Console) -> None:
+def _print_held_out(facts: dict[str, Any], console: Console) -> None:
     """Say that a deployment of the same files has more records to train on, where it has."""
-    if found["released_before_training"]:
+    if facts["released_before_training"]:
         console.print("Silos cannot serve a study with private statistics yet: it is for simulation (`tacit run`).")
         return
-    whole = found["records_with_held_out"]
-    trained = {silo["name"]: silo["records"] for silo in found["silos"]}
+    whole = facts["records_with_held_out"]
+    trained = {silo["name"]: silo["records"] for silo in facts["silos"]}
     more = [f"{name} {n}" for name, n in whole.items() if n > trained.get(name, n)]
     if more:
         listed = ", ".join(more[:5]) + (f" and {len(more) - 5} more" if len(more) > 5 else "")
@@ -186,13 +169,13 @@ def _print_held_out(found: dict[str, Any], console: Console) -> None:
         )
 
 
-def _print_parties(found: dict[str, Any], console: Console) -> None:
+def _print_parties(facts: dict[str, Any], console: Console) -> None:
     """Who sees what, and what is left if the shuffler talks."""
-    for party in found["parties"]:
+    for party in facts["parties"]:
         console.print(f"  {party['who']}: {party['sees']}")
-    if found["counts_on"] is not None:
-        console.print(found["counts_on"])
-    exposed = [silo for silo in found["silos"] if silo["epsilon_without_shuffler"] is not None]
+    if facts["counts_on"] is not None:
+        console.print(facts["counts_on"])
+    exposed = [silo for silo in facts["silos"] if silo["epsilon_without_shuffler"] is not None]
     if exposed:
         worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])
         largest = max(e for kind in worst["kinds"] for e in kind.get("local_epsilons", ()))
@@ -203,34 +186,27 @@ def _print_parties(found: dict[str, Any], console: Console) -> None:
         )
 
 
-def _print_fair(found: dict[str, Any], console: Console) -> None:
+def _print_fair(facts: dict[str, Any], console: Console) -> None:
     """What crosses between divisions, and the designs that protect the attribute."""
-    if "crossings" not in found:
+    if "crossings" not in facts:
         return
-    alone = found["protects"] == "sensitive-attribute"
-    console.print(
-        "Protected: the sensitive attribute alone; features and targets count as known."
-        if alone
-        else "Protected: whole records."
-    )
+    alone = facts["protects"] == "sensitive-attribute"
+    what = "the sensitive attribute alone; features and targets count as known" if alone else "whole records"
+    console.print(f"Protected: {what}.")
     table = Table("from", "to", "message", "numbers a round", "promise")
-    table.title = f"what crosses ({found['centralisation']})"
-    for row in found["crossings"]:
+    table.title = f"what crosses ({facts['centralisation']})"
+    for row in facts["crossings"]:
         table.add_row(row["sender"], row["receiver"], row["message"], str(row["numbers"]), row["promise"])
     console.print(table)
-    if "designs" not in found:
+    if "designs" not in facts:
         return
     designs = Table("design", "sampling", "z", "sigma/clip", "clip bounds", "epsilon")
     designs.title = "ways to protect the attribute at this budget, for the smallest silo"
-    for row in found["designs"]:
-        designs.add_row(
-            row["name"],
-            row["sampling"] + (f", {row['passes']} passes" if row["passes"] > 1 else ""),
-            f"{row['noise_multiplier']:.3g}",
-            f"{row['sigma_over_clip']:.4g}",
-            row["bounds"],
-            f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else ""),
-        )
+    for row in facts["designs"]:
+        sampling = row["sampling"] + (f", {row['passes']} passes" if row["passes"] > 1 else "")
+        noise = f"{row['noise_multiplier']:.3g}", f"{row['sigma_over_clip']:.4g}"
+        epsilon = f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else "")
+        designs.add_row(row["name"], sampling, *noise, row["bounds"], epsilon)
     console.print(designs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,15 +12,13 @@ import tomli_w
 import typer
 from rich.console import Console
 
-from tacit.cli.files import AUTHORITY, need_file
+from tacit.cli.common import AUTHORITY, Out, group, need_file
 from tacit.errors import TacitError
 
-server_app = typer.Typer(
-    name="server",
-    help="The server of a consortium: a SuperLink, and studies that run over it."
+server_app = group(
+    "server",
+    "The server of a consortium: a SuperLink, and studies that run over it."
     "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 Link = Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")]
@@ -64,8 +63,6 @@ def register_command(
 
     Example: tacit server register clinic clinic.pub --superlink 10.0.0.5:9092 --authority ca.pem
     """
-    import tempfile
-
     from tacit.deploy.flower.commands import register, write_connection
 
     need_file(public_key, f"give the public key that {name}'s owner made with: tacit silo keys (node.key.pub)")
@@ -88,7 +85,7 @@ def run_command(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Go on with the study of this run folder.")] = None,
     round_seconds: Annotated[float, typer.Option(help="How long a round waits for silos it may go without.")] = 120.0,
     patience: Annotated[float, typer.Option(help="How long anything waits for a silo that is needed.")] = 3600.0,
@@ -119,7 +116,9 @@ def run_command(
         "command": typed_command(),
     }
     deployment_from(terms)
-    folder = _run_folder(study, overrides or [], len(listed), out) if resume is None else _known_folder(resume)
+    folder = _run_folder(study, overrides or [], len(listed), out) if resume is None else resume.resolve()
+    if not (folder / "study.toml").is_file():
+        raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     terms["folder"] = str(folder)
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
     write_connection(folder / "flower", superlink=superlink, authority=authority)
@@ -137,13 +136,6 @@ def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> 
     check_study(resolved, shufflers)
     folder = new_folder(out, resolved).resolve()
     write_study(folder, resolved)
-    return folder
-
-
-def _known_folder(resume: Path) -> Path:
-    folder = resume.resolve()
-    if not (folder / "study.toml").is_file():
-        raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     return folder
 
 

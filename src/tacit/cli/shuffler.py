@@ -7,37 +7,17 @@ from typing import Annotated
 
 import typer
 
+from tacit.cli.common import group, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
-shuffler_app = typer.Typer(
-    name="shuffler",
-    help="A blind shuffler: takes sealed contributions, releases them once, in random order or as a sum."
+shuffler_app = group(
+    "shuffler",
+    "A blind shuffler: takes sealed contributions, releases them once, in random order or as a sum."
     "\n\nExample: tacit shuffler init shuffler-a",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 Folder = Annotated[Path, typer.Argument(help="The shuffler's folder: shuffler.toml, keys and books.")]
-
-_TERMS = """\
-# A shuffler's terms. See docs/deployment.md.
-name = "{name}"
-host = "0.0.0.0"
-port = 9400
-min_silos = 3                # whatever silos ask for, never fewer distinct ones in a batch
-layer = 0                    # the place in a cascade of shufflers, from zero
-keep_seconds = 86400.0       # contributions that nobody collects are forgotten
-
-[tls]
-certificate = "shuffler.pem"
-key = "shuffler.key"
-callers = "authority.pem"    # callers must show a certificate of this authority
-
-[silos]                      # name = "ed25519:...", as `tacit silo keys` prints it
-
-[before]                     # in a cascade: name and signing key of the shuffler before this one
-"""
 
 
 @shuffler_app.command("init")
@@ -57,7 +37,7 @@ def init_command(
         raise TacitError(f"{path} exists; edit it, or choose another folder.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_keys(folder, "mlkem768-x25519" if post_quantum else "x25519")
-    write_secret(path, _TERMS.format(name=folder.resolve().name))
+    write_secret(path, template("shuffler.toml", folder))
     typer.echo(f"Wrote {path}. Give the silos these keys:")
     keys_command(folder)
 

@@ -2,65 +2,28 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import tomli_w
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.files import AUTHORITY, need_file
+from tacit.cli.common import AUTHORITY, Json, group, need_file, print_json, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
-silo_app = typer.Typer(
-    name="silo",
-    help="A silo that defends itself: serve its records under a policy, approve studies, look at them."
+silo_app = group(
+    "silo",
+    "A silo that defends itself: serve its records under a policy, approve studies, look at them."
     "\n\nExample: tacit silo status clinic",
-    no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 _SHORT = 16
 """How much of a study's identity tables show; JSON has all of it."""
 
 Folder = Annotated[Path, typer.Argument(help="The silo's folder: policy.toml, ledger and socket.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-
-_POLICY = """\
-# What this silo allows. See docs/threat-model.md.
-name = "{name}"
-pad_seconds = 0.1            # replies leave at multiples of this after their request
-# expires = 2030-01-01       # after this day nothing is answered
-# counter = "/elsewhere/counter"   # a file that the ledger's backups must not hold
-
-[budget]                     # what all studies together may ever cost each record
-epsilon = 4.0
-delta = 1e-6
-# rule = "renyi"             # how studies add up, fixed before the first one; see docs/threat-model.md
-
-[allow]
-algorithms = ["mb-sgd", "accelerated-mb-sgd", "local-sgd"]
-channels = ["direct"]        # and "shuffled-sum" or "shuffled-reports", with [shuffle]; see docs/deployment.md
-# sampling = ["full", "one-pass"]  # nothing else: then a new ledger has the rule "gdp", which loses nothing
-min_silos = 2
-max_rounds = 10000
-max_open = 4
-
-[approval]
-mode = "manual"              # "auto": whatever fits the policy is consented to
-study_days = 30.0            # a study that is still open then is closed
-
-[data]
-"""
-_RECORDS = """\
-file = "records.npz"         # arrays x and y; or a CSV file and its columns
-task = "binary"
-classes = 2
-"""
 
 
 @silo_app.command("init")
@@ -88,9 +51,11 @@ def init_command(
         raise TacitError(f"{path} exists; edit it, or choose another folder.")
     if (records is None) != (columns is None):
         raise TacitError("Expected --records and --columns together: the file, and the schema that says what it holds.")
-    data = _RECORDS if records is None or columns is None else _csv_section(records, columns)
+    text = template("policy.toml", folder)
+    if records is not None and columns is not None:
+        text = text.partition("[data]\n")[0] + _csv_section(records, columns)
     _private_folder(folder)
-    write_secret(path, _POLICY.format(name=folder.resolve().name) + data)
+    write_secret(path, text)
     place = "put the records beside it, mode 600" if records is None else f"it points at {records}"
     typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
     wrong = too_open([folder / "records.npz", *(file for file in (records, columns) if file is not None)])
@@ -122,12 +87,9 @@ def _csv_section(records: Path, columns: Path) -> str:
         )
     silo_records(records, columns, tell=lambda line: typer.echo(f"warning: {line}", err=True))
     target = schema.target
-    lines = [
-        f"file = {json.dumps(str(records.resolve()))}",
-        f"columns = {json.dumps(str(columns.resolve()))}",
-        f'task = "{target.task}"',
-    ]
-    return "\n".join(lines + ([] if target.classes is None else [f"classes = {len(target.classes)}"])) + "\n"
+    section = {"file": str(records.resolve()), "columns": str(columns.resolve()), "task": target.task}
+    classes = {} if target.classes is None else {"classes": len(target.classes)}
+    return tomli_w.dumps({"data": section | classes})
 
 
 @silo_app.command("serve")
@@ -214,37 +176,25 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
 
     Example: tacit silo status clinic
     """
-    from tacit.cli.status import account_now, account_words, daemon_runs, described, proposal
-    from tacit.silo.chain import replay
-    from tacit.silo.ledger import waiting
+    from tacit.cli.status import account_words, described, status_of
 
-    policy, home = _home(folder)
-    runs = daemon_runs(home.socket)
-    entries = _books(home)
-    live = {study: account for study, account in replay(entries).items() if account.live}
-    plans = waiting(home.ledger) if entries else {}
-    pending = [proposal(plan, policy, entries) for plan in plans.values()]
+    facts = status_of(folder)
+    ran = facts.pop("ran")
     if as_json:
-        shown = [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()]
-        told = {"daemon": runs, "account": account_now(policy, entries), "open": shown, "pending": pending}
-        typer.echo(json.dumps(told))
+        print_json(facts)
         return
-    typer.echo(
-        "The daemon is running." if runs else f"The daemon is not running; start it with: tacit silo serve {folder}"
-    )
-    if not entries:
+    stopped = f"The daemon is not running; start it with: tacit silo serve {folder}"
+    typer.echo("The daemon is running." if facts["daemon"] else stopped)
+    if not ran:
         typer.echo("It has not run before: nothing has been spent.")
-    typer.echo(account_words(account_now(policy, entries)))
-    if live:
-        table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
-        for study, account in live.items():
-            table.add_row(study[:_SHORT], str(account.answers), _moment(account.expires))
-        Console().print(table)
-    else:
-        typer.echo("No studies are open.")
-    for row in pending:
+    typer.echo(account_words(facts["account"]))
+    table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
+    for row in facts["open"]:
+        table.add_row(row["study"][:_SHORT], str(row["answers"]), row["expires"])
+    Console().print(table if facts["open"] else "No studies are open.")
+    for row in facts["pending"]:
         typer.echo(described(row, folder))
-    if not pending:
+    if not facts["pending"]:
         typer.echo("No studies wait for approval.")
 
 
@@ -259,18 +209,11 @@ def approve_command(
 
     Example: tacit silo approve clinic 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
-    from tacit.cli.status import prices, proposal
-    from tacit.silo.ledger import waiting
+    from tacit.cli.status import approve, prices
 
-    policy, home = _home(folder)
-    found = waiting(home.ledger)
-    if study not in found:
-        listed = ", ".join(found) or "none"
-        raise TacitError(f"Expected a study that waits for approval, got {study!r}; waiting: {listed}.")
-    home.approved.mkdir(mode=0o700, exist_ok=True)
-    (home.approved / study).touch(mode=0o600)
+    row = approve(folder, study)
     typer.echo(f"Approved {study}.")
-    for name, text in prices(proposal(found[study], policy, _books(home))).items():
+    for name, text in prices(row).items():
         typer.echo(f"  {name:<10} {text}")
 
 
@@ -285,23 +228,19 @@ def ledger_command(
 
     Example: tacit ledger clinic --rounds
     """
-    policy, _ = _home(folder)
+    from tacit.cli.status import account_of, account_words
+
     found = account_of(folder)
+    account = found["account"]
     if as_json:
-        typer.echo(json.dumps(found))
+        print_json(found)
         return
     if not found["length"]:
         typer.echo(
-            f"Nothing has been spent of epsilon {policy.budget.epsilon:g} at delta {policy.budget.delta:g}: the daemon "
+            f"Nothing has been spent of epsilon {account['epsilon']:g} at delta {account['delta']:g}: the daemon "
             f"has not run yet, and makes the ledger when it does (tacit silo serve {folder})."
         )
         return
-    _print_ledger(found, rounds)
-
-
-def _print_ledger(found: dict[str, Any], rounds: bool) -> None:
-    from tacit.cli.status import account_words
-
     console = Console()
     columns = Column("study", no_wrap=True), "state", "answers", "releases", "own epsilon", "of the account"
     table = Table(*columns, title=f"ledger of {found['silo']}")
@@ -318,75 +257,7 @@ def _print_ledger(found: dict[str, Any], rounds: bool) -> None:
         console.print(lines)
     console.print(
         "Own epsilon is of a study's releases alone; of the account is the share that it takes by the account's rule. "
-        f"{account_words(found['account'])} Had all plans and ends been fixed in advance, the releases made would cost "
+        f"{account_words(account)} Had all plans and ends been fixed in advance, the releases made would cost "
         f"epsilon {found['epsilon_if_fixed_in_advance']:.4f} together. The chain of {found['length']} entries holds.",
         highlight=False,
     )
-
-
-def _home(folder: Path) -> tuple[Any, Any]:
-    from tacit.deploy.silo.policy import load_policy
-    from tacit.deploy.silo.service import home_of
-
-    policy = load_policy(folder / "policy.toml")
-    return policy, home_of(folder, policy)
-
-
-def _books(home: Any) -> list[Any]:
-    """The verified entries of a silo's ledger; none before its daemon has run, but not where the ledger was lost."""
-    from tacit.silo.chain import Counter
-    from tacit.silo.ledger import inspect
-
-    # The counter first: a debit that lands in between makes the ledger longer, never shorter.
-    counter = Counter(home.counter)
-    known = counter.read()
-    entries = inspect(home.ledger) if home.ledger.exists() else []
-    if known is not None:
-        counter.check(entries)
-    return entries
-
-
-def account_of(folder: Path) -> dict[str, Any]:
-    """What a silo has spent, from its verified books, as plain data."""
-    from tacit.cli.status import account_now
-    from tacit.privacy import price
-    from tacit.silo.chain import replay
-    from tacit.silo.rules import settled
-    from tacit.silo.spending import joint_price, share
-
-    policy, home = _home(folder)
-    entries = _books(home)
-    rule, accounts, delta = settled(entries, policy.limit), replay(entries), policy.budget.delta
-    kept = sum(account.delta_set_aside for account in accounts.values())
-    shares = {study: share(rule, [account.charged(rule)]) for study, account in accounts.items()}
-    return {
-        "silo": policy.name,
-        "account": account_now(policy, entries),
-        "epsilon_if_fixed_in_advance": joint_price(
-            [a.debited() for a in accounts.values()], delta=delta - kept
-        ).epsilon,
-        "length": len(entries),
-        "test": bool(entries and entries[0].data.get("test")),
-        "studies": [
-            {
-                "study": study,
-                "state": "open" if a.live else "closed",
-                "answers": a.answers,
-                "releases": dict(a.made),
-                "own_epsilon": price(a.debited(), delta=delta).epsilon,
-                "takes_share": shares[study] if math.isfinite(shares[study]) else None,
-            }
-            for study, a in accounts.items()
-        ],
-        "entries": [
-            {"entry": e.seq, "time": _moment(e.time), "what": e.kind, "study": e.study, **_detail(e)} for e in entries
-        ],
-    }
-
-
-def _detail(entry: Any) -> dict[str, Any]:
-    return {k: v for k, v in entry.data.items() if k in ("round", "kind", "releases", "reason", "rule")}
-
-
-def _moment(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,37 +1,71 @@
-"""What ``tacit silo status`` shows: whether the daemon runs, what is open, and what each waiting study asks for."""
+"""A silo's folder as plain data and in words: its account, what is open, and what each waiting study asks for.
+
+Commands import this when they run, not before: it loads the daemon's code.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tacit.deploy.client import Client
+from tacit.deploy.contract import record_of
+from tacit.deploy.silo.account import charge_of, check_sampling
+from tacit.deploy.silo.consent import consider
+from tacit.deploy.silo.policy import Policy, load_policy
+from tacit.deploy.silo.service import Home, home_of
+from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
+from tacit.plans.price import TAILS
+from tacit.privacy import price
+from tacit.silo.chain import Counter, Entry, replay
+from tacit.silo.ledger import inspect, waiting
+from tacit.silo.rules import promised, settled
+from tacit.silo.spending import Charge, joint_price, over_budget, percent, rule_words, share
 
 
-def daemon_runs(socket: Path) -> bool:
-    """Whether somebody listens at the silo's socket."""
-    from tacit.deploy.client import Client
-
+def status_of(folder: Path) -> dict[str, Any]:
+    """Whether a silo's daemon runs and has run, its account, and the studies that are open or wait for approval."""
+    policy, home = _home(folder)
+    runs = False
     with contextlib.suppress(OSError):
-        Client(socket).connect().close()
-        return True
-    return False
+        Client(home.socket).connect().close()
+        runs = True
+    entries = _books(home)
+    live = {study: account for study, account in replay(entries).items() if account.live}
+    plans = waiting(home.ledger) if entries else {}
+    return {
+        "daemon": runs,
+        "ran": bool(entries),
+        "account": account_now(policy, entries),
+        "open": [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()],
+        "pending": [proposal(plan, policy, entries) for plan in plans.values()],
+    }
 
 
-def account_now(policy: Any, entries: list[Any]) -> dict[str, Any]:
+def approve(folder: Path, study: str) -> dict[str, Any]:
+    """Approve a waiting study, and return it as :func:`proposal` does."""
+    policy, home = _home(folder)
+    plans = waiting(home.ledger)
+    if study not in plans:
+        listed = ", ".join(plans) or "none"
+        raise TacitError(f"Expected a study that waits for approval, got {study!r}; waiting: {listed}.")
+    home.approved.mkdir(mode=0o700, exist_ok=True)
+    (home.approved / study).touch(mode=0o600)
+    return proposal(plans[study], policy, _books(home))
+
+
+def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
     """The account as plain data: its rule and budget, and the shares of it that are spent, charged and left.
 
     ``charged`` is what is spent or reserved. ``promised_epsilon`` is the largest that the ledger has had since its
     first study, which is what holds for all messages together.
     """
-    from tacit.silo.chain import replay
-    from tacit.silo.rules import promised, settled
-    from tacit.silo.spending import rule_words, share
-
     rule, accounts = settled(entries, policy.limit), replay(entries).values()
     charged = share(rule, [account.charged(rule) for account in accounts])
     return {
@@ -49,16 +83,16 @@ def account_now(policy: Any, entries: list[Any]) -> dict[str, Any]:
 
 def account_words(account: Mapping[str, Any]) -> str:
     """The account in a sentence or two."""
-    told = f"The account: epsilon {account['epsilon']:g} at delta {account['delta']:g}, rule {account['rule_words']}. "
-    told += (
+    words = (
+        f"The account: epsilon {account['epsilon']:g} at delta {account['delta']:g}, rule {account['rule_words']}. "
         f"Spent {percent_of(account['spent_share'])} of it, with reservations {percent_of(account['charged_share'])}; "
         f"{percent_of(account['left_share'])} is left."
     )
     if account["charged_share"] is None or account["charged_share"] > 1.0:
-        told += " It is overdrawn: nothing more is granted."
+        words += " It is overdrawn: nothing more is granted."
     if account["promised_epsilon"] > account["epsilon"]:
-        told += f" It has had epsilon {account['promised_epsilon']:g}, which is what holds for all messages together."
-    return told
+        words += f" It has had epsilon {account['promised_epsilon']:g}, which is what holds for all messages together."
+    return words
 
 
 def _finite(part: float) -> float | None:
@@ -68,8 +102,6 @@ def _finite(part: float) -> float | None:
 
 def percent_of(part: float | None) -> str:
     """A share of an account as people read it; none is more than all of it."""
-    from tacit.silo.spending import percent
-
     return percent(math.inf if part is None else part)
 
 
@@ -78,13 +110,6 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
 
     The silos' numbers of records are the study's. ``left_share`` is None where studies do not simply add up.
     """
-    from tacit.deploy.silo.policy import load_policy
-    from tacit.deploy.silo.service import home_of
-    from tacit.plans.price import TAILS
-    from tacit.silo.ledger import inspect
-    from tacit.silo.rules import settled
-    from tacit.silo.spending import Charge, share
-
     policy = load_policy(path)
     ledger = home_of(path.parent, policy).ledger
     entries = inspect(ledger) if ledger.exists() else []
@@ -104,20 +129,12 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
     return {**found, "silos": rows}
 
 
-def proposal(plan_text: str, policy: Any, entries: list[Any]) -> dict[str, Any]:
+def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, Any]:
     """A waiting study as plain data: what its plan says, its own price, and what it would take from the account.
 
     ``comparison`` is the same at every silo of the study, so that owners can compare. ``own_epsilon`` is None where the
     plan cannot be priced, ``takes_share`` where the account cannot hold it; ``refusal`` says why it would be refused.
     """
-    from tacit.deploy.contract import record_of
-    from tacit.deploy.silo.account import charge_of, check_sampling
-    from tacit.deploy.silo.consent import consider
-    from tacit.deploy.wire import Plan
-    from tacit.silo.chain import replay
-    from tacit.silo.rules import settled
-    from tacit.silo.spending import over_budget, share
-
     plan, rule = Plan.model_validate_json(plan_text), settled(entries, policy.limit)
     charged = [account.charged(rule) for account in replay(entries).values()]
     before, records = share(rule, charged), int(entries[0].data["records"])
@@ -179,3 +196,57 @@ def prices(row: Mapping[str, Any]) -> dict[str, str]:
         takes, used, left = map(percent_of, (row["takes_share"], account["charged_share"], row["left_share"]))
         taken = f"takes {takes} of this account ({held}); {used} is used or reserved now, {left} would be left"
     return {"own price": f"{cost} at delta {row['own_delta']:g} ({asked})", "account": taken}
+
+
+def _home(folder: Path) -> tuple[Policy, Home]:
+    policy = load_policy(folder / "policy.toml")
+    return policy, home_of(folder, policy)
+
+
+def _books(home: Home) -> list[Entry]:
+    """The verified entries of a silo's ledger; none before its daemon has run, but not where the ledger was lost."""
+    # The counter first: a debit that lands in between makes the ledger longer, never shorter.
+    counter = Counter(home.counter)
+    known = counter.read()
+    entries = inspect(home.ledger) if home.ledger.exists() else []
+    if known is not None:
+        counter.check(entries)
+    return entries
+
+
+def account_of(folder: Path) -> dict[str, Any]:
+    """What a silo has spent, from its verified books, as plain data."""
+    policy, home = _home(folder)
+    entries = _books(home)
+    rule, accounts, delta = settled(entries, policy.limit), replay(entries), policy.budget.delta
+    kept = sum(account.delta_set_aside for account in accounts.values())
+    shares = {study: share(rule, [account.charged(rule)]) for study, account in accounts.items()}
+    return {
+        "silo": policy.name,
+        "account": account_now(policy, entries),
+        "epsilon_if_fixed_in_advance": joint_price(
+            [a.debited() for a in accounts.values()], delta=delta - kept
+        ).epsilon,
+        "length": len(entries),
+        "test": bool(entries and entries[0].data.get("test")),
+        "studies": [
+            {
+                "study": study,
+                "state": "open" if a.live else "closed",
+                "answers": a.answers,
+                "releases": dict(a.made),
+                "own_epsilon": price(a.debited(), delta=delta).epsilon,
+                "takes_share": shares[study] if math.isfinite(shares[study]) else None,
+            }
+            for study, a in accounts.items()
+        ],
+        "entries": [
+            {"entry": e.seq, "time": _moment(e.time), "what": e.kind, "study": e.study}
+            | {k: v for k, v in e.data.items() if k in ("round", "kind", "releases", "reason", "rule")}
+            for e in entries
+        ],
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

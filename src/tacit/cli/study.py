@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,23 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from tacit.cli.common import UNPRICED, Json, Out, Set, numeral, point_cells, print_json, print_listing, print_warnings
 from tacit.cli.live import live_view
-from tacit.cli.tables import print_listing
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once
-
-Study = Annotated[str, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        help="Override a field; may be repeated. VALUE none leaves an optional field out; "
-        "run.grid.SECTION.KEY=[1,4] tries several values (epsilon and numbers of the algorithm).",
-    ),
-]
-UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 def run_command(
@@ -35,7 +20,7 @@ def run_command(
         str | None, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")
     ] = None,
     overrides: Set = None,
-    out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Go on with the stopped run in this folder.")] = None,
     mlflow: Annotated[
         str | None,
@@ -82,7 +67,7 @@ def run_command(
     if mlflow is not None:
         log_run(folder, mlflow)
     if as_json:
-        typer.echo(json.dumps(finite(written)))
+        print_json(written)
         return
     _print_result(written, report)
 
@@ -116,9 +101,7 @@ def _print_result(written: dict[str, Any], report: Path) -> None:
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
 
 
-def report_command(
-    run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")],
-) -> None:
+def report_command(run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")]) -> None:
     """Write the HTML report of a run folder again.
 
     Example: tacit report runs/heart-disease-20260101-120000
@@ -133,12 +116,10 @@ def algorithms_command(as_json: Json = False) -> None:
 
     Example: tacit algorithms --json
     """
-    from tacit.algorithms import ALGORITHMS
+    from tacit.plans.catalogue import ALGORITHMS
 
-    rows = [
-        {"name": e.name, "paper": e.paper, "guarantee": e.guarantee, "assumes": e.assumes} for e in ALGORITHMS.values()
-    ]
-    _listing("Algorithms", rows, as_json)
+    names = ("name", "paper", "guarantee", "assumes")
+    _listing("Algorithms", [{name: getattr(row, name) for name in names} for row in ALGORITHMS.values()], as_json)
 
 
 def studies_command(as_json: Json = False) -> None:
@@ -155,26 +136,19 @@ def studies_command(as_json: Json = False) -> None:
 
 def _listing(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_json(rows)
         return
     print_listing(title, rows, whole=("name", "paper", "data", "algorithm"))
 
 
 def _silo_table(written: dict[str, Any]) -> Table:
-    table = Table(
-        "silo", "records", "epsilon", "spent", "delta", "noise multiplier", title=f"{written['study']}: price"
-    )
+    headings = ("silo", "records", "epsilon", "spent", "delta", "noise multiplier")
+    table = Table(*headings, title=f"{written['study']}: price")
     for silo in written["silos"]:
         noise = ", ".join(f"{kind} {z:.3f}" for kind, z in silo["noise_multiplier"].items())
         delta = "none" if silo["delta"] is None else f"{silo['delta']:.1e}"
-        table.add_row(
-            silo["name"],
-            str(silo["records"]),
-            numeral(silo["epsilon"]),
-            numeral(silo["epsilon_spent"]),
-            delta,
-            noise or "none",
-        )
+        prices = numeral(silo["epsilon"]), numeral(silo["epsilon_spent"]), delta
+        table.add_row(silo["name"], str(silo["records"]), *prices, noise or "none")
     return table
 
 
@@ -210,33 +184,5 @@ def _grid_table(grid: list[dict[str, Any]]) -> Table:
     keys = (Column(key, overflow="fold") for key in grid[0]["point"])
     table = Table(*keys, *(name.replace("_", " ") for name in names), title="grid")
     for row in grid:
-        table.add_row(
-            *point_cells(row["point"]),
-            *(f"{row['metrics'][name]['mean']:.4f}" for name in names),
-        )
+        table.add_row(*point_cells(row["point"]), *(f"{row['metrics'][name]['mean']:.4f}" for name in names))
     return table
-
-
-def point_cells(point: dict[str, Any]) -> list[str]:
-    """The values of one point of a grid, for a table."""
-    return [f"{v:g}" if isinstance(v, int | float) else str(v) for v in point.values()]
-
-
-def print_warnings(warnings: list[str], console: Console) -> None:
-    """What makes a budget promise little."""
-    for line in warnings:
-        console.print(f"[bold red]Warning:[/] {line}", highlight=False)
-
-
-def numeral(value: float | None, digits: int = 3) -> str:
-    """A number in a table; none where there is none."""
-    return "none" if value is None else f"{value:.{digits}f}"
-
-
-def finite(value: Any) -> Any:
-    """Plain data that strict JSON can hold: what is not finite becomes null."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tacit.cli.common import UNPRICED, Json, Out, Set, Study, print_json
 from tacit.cli.live import progress_bars
-from tacit.cli.study import Json, Set, Study
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once
 
@@ -41,7 +41,7 @@ def tune_command(
         typer.Option(help="Candidates on average, with --against public; by default as many as the grid has points."),
     ] = None,
     plan_only: Annotated[bool, typer.Option("--plan", help="Show the price and stop.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder in which the run folder is made.")] = Path("runs"),
+    out: Out = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """Choose hyperparameters by private validation errors, all of it within the study's epsilon.
@@ -66,7 +66,7 @@ def tune_command(
     values = dict(_values(text) for text in grid)
     plan = plan_tuning(resolved, values, against=_against(against), mean_tries=tries)
     if plan_only:
-        typer.echo(json.dumps(plan_json(plan))) if as_json else _print_plan(plan)
+        print_json(plan_json(plan)) if as_json else _print_plan(plan)
         return
     try:
         with progress_bars(quiet=as_json) as watch:
@@ -78,7 +78,7 @@ def tune_command(
     written = tuned_json(tuned) | {"run_dir": str(folder)}
     _write(tuned, written, folder)
     if as_json:
-        typer.echo(json.dumps(written))
+        print_json(written)
         return
     _print_plan(plan)
     _print_tuned(written)
@@ -121,9 +121,8 @@ def _print_plan(plan: TunePlan) -> None:
     from tacit.studies.tune import AGAINST, SIMULATED
 
     console = Console()
-    table = Table("silo", "records", "validation", "one candidate", title="epsilon of tuning, by whom it holds against")
-    table.add_column("the silos")
-    table.add_column("the public")
+    headings = ("silo", "records", "validation", "one candidate", "the silos", "the public")
+    table = Table(*headings, title="epsilon of tuning, by whom it holds against")
     for silo in plan.silos:
         sizes = str(silo.records), str(silo.validation)
         watched = "nobody" if silo.silos is None else f"{silo.silos:.4f}"
@@ -141,7 +140,7 @@ def _print_plan(plan: TunePlan) -> None:
         _print_selection(plan, console)
         console.print(SIMULATED[0].upper() + SIMULATED[1:] + ".")
     if plan.prepared.federations[0].touches_private_data:
-        console.print("[bold red]Not private:[/] preprocessing read private records and was not priced.")
+        console.print(UNPRICED)
     console.print(f"delta = {plan.delta:g}. A record is in training or in validation, and pays for the dearer.")
 
 
@@ -168,15 +167,7 @@ def _print_tuned(written: dict[str, Any]) -> None:
         values = (f"{value:g}" for value in row["point"].values())
         table.add_row(*values, f"{row['private_validation_error']:.4f}")
     console.print(table)
-    _print_doubt(written, console)
-    chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
-    tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
-    console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
-    console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")
-
-
-def _print_doubt(written: dict[str, Any], console: Console) -> None:
-    """Say so where noise decides: candidates that differ by no more than the best of as many equal ones would."""
+    # Noise decides where candidates differ by no more than the best of as many equal ones would.
     scores = [row["private_validation_error"] for row in written["candidates"]]
     spread, usual = max(scores) - min(scores), 4 * written["score_deviation"]
     if len(scores) > 1 and spread <= usual:
@@ -184,3 +175,7 @@ def _print_doubt(written: dict[str, Any], console: Console) -> None:
             f"[bold red]Noise may have chosen:[/] the errors differ by {spread:.3f}, and equal candidates would differ "
             f"by up to {usual:.3f}. Fewer candidates, more validation records or a larger epsilon tell them apart."
         )
+    chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
+    tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
+    console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
+    console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")

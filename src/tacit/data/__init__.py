@@ -6,18 +6,7 @@
 ((13,), 1.0)
 """
 
-from tacit.data.catalogue import load, names
-from tacit.data.describe import plot_partition, summary
-from tacit.data.federation import DataError, Federation, Records, SiloData, Step
+import lazy_loader
 
-__all__ = [
-    "DataError",
-    "Federation",
-    "Records",
-    "SiloData",
-    "Step",
-    "load",
-    "names",
-    "plot_partition",
-    "summary",
-]
+# Names load when they are used, so that a daemon or a shuffler loads what it needs and no more.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

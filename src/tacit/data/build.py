@@ -13,20 +13,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tacit.data.federation import DataError, Federation, Records, SiloData, Step
-from tacit.data.partition import DIGIT_PAIRS, PARTITIONS, Request
-from tacit.data.split import split_indices
-from tacit.data.table import Encoding, Table
+from tacit.data.federation import DataError, Encoding, Federation, Records, SiloData, Step, Table
+from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS, Request
 
-Split = tuple[np.ndarray, np.ndarray, np.ndarray]
+Split = tuple[np.ndarray, ...]
+"""Row indices of train, validation and test."""
 
 
 @dataclass(frozen=True)
 class Division:
     """How to divide a table: every parameter decided.
 
-    ``records`` is the number of records that each silo keeps, or ``None`` for all; ``attribute`` is a column
-    of the table, or ``None`` for its first.
+    ``records`` is how many each silo keeps, ``None`` for all; ``attribute`` is a column, by default the table's first.
     """
 
     kind: str
@@ -39,26 +37,33 @@ class Division:
     seed: int
 
 
-def build(name: str, table: Table, division: Division, citation: str) -> Federation:
+def build(name: str, table: Table, division: Division) -> Federation:
     """Divide, split and encode a table."""
-    for_reserve, for_silos, for_trim, for_split, for_test = (
-        np.random.default_rng([division.seed, stream]) for stream in range(5)
-    )
+    streams = [np.random.default_rng([division.seed, stream]) for stream in range(5)]
+    for_reserve, for_silos, for_trim, for_split, for_test = streams
     order = for_reserve.permutation(len(table.y))
     reserve, free = order[: table.reserve], np.sort(order[table.reserve :])
     parts = [free[part] for part in _parts(table, free, division, for_silos)]
     parts = [_trim(part, division.records, silo, for_trim) for silo, part in enumerate(parts)]
-    splits = [_split(part, division, for_split) for part in parts]
+    shares = division.validation, division.test
+    splits = [tuple(part[rows] for rows in split_indices(len(part), *shares, for_split)) for part in parts]
     titles = _titles(table, division)
     _check_sizes(division, titles, splits)
     train = np.concatenate([split[0] for split in splits])
     encoding = table.fit(table.x[reserve], table.x[train])
-    silos = [
-        SiloData(title, *(_records(table, encoding, rows) for rows in split))
-        for title, split in zip(titles, splits, strict=True)
-    ]
+    encoded = [[_records(table, encoding, rows) for rows in split] for split in splits]
+    silos = [SiloData(title, *parts) for title, parts in zip(titles, encoded, strict=True)]
+    detail = (
+        "Each silo's records at random, before anything else and without looking at them: validation "
+        f"{division.validation:g}, test {division.test:g}, the rest for training."
+    )
     if table.official_test is not None:
-        silos = _with_official_test(silos, table, encoding, replace(division, records=None), for_test)
+        x, y, label = table.official_test
+        apart = replace(table, x=x, y=y, label=label)
+        parts = _parts(apart, np.arange(len(y)), replace(division, records=None), for_test)
+        tests = [_records(apart, encoding, part) for part in parts]
+        silos = [replace(silo, test=test) for silo, test in zip(silos, tests, strict=True)]
+        detail += " The test records are the source's own test set, divided in the same way."
     return Federation(
         name=name,
         silos=tuple(silos),
@@ -66,13 +71,50 @@ def build(name: str, table: Table, division: Division, citation: str) -> Federat
         num_classes=len(table.class_names) or None,
         feature_shape=silos[0].train["x"].shape[1:],
         feature_norm=encoding.norm,
-        steps=(_split_step(table, division), *encoding.steps),
-        citation=citation,
+        steps=(Step("split", True, detail), *encoding.steps),
+        citation=table.citation,
         partition=_describe(table, division),
         feature_names=encoding.names,
         class_names=table.class_names,
         group_names=table.group_names,
     )
+
+
+def split_sizes(records: int, validation: float, test: float) -> tuple[int, int, int]:
+    """Sizes of train, validation and test.
+
+    Training gets ``floor(records * (1 - validation - test))``; what is held out is shared in proportion.
+
+    >>> split_sizes(1543, 0.1, 0.1)
+    (1234, 155, 154)
+    """
+    for name, value in (("validation", validation), ("test", test)):
+        if not 0 <= value < 1:
+            raise DataError(f"Expected 0 <= {name}={value} < 1: it is the share of a silo's records; try {name}=0.1.")
+    if not validation + test < 1:
+        raise DataError(
+            f"Expected validation={validation} + test={test} < 1, or nothing is left to train on; lower one of them."
+        )
+    # The nudge keeps shares such as 0.7 * 10, which is 6.999... in floating point, from losing a record.
+    train = int(np.floor(records * (1 - validation - test) + 1e-9))
+    held = records - train
+    held_for_test = round(held * test / (validation + test)) if validation + test > 0 else 0
+    return (records, 0, 0) if validation + test == 0 else (train, held - held_for_test, held_for_test)
+
+
+def split_indices(
+    records: int, validation: float, test: float, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row indices of train, validation and test: disjoint, together all of ``range(records)``.
+
+    A random permutation, drawn from the number of records alone: it never looks at a record. In particular it is not
+    stratified. That would make the *size* of a class in the training set a function of the labels of the held-out
+    records, and under replace-one adjacency one changed label would move other records across the split, which no
+    accountant of the training algorithm covers.
+    """
+    train, held_for_validation, _ = split_sizes(records, validation, test)
+    order = generator.permutation(records)
+    return order[:train], order[train : train + held_for_validation], order[train + held_for_validation :]
 
 
 def _parts(table: Table, rows: np.ndarray, division: Division, generator: np.random.Generator) -> list[np.ndarray]:
@@ -118,25 +160,21 @@ def _trim(part: np.ndarray, records: int | None, silo: int, generator: np.random
     return generator.permutation(part)[:records]
 
 
-def _split(part: np.ndarray, division: Division, generator: np.random.Generator) -> Split:
-    train, validation, test = split_indices(len(part), division.validation, division.test, generator)
-    return part[train], part[validation], part[test]
-
-
 def _check_sizes(division: Division, titles: list[str], splits: list[Split]) -> None:
+    cure = (
+        f"partition={division.kind!r}, silos={division.silos}, level={division.level}; use fewer silos, a milder "
+        "level, or another seed."
+    )
+    if division.kind == "natural":
+        cure = (
+            f"validation={division.validation:g}, test={division.test:g}; give it more records, leave it out, or lower "
+            "validation and test of [partition]."
+        )
     for title, split in zip(titles, splits, strict=True):
-        total = sum(len(rows) for rows in split)
-        if not len(split[0]) and division.kind == "natural":
-            raise DataError(
-                f"Expected every silo to have a training record; silo {title!r} has {total} records in all and none to "
-                f"train on with validation={division.validation:g}, test={division.test:g}; give it more records, "
-                "leave it out, or lower validation and test of [partition]."
-            )
         if not len(split[0]):
             raise DataError(
-                f"Expected every silo to have a training record; silo {title!r} has {total} records in all "
-                f"and none to train on with partition={division.kind!r}, silos={division.silos}, "
-                f"level={division.level}; use fewer silos, a milder level, or another seed."
+                f"Expected every silo to have a training record; silo {title!r} has {sum(map(len, split))} records in "
+                f"all and none to train on with {cure}"
             )
 
 
@@ -154,36 +192,7 @@ def _records(table: Table, encoding: Encoding, rows: np.ndarray) -> Records:
     return records if table.s is None else records | {"s": table.s[rows]}
 
 
-def _with_official_test(
-    silos: list[SiloData],
-    table: Table,
-    encoding: Encoding,
-    division: Division,
-    generator: np.random.Generator,
-) -> list[SiloData]:
-    assert table.official_test is not None
-    x, y, label = table.official_test
-    apart = replace(table, x=x, y=y, label=label, official_test=None)
-    parts = _parts(apart, np.arange(len(y)), division, generator)
-    return [replace(silo, test=_records(apart, encoding, part)) for silo, part in zip(silos, parts, strict=True)]
-
-
-def _split_step(table: Table, division: Division) -> Step:
-    official = (
-        " The test records are the source's own test set, divided in the same way." if table.official_test else ""
-    )
-    return Step(
-        "split",
-        True,
-        f"Each silo's records at random, before anything else and without looking at them: validation "
-        f"{division.validation:g}, test {division.test:g}, the rest for training.{official}",
-    )
-
-
 def _describe(table: Table, division: Division) -> str:
-    words = [f"{division.kind}, {division.silos} silos"]
-    if division.kind == "attribute":
-        words.append(f"by {_attribute(table, division)}")
-    if division.level is not None and division.kind in ("attribute", "sorted-target", "dirichlet"):
-        words.append(f"level {division.level:g}")
-    return ", ".join(words)
+    by = f", by {_attribute(table, division)}" if division.kind == "attribute" else ""
+    level = "" if division.level is None or division.kind not in DEFAULT_LEVELS else f", level {division.level:g}"
+    return f"{division.kind}, {division.silos} silos{by}{level}"

@@ -5,28 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tacit.data import (
-    acs_income,
-    adult,
-    breast_cancer,
-    california_housing,
-    cifar10,
-    credit_card,
-    csv_silos,
-    heart_disease,
-    insurance,
-    mnist,
-    synthetic,
-)
+from tacit.data import csv_silos, heart_disease, images, synthetic, tabular
 from tacit.data.build import Division, build
-from tacit.data.federation import DataError, Federation
-from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, KINDS
-from tacit.data.table import Table
+from tacit.data.federation import DataError, Federation, Table
+from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS
 from tacit.errors import unknown
 
 
@@ -34,12 +22,10 @@ from tacit.errors import unknown
 class DataSet:
     """A row of the catalogue: how to read a data set, and its defaults.
 
-    ``validation`` and ``test`` keep the training share of the paper that the data set comes from and divide
-    the rest.
+    ``validation`` and ``test`` keep the training share of the data set's paper and divide the rest.
     """
 
     read: Callable[..., Table]
-    citation: str
     partition: str
     silos: int
     validation: float
@@ -48,20 +34,20 @@ class DataSet:
 
 
 DATA_SETS: dict[str, DataSet] = {
-    "heart-disease": DataSet(heart_disease.read, heart_disease.CITATION, "natural", 4, 0.1, 0.2),
-    "breast-cancer": DataSet(breast_cancer.read, breast_cancer.CITATION, "label", 2, 0.1, 0.1),
-    "mnist": DataSet(mnist.read, mnist.CITATION, "digit-pairs", 25, 0.1, 0.1, records=1543),
-    "cifar10": DataSet(cifar10.read, cifar10.CITATION, "one-class", 10, 0.1, 0.1),
-    "adult": DataSet(adult.read, adult.CITATION, "attribute", 3, 0.05, 0.2),
-    "acs-income": DataSet(acs_income.read, acs_income.CITATION, "attribute", 3, 0.05, 0.2),
-    "credit-card": DataSet(credit_card.read, credit_card.CITATION, "attribute", 3, 0.05, 0.2),
-    "california-housing": DataSet(california_housing.read, california_housing.CITATION, "iid", 10, 0.1, 0.1),
-    "insurance": DataSet(insurance.read, insurance.CITATION, "sorted-target", 10, 0.1, 0.1),
+    "heart-disease": DataSet(heart_disease.read, "natural", 4, 0.1, 0.2),
+    "breast-cancer": DataSet(tabular.read_breast_cancer, "label", 2, 0.1, 0.1),
+    "mnist": DataSet(images.read_mnist, "digit-pairs", 25, 0.1, 0.1, records=1543),
+    "cifar10": DataSet(images.read_cifar10, "one-class", 10, 0.1, 0.1),
+    "adult": DataSet(partial(tabular.read_fair, "adult"), "attribute", 3, 0.05, 0.2),
+    "acs-income": DataSet(partial(tabular.read_fair, "acs_income"), "attribute", 3, 0.05, 0.2),
+    "credit-card": DataSet(partial(tabular.read_fair, "credit_card"), "attribute", 3, 0.05, 0.2),
+    "california-housing": DataSet(tabular.read_california_housing, "iid", 10, 0.1, 0.1),
+    "insurance": DataSet(partial(tabular.read, "insurance"), "sorted-target", 10, 0.1, 0.1),
 }
 
 OWN: dict[str, DataSet] = {
-    "csv": DataSet(csv_silos.read, csv_silos.CITATION, "natural", 0, 0.1, 0.2),
-    "synthetic": DataSet(synthetic.read, synthetic.CITATION, "natural", 0, 0.1, 0.2),
+    "csv": DataSet(csv_silos.read, "natural", 0, 0.1, 0.2),
+    "synthetic": DataSet(synthetic.read, "natural", 0, 0.1, 0.2),
 }
 """Records that no file of ours holds: a folder of one's own, or made up to order."""
 
@@ -99,18 +85,22 @@ def load(
         test: share of each silo for test; by default the data set's own.
         attribute: the column for ``partition="attribute"``; by default the data set's first (age, mostly).
         records_per_silo: keep this many records in each silo, taken at random; by default all.
-        verify: compare files with their known checksums. Turn it off to read a file of your own with the same
-            columns.
+        verify: compare files with their known checksums; off, a file of your own with the same columns is read.
         **options: of the data set, such as ``features="pixels"``.
 
     >>> federation = load("heart-disease")
     >>> [(silo.name, len(silo.train["y"])) for silo in federation.silos]
     [('cleveland', 212), ('hungarian', 205), ('switzerland', 86), ('va', 140)]
-    >>> federation.touches_private_data
-    False
     """
-    entry = _entry(name)
-    kind = _kind(entry.partition if partition is None else partition)
+    known = DATA_SETS | OWN
+    if name not in known:
+        raise DataError(unknown("data set", name, known))
+    entry = known[name]
+    kind = entry.partition if partition is None else partition
+    if kind not in PARTITIONS:
+        raise DataError(unknown("partition", kind, PARTITIONS))
+    if seed != int(seed) or seed < 0:
+        raise DataError(f"Expected seed={seed} to be a whole number, at least 0.")
     _check_options(name, entry, options)
     if "partition" in inspect.signature(entry.read).parameters:
         options = options | {"partition": kind}
@@ -124,24 +114,11 @@ def load(
         records=entry.records if records_per_silo is None and kind == entry.partition else records_per_silo,
         validation=entry.validation if validation is None else validation,
         test=share if test is None else test,
-        seed=_seed(seed),
+        seed=int(seed),
     )
     if table.official_test is not None and division.test:
         raise DataError(f"Expected test={test} to be 0 with holdout='official', which brings its own test records.")
-    return build(name, table, division, entry.citation)
-
-
-def _entry(name: str) -> DataSet:
-    known = DATA_SETS | OWN
-    if name not in known:
-        raise DataError(unknown("data set", name, known))
-    return known[name]
-
-
-def _kind(kind: str) -> str:
-    if kind not in KINDS:
-        raise DataError(unknown("partition", kind, KINDS))
-    return kind
+    return build(name, table, division)
 
 
 def _check_options(name: str, entry: DataSet, options: dict[str, Any]) -> None:
@@ -183,9 +160,3 @@ def _level(kind: str, level: float | None) -> float | None:
             f"level out, or use one of {', '.join(DEFAULT_LEVELS)}."
         )
     return DEFAULT_LEVELS.get(kind) if level is None else float(level)
-
-
-def _seed(seed: int) -> int:
-    if seed != int(seed) or seed < 0:
-        raise DataError(f"Expected seed={seed} to be a whole number, at least 0.")
-    return int(seed)

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, target_step
-from tacit.data.federation import DataError, Records, Step
-from tacit.data.schema import CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
-from tacit.data.table import Encoding, Table
+from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, scaled_target, target_step
+from tacit.data.federation import DataError, Encoding, Records, Step, Table
+from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
 from tacit.errors import counted, nearest
 
 CITATION = "Records of your own, one CSV file per silo."
@@ -52,13 +51,13 @@ class RawFile:
         place = self.header.index(name)
         return [row[place] for row in self.rows]
 
+    def numbers(self, name: str) -> np.ndarray:
+        """A column of numbers, nan where one is missing; an error names the line."""
+        return np.array([_number(self, name, line, cell) for line, cell in enumerate(self.column(name), start=2)])
+
 
 def is_missing(cell: str) -> bool:
-    """Whether a cell holds nothing.
-
-    >>> is_missing("NA"), is_missing("0")
-    (True, False)
-    """
+    """Whether a cell holds nothing."""
     return cell.strip().lower() in MISSING
 
 
@@ -66,10 +65,10 @@ def csv_files(folder: Path) -> list[Path]:
     """The silos' files in order of name."""
     if not folder.is_dir():
         raise DataError(f"Expected a folder of CSV files, one per silo, got {folder}; give the path of such a folder.")
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file())
-    if not found:
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file())
+    if not files:
         raise DataError(f"Expected at least one .csv file in {folder}, got none; put one file per silo there.")
-    return found
+    return files
 
 
 def read_csv(path: Path) -> RawFile:
@@ -103,11 +102,18 @@ def read_csv(path: Path) -> RawFile:
 
 
 def check_columns(file: RawFile, schema: Schema) -> None:
-    """Raise unless the file has the columns of the schema and no others."""
-    wanted = {schema.target.column, *schema.columns}
-    lacking = [name for name in (schema.target.column, *schema.used) if name not in file.header]
-    strange = [name for name in file.header if name not in wanted]
-    _check_spelling(file, lacking or [name for name in schema.columns if name not in file.header], strange)
+    """Raise unless the file has the columns of the schema and no others; a misspelt one is named."""
+    target = schema.target.column
+    lacking = [name for name in (target, *schema.used) if name not in file.header]
+    strange = [name for name in file.header if name not in {target, *schema.columns}]
+    for name in lacking or [name for name in schema.columns if name not in file.header]:
+        near = nearest(name, strange)
+        if near is not None:
+            raise DataError(
+                f"{file.path} has no column {name!r}, which the schema names; did you mean {near!r}? Then write it so "
+                f"in the schema of every silo, or rename the file's column; else add {name!r} to the file (empty cells "
+                "count as missing)."
+            )
     if lacking:
         raise DataError(
             f"{file.path} has no column {lacking[0]!r}, which the schema asks for; add it to the file (empty cells "
@@ -120,32 +126,19 @@ def check_columns(file: RawFile, schema: Schema) -> None:
         )
 
 
-def _check_spelling(file: RawFile, lacking: list[str], strange: list[str]) -> None:
-    """Raise where a column that only the schema knows seems to be one that only the file has."""
-    for name in lacking:
-        near = nearest(name, strange)
-        if near is not None:
-            raise DataError(
-                f"{file.path} has no column {name!r}, which the schema names; did you mean {near!r}? Then write it so "
-                f"in the schema of every silo, or rename the file's column; else add {name!r} to the file (empty cells "
-                "count as missing)."
-            )
-
-
 def encode_file(file: RawFile, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     """Raw numbers, one column per used column of the schema, and the target."""
     check_columns(file, schema)
-    columns = [_numbers(file, name, schema) for name in schema.used]
+    columns = [_codes(file, name, schema.columns[name]) for name in schema.used]
     return np.stack(columns, axis=1), _target(file, schema.target)
 
 
-def _numbers(file: RawFile, name: str, schema: Schema) -> np.ndarray:
-    """One column as numbers: a category's place among its levels, nan where missing or not listed."""
-    column = schema.columns[name]
-    if isinstance(column, CategoryColumn):
-        places = {level: float(place) for place, level in enumerate(column.levels)}
-        return np.array([places.get(cell, np.nan) for cell in file.column(name)])
-    return np.array([number_in(file, name, number, cell) for number, cell in enumerate(file.column(name), start=2)])
+def _codes(file: RawFile, name: str, column: AnyColumn) -> np.ndarray:
+    """One column as numbers: a category's position among its levels, nan where missing or not listed."""
+    if not isinstance(column, CategoryColumn):
+        return file.numbers(name)
+    positions = {level: float(position) for position, level in enumerate(column.levels)}
+    return np.array([positions.get(cell, np.nan) for cell in file.column(name)])
 
 
 def has_decimal_comma(cell: str) -> bool:
@@ -157,8 +150,7 @@ def has_decimal_comma(cell: str) -> bool:
     return re.fullmatch(r"[+-]?[\d.]*\d,\d+", cell) is not None
 
 
-def number_in(file: RawFile, name: str, line: int, cell: str) -> float:
-    """A cell of a column of numbers, nan where it is missing; the error names the place."""
+def _number(file: RawFile, name: str, line: int, cell: str) -> float:
     if is_missing(cell):
         return float("nan")
     try:
@@ -176,14 +168,11 @@ def number_in(file: RawFile, name: str, line: int, cell: str) -> float:
 
 def _target(file: RawFile, target: TargetPart) -> np.ndarray:
     cells = file.column(target.column)
-    if target.classes is None:
-        assert target.low is not None
-        assert target.high is not None
-        numbers = np.array([number_in(file, target.column, i, cell) for i, cell in enumerate(cells, start=2)])
+    if target.range is not None:
+        numbers = file.numbers(target.column)
         _no_missing(file, target, np.isnan(numbers))
-        return ((np.clip(numbers, target.low, target.high) - target.low) / (target.high - target.low)).astype(
-            np.float32
-        )
+        return scaled_target(numbers, *target.range)
+    assert target.classes is not None
     places = {name: place for place, name in enumerate(target.classes)}
     for line, cell in enumerate(cells, start=2):
         if cell not in places and not is_missing(cell):
@@ -213,26 +202,22 @@ def encoding_of(schema: Schema) -> Encoding:
         features = encode_columns(raw, schema.used, encoders)
         return features.astype(np.float32) if schema.norm == "box" else bound_norm(features, schema.norm)
 
-    shrink = () if schema.norm == "box" else (norm_step(schema.norm),)
+    steps = [FILL]
+    if schema.target.range is not None:
+        steps.append(target_step(schema.target.column, *schema.target.range))
+    steps.append(columns_step(encoders))
+    if schema.read_from_records:
+        listed = ", ".join(schema.read_from_records)
+        detail = f"Range or levels of {listed} were taken from the records themselves."
+        steps.append(Step("read from records", False, detail))
+    if schema.norm != "box":
+        steps.append(norm_step(schema.norm))
     return Encoding(
         apply=apply,
-        steps=(FILL, *_target_steps(schema.target), columns_step(encoders), *_read_steps(schema), *shrink),
+        steps=tuple(steps),
         norm=schema.bound,
         names=tuple(name for encoder in encoders for name in encoder.names),
     )
-
-
-def _read_steps(schema: Schema) -> tuple[Step, ...]:
-    if not schema.read_from_records:
-        return ()
-    listed = ", ".join(schema.read_from_records)
-    return (Step("read from records", False, f"Range or levels of {listed} were taken from the records themselves."),)
-
-
-def _target_steps(target: TargetPart) -> tuple[Step, ...]:
-    if target.low is None or target.high is None:
-        return ()
-    return (target_step(target.column, target.low, target.high),)
 
 
 def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str = "") -> Table:
@@ -250,6 +235,7 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
         y=np.concatenate([y for _, y in encoded]),
         fit=lambda _reserve, _train: encoding,
         task=rules.target.task,
+        citation=CITATION,
         class_names=rules.target.classes or (),
         natural=np.repeat(np.arange(len(files)), [len(y) for _, y in encoded]),
         silo_names=tuple(file.silo for file in files),
@@ -259,21 +245,20 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
 def strays(file: RawFile, schema: Schema) -> list[str]:
     """What a file holds outside the declared ranges and levels, column by column; counts of records, hence private."""
     ranges = {name: (c.low, c.high) for name, c in schema.columns.items() if isinstance(c, NumberColumn)}
-    target = schema.target
-    if target.low is not None and target.high is not None:
-        ranges[target.column] = (target.low, target.high)
-    said = []
+    if schema.target.range is not None:
+        ranges[schema.target.column] = schema.target.range
+    lines = []
     for name, (low, high) in ranges.items():
-        cells = (number_in(file, name, line, cell) for line, cell in enumerate(file.column(name), start=2))
-        out = sum(value < low or value > high for value in cells)
+        values = file.numbers(name)
+        out = int(((values < low) | (values > high)).sum())
         if out:
-            said.append(f"{counted(out, 'cell')} of {name!r} outside [{low:g}, {high:g}], moved to its ends")
+            lines.append(f"{counted(out, 'cell')} of {name!r} outside [{low:g}, {high:g}], moved to its ends")
     for name, column in schema.columns.items():
         if isinstance(column, CategoryColumn):
             out = sum(cell not in column.levels and not is_missing(cell) for cell in file.column(name))
             if out:
-                said.append(f"{counted(out, 'cell')} of {name!r} not among its levels, counted as zeros")
-    return said
+                lines.append(f"{counted(out, 'cell')} of {name!r} not among its levels, counted as zeros")
+    return lines
 
 
 def silo_records(path: Path, schema_path: Path, *, tell: Callable[[str], None]) -> Records:
@@ -291,10 +276,10 @@ def silo_records(path: Path, schema_path: Path, *, tell: Callable[[str], None]) 
         )
     file = read_csv(path)
     raw, target = encode_file(file, rules)
-    found = strays(file, rules)
-    if found:
+    lines = strays(file, rules)
+    if lines:
         tell(
-            f"{path}: {'; '.join(found)}. Correct the cells, or agree with all silos on a schema that covers them; the "
+            f"{path}: {'; '.join(lines)}. Correct the cells, or agree with all silos on a schema that covers them; the "
             "count is for the owner's eyes and is not sent."
         )
     return {"x": encoding_of(rules).apply(raw), "y": target}

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tacit.data.federation import Federation, Records, SiloData
+from tacit.data.federation import Federation, SiloData
 
-_PARTS = ("train", "validation", "test")
 _BANDS = 10
 
 
@@ -28,14 +27,10 @@ def summary(federation: Federation) -> dict[str, Any]:
     >>> summary(load("heart-disease"))["silos"][2]["labels"]
     {'healthy': 5, 'ill': 81}
     """
+    same = ("name", "partition", "task", "num_classes", "feature_shape", "feature_norm", "touches_private_data")
     return {
-        "name": federation.name,
-        "partition": federation.partition,
-        "task": federation.task,
-        "num_classes": federation.num_classes,
+        **{name: getattr(federation, name) for name in same},
         "feature_shape": list(federation.feature_shape),
-        "feature_norm": federation.feature_norm,
-        "touches_private_data": federation.touches_private_data,
         "silos": [_silo(federation, silo) for silo in federation.silos],
         "steps": [{"name": s.name, "public": s.public, "detail": s.detail} for s in federation.steps],
         "citation": federation.citation,
@@ -44,7 +39,7 @@ def summary(federation: Federation) -> dict[str, Any]:
 
 def _silo(federation: Federation, silo: SiloData) -> dict[str, Any]:
     row: dict[str, Any] = {"name": silo.name}
-    row |= {part: len(getattr(silo, part)["y"]) for part in _PARTS}
+    row |= {part: len(getattr(silo, part)["y"]) for part in ("train", "validation", "test")}
     y = silo.train["y"]
     if federation.task == "regression":
         row["target"] = {"least": float(y.min()), "mean": float(y.mean()), "greatest": float(y.max())}
@@ -61,6 +56,7 @@ def _counts(values: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
 
 def plot_partition(federation: Federation, path: Path) -> None:
     """Draw who holds what to ``path``: a bar per silo, stacked by label or by tenths of the target."""
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, so only when asked for
     from matplotlib.figure import Figure
 
@@ -68,9 +64,11 @@ def plot_partition(federation: Federation, path: Path) -> None:
     figure = Figure(figsize=(8, max(2.5, 1.2 + 0.28 * min(len(counts), 60))), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    colours = _colours(len(names), ordered=federation.task == "regression")
+    cmap, shades = colormaps["tab10"], [index % 10 for index in range(len(names))]
+    if federation.task == "regression":
+        cmap, shades = colormaps["viridis"], np.linspace(0, 1, len(names)).tolist()
     left = np.zeros(len(counts))
-    for name, column, colour in zip(names, counts.T, colours, strict=True):
+    for name, column, colour in zip(names, counts.T, map(cmap, shades), strict=True):
         axes.barh(np.arange(len(counts)), column, left=left, color=colour, label=name, height=0.8)
         left = left + column
     axes.set_yticks(np.arange(len(counts)) if len(counts) <= 60 else [])
@@ -87,7 +85,7 @@ def plot_partition(federation: Federation, path: Path) -> None:
 
 def _stacks(federation: Federation) -> tuple[tuple[str, ...], np.ndarray]:
     """Names of the stacked pieces, and how many records of each every silo has."""
-    targets = [np.concatenate([_part(silo, part)["y"] for part in _PARTS]) for silo in federation.silos]
+    targets = [np.concatenate([part["y"] for part in (s.train, s.validation, s.test)]) for s in federation.silos]
     if federation.task != "regression":
         names = federation.class_names
         return names, np.stack([np.bincount(y, minlength=len(names)) for y in targets])
@@ -96,16 +94,3 @@ def _stacks(federation: Federation) -> tuple[tuple[str, ...], np.ndarray]:
     return names, np.stack(
         [np.bincount(np.searchsorted(edges[1:-1], y, side="right"), minlength=_BANDS) for y in targets]
     )
-
-
-def _part(silo: SiloData, part: str) -> Records:
-    records: Records = getattr(silo, part)
-    return records
-
-
-def _colours(count: int, ordered: bool) -> list[Any]:
-    from matplotlib import colormaps
-
-    if ordered:
-        return [colormaps["viridis"](place) for place in np.linspace(0, 1, count)]
-    return [colormaps["tab10"](place % 10) for place in range(count)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tacit.data.csv_silos import RawFile, csv_files, encode_file, has_decimal_comma, is_missing, number_in, read_csv
+from tacit.data.csv_silos import RawFile, csv_files, encode_file, has_decimal_comma, is_missing, read_csv
 from tacit.data.federation import DataError
 from tacit.data.schema import AnyColumn, CategoryColumn, DroppedColumn, NumberColumn, Schema, TargetPart
 from tacit.errors import counted, unknown
@@ -42,16 +42,10 @@ class Found:
     name: str
     kind: Kind
     missing: Mapping[str, int]
-    distinct: int
     low: float | None = None
     high: float | None = None
     levels: tuple[str, ...] = ()
     mostly_numbers: bool = False
-
-    @property
-    def has_missing(self) -> bool:
-        """Whether any silo lacks a value."""
-        return any(self.missing.values())
 
 
 @dataclass(frozen=True)
@@ -96,11 +90,10 @@ def _agree(files: Sequence[RawFile], drop: Sequence[str]) -> None:
             if column:
                 near = [own for own in who.header if own.strip().lower() == column[0].strip().lower()]
                 cure = (
-                    f"rename {near[0]!r}, which it has."
-                    if near
-                    else "add it to the file (empty cells count as missing), rename it, or leave it out everywhere "
-                    f"with --drop {column[0]!r}."
+                    "add it to the file (empty cells count as missing), rename it, or leave it out everywhere with "
+                    f"--drop {column[0]!r}."
                 )
+                cure = f"rename {near[0]!r}, which it has." if near else cure
                 raise DataError(f"{who.path} has no column {column[0]!r}, which {other.path} has; {cure}")
 
 
@@ -112,26 +105,20 @@ def _describe(name: str, files: Sequence[RawFile], levels: Sequence[str]) -> Fou
     values = [cell for file in files for cell in file.column(name) if is_there(cell)]
     distinct = sorted(set(values))
     if len(distinct) < 2:
-        return Found(name, "constant", missing, len(distinct), levels=tuple(distinct))
+        return Found(name, "constant", missing, levels=tuple(distinct))
     if all(_is_number(cell) for cell in distinct):
         numbers = [float(cell) for cell in distinct]
         levels = tuple(sorted(distinct, key=float)) if len(distinct) <= MOST_CLASSES else ()
-        return Found(name, "number", missing, len(distinct), min(numbers), max(numbers), levels)
+        return Found(name, "number", missing, min(numbers), max(numbers), levels)
     if not levels and all(_is_number(cell) or has_decimal_comma(cell) for cell in distinct):
-        _check_numbers(name, files)
+        for file in files:
+            file.numbers(name)  # raises at the first decimal comma
     if all(any(pattern.fullmatch(cell) for pattern in _DATES) for cell in distinct):
-        return Found(name, "date", missing, len(distinct))
+        return Found(name, "date", missing)
     if len(distinct) > MOST_LEVELS:
         mostly = 2 * sum(map(_is_number, values)) > len(values)
-        return Found(name, "text", missing, len(distinct), mostly_numbers=mostly)
-    return Found(name, "category", missing, len(distinct), levels=tuple(distinct))
-
-
-def _check_numbers(name: str, files: Sequence[RawFile]) -> None:
-    """Raise at the first cell that is no number."""
-    for file in files:
-        for line, cell in enumerate(file.column(name), start=2):
-            number_in(file, name, line, cell)
+        return Found(name, "text", missing, mostly_numbers=mostly)
+    return Found(name, "category", missing, levels=tuple(distinct))
 
 
 def _is_number(cell: str) -> bool:
@@ -141,18 +128,22 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def undeclared(folder: Folder, target: str, declared: Declared) -> list[Found]:
-    """The columns, the target among them, of which somebody must still say range or levels."""
+def undeclared(folder: Folder, target: str, declared: Declared, *, private: bool) -> list[Found]:
+    """The columns, the target among them, of which somebody must still say range or levels.
+
+    ``private`` leaves ranges of numbers to private statistics.
+    """
+    kinds = ("category",) if private else ("number", "category")
     return [
         column
         for column in folder.columns.values()
-        if (column.kind in ("number", "category") or column.name == target)
+        if (column.kind in kinds or column.name == target)
         and column.name not in declared.ranges
         and column.name not in declared.levels
     ]
 
 
-def declaration_needed(folder: Path, columns: Sequence[Found]) -> DataError:
+def _declaration_needed(folder: Path, columns: Sequence[Found]) -> DataError:
     """The error that says what to declare, with the lines to copy."""
     lines = []
     for column in columns:
@@ -183,28 +174,25 @@ def draft(
 ) -> Draft:
     """A schema for a folder.
 
-    ``read_records`` takes what is not declared from the records and says so in the schema; ``private`` leaves ranges of
-    numbers to private statistics.
+    ``read_records`` takes what is not declared from the records and says so in the schema; ``private`` leaves ranges
+    of numbers to private statistics.
     """
     check_declared(folder, target, declared)
-    open_columns = [
-        column
-        for column in undeclared(folder, target, declared)
-        if not (private and column.kind == "number" and column.name != target)
-    ]
+    open_columns = undeclared(folder, target, declared, private=private)
     if open_columns and not read_records:
-        raise declaration_needed(folder.path, open_columns)
+        raise _declaration_needed(folder.path, open_columns)
+    sizes = ", ".join(f"{name} {size}" for name, size in folder.sizes.items())
     assumed = [
         f"Public: column names, kinds, and which columns have missing values; {counted(len(folder.sizes), 'silo')} and "
-        f"{'their sizes' if len(folder.sizes) > 1 else 'its size'}: {_sizes(folder)}."
+        f"{'their sizes' if len(folder.sizes) > 1 else 'its size'}: {sizes}."
     ]
     columns: dict[str, AnyColumn] = {name: DroppedColumn() for name in declared.drop}
     for name, column in folder.columns.items():
         if name != target:
-            columns[name], said = _column(column, declared, private)
-            assumed += said
+            columns[name], lines = _column(column, declared, private)
+            assumed += lines
     part = _target_part(folder, folder.columns[target], declared)
-    assumed += _outside(folder.columns[target], part.low, part.high)
+    assumed += _outside(folder.columns[target], part.range)
     assumed.append(f"Target: {target}, {part.task}, {part.classes or f'scaled from [{part.low:g}, {part.high:g}]'}.")
     read = tuple(column.name for column in open_columns)
     loud = [
@@ -212,7 +200,11 @@ def draft(
         "which is NOT private. Every result says so until you declare it."
         for name in read
     ]
-    _check_features(columns)
+    if all(isinstance(column, DroppedColumn) for column in columns.values()):
+        raise DataError(
+            "Expected at least one column besides the target that is not dropped; a column of numbers or of at most "
+            f"{MOST_LEVELS} levels can be used, and any column whose range or levels are declared."
+        )
     schema = Schema(target=part, norm="box" if private else norm, columns=columns, read_from_records=read)
     for path in csv_files(folder.path):
         encode_file(read_csv(path), schema)
@@ -245,55 +237,28 @@ def check_levels(name: str, levels: Sequence[str], otherwise: str) -> None:
         )
 
 
-def _check_features(columns: Mapping[str, AnyColumn]) -> None:
-    if all(isinstance(column, DroppedColumn) for column in columns.values()):
-        raise DataError(
-            "Expected at least one column besides the target that is not dropped; a column of numbers or of at most "
-            f"{MOST_LEVELS} levels can be used, and any column whose range or levels are declared."
-        )
-
-
-def _sizes(folder: Folder) -> str:
-    return ", ".join(f"{name} {size}" for name, size in folder.sizes.items())
-
-
 def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn, list[str]]:
     """The schema of one column, and what was assumed."""
-    name = column.name
-    said = []
-    if column.has_missing:
+    name, missing, lines = column.name, any(column.missing.values()), []
+    if missing:
         counts = ", ".join(f"{silo} {count}" for silo, count in column.missing.items() if count)
-        said.append(f"{name}: missing at {counts}; missing counts as a feature of its own, filled with the middle.")
+        lines.append(f"{name}: missing at {counts}; missing counts as a feature of its own, filled with the middle.")
     if name in declared.levels:
-        strange = [level for level in column.levels if level not in declared.levels[name]]
-        if strange and len(strange) == len(column.levels):
-            shown = ", ".join(map(repr, strange))
-            raise DataError(
-                f"Expected some of --levels {name}={','.join(declared.levels[name])} to occur in its column, but there "
-                f"are only {shown}; write the levels as the files do, letter by letter, or --drop {name}."
-            )
-        if strange:
-            shown = ", ".join(map(repr, strange))
-            said.append(f"{name}: {shown} occurs but is not among its levels; it becomes zeros.")
-        return CategoryColumn(levels=declared.levels[name], missing=column.has_missing), said
+        lines += _not_listed(column, declared.levels[name])
+        return CategoryColumn(levels=declared.levels[name], missing=missing), lines
     if name in declared.ranges:
         low, high = declared.ranges[name]
-        said += _outside(column, low, high)
-        return NumberColumn(low=low, high=high, missing=column.has_missing), said
+        return NumberColumn(low=low, high=high, missing=missing), [*lines, *_outside(column, (low, high))]
     if column.kind == "number" and private:
         wide = (
             f"{name}: no range declared; signed logarithmic scale up to {WIDE:g}, then private statistics. Expect a "
             f"poor model: declare a wide range as well, --range {name}=LOW:HIGH."
         )
-        return NumberColumn(low=-WIDE, high=WIDE, log=True, missing=column.has_missing), [*said, wide]
-    if column.kind == "number" and len(column.levels) == 2:
-        return CategoryColumn(levels=column.levels, missing=column.has_missing), said
-    if column.kind == "number":
-        assert column.low is not None
-        assert column.high is not None
-        return NumberColumn(low=column.low, high=column.high, missing=column.has_missing), said
-    if column.kind == "category":
-        return CategoryColumn(levels=column.levels, missing=column.has_missing), said
+        return NumberColumn(low=-WIDE, high=WIDE, log=True, missing=missing), [*lines, wide]
+    if column.kind == "category" or (column.kind == "number" and len(column.levels) == 2):
+        return CategoryColumn(levels=column.levels, missing=missing), lines
+    if column.low is not None and column.high is not None:
+        return NumberColumn(low=column.low, high=column.high, missing=missing), lines
     why = {
         "date": "it holds dates; to use it, write a number in its place, such as days since admission",
         "text": f"it holds text with more than {MOST_LEVELS} different values, such as names"
@@ -303,23 +268,35 @@ def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn
     return DroppedColumn(), [f"{name}: DROPPED, {why[column.kind]}."]
 
 
-def _outside(column: Found, low: float | None, high: float | None) -> list[str]:
-    if column.low is None or column.high is None or low is None or high is None:
+def _not_listed(column: Found, levels: Sequence[str]) -> list[str]:
+    """What is assumed of values that are not among the declared levels; raise where none is."""
+    strange = [level for level in column.levels if level not in levels]
+    shown = ", ".join(map(repr, strange))
+    if strange and len(strange) == len(column.levels):
+        raise DataError(
+            f"Expected some of --levels {column.name}={','.join(levels)} to occur in its column, but there are only "
+            f"{shown}; write the levels as the files do, letter by letter, or --drop {column.name}."
+        )
+    return [f"{column.name}: {shown} occurs but is not among its levels; it becomes zeros."] if strange else []
+
+
+def _outside(column: Found, declared: tuple[float, float] | None) -> list[str]:
+    if column.low is None or column.high is None or declared is None:
         return []
-    if low <= column.low <= column.high <= high:
-        return []
-    return [f"{column.name}: values outside {low:g}:{high:g} occur; they are moved to its ends."]
+    low, high = declared
+    inside = low <= column.low <= column.high <= high
+    return [] if inside else [f"{column.name}: values outside {low:g}:{high:g} occur; they are moved to its ends."]
 
 
 def _check_classes(folder: Folder, column: Found, classes: Sequence[str]) -> None:
     """Raise where records hold classes of the target that are not declared: they cannot be left out."""
     strange = [value for value in column.levels if value not in classes]
     if strange:
-        found = ", ".join(map(repr, column.levels))
+        held = ", ".join(map(repr, column.levels))
         every = ",".join(column.levels) + ",..." * (len(column.levels) < 2)
         raise DataError(
             f"Expected --levels {column.name}={','.join(classes)} to name every class of the target, but the column "
-            f"{column.name!r} holds {found} ({_first(folder, column.name, strange[0])}); list all of them, as the "
+            f"{column.name!r} holds {held} ({_first(folder, column.name, strange[0])}); list all of them, as the "
             f"files write them, such as --levels {column.name}={every}, or correct the cells."
         )
 

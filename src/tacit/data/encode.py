@@ -7,13 +7,13 @@ record by record. Nothing is fitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tacit.data.federation import DataError, Step
-from tacit.data.table import Encoding
 
 # Rounding to float32 may raise a norm by half a unit in the last place, so the target sits inside the bound.
 _FLOAT32_SLACK = 1e-6
@@ -23,27 +23,37 @@ _BLOCK = 8192
 
 
 @dataclass(frozen=True)
-class Bounded:
+class Column(ABC):
+    """A raw column and the features that it becomes; ``str`` says how."""
+
+    column: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the features: that of the column, where it becomes one feature."""
+        return (self.column,)
+
+    @abstractmethod
+    def features(self, values: np.ndarray) -> np.ndarray:
+        """The features of the column's values, shape (n, number of features)."""
+
+
+@dataclass(frozen=True)
+class Bounded(Column):
     """A number clipped to ``[low, high]`` and scaled to ``[-1, 1]``, or to ``[0, 1]`` if ``from_zero``.
 
     A missing value (nan) is replaced by the middle.
     On the logarithmic scale the number is ``sign(v) log(1 + |v| / unit)``.
     """
 
-    column: str
     low: float
     high: float
     log: bool = False
     unit: float = 1.0
     from_zero: bool = False
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the one feature."""
-        return (self.column,)
-
     def features(self, values: np.ndarray) -> np.ndarray:
-        """Scaled values, shape (n, 1)."""
+        """Scaled values."""
         filled = np.clip(np.nan_to_num(values, nan=(self.low + self.high) / 2), self.low, self.high)
         low, high, scaled = (self._scale(np.asarray(v)) for v in (self.low, self.high, filled))
         share = (scaled - low) / (high - low)
@@ -57,10 +67,9 @@ class Bounded:
 
 
 @dataclass(frozen=True)
-class OneHot:
+class OneHot(Column):
     """One 0/1 feature per listed category; a value that is not listed gives all zeros."""
 
-    column: str
     categories: tuple[float, ...]
     labels: tuple[str, ...] = ()
 
@@ -70,7 +79,7 @@ class OneHot:
         return tuple(f"{self.column}={label}" for label in self.labels or (f"{c:g}" for c in self.categories))
 
     def features(self, values: np.ndarray) -> np.ndarray:
-        """Indicators, shape (n, number of categories)."""
+        """Indicators."""
         return (values[:, None] == np.asarray(self.categories)[None, :]).astype(np.float64)
 
     def __str__(self) -> str:
@@ -78,21 +87,15 @@ class OneHot:
 
 
 @dataclass(frozen=True)
-class Signed:
+class Signed(Column):
     """+1 if the value is one of ``positive``, -1 if it is anything else, 0 if it is missing (nan)."""
 
-    column: str
     positive: tuple[float, ...]
     labels: tuple[str, str] | None = None
     """What -1 and +1 stand for, where every other value is missing."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the one feature."""
-        return (self.column,)
-
     def features(self, values: np.ndarray) -> np.ndarray:
-        """Signs, shape (n, 1)."""
+        """Signs."""
         signs = np.where(np.isin(values, self.positive), 1.0, -1.0)
         return np.where(np.isnan(values), 0.0, signs)[:, None]
 
@@ -103,10 +106,8 @@ class Signed:
 
 
 @dataclass(frozen=True)
-class Missing:
+class Missing(Column):
     """1 if the value is missing (nan), else 0."""
-
-    column: str
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,7 +115,7 @@ class Missing:
         return (f"{self.column} missing",)
 
     def features(self, values: np.ndarray) -> np.ndarray:
-        """Indicators, shape (n, 1)."""
+        """Indicators."""
         return np.isnan(values).astype(np.float64)[:, None]
 
     def __str__(self) -> str:
@@ -122,13 +123,12 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Bands:
+class Bands(Column):
     """One 0/1 feature per label; ``starts`` are the first codes of ranges with their labels, up to ``end``.
 
     A label may have several ranges. A code outside all of them gives all zeros.
     """
 
-    column: str
     starts: tuple[tuple[float, str], ...]
     end: float
 
@@ -143,7 +143,7 @@ class Bands:
         return tuple(f"{self.column}={label}" for label in self.labels)
 
     def features(self, values: np.ndarray) -> np.ndarray:
-        """Indicators, shape (n, number of labels)."""
+        """Indicators."""
         band = np.searchsorted([start for start, _ in self.starts], values, side="right") - 1
         label = np.array([self.labels.index(name) for _, name in self.starts])[band]
         inside = (band >= 0) & (values < self.end)
@@ -151,9 +151,6 @@ class Bands:
 
     def __str__(self) -> str:
         return f"{self.column} one-hot over {len(self.labels)} groups of codes"
-
-
-Column = Bounded | OneHot | Signed | Missing | Bands
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ class Sensitive:
     labels: tuple[str, ...]
 
     def codes(self, column: np.ndarray) -> np.ndarray:
-        """Place of each entry in ``values``."""
+        """Position of each entry in ``values``."""
         unlisted = ~np.isin(column, self.values)
         if unlisted.any():
             raise DataError(
@@ -173,13 +170,6 @@ class Sensitive:
                 f"has {column[unlisted.argmax()]}."
             )
         return np.searchsorted(self.values, column).astype(np.int32)
-
-    @staticmethod
-    def choose(known: Mapping[str, Sensitive], name: str) -> Sensitive:
-        """The attribute called ``name``."""
-        if name not in known:
-            raise DataError(f"Expected sensitive={name!r} to be one of {', '.join(known)}.")
-        return known[name]
 
 
 def encode_columns(raw: np.ndarray, names: Sequence[str], columns: Sequence[Column]) -> np.ndarray:
@@ -212,27 +202,13 @@ def bound_norm(features: np.ndarray, bound: float) -> np.ndarray:
     return bounded
 
 
-def fixed_encoding(
-    names: Sequence[str],
-    columns: Sequence[Column],
-    norm: float,
-    without: str | None = None,
-    steps: tuple[Step, ...] = (),
-) -> Callable[[np.ndarray, np.ndarray], Encoding]:
-    """A table's ``fit`` where nothing is fitted: ``columns``, but not ``without``, with bounded norm."""
-    used = [column for column in columns if column.column != without]
-    apart = (Step("sensitive attribute", True, f"{without} is kept apart from the features."),) if without else ()
-    encoding = Encoding(
-        apply=lambda raw: bound_norm(encode_columns(raw, names, used), norm),
-        steps=(*steps, *apart, columns_step(used), norm_step(norm)),
-        norm=norm,
-        names=tuple(name for column in used for name in column.names),
-    )
-    return lambda _reserve, _train: encoding
+def scaled_target(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """A target clipped to [low, high] and scaled to [0, 1], as float32."""
+    return ((np.clip(values, low, high) - low) / (high - low)).astype(np.float32)
 
 
 def target_step(name: str, low: float, high: float) -> Step:
-    """The public step that scales a target to [0, 1]."""
+    """The public step that describes :func:`scaled_target`."""
     return Step("target", True, f"The {name}, clipped to [{low:g}, {high:g}] and scaled to [0, 1].")
 
 

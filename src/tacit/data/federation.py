@@ -1,15 +1,15 @@
-"""What a data set looks like to the rest of the library: silos of records, and how they came about.
+"""What a data set looks like: a table of raw records on the way, a federation of silos in the end.
 
-A :class:`Federation` is the end of the road that data takes before training: records are given to silos, each
-silo splits its own records at random into train, validation and test, and only then is anything else done to
-them. Every later step is written down as a :class:`Step` that says whether it is *public* (fixed in advance,
-or fitted on records that belong to no silo) or touches private records. A result computed from a federation
+Records are given to silos, each silo splits its own at random into train, validation and test, and only then is
+anything else done to them. Every later step is written down as a :class:`Step` that says whether it is *public* (fixed
+in advance, or fitted on records that belong to no silo) or touches private records. A result computed from a federation
 with a private step is not private, whatever the training algorithm does, unless that step was priced.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -29,13 +29,10 @@ class DataError(TacitError):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of preprocessing, in words.
+    """One step of preprocessing, in words, with enough detail to do it again.
 
-    Attributes:
-        name: what was done, in two or three words.
-        public: true if the step is fixed in advance or fitted on records of no silo.
-        detail: enough to do it again.
-        priced: true if what it reads of private records leaves with noise, inside the budget of training.
+    It is ``public`` if it is fixed in advance or fitted on records of no silo, and ``priced`` if what it reads of
+    private records leaves with noise, inside the budget of training.
     """
 
     name: str
@@ -59,13 +56,8 @@ class Federation:
     """Silos and everything that a study needs to know about their records.
 
     Attributes:
-        name: the data set.
-        silos: in a fixed order.
-        task: what ``y`` is.
         num_classes: how many values ``y`` takes; ``None`` for regression.
-        feature_shape: the shape of one ``x``.
-        feature_norm: a public bound on the l2 norm of every ``x`` that the preprocessing enforces, or
-            ``None``.
+        feature_norm: a public bound on the l2 norm of every ``x`` that the preprocessing enforces, or ``None``.
         steps: all preprocessing, in order.
         citation: whom to thank, and the licence where it asks for that.
         partition: the kind of partition and its parameters, in words.
@@ -91,3 +83,52 @@ class Federation:
     def touches_private_data(self) -> bool:
         """Whether a step read private records: then a result is "not private" unless that step was priced."""
         return any(not step.public and not step.priced for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A map from raw records to features that treats every record by itself.
+
+    ``apply`` takes raw ``x`` (n, ...) to float32 features (n, ...) row by row, and enforces ``norm``, a bound on the
+    l2 norm of every row. It sees one record at a time and is fixed before it sees the first, so it commutes with the
+    split: no record of a test set can influence a training record through it.
+    """
+
+    apply: Callable[[np.ndarray], np.ndarray]
+    steps: tuple[Step, ...]
+    norm: float | None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """The records of a data set as its loader found them.
+
+    Attributes:
+        x: raw records, one per row, in whatever form ``fit`` understands.
+        y: the label or target, already in the type that a study sees.
+        fit: the encoding, given the raw records that belong to no silo and those of all training sets. A
+            public encoding ignores the second argument.
+        s: the sensitive attribute.
+        label: the class by which ``label``, ``one-class``, ``dirichlet`` and ``digit-pairs`` divide; else ``y``.
+        natural: the silo of every record, as an index into ``silo_names``.
+        silo_names: of the natural silos.
+        attributes: columns by which ``attribute`` can divide; the first is the default.
+        reserve: how many records to put aside, in no silo, for ``fit``.
+        official_test: raw ``x``, ``y`` and ``label`` of a test set that the source itself keeps apart.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    fit: Callable[[np.ndarray, np.ndarray], Encoding]
+    task: Task
+    citation: str
+    class_names: tuple[str, ...] = ()
+    s: np.ndarray | None = None
+    group_names: tuple[str, ...] = ()
+    label: np.ndarray | None = None
+    natural: np.ndarray | None = None
+    silo_names: tuple[str, ...] = ()
+    attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
+    reserve: int = 0
+    official_test: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None

@@ -1,18 +1,20 @@
 """Finding, checking and, where a public source exists, fetching the files of a data set.
 
-A file is looked for in the directory that the caller names, else in ``TACIT_DATA``, and then in a cache in
-the home directory. If it is nowhere it is fetched from its public source into the cache. Whatever is read has
-been compared with a known checksum; the cache remembers the size and time of the files that it has compared,
-so that a large file is read in full only once.
+A file is looked for in the directory that the caller names, else in ``TACIT_DATA``, and then in a cache in the home
+directory; if it is nowhere, it is fetched from its public source into the cache. Whatever is read has a known
+checksum. The cache remembers size and time of the files that it has compared, so a large file is hashed only once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import tempfile
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,19 +23,15 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
-from tacit.data.download import download
 from tacit.data.federation import DataError
+
+TIMEOUT = 30.0
+"""Seconds without an answer after which a source counts as unreachable."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the public can get a file.
-
-    Attributes:
-        url: of the public file.
-        sha256: of the public file, byte for byte.
-        convert: from the public file's bytes to those of the layout.
-    """
+    """Where the public can get a file, its checksum there, and how its bytes become those of our file."""
 
     url: str
     sha256: str
@@ -42,11 +40,11 @@ class Source:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of the layout.
+    """A file of the data folder, which has one sub-folder per data set.
 
     Attributes:
-        path: relative to the data directory.
-        sha256: checksums of acceptable versions: the layout's, and that of a converted public file.
+        path: relative to the data folder.
+        sha256: checksums of acceptable versions: ours, and that of a converted public file where it differs.
         source: where to fetch it.
         how: what to do where there is no source.
         arrays: of an npz file, the checksum of its arrays, for archives that differ only in compression.
@@ -60,32 +58,31 @@ class DataFile:
 
 
 def locate(file: DataFile, directory: Path | None, verify: bool) -> Path:
-    """The path of a file that has been checked, after fetching it if need be."""
-    places = [place / file.path for place in _places(directory)]
+    """The path of a file that has been checked, after fetching it if need be; one checked before is not read again."""
+    named = directory if directory is not None else os.environ.get("TACIT_DATA")
+    folders = [Path(named).expanduser()] if named else []
+    places = [folder / file.path for folder in (*folders, cache_directory())]
     for path in places:
         if path.is_file():
-            if verify:
-                check(file, path)
+            if verify and _remembered().get(str(path.resolve())) != _stamp(file, path):
+                _compare(file, path)
+                _remember(file, path)
             return path
+    missing = (
+        f"Missing data file {file.path!r}: looked for {' and '.join(map(str, places))}. Set the environment variable "
+        f"TACIT_DATA, or directory=, to a folder that holds {file.path}."
+    )
     if file.source is None:
-        raise DataError(f"{_missing(file, places)} It has no public source to fetch it from. {file.how}")
+        raise DataError(f"{missing} It has no public source to fetch it from. {file.how}")
     try:
         return fetch(file, file.source, cache_directory() / file.path)
     except DataError as error:
-        raise DataError(f"{_missing(file, places)} {error}") from error
+        raise DataError(f"{missing} {error}") from error
 
 
 def cache_directory() -> Path:
     """Where fetched files and remembered checksums live."""
     return Path(platformdirs.user_cache_dir("tacit")) / "data"
-
-
-def check(file: DataFile, path: Path) -> None:
-    """Raise unless the file at ``path`` has a known checksum; a file checked before is not read again."""
-    stamp = _stamp(file, path)
-    if _remembered().get(str(path.resolve())) != stamp:
-        _compare(file, path)
-        _remember(path, stamp)
 
 
 def fetch(file: DataFile, source: Source, path: Path) -> Path:
@@ -94,9 +91,8 @@ def fetch(file: DataFile, source: Source, path: Path) -> Path:
     found = hashlib.sha256(content).hexdigest()
     if found != source.sha256:
         raise DataError(
-            f"Expected {source.url} to have sha256 {source.sha256}, but it has {found}: the source has "
-            "changed or the download was damaged. Nothing was stored; try again, or put the file there "
-            "yourself."
+            f"Expected {source.url} to have sha256 {source.sha256}, but it has {found}: the source has changed or the "
+            "download was damaged. Nothing was stored; try again, or put the file there yourself."
         )
     try:
         with _atomically(path) as temporary:
@@ -104,8 +100,25 @@ def fetch(file: DataFile, source: Source, path: Path) -> Path:
             _compare(file, temporary)
     except OSError as error:
         raise DataError(f"Could not store it as {path} ({error}); make room, or name another folder.") from error
-    _remember(path, _stamp(file, path))
+    _remember(file, path)
     return path
+
+
+def download(url: str) -> bytes:
+    """The bytes at ``url``."""
+    request = urllib.request.Request(url, headers={"User-Agent": "tacit"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+            content: bytes = response.read()
+    except (http.client.HTTPException, OSError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        reason = getattr(error, "reason", None) or error
+        raise DataError(
+            f"Could not fetch it from its public source {url} ({reason}): connect to the internet, or "
+            "download it elsewhere and copy it into that folder."
+        ) from error
+    return content
 
 
 def digest(path: Path) -> str:
@@ -121,19 +134,6 @@ def _compare(file: DataFile, path: Path) -> None:
             f"Expected {path} to have sha256 {file.sha256[0]}, but it has {found}: it is damaged, or another "
             "version. Replace it, or pass verify=False to read a file of your own with the same columns."
         )
-
-
-def _places(directory: Path | None) -> list[Path]:
-    named = directory if directory is not None else os.environ.get("TACIT_DATA")
-    return ([Path(named).expanduser()] if named else []) + [cache_directory()]
-
-
-def _missing(file: DataFile, places: list[Path]) -> str:
-    looked = " and ".join(str(path) for path in places)
-    return (
-        f"Missing data file {file.path!r}: looked for {looked}. Set the environment variable TACIT_DATA, "
-        f"or directory=, to a folder that holds {file.path}."
-    )
 
 
 def _arrays_digest(path: Path) -> str:
@@ -174,7 +174,8 @@ def _remembered() -> dict[str, list[str | int]]:
     return memory if isinstance(memory, dict) else {}
 
 
-def _remember(path: Path, stamp: list[str | int]) -> None:
+def _remember(file: DataFile, path: Path) -> None:
+    memory = _remembered() | {str(path.resolve()): _stamp(file, path)}
     # A cache that cannot be written costs time at the next load, nothing else.
     with contextlib.suppress(OSError), _atomically(cache_directory() / "verified.json") as temporary:
-        temporary.write_text(json.dumps(_remembered() | {str(path.resolve()): stamp}), encoding="utf-8")
+        temporary.write_text(json.dumps(memory), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Who holds which record: the ways of dividing a data set into silos.
 
-A partition is a list of disjoint arrays of row numbers, one per silo. It simulates how records came to be
-where they are; it happens before the split and is not a computation that silos do, so it costs no privacy.
+A partition is a list of disjoint arrays of row indices, one per silo. It simulates how records came to be where they
+are: it happens before the split, silos do not compute it, and it costs no privacy.
 
 | kind | what a silo holds | ``level`` |
 | --- | --- | --- |
@@ -30,8 +30,6 @@ import numpy as np
 
 from tacit.data.federation import DataError
 
-KINDS = ("natural", "label", "digit-pairs", "sorted-target", "attribute", "dirichlet", "iid", "one-class")
-
 DEFAULT_LEVELS = {"dirichlet": 0.5, "attribute": 0.75, "sorted-target": 1.0}
 
 DIGIT_PAIRS = tuple((even, odd) for even in (0, 2, 4, 6, 8) for odd in (1, 3, 5, 7, 9))
@@ -52,17 +50,6 @@ class Request:
     level: float | None
     records: int | None
     generator: np.random.Generator
-
-
-def by_nature(request: Request) -> list[np.ndarray]:
-    """The silos in which the records were collected."""
-    assert request.natural is not None
-    return [np.flatnonzero(request.natural == silo) for silo in range(request.silos)]
-
-
-def uniformly(request: Request) -> list[np.ndarray]:
-    """Equal shares of a random order."""
-    return np.array_split(request.generator.permutation(len(request.target)), request.silos)
 
 
 def by_label(request: Request) -> list[np.ndarray]:
@@ -145,18 +132,9 @@ def by_dirichlet(request: Request) -> list[np.ndarray]:
     return [np.concatenate(part) for part in parts]
 
 
-def by_attribute(request: Request) -> list[np.ndarray]:
-    """Slices of an attribute, each mixed with a uniform share: ``level`` is the share kept from the slice."""
-    assert request.attribute is not None
-    return _slices(request, request.attribute)
-
-
-def by_target(request: Request) -> list[np.ndarray]:
-    """Slices of the target, each mixed with a uniform share: ``level`` is the share kept from the slice."""
-    return _slices(request, request.target)
-
-
-def _slices(request: Request, values: np.ndarray) -> list[np.ndarray]:
+def by_slices(request: Request, values: np.ndarray | None) -> list[np.ndarray]:
+    """Slices of an attribute or the target, each mixed with a uniform share: ``level`` is the share kept of a slice."""
+    assert values is not None
     level = request.level
     if not (level is not None and 0 <= level <= 1):
         raise DataError(f"Expected 0 <= level={level} <= 1: 0 gives every silo a uniform share, 1 a slice of its own.")
@@ -169,7 +147,7 @@ def _slices(request: Request, values: np.ndarray) -> list[np.ndarray]:
         kept.append(order[:cut])
         loose.append(order[cut:])
     pool = request.generator.permutation(np.concatenate(loose))
-    needed = np.cumsum([len(part) - len(own) for part, own in zip(slices, kept, strict=True)])
+    needed = np.cumsum([len(part) for part in loose])
     return [np.concatenate(pair) for pair in zip(kept, np.split(pool, needed[:-1]), strict=True)]
 
 
@@ -183,12 +161,12 @@ def _label(request: Request, kind: str) -> np.ndarray:
 
 
 PARTITIONS: Mapping[str, Callable[[Request], list[np.ndarray]]] = {
-    "natural": by_nature,
+    "natural": lambda request: [np.flatnonzero(request.natural == silo) for silo in range(request.silos)],
     "label": by_label,
     "digit-pairs": by_digit_pairs,
-    "sorted-target": by_target,
-    "attribute": by_attribute,
+    "sorted-target": lambda request: by_slices(request, request.target),
+    "attribute": lambda request: by_slices(request, request.attribute),
     "dirichlet": by_dirichlet,
-    "iid": uniformly,
+    "iid": lambda r: np.array_split(r.generator.permutation(len(r.target)), r.silos),
     "one-class": by_one_class,
 }

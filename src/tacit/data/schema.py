@@ -1,9 +1,9 @@
 """What the columns of CSV silos mean, decided in advance: a small TOML file that every silo shares.
 
 A schema is public. It holds a range for every number and the levels of every category, so that the map from a row to
-features is fixed before any record is seen; whoever writes it must know these from a manual, a form or a law, not
-from looking at records. A value outside a range is moved to its end, a level that is not listed gives zeros, and a
-value that is missing becomes the middle of its range (zeros for a category).
+features is fixed before any record is seen. Whoever writes it knows these from a manual, a form or a law, not from
+records. A value outside a range is moved to its end, a level that is not listed gives zeros, and a missing value
+becomes the middle of its range (zeros for a category).
 """
 
 from __future__ import annotations
@@ -81,14 +81,18 @@ class TargetPart(_Part):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TargetPart:
-        numbers = self.low is not None and self.high is not None
-        if (self.classes is None) != numbers or (self.low is None) != (self.high is None):
+        if (self.classes is None) == (self.range is None) or (self.low is None) != (self.high is None):
             raise ValueError("set classes, or low and high for a number")
         if self.classes is not None and (len(self.classes) < 2 or len(set(self.classes)) != len(self.classes)):
             raise ValueError("expected at least two different classes")
-        if numbers and not self.low < self.high:  # type: ignore[operator]
+        if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError(f"expected low={self.low} < high={self.high}")
         return self
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Of a number; none of classes."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def task(self) -> Task:
@@ -132,18 +136,18 @@ class Schema(_Part):
 
     def encoders(self) -> tuple[Column, ...]:
         """The public map of each used column; categories are numbered in the order of their levels."""
-        found: list[Column] = []
+        encoders: list[Column] = []
         for name in self.used:
             column = self.columns[name]
             if isinstance(column, NumberColumn):
-                found.append(Bounded(name, column.low, column.high, log=column.log))
+                encoders.append(Bounded(name, column.low, column.high, log=column.log))
             elif isinstance(column, CategoryColumn) and len(column.levels) == 2:
-                found.append(Signed(name, (1.0,), (column.levels[0], column.levels[1])))
+                encoders.append(Signed(name, (1.0,), (column.levels[0], column.levels[1])))
             elif isinstance(column, CategoryColumn):
-                found.append(OneHot(name, tuple(map(float, range(len(column.levels)))), column.levels))
+                encoders.append(OneHot(name, tuple(map(float, range(len(column.levels)))), column.levels))
             if not isinstance(column, DroppedColumn) and column.missing:
-                found.append(Missing(name))
-        return tuple(found)
+                encoders.append(Missing(name))
+        return tuple(encoders)
 
     @property
     def bound(self) -> float:
@@ -176,21 +180,15 @@ def _line(problem: Mapping[str, Any]) -> str:
 
 def read_schema(path: Path) -> Schema:
     """The schema in a TOML file."""
+    if not path.exists():
+        raise DataError(f"No schema at {path}; make one with: tacit init FOLDER --target COLUMN")
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"No schema at {path}; make one with: tacit init FOLDER --target COLUMN") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not valid TOML: {error}.") from None
     return schema_from(tree, str(path))
 
 
 def schema_text(schema: Schema) -> str:
-    """The schema as TOML.
-
-    >>> target = TargetPart(column="ill", classes=("no", "yes"))
-    >>> text = schema_text(Schema(target=target, columns={"age": NumberColumn(low=0, high=100)}))
-    >>> schema_from(tomllib.loads(text), "here").columns["age"].high
-    100.0
-    """
+    """The schema as TOML."""
     return tomli_w.dumps(schema.model_dump(mode="json", exclude_none=True))

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tacit.data.encode import bound_norm, norm_step
-from tacit.data.federation import DataError, Step
-from tacit.data.table import Encoding, Table
+from tacit.data.federation import DataError, Encoding, Step, Table
 
 CITATION = "Made up; nobody to thank."
 _MADE_UP = Step("made up", True, "Drawn at random by a fixed seed; no record belongs to anybody.")
@@ -67,6 +66,7 @@ def read(
         y=np.concatenate(y).astype(np.int32),
         fit=lambda _reserve, _train: encoding,
         task="binary",
+        citation=CITATION,
         class_names=("no", "yes"),
         s=_attribute(everyone[:, 0], groups, generator) if groups else None,
         group_names=tuple(f"group {i}" for i in range(groups)),

@@ -80,10 +80,12 @@ def seat_of(plan: Plan, records: int) -> Seat:
     return Seat(plan.silo_index, plan.silos, records, plan.max_participations, anonymity_set)
 
 
-def affordable(builder: Builder, plan: Plan, records: int) -> tuple[Algorithm, tuple[Event, ...], Price]:
+def affordable(
+    builder: Builder, plan: Plan, records: int, dimensions: Mapping[str, int]
+) -> tuple[Algorithm, tuple[Event, ...], Price]:
     """The algorithm with the noise that the plan's budget needs, its releases at this silo, and their price."""
     budget = Budget(epsilon=plan.epsilon, delta=plan.delta, max_participations=plan.max_participations)
-    priced = afford(builder.noised, [seat_of(plan, records)], budget)
+    priced = afford(builder.noised, [seat_of(plan, records)], budget, dimensions=dimensions)
     return builder.noised(priced.noise[0]), priced.events[0], priced.prices[0]
 
 

@@ -9,29 +9,7 @@ pytrees that can be jitted and vmapped. Strengths and radii may be traced, so a 
 [1.5, 0.0]
 """
 
-from tacit.geometry.penalties import elastic_net, group_lasso, l1, squared_l2, with_squared_l2, zero
-from tacit.geometry.proximal import Params, Regulariser, tree_norm
-from tacit.geometry.sets import box, frobenius_ball, l1_ball, l2_ball, simplex
-from tacit.geometry.sums import add
-from tacit.geometry.table import from_name, regulariser, terms
+import lazy_loader
 
-__all__ = [
-    "Params",
-    "Regulariser",
-    "add",
-    "box",
-    "elastic_net",
-    "frobenius_ball",
-    "from_name",
-    "group_lasso",
-    "l1",
-    "l1_ball",
-    "l2_ball",
-    "regulariser",
-    "simplex",
-    "squared_l2",
-    "terms",
-    "tree_norm",
-    "with_squared_l2",
-    "zero",
-]
+# Names load when they are used, so that a daemon or a shuffler loads what it needs and no more.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -39,22 +39,12 @@ def regulariser(spec: Mapping[str, Any] | str) -> Regulariser:
     [1.0, 0.0]
     """
     if isinstance(spec, str):
-        return from_name(spec)
+        parts = terms(spec)
+        spec = parts[0] if len(parts) == 1 else {"kind": "sum", "terms": parts}
     if spec.get("kind") == "sum":
         return _sum(spec)
     kind, arguments = _checked(spec)
     return FACTORIES[kind][0](**arguments)
-
-
-def from_name(name: str) -> Regulariser:
-    """A regulariser from a short name such as ``"l1:0.01"`` or ``"l1:0.01+l2-ball:10"``.
-
-    >>> import jax.numpy as jnp
-    >>> float(from_name("elastic-net:1:2").value(jnp.array([1.0, -1.0])))
-    4.0
-    """
-    parts = terms(name)
-    return regulariser(parts[0] if len(parts) == 1 else {"kind": "sum", "terms": parts})
 
 
 def terms(spec: Mapping[str, Any] | str) -> list[Mapping[str, Any]]:

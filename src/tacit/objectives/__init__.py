@@ -1,47 +1,6 @@
 """Public mathematics of what is learnt: models with taps, losses for each record, fairness, structured queries."""
 
-from tacit.objectives.constants import Constants, constants, ridge, start_risk
-from tacit.objectives.convolution import cnn
-from tacit.objectives.fairness import Ermi, Frequencies, Notion, ermi
-from tacit.objectives.losses import absolute, hinge, logistic, pinball, softmax, squared
-from tacit.objectives.models import linear, mlp
-from tacit.objectives.objective import Linear, Loss, Model, Objective, Smoothing, Tap, untapped
-from tacit.objectives.problem import Problem
-from tacit.objectives.query import GradientQuery, gradient_at, gradient_difference, gradients
-from tacit.objectives.saddle import Saddle, SaddleQuery, lifted, saddle
+import lazy_loader
 
-__all__ = [
-    "Constants",
-    "Ermi",
-    "Frequencies",
-    "GradientQuery",
-    "Linear",
-    "Loss",
-    "Model",
-    "Notion",
-    "Objective",
-    "Problem",
-    "Saddle",
-    "SaddleQuery",
-    "Smoothing",
-    "Tap",
-    "absolute",
-    "cnn",
-    "constants",
-    "ermi",
-    "gradient_at",
-    "gradient_difference",
-    "gradients",
-    "hinge",
-    "lifted",
-    "linear",
-    "logistic",
-    "mlp",
-    "pinball",
-    "ridge",
-    "saddle",
-    "softmax",
-    "squared",
-    "start_risk",
-    "untapped",
-]
+# Names load when they are used, so that a daemon or a shuffler loads what it needs and no more.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

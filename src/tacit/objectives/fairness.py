@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,24 +112,20 @@ class Ermi:
     def values_at(self, chances: Array, duals: Array, records: Record, frequencies: Array | None = None) -> Array:
         """psi of each record from the model's floored probabilities; frequencies may be given anew."""
         table = jnp.asarray(self.frequencies if frequencies is None else frequencies, chances.dtype)
-        condition, counts = self._condition(records["y"])
         # One-hot products, not indexing: their gradients are products too.
-        cells = jax.nn.one_hot(condition, table.shape[0], dtype=chances.dtype)
-        groups = jax.nn.one_hot(records["s"], table.shape[1], dtype=chances.dtype)
+        cells, groups = self._one_hot(records, chances.dtype)
         scale = jnp.einsum("nc,nr,cr->n", cells, groups, 1.0 / jnp.sqrt(table))
         chosen = jnp.einsum("nc,nr,cru->nu", cells, groups, duals)
         spread = jnp.einsum("nc,cu,nu->n", cells, jnp.sum(duals**2, axis=1), chances)
         psi = 2.0 * scale * jnp.sum(chosen * chances, axis=1) - spread - 1.0
-        return jnp.where(counts, psi, 0.0)
+        return jnp.where(self._condition(records["y"])[1], psi, 0.0)
 
     def dual_gradients_at(
         self, chances: Array, duals: Array, records: Record, frequencies: Array | None = None
     ) -> Array:
         """Each record's gradient of psi in the duals: -2 W diag(F) + 2 p_s^(-1/2) e_s F^T in its own condition."""
         table = jnp.asarray(self.frequencies if frequencies is None else frequencies, chances.dtype)
-        condition, counts = self._condition(records["y"])
-        cells = jax.nn.one_hot(condition, table.shape[0], dtype=chances.dtype) * counts[:, None]
-        groups = jax.nn.one_hot(records["s"], table.shape[1], dtype=chances.dtype)
+        cells, groups = self._one_hot(records, chances.dtype)
         pull = 2.0 * cells[:, :, None] * (groups[:, None, :] / jnp.sqrt(table))
         return (pull[..., None] - 2.0 * cells[:, :, None, None] * duals) * chances[:, None, None, :]
 
@@ -139,17 +135,13 @@ class Ermi:
 
     def cell(self, record: Record) -> Array:
         """One for the condition and group of a record, zero elsewhere: its entry in a histogram."""
-        condition, counts = self._condition(record["y"])
-        rows, groups = len(self.frequencies), len(self.frequencies[0])
-        own = jax.nn.one_hot(condition, rows)[:, None] * jax.nn.one_hot(record["s"], groups)[None, :]
-        return jnp.where(counts, own, 0.0)
+        cells, groups = self._one_hot(record, float)
+        return cells[:, None] * groups[None, :]
 
     def best(self, params: Params, records: Record) -> Array:
         """The duals that maximise the mean of psi over these records: a look at raw records, for tests and metrics."""
         chances = self.probabilities(params, records["x"])
-        condition, counts = self._condition(records["y"])
-        cells = jax.nn.one_hot(condition, len(self.frequencies), dtype=chances.dtype) * counts[:, None]
-        groups = jax.nn.one_hot(records["s"], len(self.frequencies[0]), dtype=chances.dtype)
+        cells, groups = self._one_hot(records, chances.dtype)
         joint = jnp.einsum("nc,nr,nu->cru", cells, groups, chances)
         scale = 1.0 / jnp.sqrt(jnp.asarray(self.frequencies, chances.dtype))[:, :, None]
         total = jnp.einsum("nc,nu->cu", cells, chances)[:, None, :]
@@ -193,6 +185,12 @@ class Ermi:
         if lipschitz is None or not isinstance(cost.slope, float | int) or shape is None:
             return None
         return self.jacobian_bound(math.sqrt(max((lipschitz / cost.slope) ** 2 - shape.bias, 0.0)))
+
+    def _one_hot(self, records: Record, dtype: Any) -> tuple[Array, Array]:
+        """Condition and group of each record; all zero is the condition of a record that takes no part."""
+        condition, counts = self._condition(records["y"])
+        cells = jax.nn.one_hot(condition, len(self.frequencies), dtype=dtype) * counts[..., None]
+        return cells, jax.nn.one_hot(records["s"], len(self.frequencies[0]), dtype=dtype)
 
     def _condition(self, targets: Array) -> tuple[Array, Array]:
         """Which matrix of the duals is a record's own, and whether the record takes part."""

@@ -32,10 +32,7 @@ def logistic() -> Loss:
         logit = outputs[:, 0]
         return jnp.logaddexp(0.0, logit) - targets * logit
 
-    def error(outputs: Array, targets: Array) -> Array:
-        return ((outputs[:, 0] > 0) != (targets > 0)).astype(jnp.float32)
-
-    return Loss(value, {"error": error}, slope=1.0, curvature=0.25)
+    return Loss(value, {"error": _wrong_side}, slope=1.0, curvature=0.25)
 
 
 def softmax() -> Loss:
@@ -58,10 +55,7 @@ def squared() -> Loss:
     def value(outputs: Array, targets: Array) -> Array:
         return 0.5 * (outputs[:, 0] - targets) ** 2
 
-    def squared_error(outputs: Array, targets: Array) -> Array:
-        return (outputs[:, 0] - targets) ** 2
-
-    return Loss(value, {"mse": squared_error}, slope=lambda output, target: output + target, curvature=1.0)
+    return Loss(value, {"mse": _squared_error}, slope=lambda output, target: output + target, curvature=1.0)
 
 
 def hinge(smoothness: float | None = None) -> Loss:
@@ -74,10 +68,7 @@ def hinge(smoothness: float | None = None) -> Loss:
     def residual(outputs: Array, targets: Array) -> Array:
         return 1.0 - jnp.where(targets > 0, 1.0, -1.0) * outputs[:, 0]
 
-    def error(outputs: Array, targets: Array) -> Array:
-        return ((outputs[:, 0] > 0) != (targets > 0)).astype(jnp.float32)
-
-    return _largest_line(residual, 0.0, 1.0, smoothness, {"error": error})
+    return _largest_line(residual, 0.0, 1.0, smoothness, {"error": _wrong_side})
 
 
 def absolute(smoothness: float | None = None) -> Loss:
@@ -86,7 +77,7 @@ def absolute(smoothness: float | None = None) -> Loss:
     def residual(outputs: Array, targets: Array) -> Array:
         return outputs[:, 0] - targets
 
-    return _largest_line(residual, -1.0, 1.0, smoothness, {"mse": squared().metrics["mse"]})
+    return _largest_line(residual, -1.0, 1.0, smoothness, {"mse": _squared_error})
 
 
 def pinball(quantile: float, smoothness: float | None = None) -> Loss:
@@ -105,6 +96,14 @@ def pinball(quantile: float, smoothness: float | None = None) -> Loss:
         return (targets <= outputs[:, 0]).astype(jnp.float32)
 
     return _largest_line(residual, quantile - 1.0, quantile, smoothness, {"coverage": below})
+
+
+def _wrong_side(outputs: Array, targets: Array) -> Array:
+    return ((outputs[:, 0] > 0) != (targets > 0)).astype(jnp.float32)
+
+
+def _squared_error(outputs: Array, targets: Array) -> Array:
+    return (outputs[:, 0] - targets) ** 2
 
 
 def _largest_line(

@@ -138,5 +138,5 @@ class Objective:
             return {name: values.mean() for name, values in of(x, y).items()}
         size = -(-x.shape[0] // parts)
         x, y = (jnp.pad(leaf, [(0, size * parts - len(leaf))] + [(0, 0)] * (leaf.ndim - 1)) for leaf in (x, y))
-        found = jax.lax.map(lambda some: of(*some), (x.reshape(parts, size, *x.shape[1:]), y.reshape(parts, size)))
-        return {name: values.reshape(-1)[: len(records["y"])].mean() for name, values in found.items()}
+        outcomes = jax.lax.map(lambda some: of(*some), (x.reshape(parts, size, *x.shape[1:]), y.reshape(parts, size)))
+        return {name: values.reshape(-1)[: len(records["y"])].mean() for name, values in outcomes.items()}

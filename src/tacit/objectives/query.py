@@ -37,8 +37,8 @@ def gradients(objective: Objective, points: Sequence[Params], record: Record) ->
     if len(points) == 1:
         return [jax.grad(objective.loss)(points[0], record)]
     together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *points)
-    found = jax.vmap(jax.grad(objective.loss), in_axes=(0, None))(together, record)
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(len(points))]
+    stacked = jax.vmap(jax.grad(objective.loss), in_axes=(0, None))(together, record)
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(len(points))]
 
 
 def differences(statistics: Sequence[Statistic], weights: Sequence[float | Array]) -> list[Statistic]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from tacit import geometry
 from tacit.algorithm import Algorithm, Protects, Sampling
-from tacit.algorithms import Entry, find
 from tacit.objectives import (
     Loss,
     Model,
@@ -30,6 +29,7 @@ from tacit.objectives import (
     softmax,
     squared,
 )
+from tacit.plans.catalogue import Entry, find
 from tacit.plans.spec import AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
 
 _ACTIVATIONS = {"relu": jax.nn.relu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}

@@ -22,12 +22,14 @@ from tacit.privacy.conversions import calibrate_user_level
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, own_term
 from tacit.silo.door import DoorError, noise_scale
+from tacit.silo.sampler import sampler_delta
 
 TAILS = 1e-12
 """The part of delta that a study keeps for the tails of binomial noise: 1e-23 per round and coordinate, with room."""
 
-SAMPLER = 1e-4
-"""The share of delta that a study keeps because discrete Gaussians are drawn from tables; see `check_sampler`."""
+MOST_KEPT = 1e-3
+"""The largest share of delta that a study may keep because discrete Gaussians are drawn from tables. A door refuses to
+draw more."""
 
 MOST_SIZES = 8
 """Of how many sizes of silos an anonymity set is priced: the smallest, which pay most. One costs seconds, and a plan
@@ -90,23 +92,35 @@ def samples_of(events: Sequence[Event], dimensions: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True)
 class Afforded:
-    """The noise multiplier of each silo (in float32, as it is added), what it releases, and what that costs."""
+    """The noise multiplier of each silo (in float32, as it is added), what it releases, and what that costs.
+
+    ``kept`` is the part of delta that each keeps for the tails of binomial noise and for tables of discrete Gaussians.
+    """
 
     noise: np.ndarray
     events: tuple[tuple[Event, ...], ...]
     prices: tuple[Price, ...]
+    kept: tuple[float, ...]
 
 
-def afford(build: Build, seats: Sequence[Seat], budget: Budget, before: Sequence[tuple[Event, ...]] = ()) -> Afforded:
+def afford(
+    build: Build,
+    seats: Sequence[Seat],
+    budget: Budget,
+    *,
+    dimensions: Mapping[str, int],
+    before: Sequence[tuple[Event, ...]] = (),
+) -> Afforded:
     """The least noise with which the releases of an algorithm cost each of these silos no more than the budget.
 
     Silos that hide among each other must add the same noise, so there the strictest decides. ``before`` holds what each
     silo releases besides, at noise that is settled: it is priced together with the algorithm and leaves it the rest.
+    ``dimensions`` are those of the statistic of each kind of round; without them the noise is for simulation alone.
 
     Formal guarantee: an algorithm built with the noise returned here makes, at each of these silos, releases that are
     (epsilon, delta)-DP for each record, as its price says.
     """
-    ledger = _Pricing(build, budget)
+    ledger = _Pricing(build, budget, dimensions)
     settled = before or [()] * len(seats)
     goals = _epsilons(budget, seats)
     if budget.noise_multiplier is not None:
@@ -117,35 +131,47 @@ def afford(build: Build, seats: Sequence[Seat], budget: Budget, before: Sequence
         rows = zip(seats, settled, goals, strict=True)
         noise = [ledger.noise(seat, first, epsilon) for seat, first, epsilon in rows]
     events = tuple((*first, *ledger.events(z, seat)) for z, seat, first in zip(noise, seats, settled, strict=True))
-    prices = tuple(ledger.price(found) for found in events)
+    kept = tuple(ledger.kept(seat, goal) for seat, goal in zip(seats, goals, strict=True))
+    prices = tuple(ledger.price(paid, held) for paid, held in zip(events, kept, strict=True))
     for cost, goal in zip(prices, goals, strict=True):
         if goal is not None and not budget.user_level and cost.epsilon > goal:
             raise PricingError(f"Expected epsilon={goal}, got {cost.epsilon}; this silo pays more than the others.")
-    return Afforded(np.asarray(noise, np.float32), events, prices)
+    return Afforded(np.asarray(noise, np.float32), events, prices, kept)
 
 
 class _Pricing:
     """An algorithm under a budget: events and prices at given noise, and the noise of one silo."""
 
-    def __init__(self, build: Build, budget: Budget) -> None:
-        self.unit, self.budget = build(1.0), budget
+    def __init__(self, build: Build, budget: Budget, dimensions: Mapping[str, int]) -> None:
+        self.unit, self.budget, self._dimensions = build(1.0), budget, dimensions
         self._build = lru_cache(maxsize=256)(build)
-        self._delta = budget.delta - reserved(self.unit, budget.delta)
+        self._tails = _tails(self.unit, budget.delta)
         if budget.user_level:
             _check_whole_silos(self.unit)
 
+    def kept(self, seat: Seat, epsilon: float | None) -> float:
+        """The part of delta that is kept for tails and tables; none for tables where no door would draw the noise."""
+        if epsilon is None or not self._dimensions:
+            return self._tails
+        tables = sampler_delta(samples_of(releases_of(self.unit, seat), self._dimensions), epsilon)
+        return self._tails + (tables if tables <= MOST_KEPT * self.budget.delta else 0.0)
+
     def events(self, noise: np.float32, seat: Seat) -> tuple[Event, ...]:
+        """The releases of a silo with this noise."""
         return releases_of(self._build(noise), seat)
 
-    def price(self, events: tuple[Event, ...]) -> Price:
-        return dataclasses.replace(_priced(events, self._delta, self.budget.accountant), delta=self.budget.delta)
+    def price(self, events: tuple[Event, ...], kept: float) -> Price:
+        """What releases cost at the budget's delta, less what is kept of it."""
+        delta = self.budget.delta
+        return dataclasses.replace(_priced(events, delta - kept, self.budget.accountant), delta=delta)
 
     def factor(self, seat: Seat, first: tuple[Event, ...], epsilon: float) -> float:
         """The noise multiplier, before it is rounded to what is added."""
         events, budget = releases_of(self.unit, seat), self.budget
         if first and budget.user_level:
             raise PricingError("Expected an epsilon, not of whole silos, to price other releases together with these.")
-        paid = _calibrated(first, events, epsilon, self._delta, budget.accountant, budget.user_level)
+        delta = budget.delta - self.kept(seat, epsilon)
+        paid = _calibrated(first, events, epsilon, delta, budget.accountant, budget.user_level)
         return paid[0].noise_multiplier / events[0].noise_multiplier
 
     def noise(self, seat: Seat, first: tuple[Event, ...], epsilon: float | None) -> np.float32:
@@ -154,7 +180,11 @@ class _Pricing:
         factor = self.factor(seat, first, epsilon)
         if self.budget.user_level:
             return _rounded_up(factor)
-        return self.fitting(factor, lambda z: self.price((*first, *self.events(z, seat))).epsilon <= epsilon)
+        return self.fitting(factor, lambda noise: self.fits(noise, seat, epsilon, first))
+
+    def fits(self, noise: np.float32, seat: Seat, epsilon: float, first: tuple[Event, ...] = ()) -> bool:
+        """Whether the releases with this noise cost no more than epsilon."""
+        return self.price((*first, *self.events(noise, seat)), self.kept(seat, epsilon)).epsilon <= epsilon
 
     def fitting(self, factor: float, fits: Callable[[np.float32], bool]) -> np.float32:
         """The multiplier, or one a little larger, with which the algorithm as built fits."""
@@ -173,11 +203,7 @@ def _common_noise(ledger: _Pricing, seats: Sequence[Seat], goals: Sequence[float
         strictest, skipped = strictest_seats(ledger.unit, seats[0])
         looked, room = [(seat, goals[0]) for seat in strictest], 1 + _UNSEEN * skipped
     factor = room * max(ledger.factor(seat, (), epsilon) for seat, epsilon in looked)
-
-    def fits(noise: np.float32) -> bool:
-        return all(ledger.price(ledger.events(noise, seat)).epsilon <= epsilon for seat, epsilon in looked)
-
-    return ledger.fitting(factor, fits)
+    return ledger.fitting(factor, lambda noise: all(ledger.fits(noise, seat, epsilon) for seat, epsilon in looked))
 
 
 def strictest_seats(unit: Algorithm, seat: Seat) -> tuple[list[Seat], bool]:
@@ -200,6 +226,8 @@ def plan_silos(
     names: Sequence[str],
     records: Sequence[int],
     budget: Budget | None,
+    *,
+    dimensions: Mapping[str, int],
     before: Sequence[tuple[Event, ...]] = (),
 ) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
     """Price every silo by itself, with its own number of records, and find its noise: see `afford`.
@@ -213,8 +241,8 @@ def plan_silos(
     if budget is None:
         rows = zip(names, records, seats, strict=True)
         return tuple(SiloPlan(name, n, seat.events(unit), None) for name, n, seat in rows), None
-    found = afford(build, seats, budget, before)
-    rows_priced = zip(names, records, found.events, found.prices, strict=True)
+    found = afford(build, seats, budget, dimensions=dimensions, before=before)
+    rows_priced = zip(names, records, found.events, found.prices, found.kept, strict=True)
     return tuple(SiloPlan(*row) for row in rows_priced), found.noise
 
 
@@ -252,14 +280,14 @@ def _check_whole_silos(unit: Algorithm) -> None:
         )
 
 
-def reserved(unit: Algorithm, delta: float) -> float:
-    """The part of delta that is kept for the tails of binomial noise, and for tables of discrete Gaussians."""
-    channels = {kind.silo.release.channel for kind in unit.rounds.values()}
-    if "shuffled-sum" in channels and delta < LEAST_DELTA:
+def _tails(unit: Algorithm, delta: float) -> float:
+    if all(kind.silo.release.channel != "shuffled-sum" for kind in unit.rounds.values()):
+        return 0.0
+    if delta < LEAST_DELTA:
         raise PricingError(
             f'Expected delta={delta} >= {LEAST_DELTA} for channel="shuffled-sum", whose noise has short tails.'
         )
-    return TAILS * ("shuffled-sum" in channels) + SAMPLER * delta * ("direct" in channels)
+    return TAILS
 
 
 def _epsilons(budget: Budget, seats: Sequence[Seat]) -> list[float | None]:

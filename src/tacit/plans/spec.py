@@ -302,7 +302,7 @@ def study_from(tree: dict[str, Any]) -> Study:
 
 def unknown_parameters(section: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a study's [algorithm] that its algorithm does not have, each with what may have been meant."""
-    from tacit.algorithms import ALGORITHMS
+    from tacit.plans.catalogue import ALGORITHMS
 
     entry = ALGORITHMS.get(str(section.get("name")))
     if entry is None:

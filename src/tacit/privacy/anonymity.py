@@ -32,9 +32,8 @@ def counted_silos(silos: int, min_silos: int, honest: float) -> int:
 
     The untrusted server chooses who is waited for, so all that collude may be among those that come.
 
-    Examples:
-        >>> counted_silos(10, 10, 1.0), counted_silos(10, 8, 0.75), counted_silos(100, 40, 0.75)
-        (10, 5, 15)
+    >>> counted_silos(10, 10, 1.0), counted_silos(10, 8, 0.75), counted_silos(100, 40, 0.75)
+    (10, 5, 15)
     """
     check_anonymity(silos, min_silos, honest)
     colluding = colluding_silos(silos, honest)

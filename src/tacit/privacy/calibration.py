@@ -3,23 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-
-import numpy as np
-from scipy.optimize import brentq
 
 from tacit.privacy import cache
 from tacit.privacy.accountant import Accountant, price
 from tacit.privacy.events import Event, PricingError, positive, probability
 from tacit.privacy.gaussian import gdp_mu
 from tacit.privacy.participations import worst_allocation
-from tacit.privacy.pld import loss_scale
-from tacit.privacy.schedule import entries_of, gaussian_mu, has_reports, is_subsampled, payable, profile_for
+from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled, payable
 
 _AIM = 2e-4
 _MOST_STEPS = 60
 _LEAST_NOISE = 1e-3
-_NUDGE = 1e-12
 _FINE = 1e6
 
 
@@ -33,11 +27,10 @@ def calibrate(
     Formal guarantee: `price(result, delta=delta).epsilon <= epsilon`, checked by pricing the result; it is at
     least 0.999 epsilon whenever the price can come that close.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=1234, batch=1234, sampling="full")
-        >>> [tuned] = calibrate([plan], epsilon=1.0, delta=1 / 1234**2)
-        >>> round(tuned.noise_multiplier, 3)
-        30.479
+    >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=1234, batch=1234, sampling="full")
+    >>> [tuned] = calibrate([plan], epsilon=1.0, delta=1 / 1234**2)
+    >>> round(tuned.noise_multiplier, 3)
+    30.479
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     events = tuple(events)
@@ -52,10 +45,21 @@ def calibrate(
     if factor is None:
         question = f"calibrate {accountant} {epsilon!r}"
         factor = cache.remember(question, paid, delta, lambda: _factor(paid, epsilon, delta, accountant))
-    # A stored or rounded factor is never trusted: the result is priced, and nudged if rounding overshot.
-    nudge = _NUDGE
+    return scaled_to_fit(
+        events, factor, lambda scaled: price(scaled, delta=delta, accountant=accountant).epsilon <= epsilon
+    )
+
+
+def scaled_to_fit(
+    events: tuple[Event, ...], factor: float, fits: Callable[[tuple[Event, ...]], bool]
+) -> tuple[Event, ...]:
+    """The events scaled by a factor that nearly fits, and nudged until they do.
+
+    A stored or rounded factor is never trusted: its result is priced.
+    """
+    nudge = 1e-12
     scaled = _scale(events, factor)
-    while price(scaled, delta=delta, accountant=accountant).epsilon > epsilon:
+    while not fits(scaled):
         factor, nudge = factor * (1 + nudge), 2 * nudge
         scaled = _scale(events, factor)
     return scaled
@@ -74,12 +78,11 @@ def calibrate_beside(
     Formal guarantee: `price([*settled, *result], delta=delta).epsilon <= epsilon`, checked by pricing; it is at least
     0.999 epsilon whenever the price can come that close.
 
-    Examples:
-        >>> first = Event(kind="statistics", noise_multiplier=25.0, count=1, records=99, batch=99, sampling="full")
-        >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=99, batch=99, sampling="full")
-        >>> [tuned] = calibrate_beside([first], [plan], epsilon=1.0, delta=1e-6)
-        >>> 0.999 < price([first, tuned], delta=1e-6).epsilon <= 1.0
-        True
+    >>> first = Event(kind="statistics", noise_multiplier=25.0, count=1, records=99, batch=99, sampling="full")
+    >>> plan = Event(kind="g", noise_multiplier=1.0, count=50, records=99, batch=99, sampling="full")
+    >>> [tuned] = calibrate_beside([first], [plan], epsilon=1.0, delta=1e-6)
+    >>> 0.999 < price([first, tuned], delta=1e-6).epsilon <= 1.0
+    True
     """
     settled, events = tuple(settled), tuple(events)
     alone = price(settled, delta=delta, accountant=accountant).epsilon
@@ -101,100 +104,6 @@ def calibrate_beside(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
     return _scale(bare, high)
-
-
-def split_budget(
-    events: Iterable[Event], sensitivities: Sequence[float], *, epsilon: float, delta: float
-) -> tuple[Event, ...]:
-    """The multipliers of least total injected variance, sum_k count_k (z_k Delta_k)^2, at this budget.
-
-    `sensitivities` are the replace-one sensitivities Delta_k of the events (any common unit). Without
-    subsampling the optimum is closed-form: z_k is proportional to (c_k / (count_k Delta_k^2))^(1/4), where
-    c_k z_k^-2 is what the kind adds to mu^2. One-pass events share one multiplier, since only the smallest
-    counts. With subsampling the split minimises the same objective for the second moment of the privacy
-    loss, then all multipliers are scaled by one factor to the true price: near-optimal, never over budget.
-
-    Formal guarantee: `price(result, delta=delta).epsilon <= epsilon`.
-
-    Examples:
-        >>> kinds = [
-        ...     Event(kind=name, noise_multiplier=1.0, count=10, records=100, batch=100, sampling="full")
-        ...     for name in ("anchor", "difference")
-        ... ]
-        >>> anchor, difference = split_budget(kinds, [4.0, 1.0], epsilon=1.0, delta=1e-6)
-        >>> round(difference.noise_multiplier / anchor.noise_multiplier, 6)
-        2.0
-    """
-    events = tuple(events)
-    if len(sensitivities) != len(events):
-        raise PricingError(f"Expected as many sensitivities as events, got {len(sensitivities)} for {len(events)}.")
-    spread = [positive("sensitivity", s) for s in sensitivities]
-    payable(events)
-    unit = [_with_multiplier(e, 1.0) for e in events]
-    groups = _groups(unit, spread)
-    multipliers = np.ones(len(events))
-    for (members, _, _), z in zip(groups, _best_split(groups, gdp_mu(epsilon, delta)), strict=True):
-        multipliers[members] = z
-    split = [_with_multiplier(e, float(z)) for e, z in zip(unit, multipliers, strict=True)]
-    return calibrate(split, epsilon=epsilon, delta=delta)
-
-
-Group = tuple[list[int], float, Callable[[float], float]]
-
-
-def _groups(events: Sequence[Event], sensitivities: Sequence[float]) -> list[Group]:
-    """Members, variance at multiplier 1, and second moment of the loss as a function of the multiplier."""
-    groups: list[Group] = []
-    shared = [i for i, e in enumerate(events) if e.sampling == "one-pass" and e.protects != "silo" and e.count]
-    alone = [[i] for i, e in enumerate(events) if e.count and i not in shared]
-    for members in ([shared] if shared else []) + alone:
-        inside = [events[i] for i in members]
-        variance = math.fsum(events[i].count * sensitivities[i] ** 2 for i in members)
-        groups.append((members, variance, partial(_second_moment, inside)))
-    return groups
-
-
-def _second_moment(events: Sequence[Event], multiplier: float) -> float:
-    scaled = [_with_multiplier(e, multiplier) for e in events]
-    if not is_subsampled(scaled[0]):
-        return gaussian_mu(scaled) ** 2
-    return entries_of(scaled[0]) * loss_scale(profile_for(scaled[0])) ** 2
-
-
-def _best_split(groups: Sequence[Group], mu: float) -> list[float]:
-    """Minimise sum_g variance_g z_g^2 subject to sum_g moment_g(z_g) <= mu^2, by one Lagrange multiplier."""
-
-    def at(log_weight: float) -> list[float]:
-        return [_balance(variance, moment, log_weight) for _, variance, moment in groups]
-
-    def excess(log_weight: float) -> float:
-        spent = math.fsum(moment(z) for (_, _, moment), z in zip(groups, at(log_weight), strict=True))
-        return math.log(mu * mu / spent)
-
-    return at(_increasing_root(excess, 0.0))
-
-
-def _balance(variance: float, moment: Callable[[float], float], log_weight: float) -> float:
-    """The z that minimises variance z^2 + weight moment(z), where 2 variance z^2 = weight p moment(z).
-
-    p is the exponent of the moment's local power law z^-p: 2 for a Gaussian, less for little noise.
-    """
-
-    def excess(log_z: float) -> float:
-        here, there = moment(math.exp(log_z)), moment(math.exp(log_z + 0.01))
-        exponent = max(math.log(here / there) / 0.01, 1e-6)
-        return math.log(2 * variance) + 2 * log_z - log_weight - math.log(exponent * here)
-
-    return math.exp(_increasing_root(excess, 0.0))
-
-
-def _increasing_root(function: Callable[[float], float], guess: float) -> float:
-    low = high = guess
-    while function(low) > 0:
-        low -= 2.0
-    while function(high) < 0:
-        high += 2.0
-    return low if low == high else float(brentq(function, low, high, xtol=1e-6))
 
 
 def _is_plain(events: Sequence[Event], accountant: Accountant) -> bool:
@@ -271,10 +180,3 @@ def _bracket(
 
 def _scale(events: Iterable[Event], factor: float) -> tuple[Event, ...]:
     return tuple(e.scaled(factor) if e.count > 0 else e for e in events)
-
-
-def _with_multiplier(event: Event, multiplier: float) -> Event:
-    """The event with this multiplier on the same grid, whatever (positive) multiplier it had."""
-    if event.noise_multiplier == 0.0:
-        return dataclasses.replace(event, noise_multiplier=multiplier)
-    return event.scaled(multiplier / event.noise_multiplier)

@@ -85,8 +85,8 @@ class PrivacyCurve:
             return math.exp(epsilon) * rate + self.delta_at(epsilon)
 
         ends = (math.log(_LEAST_EPSILON), math.log(-math.log(rate)))
-        found = minimize_scalar(lambda x: bound(math.exp(x)), bounds=ends, method="bounded", options={"xatol": 1e-4})
-        return min(1.0, bound(0.0), float(found.fun))
+        least = minimize_scalar(lambda x: bound(math.exp(x)), bounds=ends, method="bounded", options={"xatol": 1e-4})
+        return min(1.0, bound(0.0), float(least.fun))
 
     def _remember(self, question: str, compute: Callable[[], float]) -> float:
         return cache.remember(question, self.events, self.delta, compute)

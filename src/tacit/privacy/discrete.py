@@ -40,12 +40,11 @@ def effective_multiplier(event: Event) -> float:
     Formal guarantee: the event is a post-processing of (or dominated by) continuous Gaussian noise of the
     returned multiplier under the same sampling. For any other mechanism it is the event's own multiplier.
 
-    Examples:
-        >>> release = dict(kind="g", count=1, records=100, batch=100, sampling="full")
-        >>> fine = Event(noise_multiplier=4.0, mechanism="discrete-gaussian", grid_sigma=4e6, dimension=100,
-        ...              **release)
-        >>> round(effective_multiplier(fine), 4)
-        4.0
+    >>> release = dict(kind="g", count=1, records=100, batch=100, sampling="full")
+    >>> fine = Event(noise_multiplier=4.0, mechanism="discrete-gaussian", grid_sigma=4e6, dimension=100,
+    ...              **release)
+    >>> round(effective_multiplier(fine), 4)
+    4.0
     """
     if event.mechanism != "discrete-gaussian" or event.noise_multiplier == 0.0:
         return event.noise_multiplier
@@ -69,9 +68,8 @@ def mu_one(sigma: float) -> float:
     Formal guarantee: the discrete Gaussian of parameter sigma and its shift by the integer vector k are
     dominated by (||k||_2 mu_one)-GDP. mu_one * sigma decreases to 1 as sigma grows.
 
-    Examples:
-        >>> round(2.0 * mu_one(2.0), 5)
-        1.01065
+    >>> round(2.0 * mu_one(2.0), 5)
+    1.01065
     """
     sigma = positive("sigma", sigma)
     last = math.ceil(_WINDOW * sigma)
@@ -83,13 +81,3 @@ def mu_one(sigma: float) -> float:
     quantiles = -special.ndtri_exp(log_sf[:last])
     # F(-1) = 1 - F(0) by symmetry, so the increment at the centre is twice the first quantile.
     return float(max(2 * quantiles[0], np.max(np.diff(quantiles), initial=0.0)))
-
-
-def grid_width(sensitivity: float, dimension: int, slack: float = 1e-4) -> float:
-    """Width of a grid on which rounding adds at most `slack` of the sensitivity.
-
-    Examples:
-        >>> f"{grid_width(0.02, 100):.2g}"
-        '2e-07'
-    """
-    return positive("slack", slack) * positive("sensitivity", sensitivity) / math.sqrt(dimension)

@@ -22,16 +22,16 @@ def doubts(epsilons: Sequence[float | None], delta: float, records: Sequence[int
     priced = [epsilon for epsilon in epsilons if epsilon is not None]
     if not priced:
         return []
-    said, worst, smallest = [], max(priced), min(records)
+    warnings, worst, smallest = [], max(priced), min(records)
     if worst > MOST_EPSILON:
         factor = f"a factor of {math.exp(worst):.0e}" if worst < 600 else "any factor"
-        said.append(
+        warnings.append(
             f"epsilon = {worst:.4g} promises little: one record may change the odds of anything that others see by "
             f"{factor}."
         )
     if delta * smallest > 1:
-        said.append(
+        warnings.append(
             f"delta = {delta:g} is above 1/{smallest}, one over the records of the smallest silo: publishing one "
             f"of its records at random would satisfy it. Choose delta well below, such as {1 / smallest**2:.0e}."
         )
-    return said
+    return warnings

@@ -66,15 +66,10 @@ class Event:
             limit. Each kind's own `count` is limited besides.
         steps: How many releases of this kind one round makes.
 
-    Examples:
-        >>> Event(kind="gradient", noise_multiplier=30.5, count=50, records=1234, batch=1234, sampling="full")
-        ... # doctest: +ELLIPSIS
-        Event(kind='gradient', noise_multiplier=30.5, count=50, records=1234, batch=1234, ...)
-        >>> Event(kind="gradient", noise_multiplier=4.0, count=50, records=1234, batch=2000, sampling="wor")
-        Traceback (most recent call last):
-        ...
-        tacit.privacy.events.PricingError: Expected batch=2000 <= records=1234 for sampling "wor"; lower the batch or use sampling="full" with batch=records.
-    """  # noqa: E501
+    >>> Event(kind="gradient", noise_multiplier=30.5, count=50, records=1234, batch=1234, sampling="full")
+    ... # doctest: +ELLIPSIS
+    Event(kind='gradient', noise_multiplier=30.5, count=50, records=1234, batch=1234, ...)
+    """
 
     kind: str
     noise_multiplier: float
@@ -130,11 +125,8 @@ def joint_multiplier(multipliers: Iterable[float]) -> float:
     Formal guarantee: blocks with Gaussian noise of multipliers z_b (each relative to its own sensitivity)
     released together are exactly as private as one Gaussian release with z^-2 = sum_b z_b^-2.
 
-    Examples:
-        >>> round(joint_multiplier([3.0, 4.0]), 6)
-        2.4
-        >>> joint_multiplier([3.0, 0.0])
-        0.0
+    >>> round(joint_multiplier([3.0, 4.0]), 6)
+    2.4
     """
     blocks = [non_negative("noise_multiplier", z) for z in multipliers]
     if not blocks:

@@ -44,38 +44,33 @@ def fair_designs(*, records: int, rounds: int, batch: int, epsilon: float, delta
 
     Formal guarantee: each but the last is (epsilon, delta)-DP for the sensitive attribute.
 
-    Examples:
-        >>> found = fair_designs(records=1234, rounds=50, batch=88, epsilon=1.0, delta=1 / 1234**2)
-        >>> [design.name for design in found]
-        ['full batch', 'secret batch', 'fixed epochs', 'as printed']
-        >>> round(found[-1].epsilon, 1)
-        5.3
+    >>> designs = fair_designs(records=1234, rounds=50, batch=88, epsilon=1.0, delta=1 / 1234**2)
+    >>> [design.name for design in designs]
+    ['full batch', 'secret batch', 'fixed epochs', 'as printed']
+    >>> round(designs[-1].epsilon, 1)
+    5.3
     """
     if batch > records:
         raise PricingError(f"Expected batch={batch} <= records={records}; lower the batch.")
     passes = math.ceil(rounds / (records // batch))
     terms: dict[str, Any] = {"kind": "step", "noise_multiplier": 1.0, "count": rounds, "records": records}
-    attribute = "half of what s can move"
-    made = [
-        ("full batch", Event(**terms, batch=records, sampling="full", protects="sensitive-attribute"), attribute),
-        (
-            "fixed epochs",
-            Event(**terms, batch=batch, sampling="one-pass", passes=passes, protects="sensitive-attribute"),
-            attribute,
-        ),
-        ("secret batch", Event(**terms, batch=batch, sampling="poisson"), "the whole of a record's gradient"),
-    ]
-    found = []
-    for name, event, bounds in made:
+    attribute = {**terms, "protects": "sensitive-attribute"}
+    candidates = {
+        "full batch": Event(**attribute, batch=records, sampling="full"),
+        "fixed epochs": Event(**attribute, batch=batch, sampling="one-pass", passes=passes),
+        "secret batch": Event(**terms, batch=batch, sampling="poisson"),
+    }
+    designs = []
+    for name, event in candidates.items():
         [tuned] = calibrate([event], epsilon=epsilon, delta=delta)
-        found.append(_design(name, tuned.noise_multiplier, event, bounds, epsilon))
-    found.sort(key=lambda design: design.sigma_over_clip)
+        designs.append(_design(name, tuned, epsilon))
+    designs.sort(key=lambda design: design.sigma_over_clip)
     printed = steffle(Setting(records=records, num_rounds=rounds, batch_size=batch, epsilon=epsilon, delta=delta))
-    [event] = printed.events
-    last = _design("as printed", event.noise_multiplier, event, attribute, printed.epsilon_certified)
-    return (*found, last)
+    return (*designs, _design("as printed", printed.events[0], printed.epsilon_certified))
 
 
-def _design(name: str, multiplier: float, event: Event, bounds: str, epsilon: float) -> Design:
-    sigma = math.sqrt(2) * multiplier * 2 / event.batch
-    return Design(name, event.sampling, event.passes, multiplier, sigma, bounds, epsilon)
+def _design(name: str, event: Event, epsilon: float) -> Design:
+    alone = event.protects == "sensitive-attribute"
+    bounds = "half of what s can move" if alone else "the whole of a record's gradient"
+    sigma = math.sqrt(2) * event.noise_multiplier * 2 / event.batch
+    return Design(name, event.sampling, event.passes, event.noise_multiplier, sigma, bounds, epsilon)

@@ -1,9 +1,8 @@
 """Rules by which an account of many studies is closed: sound when plans and ends follow earlier messages.
 
-A price says what a plan costs that was settled before anything was said. An account lives longer: later plans, and the
-moment at which a server ends a study, may depend on messages that it has read. A *filter* is a rule that is fixed
-before the first study, adds up what every release costs by one currency, and stops before a limit. Two are known to be
-sound:
+A price holds for a plan that was settled before the first message. An account lives longer: later plans, and the moment
+at which a server ends a study, may depend on messages that it has read. A *filter* is a rule that is fixed before the
+first study, adds up what every release costs in one currency, and stops before a limit. Two are known to be sound:
 
 - `gdp`: Gaussian releases that are not amplified by sampling. Their mu^2 add up; the limit is mu*^2, where mu* is the
   largest mu that (epsilon, delta) allows. It loses nothing.
@@ -98,7 +97,7 @@ class Rule:
 
     @property
     def limit(self) -> float:
-        """How much loss the account holds, in the rule's currency; nothing, where epsilon is too small for the order.
+        """The largest sum of losses, in the rule's currency; zero where epsilon is too small for the order.
 
         Formal guarantee: if the losses of all releases add up to at most this, whatever decided on each of them, and
         their masses and tails to at most ``set_aside``, then all messages are (epsilon, delta)-DP for each record.
@@ -114,10 +113,9 @@ class Rule:
 def rule_for(name: RuleName, epsilon: float, delta: float) -> Rule:
     """The rule of this name for a new account.
 
-    Examples:
-        >>> rule = rule_for("renyi", 4.0, 1e-6)
-        >>> round(rule.order, 2), round(rule.limit, 3)
-        (5.94, 1.747)
+    >>> rule = rule_for("renyi", 4.0, 1e-6)
+    >>> round(rule.order, 2), round(rule.limit, 3)
+    (5.94, 1.747)
     """
     epsilon, delta = positive("epsilon", epsilon), probability("delta", delta)
     if name not in get_args(RuleName):
@@ -134,9 +132,8 @@ def conversion(order: float, delta: float) -> float:
     Formal guarantee: a divergence of at most r, both ways, implies (r + conversion, delta)-DP. It holds for measures of
     mass below one too, so that masses that were set apart are only added to delta.
 
-    Examples:
-        >>> round(conversion(10.0, 1e-6), 4)
-        1.1739
+    >>> round(conversion(10.0, 1e-6), 4)
+    1.1739
     """
     delta = probability("delta", delta)
     if not 1 < order < math.inf:
@@ -155,9 +152,8 @@ def filter_order(epsilon: float, delta: float) -> float:
     replacement; plans of 85, 50 and 25 percent of epsilon), the releases that fit cost, by their joint price, 88 to 90
     percent of epsilon in the median.
 
-    Examples:
-        >>> filter_order(1.0, 1e-6) > filter_order(4.0, 1e-6) > filter_order(20.0, 1e-6) > 1
-        True
+    >>> filter_order(1.0, 1e-6) > filter_order(4.0, 1e-6) > filter_order(20.0, 1e-6) > 1
+    True
     """
 
     def emptiness(log_excess: float) -> float:
@@ -179,11 +175,10 @@ def cost(rule: Rule, events: Iterable[Event]) -> Cost:
     Formal guarantee: at least the sum of the losses (and masses) of any releases that these events allow, in whatever
     order, number and interleaving a server asks for them.
 
-    Examples:
-        >>> rule = rule_for("renyi", 4.0, 1e-6)
-        >>> plan = Event(kind="g", noise_multiplier=30.0, count=50, records=99, batch=99, sampling="full")
-        >>> round(cost(rule, [plan]).loss / rule.limit, 3)
-        0.094
+    >>> rule = rule_for("renyi", 4.0, 1e-6)
+    >>> plan = Event(kind="g", noise_multiplier=30.0, count=50, records=99, batch=99, sampling="full")
+    >>> round(cost(rule, [plan]).loss / rule.limit, 3)
+    0.094
     """
     paid = payable(events)
     if any(event.noise_multiplier == 0.0 for event in paid):
@@ -221,14 +216,14 @@ def _dearest(rule: Rule, single: list[Event]) -> float:
     """The largest sum of losses over all choices of rounds: the dearest rounds first, until the limit."""
     limit = limit_of(single)
     limited = [event for event in single if event.participations is not None]
-    found = [event.count * _single_loss(rule, event) for event in single if event.participations is None]
+    losses = [event.count * _single_loss(rule, event) for event in single if event.participations is None]
     left = math.inf if limit is None else limit
     rounds = [(event.steps * _single_loss(rule, event), rounds_of(event)) for event in limited]
     for one, count in sorted(rounds, reverse=True):
         taken = min(count, left)
-        found.append(one * taken if taken else 0.0)
+        losses.append(one * taken if taken else 0.0)
         left -= taken
-    return math.fsum(found)
+    return math.fsum(losses)
 
 
 def _single_loss(rule: Rule, event: Event) -> float:

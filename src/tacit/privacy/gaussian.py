@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 from scipy.optimize import brentq
 
-from tacit.privacy.events import non_negative, positive, probability
+from tacit.privacy.events import non_negative, probability
 
 Floats = NDArray[np.float64]
 
@@ -32,22 +32,14 @@ def gauss_delta(epsilon: ArrayLike, mu: float) -> Floats:
     Formal guarantee: a mu-GDP mechanism is (epsilon, gauss_delta(epsilon, mu))-DP, and Gaussian releases
     with total separation mu are no better.
 
-    Examples:
-        >>> round(float(gauss_delta(0.0, 2.0)), 6)
-        0.682689
-        >>> gauss_delta([1.0, 2.0], 0.5).round(6).tolist()
-        [0.00683, 9e-06]
+    >>> gauss_delta([1.0, 2.0], 0.5).round(6).tolist()
+    [0.00683, 9e-06]
     """
     return np.exp(log_gauss_delta(epsilon, mu))
 
 
 def log_gauss_delta(epsilon: ArrayLike, mu: float) -> Floats:
-    """Logarithm of `gauss_delta`, finite where delta itself underflows.
-
-    Examples:
-        >>> round(float(log_gauss_delta(1.0, 0.01)), 1)
-        -5014.2
-    """
+    """Logarithm of `gauss_delta`, finite where delta itself underflows."""
     eps = np.asarray(epsilon, dtype=np.float64)
     near, far = eps / mu - mu / 2, eps / mu + mu / 2
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -65,9 +57,8 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     Formal guarantee: the returned mu never exceeds the exact value beyond float rounding of delta, and is
     below it by less than 1e-11 of it.
 
-    Examples:
-        >>> round(gdp_mu(1.0, 1 / 1234**2), 5)
-        0.232
+    >>> round(gdp_mu(1.0, 1 / 1234**2), 5)
+    0.232
     """
     epsilon, delta = non_negative("epsilon", epsilon), probability("delta", delta)
     goal = math.log(delta)
@@ -88,11 +79,8 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     Formal guarantee: the returned epsilon is never below the exact value beyond float rounding of delta, and
     above it by less than 1e-11 of it. Zero if delta alone covers the mechanism.
 
-    Examples:
-        >>> round(gdp_epsilon(0.232, 1 / 1234**2), 3)
-        1.0
-        >>> gdp_epsilon(0.0, 1e-6)
-        0.0
+    >>> round(gdp_epsilon(0.232, 1 / 1234**2), 3)
+    1.0
     """
     mu, delta = non_negative("mu", mu), probability("delta", delta)
     goal = math.log(delta)
@@ -111,25 +99,11 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 def gdp_tpr(mu: float, false_positive_rate: float) -> float:
     """True-positive rate of the best attack on a mu-GDP mechanism at a false-positive rate.
 
-    Examples:
-        >>> round(gdp_tpr(1.0, 0.01), 4)
-        0.0924
+    >>> round(gdp_tpr(1.0, 0.01), 4)
+    0.0924
     """
     mu, rate = non_negative("mu", mu), probability("false_positive_rate", false_positive_rate)
     return float(special.ndtr(special.ndtri(rate) + mu))
-
-
-def gdp_of_zcdp(rho: float) -> float:
-    """The mu of the Gaussian mechanism that satisfies rho-zCDP with equality: mu = sqrt(2 rho).
-
-    A Gaussian mechanism with mu separation is (mu^2/2)-zCDP. The converse holds for Gaussians only: a
-    general rho-zCDP mechanism is not sqrt(2 rho)-GDP.
-
-    Examples:
-        >>> gdp_of_zcdp(0.5)
-        1.0
-    """
-    return math.sqrt(2 * positive("rho", rho))
 
 
 def _mills(x: Floats) -> Floats:

@@ -94,12 +94,12 @@ class LossSum:
         """log sum_l p(l) e^(tilt l) of one release of each part."""
         if tilt in self._known:
             return self._known[tilt]
-        found = self._known[tilt] = []
+        values = self._known[tilt] = []
         for losses, logs in zip(self._losses, self._logs, strict=True):
             exponents = logs + tilt * losses
             top = float(exponents.max())
-            found.append(top + math.log(float(np.exp(exponents - top).sum())))
-        return found
+            values.append(top + math.log(float(np.exp(exponents - top).sum())))
+        return values
 
     def cumulant(self, tilt: float) -> float:
         """log E e^(tilt L) of the sum L, where it is finite."""
@@ -107,8 +107,8 @@ class LossSum:
 
     def tilted_masses(self, tilt: float) -> list[Floats]:
         """The masses of one release of each part, tilted to sum to one."""
-        found = zip(self._losses, self._logs, self.cumulants(tilt), strict=True)
-        return [np.exp(logs + tilt * losses - k) for losses, logs, k in found]
+        rows = zip(self._losses, self._logs, self.cumulants(tilt), strict=True)
+        return [np.exp(logs + tilt * losses - k) for losses, logs, k in rows]
 
     @cached_property
     def spread(self) -> float:
@@ -130,8 +130,8 @@ class LossSum:
         values = [epsilon(x, k) for x, k in self.ladder]
         best = min(max(int(np.argmin(values)), 1), len(values) - 2)
         around = (self.ladder[best - 1][0], self.ladder[best + 1][0])
-        found = minimize_scalar(epsilon, bounds=around, method="bounded", options={"xatol": 1e-2})
-        return math.exp(float(found.x)), float(found.fun)
+        least = minimize_scalar(epsilon, bounds=around, method="bounded", options={"xatol": 1e-2})
+        return math.exp(float(least.x)), float(least.fun)
 
     def saddle(self, delta: float) -> tuple[float, float]:
         """The same tilt, and the epsilon that a normal law of the tilted sum would give: a guess, not a bound."""
@@ -216,8 +216,8 @@ class LossSum:
     def _slips(self, tilt: float) -> list[float]:
         """Bounds on the rounding of each part's tilted masses, added up."""
         slips = []
-        found = zip(self._losses, self._logs, self.tilted_masses(tilt), self.cumulants(tilt), strict=True)
-        for losses, logs, w, k in found:
+        rows = zip(self._losses, self._logs, self.tilted_masses(tilt), self.cumulants(tilt), strict=True)
+        for losses, logs, w, k in rows:
             there = w > 0
             size = 2 * np.abs(tilt * losses[there]) + 2 * np.abs(logs[there]) + abs(k) + _PER_MASS
             slips.append(_UNIT * float(np.sum(w[there] * size)))
@@ -251,11 +251,11 @@ class TiltedCurve:
 
     def _above(self, epsilon: float) -> float:
         """What losses above the window add to delta: (1 - e^-v) e^(-s v) falls from v = log(1 + 1/s) on."""
-        found = []
+        bounds = []
         for order, cumulant in self._orders:
             gap = max(self._end - epsilon, math.log1p(1 / order))
-            found.append(cumulant - order * (epsilon + gap) + math.log(-math.expm1(-gap)))
-        return _bound(min(found))
+            bounds.append(cumulant - order * (epsilon + gap) + math.log(-math.expm1(-gap)))
+        return _bound(min(bounds))
 
 
 class Reading:

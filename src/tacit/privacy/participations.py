@@ -22,11 +22,10 @@ def worst_allocation(events: Iterable[Event]) -> tuple[Event, ...]:
     dominated by the returned events, adaptively: an exchange of a round for one of a dearer kind never makes the whole
     more private.
 
-    Examples:
-        >>> terms = dict(count=8, records=9, batch=9, sampling="full", participations=10)
-        >>> dear, cheap = (Event(kind=str(z), noise_multiplier=z, **terms) for z in (2.0, 3.0))
-        >>> [(e.kind, e.count) for e in worst_allocation([cheap, dear])]
-        [('3.0', 2), ('2.0', 8)]
+    >>> terms = dict(count=8, records=9, batch=9, sampling="full", participations=10)
+    >>> dear, cheap = (Event(kind=str(z), noise_multiplier=z, **terms) for z in (2.0, 3.0))
+    >>> [(e.kind, e.count) for e in worst_allocation([cheap, dear])]
+    [('3.0', 2), ('2.0', 8)]
     """
     events = tuple(events)
     limit = limit_of(events)
@@ -48,11 +47,11 @@ def worst_allocation(events: Iterable[Event]) -> tuple[Event, ...]:
 
 def limit_of(events: Iterable[Event]) -> int | None:
     """The common limit on rounds, if there is one; several limits in one schedule raise."""
-    found = {e.participations for e in events if e.participations is not None}
-    if len(found) > 1:
-        listed = ", ".join(map(str, sorted(found)))
+    limits = {e.participations for e in events if e.participations is not None}
+    if len(limits) > 1:
+        listed = ", ".join(map(str, sorted(limits)))
         raise PricingError(f"Expected one limit of participations in a schedule, got {listed}; they are of one silo.")
-    return found.pop() if found else None
+    return limits.pop() if limits else None
 
 
 def rounds_of(event: Event) -> int:

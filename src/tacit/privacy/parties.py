@@ -35,9 +35,8 @@ LOCAL_STEPS = ("server, in a silo's turn", "that silo's model after local steps,
 def parties(channel: Channel, local_steps: int = 1) -> tuple[tuple[str, str], ...]:
     """Who sees what; local steps at one silo in turn add to what the server sees.
 
-    Examples:
-        >>> [who for who, _ in parties("shuffled-reports", local_steps=4)]
-        ['server', "server, in a silo's turn", 'shuffler', 'other silos']
+    >>> [who for who, _ in parties("shuffled-reports", local_steps=4)]
+    ['server', "server, in a silo's turn", 'shuffler', 'other silos']
     """
     seen = SEES[channel]
     return seen if local_steps == 1 or channel == "open" else (seen[0], LOCAL_STEPS, *seen[1:])

@@ -58,12 +58,16 @@ class AnonymitySet:
 
 @dataclass(frozen=True)
 class SiloPlan:
-    """What one silo would release and what it costs; no price where nothing is protected."""
+    """What one silo would release and what it costs; no price where nothing is protected.
+
+    ``kept`` is the part of delta that the price keeps for noise that is not quite as the events say.
+    """
 
     name: str
     records: int
     events: tuple[Event, ...]
     price: Price | None
+    kept: float = 0.0
 
     @property
     def multipliers(self) -> dict[str, float]:

@@ -57,9 +57,8 @@ class Terms:
 def duchi_scale(dimension: int, local_epsilon: float) -> float:
     """The norm of a report of Duchi et al., in units of C: coth(eps0/2) sqrt(pi) Gamma((d+1)/2)/Gamma(d/2).
 
-    Examples:
-        >>> round(duchi_scale(1, math.log(3)), 6)
-        2.0
+    >>> round(duchi_scale(1, math.log(3)), 6)
+    2.0
     """
     lean = math.exp(special.gammaln((dimension + 1) / 2) - special.gammaln(dimension / 2))
     return math.sqrt(math.pi) * lean / math.tanh(positive("local_epsilon", local_epsilon) / 2)
@@ -70,14 +69,8 @@ def terms_of(name: Name | Literal["auto"], dimension: int, local_epsilon: float)
 
     Formal guarantee: exactly epsilon_0-LDP, and unbiased.
 
-    Examples:
-        >>> terms_of("auto", 100, 2.0).name
-        'privunit2'
-        >>> terms_of("auto", 1, 2.0).name
-        'duchi'
-        >>> gain = terms_of("duchi", 100, 4.0).error / terms_of("privunit2", 100, 4.0).error
-        >>> 3.8 < gain < 3.9
-        True
+    >>> terms_of("auto", 100, 2.0).name
+    'privunit2'
     """
     positive("local_epsilon", local_epsilon)
     if name not in (*NAMES, "auto"):
@@ -93,8 +86,8 @@ def terms_of(name: Name | Literal["auto"], dimension: int, local_epsilon: float)
 def _terms(name: Name | Literal["auto"], dimension: int, local_epsilon: float) -> Terms:
     if name == "auto":
         able = NAMES if dimension > 1 else NAMES[:1]
-        found = [_terms(one, dimension, local_epsilon) for one in able]
-        return min(found, key=lambda terms: (terms.error * (1 + 1e-9 * (terms.report_bytes > 9)), terms.report_bytes))
+        known = [_terms(one, dimension, local_epsilon) for one in able]
+        return min(known, key=lambda terms: (terms.error * (1 + 1e-9 * (terms.report_bytes > 9)), terms.report_bytes))
     likely = 1 / (1 + math.exp(-local_epsilon))
     if name == "duchi":
         scale = duchi_scale(dimension, local_epsilon)
@@ -139,11 +132,10 @@ def noise_over_clip(event: Event) -> float:
     For Gaussian releases it is the noise multiplier times 2/batch. For reports it is that of the hemisphere in high
     dimension, for the stream that is randomised least.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=1.0, count=1, records=100, batch=100, sampling="full",
-        ...              mechanism="reports", reports=1000, streams=(1.0,))
-        >>> round(noise_over_clip(plan), 3)
-        0.271
+    >>> plan = Event(kind="g", noise_multiplier=1.0, count=1, records=100, batch=100, sampling="full",
+    ...              mechanism="reports", reports=1000, streams=(1.0,))
+    >>> round(noise_over_clip(plan), 3)
+    0.271
     """
     if event.mechanism != "reports" or event.noise_multiplier == 0.0:
         return 2 * event.noise_multiplier / event.batch

@@ -14,7 +14,6 @@ in delta.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy import special
@@ -42,11 +41,10 @@ def profile_divergence(profile: Profile, order: float, tail: float) -> float:
     probability at most ``tail`` under P and under Q, and whose rest satisfies sum P^a Q^(1-a) <= e^{(a-1) r}, in both
     orders, where r is what is returned. Infinite where the profile does not fall to ``tail``.
 
-    Examples:
-        >>> from functools import partial
-        >>> from tacit.privacy.gaussian import gauss_delta
-        >>> round(profile_divergence(partial(gauss_delta, mu=0.5), 3.0, 1e-15), 4)
-        0.375
+    >>> from functools import partial
+    >>> from tacit.privacy.gaussian import gauss_delta
+    >>> round(profile_divergence(partial(gauss_delta, mu=0.5), 3.0, 1e-15), 4)
+    0.375
     """
     farthest = profile_range(profile, tail)
     if float(profile(np.array([farthest]))[0]) > tail or farthest * order > _MOST_CELLS:
@@ -88,13 +86,12 @@ def release_divergence(event: Event, order: float, tail: float) -> float:
 
     Formal guarantee: as `profile_divergence`, for replacing one record (or what the event protects) and both orders.
 
-    Examples:
-        >>> full = Event(kind="g", noise_multiplier=5.0, count=1, records=50, batch=50, sampling="full")
-        >>> round(release_divergence(full, 10.0, 1e-15), 9)
-        0.2
-        >>> sampled = dataclasses.replace(full, batch=5, sampling="poisson")
-        >>> 0.0 < release_divergence(sampled, 10.0, 1e-15) < 0.02 * 0.2
-        True
+    >>> full = Event(kind="g", noise_multiplier=5.0, count=1, records=50, batch=50, sampling="full")
+    >>> round(release_divergence(full, 10.0, 1e-15), 9)
+    0.2
+    >>> sampled = dataclasses.replace(full, batch=5, sampling="poisson")
+    >>> 0.0 < release_divergence(sampled, 10.0, 1e-15) < 0.02 * 0.2
+    True
     """
     if not order > 1:
         raise PricingError(f"Expected order={order} > 1 for a Renyi divergence.")
@@ -104,11 +101,11 @@ def release_divergence(event: Event, order: float, tail: float) -> float:
     if not is_subsampled(event):
         return base
     once = dataclasses.replace(event, kind="one", count=1, participations=None, steps=1)
-    return min(base, cache.remember(f"renyi {order!r}", [once], tail, _sum_of_parts(once, order, tail)))
 
+    def compute() -> float:
+        return math.fsum(n * profile_divergence(profile, order, tail) for profile, n in loss_parts([once]))
 
-def _sum_of_parts(once: Event, order: float, tail: float) -> Callable[[], float]:
-    return lambda: math.fsum(n * profile_divergence(profile, order, tail) for profile, n in loss_parts([once]))
+    return min(base, cache.remember(f"renyi {order!r}", [once], tail, compute))
 
 
 def _most_square(event: Event) -> float:

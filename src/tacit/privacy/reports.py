@@ -2,12 +2,11 @@
 
 A report of an epsilon_0-LDP randomiser hides among the reports of others, each of which is, with some probability, a
 clone of the victim's. By the variation-ratio argument the view of ``reports`` shuffled reports is dominated by counts
-of clones. With e = exp(epsilon_0), beta the randomiser's total variation (at most (e-1)/(e+1)) and
-alpha = beta/(e-1):
+of clones. With e = exp(epsilon_0) and alpha = 1/(e + 1), for the randomiser of largest total variation, (e-1)/(e+1):
 
     C ~ Bin(reports - 1, 2 alpha),  A ~ Bin(C, 1/2);
-    the victim adds (1, 0) with probability e alpha, (0, 1) with probability alpha, else nothing; its neighbour swaps
-    the two; the view is (A, C - A) plus that.
+    the victim adds (1, 0) with probability e alpha and (0, 1) with probability alpha; its neighbour swaps the two;
+    the view is (A, C - A) plus that.
 
 Given the number k of clones, P - a Q grows with the first count, so each k contributes a difference of binomial tails
 and the whole profile is one sum over k. It is an upper bound for every epsilon_0-LDP randomiser, for both orders, and
@@ -28,7 +27,7 @@ from functools import lru_cache, partial
 import numpy as np
 from scipy import special
 
-from tacit.privacy.events import PricingError, non_negative, positive, probability
+from tacit.privacy.events import PricingError, positive
 from tacit.privacy.gaussian import Floats
 from tacit.privacy.profiles import Profile, sampled
 
@@ -46,38 +45,23 @@ _COMPOSED_STEP = 0.01
 _COMPOSED_LOST = 1e-24
 
 
-def total_variation(local_epsilon: float) -> float:
-    """The largest total variation distance of an epsilon_0-LDP randomiser: (e - 1)/(e + 1).
-
-    Examples:
-        >>> round(total_variation(1.0), 4)
-        0.4621
-    """
-    return math.tanh(positive("local_epsilon", local_epsilon) / 2)
-
-
-def shuffled_profile(local_epsilon: float, reports: int, variation: float | None = None) -> Profile:
+def shuffled_profile(local_epsilon: float, reports: int) -> Profile:
     """epsilon -> delta of one shuffle of this many reports, of which one belongs to the victim.
 
     Formal guarantee: an upper bound on delta(epsilon) for epsilon >= 0, for replacing the record behind one report of
-    any epsilon_0-LDP randomiser whose total variation is at most ``variation`` (default: whatever it is), both orders.
+    any epsilon_0-LDP randomiser, both orders.
 
-    Examples:
-        >>> alone = shuffled_profile(1.0, 1)
-        >>> crowd = shuffled_profile(1.0, 10_000)
-        >>> f"{alone(np.array([0.5]))[0]:.4f}", f"{crowd(np.array([0.05]))[0]:.1e}"
-        ('0.2876', '1.1e-07')
+    >>> alone = shuffled_profile(1.0, 1)
+    >>> crowd = shuffled_profile(1.0, 10_000)
+    >>> f"{alone(np.array([0.5]))[0]:.4f}", f"{crowd(np.array([0.05]))[0]:.1e}"
+    ('0.2876', '1.1e-07')
     """
     local_epsilon = positive("local_epsilon", local_epsilon)
     if reports < 1:
         raise PricingError(f"Expected reports={reports} >= 1: the victim's own is one.")
-    most = total_variation(local_epsilon)
-    beta = most if variation is None else non_negative("variation", variation)
-    if beta > most * (1 + 1e-12):
-        raise PricingError(f"Expected variation={beta} <= (e-1)/(e+1)={most:.6g} at local_epsilon={local_epsilon:g}.")
     if local_epsilon > _MOST_LOCAL:
         return partial(_pure_profile, local_epsilon=local_epsilon)
-    return partial(_clone_profile, local_epsilon=local_epsilon, reports=int(reports), beta=min(beta, most))
+    return partial(_clone_profile, local_epsilon=local_epsilon, reports=int(reports))
 
 
 def _pure_profile(epsilon: Floats, *, local_epsilon: float) -> Floats:
@@ -86,41 +70,32 @@ def _pure_profile(epsilon: Floats, *, local_epsilon: float) -> Floats:
     return np.where(gap < 0, -np.expm1(np.minimum(gap, 0.0)), 0.0) / (1 + math.exp(-local_epsilon))
 
 
-def _clone_profile(epsilon: Floats, *, local_epsilon: float, reports: int, beta: float) -> Floats:
+def _clone_profile(epsilon: Floats, *, local_epsilon: float, reports: int) -> Floats:
     eps = np.atleast_1d(np.asarray(epsilon, np.float64))
     delta = np.zeros(eps.shape)
     inside = np.flatnonzero(eps < local_epsilon)
     for some in np.array_split(inside, max(1, -(-len(inside) * 4000 // 4_000_000))):
-        delta[some] = _clone_sum(eps[some], local_epsilon, reports, beta)
+        delta[some] = _clone_sum(eps[some], local_epsilon, reports)
     return np.clip(delta, 0.0, 1.0).reshape(np.shape(epsilon))
 
 
-def _clone_sum(eps: Floats, local_epsilon: float, reports: int, beta: float) -> Floats:
-    """sum over k of (P - e^eps Q)_+ with k clones in all, the victim's included.
-
-    The worst randomiser always adds a clone; then dropping clones of others, to count in lumps, is a channel backwards.
-    """
-    grown, alpha = math.exp(local_epsilon), beta / math.expm1(local_epsilon)
-    null = 1 - alpha - grown * alpha
+def _clone_sum(eps: Floats, local_epsilon: float, reports: int) -> Floats:
+    """sum over k of (P - e^eps Q)_+ with k clones in all, the victim's included."""
+    grown, alpha = math.exp(local_epsilon), math.tanh(local_epsilon / 2) / math.expm1(local_epsilon)
     slack = _ROUNDING + _LOG_ROUNDING * float(special.gammaln(reports + 1))
-    k, still, added, lost = _masses(reports - 1, min(2 * alpha, 1.0), null if null > 1e-12 else 0.0, slack)
+    k, mass, lost = _clones(reports - 1, min(2 * alpha, 1.0), slack)
     ratio = np.exp(eps)[:, None]
-    # Coefficients of Bin(a-1; k-1), of Bin(a; k-1) and of Bin(a; k), all with chance one half.
-    first = added * alpha * (grown - ratio)
-    second = added * alpha * (1 - ratio * grown)
-    third = still * (1 - ratio)
+    # Coefficients of Bin(a-1; k-1) and of Bin(a; k-1), both with chance one half.
+    first = mass * alpha * (grown - ratio)
+    second = mass * alpha * (1 - ratio * grown)
     # Bin(a-1; k-1) = 2 (a/k) Bin(a; k) and Bin(a; k-1) = 2 (1 - a/k) Bin(a; k): linear in a, so a threshold.
     slope = 2 * (first - second)
     with np.errstate(divide="ignore", invalid="ignore"):
-        threshold = np.where(slope > 0, -k * (2 * second + third) / slope, np.inf)
+        threshold = np.where(slope > 0, -k * (2 * second) / slope, np.inf)
     start = np.clip(np.ceil(np.where(np.isnan(threshold), np.inf, threshold)), 0, k + 1)
-    # Tails of the other two binomials follow from this one's by Pascal's rule.
     tail, edge = _half_tail(start - 1, k - 1), _half_mass(start - 1, k - 1)
-    whole, half = (first + second) * tail + first * edge, third * (tail + edge / 2)
-    bare = (k == 0) & (start <= 0)  # no clone at all: nothing but ``still`` is there
-    whole, half = np.where(k == 0, 0.0, whole), np.where(k == 0, np.where(bare, third, 0.0), half)
-    size = (np.abs(first) + np.abs(second) + np.abs(third)) * (tail + edge)
-    exact: Floats = np.maximum(whole + half, 0.0)
+    exact: Floats = np.maximum((first + second) * tail + first * edge, 0.0)
+    size = (np.abs(first) + np.abs(second)) * (tail + edge)
     return exact.sum(axis=1) + slack * size.sum(axis=1) + lost
 
 
@@ -142,10 +117,11 @@ def _half_mass(c: Floats, n: Floats) -> Floats:
     return np.where(inner, np.exp(log_mass), 0.0)
 
 
-def _masses(others: int, chance: float, null: float, slack: float) -> tuple[Floats, Floats, Floats, float]:
-    """Clones in all, the masses with which the victim adds none and one of them, and the mass that is left out.
+def _clones(others: int, chance: float, slack: float) -> tuple[Floats, Floats, float]:
+    """Numbers of clones, the victim's included, their masses, and the mass that is left out.
 
-    Masses are rounded up by ``slack``: they are upper bounds.
+    Masses are rounded up by ``slack``: they are upper bounds. Clones are counted in lumps: dropping some of the others'
+    is a channel backwards.
     """
     mean, spread = others * chance, math.sqrt(others * chance * (1 - chance))
     low = max(0, math.floor(mean - _SPREADS * spread) - 20)
@@ -156,51 +132,21 @@ def _masses(others: int, chance: float, null: float, slack: float) -> tuple[Floa
     logs = special.gammaln(others + 1) - special.gammaln(clones + 1) - special.gammaln(others - clones + 1)
     logs = logs + special.xlogy(clones, chance) + special.xlog1py(others - clones, -chance)
     law: Floats = np.exp(logs) * (1 + slack)
-    if null == 0.0:
-        lump = max(1, math.floor(_LUMP * mean))
-        firsts = np.arange(0, len(clones), lump)
-        return clones[firsts] + 1.0, np.zeros(len(firsts)), np.add.reduceat(law, firsts), lost
-    k = np.arange(low, high + 2, dtype=np.float64)
-    return k, null * np.append(law, 0.0), np.append(0.0, law), lost
+    firsts = np.arange(0, len(clones), max(1, math.floor(_LUMP * mean)))
+    return clones[firsts] + 1.0, np.add.reduceat(law, firsts), lost
 
 
-def closed_form_epsilon(local_epsilon: float, reports: int, delta: float) -> float:
-    """Epsilon of one shuffle by the closed form of Feldman, McMillan and Talwar 2021, Theorem 3.1.
-
-    Looser than `shuffled_profile`; refuses where the theorem's condition fails.
-
-    Examples:
-        >>> round(closed_form_epsilon(1.0, 100_000, 1e-6), 4)
-        0.0726
-    """
-    local_epsilon, delta = positive("local_epsilon", local_epsilon), probability("delta", delta)
-    most = math.log(max(reports / (16 * math.log(2 / delta)), 1e-300))
-    if local_epsilon > most:
-        raise PricingError(
-            f"Expected local_epsilon={local_epsilon:g} <= ln(reports/(16 ln(2/delta)))={most:.4g} for the closed form; "
-            'lower it, gather more reports, or use accountant="tight".'
-        )
-    grown = math.exp(local_epsilon)
-    clones = 8 * math.sqrt(grown * math.log(4 / delta) / reports) + 8 * grown / reports
-    return min(local_epsilon, math.log1p((grown - 1) / (grown + 1) * clones))
-
-
-def streams_profile(local_epsilons: Sequence[float], reports: int) -> Profile:
+@lru_cache(maxsize=256)
+def streams_profile(local_epsilons: tuple[float, ...], reports: int) -> Profile:
     """The profile of several streams of reports about the same records, each shuffled by itself.
 
     Formal guarantee: an upper bound for all streams together: their dominating pairs are convolved, and whatever is
     done to the records as a group (sampling them) must come after.
 
-    Examples:
-        >>> one, two = (streams_profile([0.5] * s, 1000)(np.array([0.05]))[0] for s in (1, 2))
-        >>> bool(one < two)
-        True
+    >>> one, two = (streams_profile((0.5,) * s, 1000)(np.array([0.05]))[0] for s in (1, 2))
+    >>> bool(one < two)
+    True
     """
-    return _streams_profile(tuple(local_epsilons), reports)
-
-
-@lru_cache(maxsize=256)
-def _streams_profile(local_epsilons: tuple[float, ...], reports: int) -> Profile:
     if len(local_epsilons) == 1:
         return shuffled_profile(local_epsilons[0], reports)
     from tacit.privacy.pld import loss_scale, profile_range
@@ -226,18 +172,18 @@ def _convolved(profiles: Sequence[Profile], ranges: Sequence[float], step: float
     def composed(epsilon: Floats) -> Floats:
         eps = np.atleast_1d(np.asarray(epsilon, np.float64))
         above = slice(half, None)
-        found = np.concatenate(
+        deltas = np.concatenate(
             [
                 -np.expm1(np.minimum(part[:, None] - losses[above], 0.0)) @ masses[above]
                 for part in np.array_split(eps, max(1, -(-len(eps) * len(losses) // 8_000_000)))
             ]
         )
-        return np.clip(found + lost, 0.0, 1.0).reshape(np.shape(epsilon))
+        return np.clip(deltas + lost, 0.0, 1.0).reshape(np.shape(epsilon))
 
     return composed
 
 
-def reports_profile(local_epsilons: Sequence[float], reports: int, rate: float) -> Profile:
+def reports_profile(local_epsilons: tuple[float, ...], reports: int, rate: float) -> Profile:
     """Streams of reports about a secret batch, drawn without replacement at this rate in each silo.
 
     Formal guarantee: the streams are composed first and amplified by sampling once; an upper bound if every silo draws

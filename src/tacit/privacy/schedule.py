@@ -126,7 +126,7 @@ def _own_parts(event: Event) -> list[tuple[Profile, int]]:
         return [(profile_for(event), entries_of(event))]
     alike = Counter(event.local_epsilons)
     assert event.reports is not None
-    return [(reports_profile([e], event.reports, 1.0), entries_of(event) * number) for e, number in alike.items()]
+    return [(reports_profile((e,), event.reports, 1.0), entries_of(event) * n) for e, n in alike.items()]
 
 
 def entries_of(event: Event) -> int:

@@ -2,12 +2,10 @@
 
 A mechanism Q (draw hyperparameters at random, train, release a score; all of it private) is run K times, where K is
 random, and only the run with the best score is told. Papernot and Steinke, "Hyperparameter tuning with Renyi
-differential privacy" (ICLR 2022, arXiv:2110.03620), bound the Renyi divergence of that, at every order a > 1:
+differential privacy" (ICLR 2022, arXiv:2110.03620), Theorem 2, bound the Renyi divergence of that at every order a > 1,
+for a truncated negative binomial K with parameters eta and gamma:
 
-    K truncated negative binomial (eta, gamma), Theorem 2:
-        e'(a) = e(a) + (1 + eta) min over b >= 1 of [ (1 - 1/b) e(b) + ln(1/gamma)/b ]  +  ln E[K] / (a - 1)
-    K Poisson of mean m, Theorem 6, if Q is (ln(1 + 1/(a-1)), d)-DP:
-        e'(a) = e(a) + m d + ln(m) / (a - 1)
+    e'(a) = e(a) + (1 + eta) min over b >= 1 of [ (1 - 1/b) e(b) + ln(1/gamma)/b ]  +  ln E[K] / (a - 1)
 
 where e(a) bounds the divergence of one run. **Everything hinges on the losers and K staying secret.** Whoever watches
 the runs sees both: a server that is not trusted, and, in federated training, every other silo, to which each iterate of
@@ -16,7 +14,7 @@ composition, and for a random one its average over K (`watched_epsilon`), becaus
 
     delta(e) = sum over k of P[K = k] delta_k(e),    delta_k(e) that of k runs composed.
 
-The theorems need the whole distribution of K, and no computer draws it: K is cut at `MOST_TRIES`. What is beyond is
+The theorem needs the whole distribution of K, and no computer draws it: K is cut at `MOST_TRIES`. What is beyond is
 charged to delta, and refused where it is not negligible.
 """
 
@@ -25,14 +23,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from scipy import special
 from scipy.optimize import brentq, minimize_scalar
 
 from tacit.privacy.events import PricingError, positive, probability
-from tacit.privacy.gaussian import gauss_delta
 
 MOST_TRIES = 10**6
 """K is never drawn larger."""
@@ -42,30 +38,9 @@ Curve = Callable[[float], float]
 """Order above one -> a bound on the Renyi divergence of one run."""
 
 
-class Tries(Protocol):
-    """How many runs: a distribution that is public, of a number that is not."""
-
-    @property
-    def mean(self) -> float:
-        """E[K]."""
-        ...
-
-    def chance(self, number: int) -> float:
-        """P[K = number]."""
-        ...
-
-    def beyond(self, number: int) -> float:
-        """P[K > number], or a little more."""
-        ...
-
-    def draw(self, generator: np.random.Generator) -> int:
-        """One K."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class NegativeBinomial:
-    """Truncated at one: P[K = k] proportional to (1 - gamma)^k prod_{l<k} (l + eta)/(l + 1), k = 1, 2, ...
+    """How many runs, K >= 1: P[K = k] proportional to (1 - gamma)^k prod_{l<k} (l + eta)/(l + 1), k = 1, 2, ...
 
     ``eta = 1`` is geometric, ``eta = 0`` logarithmic, which costs least.
 
@@ -89,30 +64,30 @@ class NegativeBinomial:
             return (1 / self.gamma - 1) / math.log(1 / self.gamma)
         return self.eta * (1 - self.gamma) / (self.gamma * (1 - self.gamma**self.eta))
 
-    def chance(self, number: int) -> float:
-        """P[K = number]."""
-        if number < 1:
+    def chance(self, count: int) -> float:
+        """P[K = count]."""
+        if count < 1:
             return 0.0
         if self.eta == 0:
-            return (1 - self.gamma) ** number / (number * math.log(1 / self.gamma))
+            return (1 - self.gamma) ** count / (count * math.log(1 / self.gamma))
         # The product is gamma(k + eta) / (gamma(eta) k!), below zero with its divisor where eta is.
-        log_product = math.lgamma(number + self.eta) - math.lgamma(self.eta) - math.lgamma(number + 1)
-        log_chance = log_product + number * math.log1p(-self.gamma)
+        log_product = math.lgamma(count + self.eta) - math.lgamma(self.eta) - math.lgamma(count + 1)
+        log_chance = log_product + count * math.log1p(-self.gamma)
         return math.exp(log_chance) / abs(self.gamma**-self.eta - 1)
 
-    def beyond(self, number: int) -> float:
-        """P[K > number], or a little more: chances fall at least as fast as a geometric series from there on."""
-        first = max(number, 0) + 1
+    def beyond(self, count: int) -> float:
+        """P[K > count], or a little more: chances fall at least as fast as a geometric series from there on."""
+        first = max(count, 0) + 1
         slowest = (1 - self.gamma) * max(1.0, (first + self.eta) / (first + 1))
         return min(1.0, self.chance(first) / (1 - slowest)) if slowest < 1 else 1.0
 
     def draw(self, generator: np.random.Generator) -> int:
         """One K, by inversion, cut at `MOST_TRIES`."""
-        left, number = float(generator.uniform()), 1
-        while left > (here := self.chance(number)) and number < MOST_TRIES:
+        left, count = float(generator.uniform()), 1
+        while left > (here := self.chance(count)) and count < MOST_TRIES:
             left -= here
-            number += 1
-        return number
+            count += 1
+        return count
 
     @staticmethod
     def of_mean(mean: float, eta: float = 0.0) -> NegativeBinomial:
@@ -130,44 +105,15 @@ class NegativeBinomial:
         return NegativeBinomial(eta, 1 / (1 + math.exp(float(brentq(excess, -20.0, 30.0, xtol=1e-13)))))
 
 
-@dataclasses.dataclass(frozen=True)
-class Poisson:
-    """K of this mean; with probability e^-mean there is no run at all, and nothing to tell."""
+def selected_rdp(order: float, curve: Curve, tries: NegativeBinomial) -> float:
+    """A bound on the Renyi divergence, at this order, of the best of K runs; ``curve`` bounds that of one run.
 
-    mean: float
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.mean < math.inf:
-            raise PricingError(f"Expected mean={self.mean} >= 1 runs.")
-
-    def chance(self, number: int) -> float:
-        """P[K = number]."""
-        return math.exp(number * math.log(self.mean) - self.mean - math.lgamma(number + 1)) if number >= 0 else 0.0
-
-    def beyond(self, number: int) -> float:
-        """P[K > number]."""
-        return float(special.gammainc(number + 1, self.mean)) if number >= 0 else 1.0
-
-    def draw(self, generator: np.random.Generator) -> int:
-        """One K, cut at `MOST_TRIES`."""
-        return min(int(generator.poisson(self.mean)), MOST_TRIES)
-
-
-def selected_rdp(order: float, curve: Curve, tries: Tries, deltas: Curve | None = None) -> float:
-    """A bound on the Renyi divergence, at this order, of the best of K runs.
-
-    Formal guarantee: Theorems 2 and 6 of Papernot and Steinke. ``curve`` bounds that of one run; ``deltas`` maps
-    epsilon to a delta for which one run is (epsilon, delta)-DP, which Theorem 6 (Poisson) needs.
+    Formal guarantee: Theorem 2 of Papernot and Steinke.
     """
     if order <= 1:
         raise PricingError(f"Expected order={order} > 1.")
-    count = math.log(tries.mean) / (order - 1)
-    if isinstance(tries, NegativeBinomial):
-        extra = _least_extra(curve, math.log(1 / tries.gamma))
-        return curve(order) + (1 + tries.eta) * extra + count
-    if isinstance(tries, Poisson) and deltas is not None:
-        return curve(order) + tries.mean * deltas(math.log1p(1 / (order - 1))) + count
-    raise PricingError("Expected a negative binomial number of runs, or a Poisson one and the deltas of one run.")
+    extra = _least_extra(curve, math.log(1 / tries.gamma))
+    return curve(order) + (1 + tries.eta) * extra + math.log(tries.mean) / (order - 1)
 
 
 def _least_extra(curve: Curve, log_gamma: float) -> float:
@@ -177,18 +123,14 @@ def _least_extra(curve: Curve, log_gamma: float) -> float:
         order = 1 + math.exp(log_excess)
         return (1 - 1 / order) * curve(order) + log_gamma / order
 
-    found = minimize_scalar(at, bounds=(-12.0, 16.0), method="bounded", options={"xatol": 1e-9})
-    return min(log_gamma, float(found.fun))
+    least = minimize_scalar(at, bounds=(-12.0, 16.0), method="bounded", options={"xatol": 1e-9})
+    return min(log_gamma, float(least.fun))
 
 
 def epsilon_of_rdp(curve: Curve, delta: float) -> float:
     """The least epsilon at delta that a Renyi curve implies, by the conversion of Canonne, Kamath and Steinke (2020).
 
     Formal guarantee: any order is valid, so a rough minimum is on the private side.
-
-    >>> from tacit.privacy.views import zcdp_epsilon
-    >>> abs(epsilon_of_rdp(lambda a: 0.1 * a, 1e-6) - zcdp_epsilon(0.1, 1e-6)) < 1e-6
-    True
     """
     delta = probability("delta", delta)
 
@@ -198,48 +140,42 @@ def epsilon_of_rdp(curve: Curve, delta: float) -> float:
 
     grid = np.linspace(-6.0, 14.0, 81)
     best = min(grid, key=at)
-    found = minimize_scalar(at, bounds=(best - 0.25, best + 0.25), method="bounded", options={"xatol": 1e-10})
-    return max(0.0, min(float(found.fun), at(float(best))))
+    least = minimize_scalar(at, bounds=(best - 0.25, best + 0.25), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, min(float(least.fun), at(float(best))))
 
 
-def selection_epsilon(mu: float, tries: Tries, *, delta: float) -> float:
+def selection_epsilon(mu: float, tries: NegativeBinomial, *, delta: float) -> float:
     """What the best of K runs costs, each run mu-GDP, against those who learn neither K nor the other runs.
 
     Formal guarantee: holds for K as it is drawn, cut at `MOST_TRIES`. With tau = P[K > MOST_TRIES] the cut changes the
     answer with probability tau at most, which costs (1 + e^epsilon) tau of delta.
 
-    >>> one, best = 0.2, NegativeBinomial.of_mean(10.0)
-    >>> from tacit.privacy import gdp_epsilon
-    >>> gdp_epsilon(one, 1e-6) < selection_epsilon(one, best, delta=1e-6) < gdp_epsilon(10**0.5 * one, 1e-6)
-    True
+    >>> round(selection_epsilon(0.2, NegativeBinomial.of_mean(10.0), delta=1e-6), 2)
+    1.51
     """
-    found = _selection_epsilon(positive("mu", mu), tries, probability("delta", delta))
-    if math.isinf(found):
+    price = _selection_epsilon(positive("mu", mu), tries, probability("delta", delta))
+    if math.isinf(price):
         raise PricingError(_TOO_MANY.format(mean=tries.mean))
-    return found
+    return price
 
 
 _TOO_MANY = (
-    "Expected fewer runs than {mean:.3g} on average: numbers are drawn up to "
+    "Expected fewer runs than {mean:.3g} on average: counts are drawn up to "
     f"{MOST_TRIES:,}, and what lies beyond would cost too much of delta; lower the number of runs."
 )
 
 
-def _selection_epsilon(mu: float, tries: Tries, delta: float) -> float:
+def _selection_epsilon(mu: float, tries: NegativeBinomial, delta: float) -> float:
     """As `selection_epsilon`; infinite where the cut of K costs more than its share of delta."""
     rho, tail = mu * mu / 2, tries.beyond(MOST_TRIES)
     kept = delta * (1 - _TAIL_SHARE) if tail else delta
-
-    def deltas(epsilon: float) -> float:
-        return float(gauss_delta(epsilon, mu))
-
-    found = epsilon_of_rdp(lambda order: selected_rdp(order, lambda a: rho * a, tries, deltas), kept)
-    if tail and found + math.log1p(math.exp(-found)) + math.log(tail) > math.log(delta * _TAIL_SHARE):
+    epsilon = epsilon_of_rdp(lambda order: selected_rdp(order, lambda a: rho * a, tries), kept)
+    if tail and epsilon + math.log1p(math.exp(-epsilon)) + math.log(tail) > math.log(delta * _TAIL_SHARE):
         return math.inf
-    return found
+    return epsilon
 
 
-def watched_epsilon(mu: float, tries: Tries, *, delta: float) -> float:
+def watched_epsilon(mu: float, tries: NegativeBinomial, *, delta: float) -> float:
     """What K runs cost, each run mu-GDP, against those who watch all of them and so learn K.
 
     Formal guarantee: exact (but for rounding to the private side) for a K that is drawn without looking at records: the
@@ -256,9 +192,9 @@ def watched_epsilon(mu: float, tries: Tries, *, delta: float) -> float:
     tail = tries.beyond(most)
     if tail > _TAIL_SHARE * delta:
         raise PricingError(_TOO_MANY.format(mean=tries.mean))
-    numbers = np.arange(1, most + 1)
-    chances = np.array([tries.chance(int(number)) for number in numbers])
-    separations = mu * np.sqrt(numbers)
+    counts = np.arange(1, most + 1)
+    chances = np.array([tries.chance(int(count)) for count in counts])
+    separations = mu * np.sqrt(counts)
 
     def excess(epsilon: float) -> float:
         near, far = epsilon / separations - separations / 2, epsilon / separations + separations / 2
@@ -277,7 +213,7 @@ def watched_epsilon(mu: float, tries: Tries, *, delta: float) -> float:
     return high
 
 
-def selection_mu(epsilon: float, tries: Tries, *, delta: float) -> float:
+def selection_mu(epsilon: float, tries: NegativeBinomial, *, delta: float) -> float:
     """The largest separation mu of one run for which the best of K costs at most epsilon, on the private side.
 
     >>> tries = NegativeBinomial.of_mean(5.0)

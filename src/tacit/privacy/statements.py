@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from tacit.privacy.accountant import price
 from tacit.privacy.calibration import calibrate
-from tacit.privacy.events import Event, Mechanism, Protects, Sampling, positive, probability
+from tacit.privacy.events import Event, Sampling, positive, probability
 from tacit.privacy.randomisers import noise_over_clip
 
 
@@ -18,9 +20,19 @@ class Condition:
     holds: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def at_most(name: str, value: float, rule: str, limit: float) -> Condition:
+    """``value <= limit`` in words."""
+    return Condition(text=f"{name}={value:.4g} <= {rule}{'=' if rule else ''}{limit:.4g}", holds=value <= limit)
+
+
+def at_least(name: str, value: float, rule: str, limit: float) -> Condition:
+    """``value >= limit`` in words."""
+    return Condition(text=f"{name}={value:.4g} >= {rule}{'=' if rule else ''}{limit:.4g}", holds=value >= limit)
+
+
+@dataclasses.dataclass(frozen=True)
 class PaperRelease:
-    """One kind of release as a theorem prints it.
+    """One kind of release as a theorem prints it; it becomes an `Event` when it is priced.
 
     Args:
         kind: Name of the kind of round.
@@ -30,12 +42,8 @@ class PaperRelease:
         count: Releases per silo.
         batch: Records per release.
         sampling: How the batch is drawn.
-        mechanism: As in `Event`.
-        passes: As in `Event`.
-        protects: As in `Event`.
-        reports: As in `Event`.
-        streams: As in `Event`.
         messages: Messages of equal multiplier that make up the release; the multipliers above are joint.
+        terms: Other fields of the `Event`.
     """
 
     kind: str
@@ -45,37 +53,22 @@ class PaperRelease:
     count: int
     batch: int
     sampling: Sampling
-    mechanism: Mechanism = "gaussian"
-    passes: int = 1
-    protects: Protects = "record"
-    reports: int | None = None
-    streams: tuple[float, ...] | None = None
     messages: int = 1
+    terms: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def event(self, records: int, noise_multiplier: float) -> Event:
         """The release as an event of a silo with so many records."""
-        return Event(
-            kind=self.kind,
-            noise_multiplier=noise_multiplier,
-            count=self.count,
-            records=records,
-            batch=self.batch,
-            sampling=self.sampling,
-            mechanism=self.mechanism,
-            passes=self.passes,
-            protects=self.protects,
-            reports=self.reports,
-            streams=self.streams,
-        )
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("kind", "count", "batch", "sampling")}
+        return Event(noise_multiplier=noise_multiplier, records=records, **own, **self.terms)
+
+    def over_clip(self, event: Event) -> float:
+        """Standard deviation of this release over the clip bound, at the noise of ``event``."""
+        if event.mechanism == "reports":
+            return noise_over_clip(event)
+        return event.noise_multiplier * self.sensitivity
 
 
-def _over_clip(release: PaperRelease, event: Event) -> float:
-    if release.mechanism == "reports":
-        return noise_over_clip(event)
-    return event.noise_multiplier * release.sensitivity
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class PaperNoise:
     """A theorem's noise beside the noise that is needed; prices are computed when asked for."""
 
@@ -93,14 +86,9 @@ class PaperNoise:
         return tuple(r.event(self.records, r.noise_multiplier) for r in self.releases)
 
     @property
-    def corrected_events(self) -> tuple[Event, ...]:
-        """The releases at the corrected noise."""
-        return tuple(r.event(self.records, r.corrected_multiplier) for r in self.releases)
-
-    @property
     def sigma_over_clip(self) -> tuple[float, ...]:
         """Printed sigma of each release, in units of the clip bound."""
-        return tuple(_over_clip(r, e) for r, e in zip(self.releases, self.events, strict=True))
+        return tuple(r.over_clip(e) for r, e in zip(self.releases, self.events, strict=True))
 
     @cached_property
     def epsilon_certified(self) -> float:
@@ -110,7 +98,8 @@ class PaperNoise:
     @cached_property
     def epsilon_corrected(self) -> float:
         """What the corrected noise really buys."""
-        return price(self.corrected_events, delta=self.delta).epsilon
+        corrected = [r.event(self.records, r.corrected_multiplier) for r in self.releases]
+        return price(corrected, delta=self.delta).epsilon
 
     @cached_property
     def tight(self) -> tuple[Event, ...]:
@@ -120,17 +109,12 @@ class PaperNoise:
     @property
     def tight_sigma_over_clip(self) -> tuple[float, ...]:
         """Our sigma of each release, in units of the clip bound."""
-        return tuple(_over_clip(r, e) for r, e in zip(self.releases, self.tight, strict=True))
+        return tuple(r.over_clip(e) for r, e in zip(self.releases, self.tight, strict=True))
 
     @property
     def ratio(self) -> float:
         """Printed noise over needed noise; below 1 the theorem's noise is not private enough."""
         return self.events[0].noise_multiplier / self.tight[0].noise_multiplier
-
-    @property
-    def conditions_hold(self) -> bool:
-        """Whether every condition of the theorem is met."""
-        return all(c.holds for c in self.conditions)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

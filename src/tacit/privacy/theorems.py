@@ -19,16 +19,17 @@ References:
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from tacit.privacy.calibration import calibrate
-from tacit.privacy.events import Mechanism, Sampling
-from tacit.privacy.statements import Condition, PaperNoise, PaperRelease, Setting
+from tacit.privacy.events import Sampling
+from tacit.privacy.statements import Condition, PaperNoise, PaperRelease, Setting, at_least, at_most
 
 NONCONVEX = "Lowy, Ghafelebashi, Razaviyayn (non-convex)"
 CONVEX = "Lowy, Razaviyayn (convex)"
-MU_SQUARED = "Reshef, Levy (DP-mu^2)"
-FAIR = "Gupta, Poornash, Lowy, Razaviyayn (SteFFLe)"
 SHUFFLED = "CE-PSGM (shuffled model)"
+LEMMA_C = 1536.0
+"""The constant c of Lemma 2.7 of CE-PSGM."""
 
 
 def multi_pass(s: Setting) -> PaperNoise:
@@ -128,17 +129,8 @@ def prox_spider(s: Setting) -> PaperNoise:
     sens, root2, n = 2 / s.records, math.sqrt(2), s.records
     releases = [_release("gradient", gradient * sens, root2 * gradient * sens, sens, resets, n, "full")]
     if s.num_rounds + 1 > resets:
-        releases.append(
-            _release(
-                "difference",
-                difference * sens,
-                root2 * difference * sens,
-                sens,
-                s.num_rounds + 1 - resets,
-                n,
-                "full",
-            )
-        )
+        count = s.num_rounds + 1 - resets
+        releases.append(_release("difference", difference * sens, root2 * difference * sens, sens, count, n, "full"))
     return _noise(
         s,
         f"{NONCONVEX}, Theorem F.1",
@@ -152,22 +144,11 @@ def prox_spider(s: Setting) -> PaperNoise:
 def mu2_sgd(s: Setting) -> PaperNoise:
     """DP-mu^2: sigma^2 = 4 S^2 T / rho^2 with rho^2/2 + rho sqrt(2 ln(1/delta)) = eps."""
     rho = math.sqrt(2 * s.log + 2 * s.epsilon) - math.sqrt(2 * s.log)
-    sigma = 2 * math.sqrt(s.num_rounds) / (rho * s.batch_size)
+    sigma, sens = 2 * math.sqrt(s.num_rounds) / (rho * s.batch_size), 2 / s.batch_size
     return _noise(
         s,
-        f"{MU_SQUARED}, Theorem 5.2 and Lemma 2.5",
-        [
-            _release(
-                "increment",
-                sigma,
-                sigma,
-                2 / s.batch_size,
-                s.num_rounds,
-                s.batch_size,
-                "one-pass",
-                mechanism="cumulative",
-            )
-        ],
+        "Reshef, Levy (DP-mu^2), Theorem 5.2 and Lemma 2.5",
+        [_release("increment", sigma, sigma, sens, s.num_rounds, s.batch_size, "one-pass", mechanism="cumulative")],
         [_one_pass(s)],
         "S = G + 2LD bounds the increments for an honest server only; clip the increments to S at the silo.",
     )
@@ -177,24 +158,16 @@ def steffle(s: Setting) -> PaperNoise:
     """SteFFLe, two messages per step, sensitive attributes protected."""
     joint = s.batch_size * math.sqrt(s.num_rounds * s.log) / (s.records * s.epsilon)
     sampling = s.sampling or "one-pass"
-    release = PaperRelease(
-        kind="fairness",
-        noise_multiplier=joint,
-        corrected_multiplier=joint,
-        sensitivity=2 * math.sqrt(2) / s.batch_size,
-        count=s.num_rounds,
-        batch=s.batch_size,
-        sampling=sampling,
-        passes=math.ceil(s.num_rounds * s.batch_size / s.records) if sampling == "one-pass" else 1,
-        protects="sensitive-attribute",
-        messages=2,
-    )
+    passes = math.ceil(s.num_rounds * s.batch_size / s.records) if sampling == "one-pass" else 1
+    terms = {"passes": passes, "protects": "sensitive-attribute"}
+    sens = 2 * math.sqrt(2) / s.batch_size
+    release = PaperRelease("fairness", joint, joint, sens, s.num_rounds, s.batch_size, sampling, 2, terms)
     [corrected] = calibrate([release.event(s.records, joint)], epsilon=s.epsilon, delta=s.delta)
     release = dataclasses.replace(release, corrected_multiplier=corrected.noise_multiplier)
     least = (s.records * math.sqrt(s.epsilon) / (2 * s.batch_size)) ** 2
     return _noise(
         s,
-        f"{FAIR}, Theorem 3.3",
+        "Gupta, Poornash, Lowy, Razaviyayn (SteFFLe), Theorem 3.3",
         [release],
         [
             at_most("epsilon", s.epsilon, "2 ln(1/delta)", 2 * s.log),
@@ -225,22 +198,62 @@ def psgm(s: Setting) -> PaperNoise:
     )
 
 
-def _noise(
-    s: Setting,
-    source: str,
-    releases: Sequence[PaperRelease],
-    conditions: Sequence[Condition],
-    correction: str,
-) -> PaperNoise:
-    return PaperNoise(
-        source=source,
-        records=s.records,
-        epsilon=s.epsilon,
-        delta=s.delta,
-        releases=tuple(releases),
-        conditions=tuple(conditions),
-        correction=correction,
+def shuffled_reports(s: Setting) -> PaperNoise:
+    """CE-PSGM and its settings: the largest local epsilon for which the proof of Theorem 4.1 closes.
+
+    With alpha = 1 + 2 ln(1/delta)/eps, half of epsilon pays for the conversion; the reports get the other half, or a
+    quarter where local steps have one too. The proof amplifies the two streams of one batch apart, which is wrong;
+    `tacit.privacy.reports` composes them first.
+    """
+    alpha, gamma, pooled = 1 + 2 * s.log / s.epsilon, s.batch_size / s.records, s.silos * s.batch_size
+    share = s.epsilon / (4 if s.local_steps > 1 else 2)
+    local = math.log(share * pooled / (26 * LEMMA_C * s.num_rounds * gamma**2 * alpha))
+    # The lemma starts at one: below it nothing is proved, and one is what its conditions are shown for.
+    shown = max(local, 1.0)
+    conditions = [at_least("eps0 that fits", local, "", 1.0)]
+    conditions += lemma_conditions(shown, silos=s.silos, records=s.records, batch=s.batch_size)
+    most = pooled * math.log(1 / gamma) / (4 * LEMMA_C * math.exp(shown))
+    conditions.append(at_most("alpha", alpha, "MB ln(1/gamma)/(4c e^eps0)", most))
+    sampling: Sampling = "full" if s.batch_size == s.records else "wor"
+    terms = {"mechanism": "reports", "reports": pooled, "streams": (1.0, 1.0)}
+    multiplier, sens = 1 / shown, 2 / s.batch_size
+    both = PaperRelease("estimate", multiplier, multiplier, sens, s.num_rounds, s.batch_size, sampling, terms=terms)
+    releases = [both]
+    if s.local_steps > 1:
+        steps = psgm(s)
+        releases += steps.releases
+        conditions += steps.conditions
+    correction = "The two streams of a batch are composed before they are amplified."
+    return _noise(s, f"{SHUFFLED}, Theorem 4.1 by Lemma 2.7", releases, conditions, correction)
+
+
+def lemma_conditions(local_epsilon: float, *, silos: int, records: int, batch: int) -> tuple[Condition, ...]:
+    """The conditions of Lemma 2.7 of CE-PSGM (its appendix's A.9; the main text prints other logarithms).
+
+    One round of both streams, M silos that each draw B of n records, is (alpha, 26 gamma^2 alpha rho)-RDP with
+    gamma = B/n, rho = c e^{epsilon_0}/(MB) and c = 1536, if
+
+        gamma <= 0.1,  rho <= 0.1,  epsilon_0 >= 1,  c >= 16 epsilon_0 ln(1/gamma),
+        6 c e^{epsilon_0} <= MB ln(1/gamma),   2 <= alpha <= MB ln(1/gamma)/(4 c e^{epsilon_0}).
+
+    Full batches (gamma = 1) are outside the lemma, the paper's own experiment among them.
+    """
+    gamma, pooled, grown = batch / records, silos * batch, math.exp(local_epsilon)
+    log = math.log(1 / gamma)
+    return (
+        at_most("gamma=B/n", gamma, "", 0.1),
+        at_most("rho=c e^eps0/(MB)", LEMMA_C * grown / pooled, "", 0.1),
+        at_least("eps0", local_epsilon, "", 1.0),
+        at_most("16 eps0 ln(1/gamma)", 16 * local_epsilon * log, "c", LEMMA_C),
+        at_most("6c e^eps0", 6 * LEMMA_C * grown, "MB ln(1/gamma)", pooled * log),
+        at_least("largest alpha", pooled * log / (4 * LEMMA_C * grown), "", 2.0),
     )
+
+
+def _noise(
+    s: Setting, source: str, releases: Sequence[PaperRelease], conditions: Sequence[Condition], correction: str
+) -> PaperNoise:
+    return PaperNoise(source, s.records, s.epsilon, s.delta, tuple(releases), tuple(conditions), correction)
 
 
 def _release(
@@ -251,28 +264,10 @@ def _release(
     count: int,
     batch: int,
     sampling: Sampling,
-    mechanism: Mechanism = "gaussian",
+    **terms: Any,
 ) -> PaperRelease:
-    return PaperRelease(
-        kind=kind,
-        noise_multiplier=sigma / sensitivity,
-        corrected_multiplier=corrected / sensitivity,
-        sensitivity=sensitivity,
-        count=count,
-        batch=batch,
-        sampling=sampling,
-        mechanism=mechanism,
-    )
-
-
-def at_most(name: str, value: float, rule: str, bound: float) -> Condition:
-    """``value <= bound`` in words."""
-    return Condition(text=f"{name}={value:.4g} <= {rule}{'=' if rule else ''}{bound:.4g}", holds=value <= bound)
-
-
-def at_least(name: str, value: float, rule: str, bound: float) -> Condition:
-    """``value >= bound`` in words."""
-    return Condition(text=f"{name}={value:.4g} >= {rule}{'=' if rule else ''}{bound:.4g}", holds=value >= bound)
+    multipliers = sigma / sensitivity, corrected / sensitivity
+    return PaperRelease(kind, *multipliers, sensitivity, count, batch, sampling, terms=terms)
 
 
 def _one_pass(s: Setting) -> Condition:

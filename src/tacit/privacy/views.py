@@ -26,10 +26,9 @@ def zcdp_rho(events: Iterable[Event]) -> float:
     Formal guarantee: valid for continuous and discrete Gaussians alike. Subsampled events raise: sampling
     does not improve zCDP.
 
-    Examples:
-        >>> plan = Event(kind="g", noise_multiplier=5.0, count=50, records=9, batch=9, sampling="full")
-        >>> round(zcdp_rho([plan]), 9)
-        1.0
+    >>> plan = Event(kind="g", noise_multiplier=5.0, count=50, records=9, batch=9, sampling="full")
+    >>> round(zcdp_rho([plan]), 9)
+    1.0
     """
     events = tuple(events)
     _refuse_reports(events, "zcdp")
@@ -47,11 +46,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     Formal guarantee: valid for every rho-zCDP mechanism; never above rho + 2 sqrt(rho ln(1/delta)).
 
-    Examples:
-        >>> zcdp_epsilon(0.0, 1e-6)
-        0.0
-        >>> round(zcdp_epsilon(0.1, 1e-6), 3)
-        2.142
+    >>> round(zcdp_epsilon(0.1, 1e-6), 3)
+    2.142
     """
     rho, delta = non_negative("rho", rho), probability("delta", delta)
     if rho == 0.0:

@@ -7,10 +7,10 @@ only *which* of them is added is secret. So each record adds
     C + f (T_s - C),      C = mean of the T_r,      f = min(1, 2 bound / max over r, q of ||T_r - T_q||),
 
 where C and f do not depend on ``s``. Replacing ``s`` moves the sum by f ||T_s - T_s'|| <= 2 bound, for any broadcast
-and any record; nothing else about the record is bounded, because nothing else is secret. The factors are computed from
-differences to T_1, so that a part that all T_r share, such as the gradient of a loss, takes no part in their rounding.
-The sum comes in two parts, the C and the rest, so that noise can be added to the rest alone: what is known may be
-large, by a hostile broadcast even huge, and rounding beside it would tell of the attribute.
+and any record; nothing else about the record is bounded, because nothing else is secret. Factors come from differences
+to T_1, so that what all T_r share, such as the gradient of a loss, does not enter their rounding. The sum comes in two
+parts, the C and the rest. Noise is added to the rest alone: what is known may be large, under a hostile broadcast even
+huge, and rounding beside it would tell of the attribute.
 
 For combinations of gradients of dense layers the T_r share their inputs ``a`` and differ in the cotangents c_r alone,
 so that ||T_r - T_q||^2 = sum over layers of (1 + |a|^2) |c_r - c_q|^2: no per-record gradient is formed.
@@ -19,24 +19,34 @@ so that ||T_r - T_q||^2 = sum over layers of (1 + |a|^2) |c_r - c_q|^2: no per-r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from tacit.algorithm import PerBlock, Record, Statistic, Work
+from tacit.objectives.minimax import SaddleQuery
 from tacit.objectives.objective import Objective
 from tacit.objectives.query import GradientQuery
-from tacit.objectives.saddle import SaddleQuery
-from tacit.silo.clipping import by_block, scales, usable
-from tacit.silo.gradients import TINY, factors_of, in_micro_batches, is_tapped, statistic_width
-
-_MICRO_BATCH_FLOATS = 2**20
+from tacit.silo.gradients import (
+    MICRO_BATCH_FLOATS,
+    TINY,
+    Mask,
+    by_block,
+    factors_of,
+    in_micro_batches,
+    is_tapped,
+    scales,
+    statistic_width,
+    usable,
+)
 
 
 def attribute_sum(
-    query: Any, work: Work, records: Record, present: Bool[Array, " records"], bound: PerBlock, *, groups: int
+    query: Any, work: Work, records: Record, present: Mask, bound: PerBlock, *, groups: int
 ) -> tuple[Statistic, Statistic]:
     """The sum over present records of their statistics in two parts: what is known, and what ``s`` decides.
 
@@ -68,12 +78,8 @@ def _as_gradients(query: Any, work: Work) -> tuple[Objective, Any, Any] | None:
     """The objective and point whose gradient a query is, and what else it computes, where the tapped path serves."""
     if isinstance(query, SaddleQuery):
         (params, duals), game = query.point(work), query.game(work)
-        model = game.model
-
-        def by_duals(some: Record) -> Statistic:
-            return game.by_duals(params, duals, some)
-
-        return (game.at(duals), params, by_duals) if model.layers and not model.unfold else None
+        by_duals = partial(game.by_duals, params, duals)
+        return (game.at(duals), params, by_duals) if game.model.layers and not game.model.unfold else None
     if is_tapped(query) and isinstance(query, GradientQuery) and not query.objective.model.unfold:
         points, weights = query.points(work), query.weights(work)
         if len(points) == 1 and isinstance(weights[0], float | int) and weights[0] == 1:
@@ -87,24 +93,16 @@ def _versions(records: Record, groups: int) -> list[Record]:
 
 
 def _chosen(values: Sequence[Array], own: Array) -> Array:
-    """Of one array for each group, each record's own part; ``own`` is broadcast against them."""
-    total = jnp.zeros_like(values[0])
-    for r, value in enumerate(values):
-        total = total + jnp.where(own == r, value, 0.0)
-    return total
+    """Each record's entry of the array of its own group; ``own`` is broadcast against them."""
+    return sum((jnp.where(own == r, value, 0.0) for r, value in enumerate(values)), jnp.zeros_like(values[0]))
 
 
-def _spread(values: Sequence[Array]) -> Array:
+def _mean(values: Sequence[Array]) -> Array:
     return sum(values[1:], values[0]) / len(values)
 
 
 def _tapped(
-    objective: Objective,
-    point: Any,
-    records: Record,
-    present: Bool[Array, " records"],
-    bound: Float[Array, ""] | float,
-    groups: int,
+    objective: Objective, point: Any, records: Record, present: Mask, bound: Float[Array, ""] | float, groups: int
 ) -> tuple[Statistic, Statistic]:
     versions = [factors_of(objective, point, some) for some in _versions(records, groups)]
     inputs = versions[0].inputs
@@ -114,15 +112,14 @@ def _tapped(
     apart = {name: [v.cotangents[name] - versions[0].cotangents[name] for v in versions] for name in inputs}
     lengths = {name: jnp.sum(a**2, axis=1) + float("b" in point[name]) + TINY for name, a in inputs.items()}
     farthest = jnp.zeros(present.shape)
-    for r in range(groups):
-        for q in range(r):
-            gaps = (lengths[name] * (jnp.sum((c[r] - c[q]) ** 2, axis=1) + TINY) for name, c in apart.items())
-            farthest = jnp.maximum(farthest, sum(gaps))
+    for r, q in combinations(range(groups), 2):
+        gaps = (lengths[name] * (jnp.sum((c[r] - c[q]) ** 2, axis=1) + TINY) for name, c in apart.items())
+        farthest = jnp.maximum(farthest, sum(gaps))
     finite = jnp.isfinite(sum(jnp.sum(v.cotangents[n] ** 2, axis=1) * lengths[n] for v in versions for n in inputs))
     factor, counts = scales(farthest, 4.0 * farthest, 2.0 * usable(bound), present & finite)
     known, hidden = {}, {}
     for name, a in inputs.items():
-        middle = _spread(apart[name])
+        middle = _mean(apart[name])
         common = jnp.where(counts[:, None], versions[0].cotangents[name] + middle, 0.0)
         rest = factor[:, None] * (_chosen(apart[name], records["s"][:, None]) - middle)
         secret = jnp.where(counts[:, None], rest, 0.0)
@@ -134,13 +131,9 @@ def _tapped(
 
 
 def _general(
-    each: Callable[[Record], Statistic],
-    records: Record,
-    present: Bool[Array, " records"],
-    bound: PerBlock,
-    groups: int,
+    each: Callable[[Record], Statistic], records: Record, present: Mask, bound: PerBlock, groups: int
 ) -> tuple[Statistic, Statistic]:
-    def part(some: Record, there: Bool[Array, " some"]) -> tuple[Statistic, Statistic]:
+    def part(some: Record, there: Mask) -> tuple[Statistic, Statistic]:
         values = [each(version) for version in _versions(some, groups)]
         limits = by_block(bound, values[0])
         if isinstance(limits, Mapping):
@@ -149,22 +142,19 @@ def _general(
             return known, hidden
         return _bounded(values, some["s"], there, limits)
 
-    limit = _MICRO_BATCH_FLOATS // (groups * statistic_width(each, records))
-    known, hidden = in_micro_batches(part, records, present, limit)
+    limit = MICRO_BATCH_FLOATS // (groups * statistic_width(each, records))
+    known, hidden = in_micro_batches(part, (records, present), limit)
     return known, hidden
 
 
-def _bounded(
-    values: Sequence[Statistic], own: Array, present: Bool[Array, " records"], limit: Any
-) -> tuple[Statistic, Statistic]:
+def _bounded(values: Sequence[Statistic], own: Array, present: Mask, limit: Any) -> tuple[Statistic, Statistic]:
     """The two parts of the sum of one block, from its value for each group."""
     # Records along the last axis: short axes there would be slow, and the copies are fused away.
     turned = [jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), value) for value in values]
     apart = [jax.tree.map(jnp.subtract, value, turned[0]) for value in turned]
     farthest = jnp.zeros(present.shape)
-    for r in range(len(values)):
-        for q in range(r):
-            farthest = jnp.maximum(farthest, _squares(jax.tree.map(jnp.subtract, apart[r], apart[q])))
+    for one, other in combinations(apart, 2):
+        farthest = jnp.maximum(farthest, _squares(jax.tree.map(jnp.subtract, one, other)))
     finite = jnp.isfinite(sum(_squares(value) for value in turned))
     factor, counts = scales(farthest, 4.0 * farthest, 2.0 * usable(limit), present & finite)
 
@@ -172,10 +162,10 @@ def _bounded(
         return jnp.where(counts, part, 0.0).sum(axis=-1)
 
     def middle(first: Array, *gaps: Array) -> Array:
-        return total(first + _spread(gaps))
+        return total(first + _mean(gaps))
 
     def rest(*gaps: Array) -> Array:
-        return total(factor * (_chosen(gaps, own) - _spread(gaps)))
+        return total(factor * (_chosen(gaps, own) - _mean(gaps)))
 
     return jax.tree.map(middle, turned[0], *apart), jax.tree.map(rest, *apart)
 

@@ -1,9 +1,9 @@
 """The batch of a release at a real silo: drawn with the system's entropy, in integers, and placed into slots.
 
-An engine may compute a record's vector a little differently in another slot of the batch. So that this tells nothing,
-a sampled batch is placed into its slots uniformly at random: two neighbouring sets of records can then be coupled so
-that every other record keeps its slot. A full batch has record j in slot j; a pass has the slots of its order, which
-does not look at records either.
+An engine may compute a record's vector a little differently in another slot of the batch. For this to tell nothing, a
+sampled batch is placed into its slots uniformly at random: two neighbouring sets of records can then be coupled so that
+every other record keeps its slot. A full batch has record j in slot j; a pass has the slots of its order, which does
+not look at records either.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def secret_batch(
     return SecretBatch(rows, present)
 
 
-def _words(number: int) -> UInt64[np.ndarray, " number"]:
-    return np.frombuffer(os.urandom(8 * number), np.uint64)
+def _words(size: int) -> UInt64[np.ndarray, " size"]:
+    return np.frombuffer(os.urandom(8 * size), np.uint64)
 
 
-def _uniform(number: int, count: int) -> Int64[np.ndarray, " number"]:
+def _uniform(size: int, count: int) -> Int64[np.ndarray, " size"]:
     """Independent uniform numbers below ``count``, without the bias of a remainder."""
     below = (2**64 // count) * count
-    words = _words(number).copy()
+    words = _words(size).copy()
     while (late := words >= np.uint64(below)).any() if below < 2**64 else False:
         words[late] = _words(int(late.sum()))
     return (words % np.uint64(count)).astype(np.int64)
@@ -87,17 +87,14 @@ def permutation(count: int) -> Int64[np.ndarray, " count"]:
     """A uniformly random order: random words are sorted, and drawn anew until no two are the same."""
     while True:
         words = _words(count)
-        found = np.argsort(words)
-        ranked = words[found]
+        order = np.argsort(words)
+        ranked = words[order]
         if not (ranked[1:] == ranked[:-1]).any():
-            return found
+            return order
 
 
 def pass_order(seed: bytes, count: int) -> Int64[np.ndarray, " count"]:
-    """The order of a study's pass over the records, from a seed that is drawn once and remembered.
-
-    The price of a pass needs an order that does not look at records; it need not be secret.
-    """
+    """The order of a study's pass, from a seed that is drawn once; it must not look at records, but is not secret."""
     if len(seed) != SEED_BYTES:
         raise ValueError(f"Expected a seed of {SEED_BYTES} bytes, got {len(seed)}.")
     words = np.frombuffer(hashlib.shake_256(seed).digest(8 * count), "<u8")

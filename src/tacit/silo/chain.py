@@ -1,8 +1,8 @@
 """The append-only chain of a ledger, and the counter that is kept apart from it.
 
-Every entry holds the hash of the one before, so that a changed, removed or reordered entry is found. A chain cannot
-know that its newest entries are missing; so a small file elsewhere remembers how long the chain was. A ledger that is
-shorter than its counter was restored from a backup, and releases that it has forgotten were made.
+Every entry holds the hash of the one before: a changed, removed or reordered entry is found. A chain cannot know that
+its newest entries are missing, so a small file elsewhere remembers how long it was. A ledger that is shorter than its
+counter was restored from a backup and has forgotten releases.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit.silo.spending import Account, LedgerError, events_from_json
+from tacit.privacy import Event
+from tacit.silo.spending import Account, LedgerError
 
 GENESIS = "0" * 64
 
@@ -37,10 +38,10 @@ class Entry:
     @property
     def data(self) -> dict[str, Any]:
         """What the entry says."""
-        found = json.loads(self.body)
-        if not isinstance(found, dict):
+        body = json.loads(self.body)
+        if not isinstance(body, dict):
             raise LedgerError("ledger", f"Expected entry {self.seq} of the ledger to hold an object.")
-        return found
+        return body
 
 
 def entry_after(previous: Entry | None, *, time: float, kind: str, study: str, body: Mapping[str, Any]) -> Entry:
@@ -76,7 +77,7 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
         if entry.kind == "reserve":
             kept = data["delta_set_aside"] if "delta_set_aside" in data else _set_aside_before(data.get("plan"))
             accounts[entry.study] = Account(
-                events_from_json(data["events"]),
+                tuple(Event(**row) for row in data["events"]),
                 float(data["expires"]),
                 delta_set_aside=float(kept),
                 samples=int(data.get("samples", 0)),
@@ -91,10 +92,7 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
 
 
 def _set_aside_before(plan: Any) -> float:
-    """What a study of version 0.1, whose entry does not say it, kept of delta: 1e-12 if it went through shufflers.
-
-    A plan that cannot be read counts as if it did.
-    """
+    """What a study of version 0.1 kept of delta: 1e-12 if it went through shufflers, or if its plan cannot be read."""
     try:
         return 0.0 if json.loads(plan)["shuffle"] is None else 1e-12
     except (ValueError, KeyError, TypeError):
@@ -123,18 +121,12 @@ class Counter:
         """Remember this entry, durably."""
         temporary = self.path.with_name(self.path.name + ".new")
         body = json.dumps({"seq": entry.seq, "hash": entry.hash})
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
+        with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:
             os.write(handle, body.encode())
             os.fsync(handle)
-        finally:
-            os.close(handle)
         temporary.replace(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
+        with _opened(self.path.parent, os.O_RDONLY) as folder:
             os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def check(self, entries: list[Entry]) -> None:
         """Raise if the chain is shorter than, or branches off from, the one that the counter remembers."""
@@ -156,11 +148,17 @@ class Counter:
             )
 
 
-def lock(path: Path, held: str) -> int:
-    """Hold a file for this process alone, until its handle is closed.
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    handle = os.open(path, flags, 0o600)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
-    A second holder raises with ``held``, what it means that somebody has it, and the first one's process.
-    """
+
+def lock(path: Path, held: str) -> int:
+    """Hold a file for this process alone until its handle is closed; a second holder is refused with ``held``."""
     # It is written to below, and must be no link to somebody's file.
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

@@ -1,10 +1,10 @@
 """A real silo's door: releases whose bound is an integer fact, with exact noise from the system's entropy.
 
-The mechanisms here are what `tacit silo serve` runs and what the audit attacks. They share one way from a record to
-stored integers (`tacit.silo.engine`, `tacit.silo.integers`) and differ in what they add:
+`tacit silo serve` runs these mechanisms and the audit attacks them. They share one way from a record to stored integers
+(`tacit.silo.engine`, `tacit.silo.integers`) and differ in what they add:
 
-    `DiscreteGaussian`   direct messages: the exact sum, and discrete Gaussian noise on it; of a running sum, the
-                         noise of the round before is taken off
+    `DiscreteGaussian`   direct messages: the exact sum with discrete Gaussian noise; a running sum also takes off the
+                         noise of the round before
     `BinomialShare`      a share of a shuffled sum: each record rounded at random to a coarser grid, and fair coins
     `LocalReports`       one report through a local randomiser for each record
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -37,19 +38,10 @@ from tacit.silo.integers import (
     quantise,
     usable_clip,
 )
-from tacit.silo.release import (
-    Mechanism,
-    batch_sizes,
-    in_blocks,
-    one_by_one,
-    own_clip,
-    pass_position,
-    release,
-    respond,
-)
+from tacit.silo.release import Mechanism, Task, batch_sizes, in_blocks, own_clip, pass_position, release, respond
 
 Sampler = Callable[[int, float], Int64[np.ndarray, " size"]]
-"""Independent integers of a standard deviation: how many, and which."""
+"""So many independent integers of this standard deviation."""
 
 LARGEST_NOISE = 2.0**56
 """More noise than this, in units of a sum, would not fit 64 bits with its tails."""
@@ -68,10 +60,7 @@ def no_noise(size: int, sigma: float) -> Int64[np.ndarray, " size"]:
 
 
 class Engine:
-    """Computes and stores each record's vector, in batches of a fixed shape.
-
-    ``form`` makes every vector in full, as mechanisms need that speak about single records.
-    """
+    """Computes and stores each record's vector, in batches of a fixed shape; ``form`` forms every vector in full."""
 
     def __init__(self, silo: Silo, *, form: bool) -> None:
         self._silo, self._form = silo, form
@@ -88,8 +77,8 @@ class Engine:
         if self._blocks is None:
             record = {name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in records.items()}
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), work)
-            found = layouts(self._silo, shapes, record)
-            self._blocks = {name: whole(own.shape) for name, own in found.items()} if self._form else found
+            own = layouts(self._silo, shapes, record)
+            self._blocks = {name: whole(layout.shape) for name, layout in own.items()} if self._form else own
         return self._blocks
 
     def stored(
@@ -104,19 +93,14 @@ class Engine:
             there = np.zeros(chunk, bool)
             here = present[first : first + chunk]
             there[: len(here)] = here
-            some = {
-                name: _public_where_absent(column[first : first + chunk], there) for name, column in records.items()
-            }
+            some = {name: _public_where_absent(c[first : first + chunk], there) for name, c in records.items()}
             # Stored: what is rounded, checked and added from here on are these very numbers.
             yield jax.tree.map(np.asarray, self._vectors(work, some)), there
 
     def integers(
         self, work: Work, records: Record, present: Bool[np.ndarray, " slots"], clips: Mapping[str, float]
     ) -> Iterator[tuple[dict[str, Integers], Bool[np.ndarray, " some"]]]:
-        """The integers of every slot, some slots at a time: each block's vectors clipped to its clip and rounded.
-
-        Nothing is promised. Whoever adds them up checks them.
-        """
+        """The integers of every slot, some slots at a time: vectors clipped and rounded, not yet checked."""
         for stored, there in self.stored(work, records, present):
             yield {name: quantise(own, clips[name], BOUND) for name, own in stored.items()}, there
 
@@ -125,9 +109,9 @@ def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) 
     """A column with zeros, a public record, in every slot that holds no record of the batch."""
     if len(column) == len(there) and there.all():
         return column
-    found = np.zeros((len(there), *column.shape[1:]), column.dtype)
-    found[: len(column)][there[: len(column)]] = column[there[: len(column)]]
-    return found
+    padded = np.zeros((len(there), *column.shape[1:]), column.dtype)
+    padded[: len(column)][there[: len(column)]] = column[there[: len(column)]]
+    return padded
 
 
 class Said(NamedTuple):
@@ -141,8 +125,8 @@ class Said(NamedTuple):
 class DiscreteGaussian:
     """The exact sum of checked integers, with discrete Gaussian noise.
 
-    ``multiplier`` is the noise of each block over its sensitivity ``2 BOUND``. ``previous`` is the noise that the silo
-    added in its round before to a running sum (``None`` where there was none, or no running sum).
+    ``multiplier`` is the noise of each block over its sensitivity ``2 BOUND``. ``previous`` is the noise of the round
+    before in a running sum (``None`` where there is none).
     """
 
     engine: Engine
@@ -150,14 +134,15 @@ class DiscreteGaussian:
     sampler: Sampler
     previous: Mapping[str, Int64[np.ndarray, " coordinates"]] | None
 
-    def __call__(self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Said:
+    def __call__(self, task: Task) -> Said:
         """The mean of the batch with noise, and the noise.
 
-        Formal guarantee: each block leaves as clip / (BOUND size) times S + e, where S is the `checked_sum` of the
-        batch, so that replacing one record moves it by at most 2 BOUND, and e is drawn by the sampler with standard
-        deviation multiplier x 2 BOUND in every coordinate, whatever the records are. A clip that is not usable makes
-        a block zero, whatever the records are. Of a running sum, e less the noise of the round before.
+        Formal guarantee: each block leaves as clip / (BOUND size) times S + e, whatever the records are. S is the
+        `checked_sum` of the batch: replacing one record moves it by at most 2 BOUND. The sampler draws e with standard
+        deviation multiplier x 2 BOUND in every coordinate; in a running sum the noise of the round before is taken
+        off. A clip that is not usable makes a block zero, whatever the records are.
         """
+        _, work, records, present, bound, size = task
         blocks = self.engine.blocks(work, records)
         clips = {name: usable_clip(in_blocks(bound, name)) for name in blocks}
         totals = self.sums(work, records, present, clips)
@@ -186,7 +171,7 @@ class DiscreteGaussian:
         return drawn
 
     def sums(self, work: Work, records: Record, present: Any, clips: Mapping[str, float]) -> dict[str, Sums]:
-        """The exact sum of each block over the batch, before noise. It must not leave.
+        """The exact sum of each block over the batch, before noise: it stays inside.
 
         Formal guarantee: replacing one record moves each block by at most 2 BOUND in l2 norm, whatever the engine says.
         """
@@ -200,11 +185,7 @@ class DiscreteGaussian:
 
 
 def noise_scale(multiplier: float) -> float:
-    """The standard deviation of the noise of a sum whose sensitivity is 2 BOUND, or an error where it does not fit.
-
-    >>> noise_scale(1.0) == 2.0**37
-    True
-    """
+    """The standard deviation of the noise of a sum whose sensitivity is 2 BOUND, or an error where it does not fit."""
     sigma = multiplier * 2.0 * BOUND
     if not 8.0 <= sigma <= LARGEST_NOISE:
         raise DoorError(
@@ -223,8 +204,8 @@ def priced_multiplier(terms: Release, silo_index: int) -> PerBlock:
         every = np.asarray(value, np.float64)
         return float(every[silo_index] if every.ndim else every)
 
-    found = terms.noise_multiplier
-    return {name: own(z) for name, z in found.items()} if isinstance(found, Mapping) else own(found)
+    z = terms.noise_multiplier
+    return {name: own(value) for name, value in z.items()} if isinstance(z, Mapping) else own(z)
 
 
 def _plus(one: Sums, other: Sums) -> Sums:
@@ -233,9 +214,9 @@ def _plus(one: Sums, other: Sums) -> Sums:
 
 
 class Answered(NamedTuple):
-    """The message, what the silo keeps for its next round, and the noise that a running sum will need again.
+    """The message, the silo's memory, and the noise that a running sum will need again, which stays inside.
 
-    That noise must not leave; of other releases none is kept, because beside a stored message it would give it away.
+    Noise of other releases is not kept: beside a stored message it would give the sum away.
     """
 
     message: Message
@@ -246,7 +227,7 @@ class Answered(NamedTuple):
 class Door:
     """The silo half of one kind of round, at one real silo.
 
-    ``form`` is whether the mechanism needs every vector in full. ``engine`` may stand in for the one that ships: no
+    ``form`` says whether the mechanism needs every vector in full. ``engine`` may replace the one that ships: no
     guarantee rests on it.
     """
 
@@ -270,7 +251,7 @@ class Door:
         return priced_multiplier(self.silo.release, self.silo_index)
 
     def batch(self, position: int, order: Int64[np.ndarray, " count"] | None) -> SecretBatch:
-        """A secret batch for one release, whose part of a pass begins at ``position``."""
+        """A secret batch for one release; in a pass it begins at ``position``."""
         at = int(pass_position(self.silo.release, position, self.size, self.count))
         own = {"count": self.count, "size": self.size, "capacity": self.capacity, "order": order, "position": at}
         return secret_batch(self.silo.release.sampling, **own)  # type: ignore[arg-type]
@@ -281,7 +262,7 @@ class Door:
         if self.silo.release.sampling != "full":
             rows = {name: column[batch.rows] for name, column in self.records.items()}
         bound = jax.tree.map(np.asarray, self._clip(work))
-        return release(self.silo, work, rows, batch.present, bound=bound, size=self.size, mechanism=mechanism)
+        return release(Task(self.silo, work, rows, batch.present, bound, self.size), mechanism)
 
     def answer(
         self,
@@ -313,14 +294,12 @@ class Door:
 
         # A message that is its release needs no program around it.
         plain = self.silo.says_what_it_released
-        parts = self.silo if plain else _Compiled(self._start, self._absorb, self._report)
-        message, kept = respond(parts, broadcast, memory, steps=batches, say=say, repeat=one_by_one)  # type: ignore[arg-type]
+        parts = self.silo if plain else SimpleNamespace(start=self._start, absorb=self._absorb, report=self._report)
+        message, kept = respond(parts, broadcast, memory, steps=batches, say=say, repeat=_one_by_one)  # type: ignore[arg-type]
         return Answered(message, kept, noise)
 
 
-class _Compiled(NamedTuple):
-    """The parts of a silo that see no record, compiled."""
-
-    start: Any
-    absorb: Any
-    report: Any
+def _one_by_one(act: Callable[[Work, Any], Work], work: Work, steps: Sequence[Any]) -> Work:
+    for step in steps:
+        work = act(work, step)
+    return work

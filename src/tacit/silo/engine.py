@@ -1,8 +1,8 @@
 """The engine at the door: each record's vector, computed by jax and stored; nothing here is trusted.
 
-A combination of gradients of wide dense layers comes in factors (`tacit.silo.gradients` says why differences of
-neighbouring points are taken), everything else is formed, a vector for each record. Whatever this computes,
-`checked_sum` bounds.
+A combination of gradients of wide dense layers comes in factors, in differences of neighbouring points
+(`tacit.silo.gradients` says why). Everything else is formed, a vector for each record. `checked_sum` bounds whatever
+this computes.
 
 What must hold for the price of sampled batches is that a record's vector depends on the broadcast, the record and its
 slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail.
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int64
+from jaxtyping import Array
 
 from tacit.algorithm import Record, Silo, Statistic, Work
+from tacit.objectives.minimax import SaddleQuery
 from tacit.objectives.query import GradientQuery, differences, gradient_at
-from tacit.objectives.saddle import SaddleQuery
-from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped
+from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped, total_of
 from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
 
 WHOLE = ""
@@ -29,10 +29,7 @@ WHOLE = ""
 
 
 class Layout(NamedTuple):
-    """How the sums of a block become a statistic: its leaves, and the layers in factors, of how many terms.
-
-    ``width`` is how many floats are stored for each record.
-    """
+    """How the sums of a block become a statistic; ``width`` is how many floats are stored for each record."""
 
     shape: Any
     factored: tuple[str, ...]
@@ -43,17 +40,17 @@ class Layout(NamedTuple):
         """The statistic's tree, with int64 leaves."""
         if not self.factored:
             return _unravel(self.shape, sums.formed)
-        at, found = 0, {}
+        at, layers = 0, {}
         for name, layer in self.shape.items():
             if name in self.factored:
                 matrix = sums.layers[name]
                 inputs = layer["w"].shape[0]
-                found[name] = {"w": matrix[:inputs]} | ({"b": matrix[inputs]} if "b" in layer else {})
+                layers[name] = {"w": matrix[:inputs]} | ({"b": matrix[inputs]} if "b" in layer else {})
             else:
                 width = _width(layer)
-                found[name] = _unravel(layer, sums.formed[at : at + width])
+                layers[name] = _unravel(layer, sums.formed[at : at + width])
                 at += width
-        return found
+        return layers
 
 
 def whole(shape: Any) -> Layout:
@@ -82,8 +79,8 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
         dense = [n for n in shape if inputs[n].ndim == 2 and not is_formed(model, n, inputs[n], cotangents[n])]
         return {n: [(t.left, t.right) for t in combination_terms(parts, weights, n, some)] for n in dense}
 
-    found = jax.eval_shape(terms, work, one)
-    widths = {name: (len(own), own[0][0].shape[1] + 1, own[0][1].shape[1]) for name, own in found.items()}
+    shapes = jax.eval_shape(terms, work, one)
+    widths = {name: (len(own), own[0][0].shape[1] + 1, own[0][1].shape[1]) for name, own in shapes.items()}
     factored = [name for name, own in widths.items() if fits_factors(*own, len(shape)) and _is_wide(*own)]
     formed = sum(_width(layer) for name, layer in shape.items() if name not in factored)
     in_factors = sum(widths[name][0] * sum(widths[name][1:]) for name in factored)
@@ -112,16 +109,15 @@ def _gradient(query: Any, work: Work, block: str) -> GradientQuery:
 
 def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Record) -> dict[str, Vectors]:
     """Each record's vector, block by block, as jax arrays; to be compiled, and stored as NumPy arrays before use."""
-    found: dict[str, Vectors] = {}
+    vectors: dict[str, Vectors] = {}
     plain = None
     for block, layout in blocks.items():
         if layout.factored:
-            found[block] = _tapped(_gradient(silo.query, work, block), layout, work, records)
+            vectors[block] = _tapped(_gradient(silo.query, work, block), layout, work, records)
             continue
-        if plain is None:
-            plain = _plain(silo.query, work, records)
-        found[block] = Vectors(_ravel(plain if block == WHOLE else plain[block]), {})
-    return found
+        plain = _plain(silo.query, work, records) if plain is None else plain
+        vectors[block] = Vectors(_ravel(plain if block == WHOLE else plain[block]), {})
+    return vectors
 
 
 def _plain(query: Any, work: Work, records: Record) -> Statistic:
@@ -147,8 +143,7 @@ def _tapped(query: GradientQuery, layout: Layout, work: Work, records: Record) -
             formed_gradients(model, point[name], name, part.inputs[name], part.cotangents[name])
             for point, part in zip(points, parts, strict=True)
         ]
-        summands = differences(own, weights)
-        formed.append(_ravel(jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *summands)))
+        formed.append(_ravel(total_of(differences(own, weights))))
     records_here = next(iter(jax.tree.leaves(records))).shape[0]
     joined = jnp.concatenate(formed, axis=1) if formed else jnp.zeros((records_here, 0), jnp.float32)
     return Vectors(joined, layers)  # type: ignore[arg-type]
@@ -164,7 +159,12 @@ def _ravel(statistics: Any) -> Any:
     return jnp.concatenate([leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in leaves], axis=1)
 
 
-def _unravel(shape: Any, flat: Int64[np.ndarray, " coordinates"]) -> Any:
+def shaped(shape: Any, vector: np.ndarray) -> Any:
+    """A vector as a statistic of this shape, in float32."""
+    return jax.tree.map(jnp.asarray, _unravel(shape, vector.astype(np.float32)))
+
+
+def _unravel(shape: Any, flat: np.ndarray) -> Any:
     leaves, form = jax.tree.flatten(shape)
     cuts = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
     parts = zip(np.split(flat, cuts), leaves, strict=True)

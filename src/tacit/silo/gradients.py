@@ -7,15 +7,18 @@ the input ``a`` and the cotangent ``c`` of the output; the layer's gradient is t
     sum_i k_i g_i = sum_{i<P} s_i (g_i - g_{i+1}) + s_P g_P,      s_i = k_1 + ... + k_i,
     g - g' = (a - a') (x) c + a' (x) (c - c'),
 
-so that no term is larger than the answer by more than a factor of order one (the plain expansion cancels in float32
-for nearby points, under-estimates the norm and lets a record through unclipped). Norms and clipped sums follow
-from the factors; no (batch x parameters) matrix is formed.
+so that no term is much larger than the answer. The plain expansion cancels in float32 for nearby points: it would
+under-estimate the norm and let a record through unclipped. Norms and clipped sums follow from the factors; no
+(batch x parameters) matrix is formed.
 
 A layer applied at many positions, as a convolution is, has the gradient ``sum_p a_p (x) c_p``. Where its matrix is
 small, each record's gradient of it is *formed*: what is summed is what is normed. Where forming would cost more than
 the products of all pairs of positions, it stays in factors, with squared norm ``sum_pq <a_p, a_q> <c_p, c_q>``.
 
 The *general* path evaluates any query with ``vmap``. Both bound memory by micro-batches, and so do sums without a clip.
+
+A computed squared norm is raised by a multiple of the rounding unit times the magnitudes that went into it, and by a
+floor far above where squares underflow. So it is not smaller than the true norm of what is summed.
 """
 
 from __future__ import annotations
@@ -30,22 +33,27 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tacit.algorithm import Params, PerBlock, Record, Statistic, Work
+from tacit.objectives.minimax import SaddleQuery
 from tacit.objectives.objective import Model, Objective, untapped
 from tacit.objectives.query import GradientQuery, differences, gradient_at, is_zero
-from tacit.objectives.saddle import SaddleQuery
-from tacit.silo.clipping import by_block, scales, squared_norms, usable
 
-_MICRO_BATCH_FLOATS = 2**20
-_MICRO_BATCH_FLOATS_TAPPED = 2**21
+Mask = Bool[Array, " records"]
+"""Which of the records of a batch are there."""
+
+SLACK = 1e-4
+"""What rounding may add to a contribution in the simulator: measured ones stay below clip x (1 + SLACK)."""
+
+MICRO_BATCH_FLOATS = 2**20
+MICRO_BATCH_FLOATS_TAPPED = 2**21
 TINY = 1e-30  # far above where squares underflow, times any number of coordinates
 _MANY_SIGNS = 8.0  # sums over pairs of positions cancel: their rounding is measured by sizes, and in more units
+_ROUNDING = 2e-6  # sixteen units of float32
+_FLOOR = 1e-30
+_SMALLEST = 1e-25  # below it the noise of a large batch could vanish while a record does not
 
 
 class _Term(NamedTuple):
-    """A part ``left (x) right`` of each record's layer gradient, and whether the bias takes part.
-
-    Of rank one, or the sum over an axis of positions after that of records.
-    """
+    """A part ``left (x) right`` of each record's layer gradient, summed over positions if it has any."""
 
     left: Float[Array, "records *positions inputs"]
     right: Float[Array, "records *positions outputs"]
@@ -60,19 +68,17 @@ class _Factors(NamedTuple):
     cotangents: dict[str, Array]
 
 
-def is_tapped(query: Any, params: Params | None = None) -> bool:
+def is_tapped(query: Any) -> bool:
     """Whether a query can take the tapped path."""
     return isinstance(query, GradientQuery) and bool(query.objective.model.layers)
 
 
-def clipped_sum(
-    query: Any, work: Work, records: Record, present: Bool[Array, " records"], bound: PerBlock
-) -> Statistic:
-    """The sum over present records of their statistics, each clipped to ``bound``.
+def clipped_sum(query: Any, work: Work, records: Record, present: Mask, bound: PerBlock) -> Statistic:
+    """The sum over present records of their statistics, each clipped to ``bound``; for simulation.
 
-    For simulation. Each record adds at most ``bound x (1 + SLACK)`` in l2 norm, per block, to the rounding of the
-    compiled program, which may compute a difference of nearly equal gradients once for its norm and again for its sum.
-    A record whose statistic is not finite adds zero. A real silo adds stored integers instead (`tacit.silo.integers`).
+    Each record adds at most ``bound x (1 + SLACK)`` in l2 norm, per block, up to the rounding of the compiled program:
+    it may compute a difference of nearly equal gradients once for its norm and again for its sum. A record whose
+    statistic is not finite adds zero. A real silo adds stored integers instead (`tacit.silo.integers`).
     """
     if isinstance(query, SaddleQuery) and query.saddle.model.layers and isinstance(bound, Mapping):
         return _saddle_sum(query, work, records, present, bound)
@@ -81,53 +87,46 @@ def clipped_sum(
     return _general_sum(query, work, records, present, bound)
 
 
-def plain_sum(query: Any, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
+def plain_sum(query: Any, work: Work, records: Record, present: Mask) -> Statistic:
     """The sum over present records of their statistics, not clipped: for releases that are not private."""
     parts: dict[type, Callable[..., Statistic]] = {GradientQuery: _plain_gradients, SaddleQuery: _plain_saddle}
     part = parts.get(type(query), _plain_statistics)
     if is_tapped(query):
-        limit = _tapped_limit(query, work, records)
+        limit = MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
     else:
-        limit = _MICRO_BATCH_FLOATS // statistic_width(jax.vmap(lambda record: query(work, record)), records)
-    return in_micro_batches(partial(part, query, work), records, present, limit)
+        limit = MICRO_BATCH_FLOATS // statistic_width(jax.vmap(lambda record: query(work, record)), records)
+    return in_micro_batches(partial(part, query, work), (records, present), limit)
 
 
-def _plain_statistics(query: Any, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
+def _plain_statistics(query: Any, work: Work, records: Record, present: Mask) -> Statistic:
     statistics = jax.vmap(lambda record: query(work, record))(records)
     return jax.tree.map(lambda leaf: jnp.tensordot(present.astype(leaf.dtype), leaf, 1), statistics)
 
 
-def _plain_gradients(query: GradientQuery, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
+def _plain_gradients(query: GradientQuery, work: Work, records: Record, present: Mask) -> Statistic:
     def total(params: Params) -> Array:
         return jnp.sum(jnp.where(present, query.objective.losses(params, records), 0.0))
 
     pairs = zip(query.weights(work), query.points(work), strict=True)
-    parts = [jax.tree.map(lambda g, k=k: k * g, jax.grad(total)(point)) for k, point in pairs]
-    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *parts)
+    return total_of([jax.tree.map(lambda g, k=k: k * g, jax.grad(total)(point)) for k, point in pairs])
 
 
-def _plain_saddle(query: SaddleQuery, work: Work, records: Record, present: Bool[Array, " records"]) -> Statistic:
+def _plain_saddle(query: SaddleQuery, work: Work, records: Record, present: Mask) -> Statistic:
     def both(point: tuple[Params, Any]) -> Array:
         return jnp.sum(jnp.where(present, query.game(work).values(*point, records, untapped), 0.0))
 
     return dict(zip(("params", "duals"), jax.grad(both)(query.point(work)), strict=True))
 
 
-def _saddle_sum(
-    query: SaddleQuery, work: Work, records: Record, present: Bool[Array, " records"], bound: Mapping[str, Any]
-) -> Statistic:
+def _saddle_sum(query: SaddleQuery, work: Work, records: Record, present: Mask, bound: Mapping[str, Any]) -> Statistic:
     """Both blocks of a saddle query, each clipped by itself: parameters by taps, the few duals record by record."""
     if set(bound) != {"params", "duals"}:
         raise ValueError(f"Expected a clip for the blocks 'params' and 'duals', got {sorted(bound)}.")
     (params, duals), game = query.point(work), query.game(work)
-
-    def by_duals(some: Record) -> Statistic:
-        return game.by_duals(params, duals, some)
-
     gradient = gradient_at(game.at(duals), lambda _: params)
     return {
         "params": _tapped_sum(gradient, work, records, present, usable(bound["params"])),
-        "duals": _clipped_in_parts(by_duals, records, present, bound["duals"]),
+        "duals": _clipped_in_parts(partial(game.by_duals, params, duals), records, present, bound["duals"]),
     }
 
 
@@ -215,22 +214,10 @@ def _product(s: _Term, t: _Term, has_bias: bool) -> tuple[Float[Array, " records
     return jnp.sum(left * right, axis=(1, 2)) + positions * floor * lost, _MANY_SIGNS * size(s) * size(t)
 
 
-def _tapped_sum(
-    query: GradientQuery,
-    work: Work,
-    records: Record,
-    present: Bool[Array, " records"],
-    bound: Float[Array, ""],
-) -> Statistic:
-    def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
-        return _tapped_part(query, work, some, there, bound)
-
-    return in_micro_batches(part, records, present, _tapped_limit(query, work, records))
-
-
-def _tapped_limit(query: GradientQuery, work: Work, records: Record) -> int:
-    """How many records a micro-batch of the tapped path may hold."""
-    return _MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
+def _tapped_sum(query: GradientQuery, work: Work, records: Record, present: Mask, bound: Float[Array, ""]) -> Statistic:
+    part = partial(_tapped_part, query, work, bound=bound)
+    limit = MICRO_BATCH_FLOATS_TAPPED // _tapped_width(query, work, records)
+    return in_micro_batches(part, (records, present), limit)
 
 
 def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
@@ -248,7 +235,7 @@ def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
 
 
 def _tapped_part(
-    query: GradientQuery, work: Work, records: Record, present: Bool[Array, " records"], bound: Float[Array, ""]
+    query: GradientQuery, work: Work, records: Record, present: Mask, bound: Float[Array, ""]
 ) -> Statistic:
     points, weights, model = query.points(work), query.weights(work), query.objective.model
     if len(points) != len(weights):
@@ -272,12 +259,17 @@ def _tapped_part(
             continue
         pairs = zip(points, factors, strict=True)
         summands = differences([formed_gradients(model, point[name], name, a, c) for point, (a, c) in pairs], weights)
-        formed[name] = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *summands)
-        sizes = jax.tree.map(lambda *leaves: sum(map(jnp.abs, leaves[1:]), jnp.abs(leaves[0])), *summands)
+        formed[name] = total_of(summands)
+        sizes = total_of([jax.tree.map(jnp.abs, summand) for summand in summands])
         squared, magnitude = squared + squared_norms(formed[name]), magnitude + squared_norms(sizes)
     factor, counts = scales(squared, magnitude, bound, present)
     summed = {name: _sum_of_terms(terms[name], "b" in layout[name], factor, counts) for name in terms}
     return summed | {name: _scaled_sum(formed[name], factor, counts) for name in formed}
+
+
+def total_of(trees: list[Any]) -> Any:
+    """The sum of trees of one form."""
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *trees)
 
 
 def rows(per_record: Array, like: Array) -> Array:
@@ -309,44 +301,40 @@ def _scaled_sum(statistics: Statistic, factor: Array, counts: Array) -> Statisti
     return jax.tree.map(total, statistics)
 
 
-def in_micro_batches(
-    part: Callable[[Record, Array], Statistic], records: Record, present: Bool[Array, " records"], limit: int
-) -> Statistic:
-    """The sum of ``part`` over batches of at most ``limit`` records, padded with absent ones to equal size."""
-    size = present.shape[0]
-    number = -(-size // max(1, limit))
-    if number <= 1:
-        return part(records, present)
-    chunk = -(-size // number)
+def in_micro_batches(part: Callable[..., Statistic], batch: tuple[Any, ...], limit: int) -> Statistic:
+    """The sum of ``part`` over pieces of a batch of at most ``limit`` records; zeros, all absent, fill the last."""
+    size = batch[1].shape[0]
+    pieces = -(-size // max(1, limit))
+    if pieces <= 1:
+        return part(*batch)
+    chunk = -(-size // pieces)
 
     def fold(leaf: Array) -> Array:
-        widths = [(0, number * chunk - size)] + [(0, 0)] * (leaf.ndim - 1)
-        return jnp.pad(leaf, widths).reshape(number, chunk, *leaf.shape[1:])
+        widths = [(0, pieces * chunk - size)] + [(0, 0)] * (leaf.ndim - 1)
+        return jnp.pad(leaf, widths).reshape(pieces, chunk, *leaf.shape[1:])
 
-    def add(total: Statistic, some: tuple[Record, Array]) -> tuple[Statistic, None]:
+    def add(total: Statistic, some: tuple[Any, ...]) -> tuple[Statistic, None]:
         return jax.tree.map(jnp.add, total, part(*some)), None
 
-    folded = (jax.tree.map(fold, records), fold(present))
+    folded = jax.tree.map(fold, batch)
     shapes = jax.eval_shape(part, *jax.tree.map(lambda leaf: leaf[0], folded))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add, zeros, folded)[0]
 
 
-def _general_sum(
-    query: Any, work: Work, records: Record, present: Bool[Array, " records"], bound: PerBlock
-) -> Statistic:
+def _general_sum(query: Any, work: Work, records: Record, present: Mask, bound: PerBlock) -> Statistic:
     return _clipped_in_parts(jax.vmap(lambda record: query(work, record)), records, present, bound)
 
 
 def _clipped_in_parts(
-    each: Callable[[Record], Statistic], records: Record, present: Bool[Array, " records"], bound: PerBlock
+    each: Callable[[Record], Statistic], records: Record, present: Mask, bound: PerBlock
 ) -> Statistic:
     """The clipped sum of what ``each`` computes for the records of a batch, in micro-batches."""
 
-    def part(some: Record, there: Bool[Array, " some"]) -> Statistic:
+    def part(some: Record, there: Mask) -> Statistic:
         return _clip_and_sum(each(some), there, bound)
 
-    return in_micro_batches(part, records, present, _MICRO_BATCH_FLOATS // statistic_width(each, records))
+    return in_micro_batches(part, (records, present), MICRO_BATCH_FLOATS // statistic_width(each, records))
 
 
 def statistic_width(each: Callable[[Record], Statistic], records: Record) -> int:
@@ -355,7 +343,7 @@ def statistic_width(each: Callable[[Record], Statistic], records: Record) -> int
     return max(1, sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(first)))
 
 
-def _clip_and_sum(statistics: Statistic, present: Bool[Array, " records"], bound: PerBlock) -> Statistic:
+def _clip_and_sum(statistics: Statistic, present: Mask, bound: PerBlock) -> Statistic:
     """Clip each record's statistic, block by block, and add them up."""
 
     def block(values: Statistic, limit: Any) -> Statistic:
@@ -365,7 +353,44 @@ def _clip_and_sum(statistics: Statistic, present: Bool[Array, " records"], bound
     limits = by_block(bound, statistics)
     if isinstance(limits, Mapping):
         # A record counts in all blocks or in none, so that one bad block hides nothing and adds nothing.
-        finite = jnp.isfinite(squared_norms(statistics))
-        present = present & finite
+        present = present & jnp.isfinite(squared_norms(statistics))
         return {name: block(statistics[name], limits[name]) for name in statistics}
     return block(statistics, limits)
+
+
+def usable(bound: Array | float) -> Float[Array, ""]:
+    """A bound fit for use; a hostile one (no number, negative, too small for its noise) is zero: nothing is said."""
+    bound = jnp.asarray(bound, jnp.float32)
+    return jnp.where(jnp.isfinite(bound) & (bound > _SMALLEST), bound, 0.0)
+
+
+def scales(
+    squared: Float[Array, " records"], magnitude: Float[Array, " records"], bound: Float[Array, ""], present: Mask
+) -> tuple[Float[Array, " records"], Mask]:
+    """The factor that clips each record to ``bound``, and which records count.
+
+    ``magnitude`` is the sum of absolute values of the terms of ``squared``. A record that is absent or whose norm
+    is not finite gets factor zero.
+    """
+    safe = squared + _ROUNDING * magnitude + _FLOOR
+    counts = present & jnp.isfinite(safe)
+    factor = jnp.minimum(1.0, bound / jnp.sqrt(jnp.where(counts, safe, 1.0)))
+    return jnp.where(counts, factor, 0.0), counts
+
+
+def by_block(value: PerBlock, statistic: Statistic) -> Any:
+    """Pair a number, or a mapping of numbers, with the blocks of a statistic."""
+    if not isinstance(value, Mapping):
+        return value
+    if not isinstance(statistic, Mapping) or set(value) != set(statistic):
+        blocks = sorted(statistic) if isinstance(statistic, Mapping) else "one block"
+        raise ValueError(f"Expected one number for each block of the statistic ({blocks}), got {sorted(value)}.")
+    return value
+
+
+def squared_norms(statistics: Any) -> Float[Array, " records"]:
+    """The squared norm of each record's statistic; leaves have a leading axis of records."""
+    return sum(
+        (jnp.sum(leaf.reshape(leaf.shape[0], -1) ** 2, axis=1) for leaf in jax.tree.leaves(statistics)),
+        start=jnp.float32(0),
+    )

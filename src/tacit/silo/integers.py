@@ -1,20 +1,19 @@
 """Integers at the door: what one record adds to a sum is bounded by a fact about stored integers.
 
 Floating point cannot carry that proof: a compiler may evaluate a difference of gradients once for its norm and once
-more, rounded otherwise, for the sum. So a record's vector goes through three stores,
+more, rounded otherwise, for the sum. So a record's vector goes through three stores, of which only the last is trusted:
 
     engine            floats, by any program, which may round, fuse or be wrong              `tacit.silo.engine`
-    `quantise`        integers in units of clip / BOUND, as near to the clipped vector as they come
+    `quantise`        integers in units of clip / BOUND, near the clipped vector
     `checked_sum`     reads the stored integers, keeps a record only if their norm is at most BOUND, and adds exactly
 
-and only the last is trusted. Everything in it is NumPy on stored integers: products and sums of integers below 2^53 are
-exact in float64, in any order and with any fusing, and a sum that may round is compared with the rounding on top.
+`checked_sum` is NumPy on stored integers: products and sums of integers below 2^53 are exact in float64, in any order
+and with any fusing, and a sum that may round is compared with the rounding on top.
 
 A block of a statistic is partly *formed*, an integer vector for each record, and partly in *factors*: the gradient of a
 dense layer is sum_t left_t (x) right_t, whose norm and sum follow from the factors, so that no (records x parameters)
 matrix is made. Entries of factors are at most FACTOR = 2^18 and BOUND = FACTOR^2. Rounding the factors of a layer moves
-a vector of norm v by about 2^-18 (inputs x outputs)^(1/4) sqrt(v / clip) of the clip, rounding a formed one by nothing
-that shows.
+a vector of norm v by about 2^-18 (inputs x outputs)^(1/4) sqrt(v / clip) of the clip; a formed one hardly moves.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from threadpoolctl import ThreadpoolController
 
 FACTOR = 2**18
@@ -64,18 +63,12 @@ class Vectors(NamedTuple):
     layers: Mapping[str, Factors]
 
 
-class IntegerFactors(NamedTuple):
-    """As `Factors`, in integers."""
-
-    left: Int32[np.ndarray, "terms records inputs"]
-    right: Int32[np.ndarray, "terms records outputs"]
+class IntegerFactors(Factors):
+    """As `Factors`, in 32-bit integers."""
 
 
-class Integers(NamedTuple):
-    """As `Vectors`, in integers."""
-
-    formed: Int64[np.ndarray, "records formed"]
-    layers: Mapping[str, IntegerFactors]
+class Integers(Vectors):
+    """As `Vectors`, in integers: of 64 bits where formed, of 32 bits in factors."""
 
 
 class Sums(NamedTuple):
@@ -86,13 +79,9 @@ class Sums(NamedTuple):
 
 
 def usable_clip(clip: Any) -> float:
-    """A clip fit for use, or zero: one that is not a number, not positive or out of range says nothing of any record.
-
-    >>> usable_clip(0.5), usable_clip(float("nan")), usable_clip(-1.0), usable_clip(1e30)
-    (0.5, 0.0, 0.0, 0.0)
-    """
-    found = float(clip)
-    return found if SMALLEST_CLIP <= found <= LARGEST_CLIP else 0.0
+    """A clip fit for use, or zero, which says nothing of any record: for one that is no number or out of range."""
+    value = float(clip)
+    return value if SMALLEST_CLIP <= value <= LARGEST_CLIP else 0.0
 
 
 def fits_factors(terms: int, inputs: int, outputs: int, layers: int) -> bool:
@@ -184,12 +173,11 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
     """The integers that stand for each record's vector clipped to ``clip``, in units of ``clip / BOUND``.
 
     Each record is scaled by ``limit / BOUND`` too, the weight of its silo. A record with anything that is not finite
-    becomes zero. No bound is promised: `checked_sum` checks what this returns. But a record that it would leave out is
-    lost for learning, so that clipped ones are made smaller by as much as rounding may add, about 10^-4 of them for a
-    layer of a thousand inputs and outputs. Where terms cancel that are large beside their sum, a record is made as
-    much smaller as it takes: no entry of a factor may pass FACTOR.
+    becomes zero. No bound is promised: `checked_sum` checks the result. A record that it leaves out is lost for
+    learning, so clipped ones are made smaller by what rounding may add, about 10^-4 of them for a layer of a thousand
+    inputs and outputs, and by more where large terms cancel: no entry of a factor may pass FACTOR.
 
-    A record's integers depend on its own vector and its slot alone, and which steps are taken on no vector at all.
+    A record's integers depend on its own vector and its slot alone; which steps are taken depends on no vector.
     """
     clip = usable_clip(clip)
     vectors, finite = _finite(vectors)
@@ -205,10 +193,7 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
 
 @np.errstate(all="ignore")
 def unit_vectors(vectors: Vectors, clip: float) -> Float64[np.ndarray, "records formed"]:
-    """Each formed vector clipped to ``clip`` and divided by it: a norm of at most about one, zero if not finite.
-
-    Nothing is promised; for mechanisms that check or randomise what they make of it.
-    """
+    """Each formed vector clipped to ``clip`` and divided by it, not checked; zero if it is not finite."""
     clip = usable_clip(clip)
     (formed, _), finite = _finite(vectors)
     norms = np.sqrt(np.einsum("rj,rj->r", formed, formed))

@@ -1,14 +1,15 @@
 """The silo's ledger: one SQLite file that outlives every run.
 
-Reserve, then debit before the reply leaves, then a receipt. A debit, the reply it pays for and whatever the silo must
+Reserve, then debit before the reply leaves, then a receipt. A debit, the reply it pays for and what the silo must
 remember for the next round are one durable transaction, followed by the counter that is kept apart; only then may the
-reply be sent. A crash before the transaction has released nothing; a crash after it has stored the very reply that a
-repeated request is given. Nothing is ever released that the ledger does not show.
+reply be sent. A crash before the transaction has released nothing. After a crash behind it, a repeated request is given
+the stored reply. Nothing is ever released that the ledger does not show.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import time
@@ -22,12 +23,12 @@ from tacit.privacy import Event, PricingError
 from tacit.privacy.filter import Rule
 from tacit.silo.chain import Counter, Entry, entry_after, lock, replay, verify
 from tacit.silo.rules import Limit, rule_body, rules_in, settled
-from tacit.silo.spending import Account, Charge, LedgerError, events_to_json, over_budget, share
+from tacit.silo.spending import Account, Charge, LedgerError, over_budget, share
 
 T = TypeVar("T")
 
 YEAR = 366 * 86_400.0
-"""By how much the clock may be ahead of the newest entry before somebody must have looked at it, in seconds."""
+"""How far the clock may be ahead of the newest entry, in seconds, before somebody must look at it."""
 
 _TABLES = """
 CREATE TABLE entries(
@@ -55,8 +56,7 @@ class Ledger:
     """One ledger, held by one process.
 
     ``identity`` says what the ledger protects (digest and number of the records, whether this is a test build); a
-    ledger that was opened for something else refuses. ``limit`` is the owner's budget and rule: the rule is written
-    into the chain before the first study, and a limit that asks for another later is refused (``tacit.silo.rules``).
+    ledger that was opened for something else refuses. ``limit`` is the owner's budget and rule (`tacit.silo.rules`).
     ``checked`` is a moment that the owner has vouched for.
     """
 
@@ -92,7 +92,7 @@ class Ledger:
     def _load(self, identity: Mapping[str, Any], limit: Limit) -> None:
         try:
             fresh = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-            entries = [] if fresh else read_entries(self._database)
+            entries = [] if fresh else _read_entries(self._database)
         except sqlite3.Error as error:
             raise LedgerError("ledger", f"The ledger {self.path} cannot be read: {error}.") from None
         self._head = verify(entries)
@@ -111,20 +111,15 @@ class Ledger:
             raise LedgerError("identity", _mismatch(self.path, different))
         self.now()
         self._rule = settled(entries, limit)
-        self._share = self._priced_again()
+        try:
+            self._share = self._charged(self._accounts)
+        except PricingError as error:
+            held = f'The ledger holds studies that the rule "{self._rule.name}" cannot price: {error}'
+            raise LedgerError("rule", held) from None
         self._counter.advance(self._head)
         if rules_in(entries)[-1:] != [self._rule]:
             with self._write("rule", "", rule_body(self._rule)):
                 pass
-
-    def _priced_again(self) -> float:
-        """The share that is charged, found anew; a past that the rule cannot price is no past of an account by it."""
-        try:
-            return self._charged(self._accounts)
-        except PricingError as error:
-            raise LedgerError(
-                "rule", f'The ledger holds studies that the rule "{self._rule.name}" cannot price: {error}'
-            ) from None
 
     @contextlib.contextmanager
     def _write(self, kind: str, study: str, body: Mapping[str, Any]) -> Iterator[sqlite3.Connection]:
@@ -139,8 +134,7 @@ class Ledger:
             if head != (None if self._head is None else (self._head.seq, self._head.hash)):
                 raise LedgerError("ledger", "The ledger was changed by somebody else while it was open.")
             entry = entry_after(self._head, time=moment, kind=kind, study=study, body=body)
-            row = (entry.seq, entry.time, entry.kind, entry.study, entry.body, entry.previous, entry.hash)
-            database.execute("INSERT INTO entries VALUES(?, ?, ?, ?, ?, ?, ?)", row)
+            database.execute("INSERT INTO entries VALUES(?, ?, ?, ?, ?, ?, ?)", dataclasses.astuple(entry))
             database.execute("COMMIT")
             self._counter.advance(entry)
         except BaseException as error:
@@ -157,21 +151,19 @@ class Ledger:
         self._undo.close()
 
     def now(self) -> float:
-        """The time, which never runs backwards past what the ledger has seen.
-
-        So a false time far ahead could never be taken back: a clock that has jumped by more than a year is refused.
-        """
-        found = self._clock()
+        """The time, never before what the ledger has seen; a clock that jumps ahead by more than a year is refused."""
+        now = self._clock()
         if self._head is None:
-            return max(found, 0.0)
-        if found > max(self._head.time, self._checked) + YEAR:
+            return max(now, 0.0)
+        # A false time far ahead could never be taken back.
+        if now > max(self._head.time, self._checked) + YEAR:
             raise LedgerError(
                 "clock",
-                f"The clock says {_day(found)}, more than a year after the ledger's newest entry of "
+                f"The clock says {_day(now)}, more than a year after the ledger's newest entry of "
                 f"{_day(self._head.time)}; set it right. If it is right, say so in the policy: "
-                f"clock_checked = {_day(found)}",
+                f"clock_checked = {_day(now)}",
             )
-        return max(found, self._head.time)
+        return max(now, self._head.time)
 
     @property
     def head(self) -> Entry:
@@ -214,9 +206,9 @@ class Ledger:
     ) -> float:
         """Set aside what a study may release, and what it keeps of delta (`Charge`); returns the share charged.
 
-        Formal guarantee: after it, everything released or reserved is (epsilon, delta)-DP within the ledger's rule
-        together; a study that does not fit is refused and leaves no trace. By the rules ``gdp`` and ``renyi`` this
-        holds even if plans, and the moments at which studies end, were chosen after reading messages; by
+        Formal guarantee: after it, everything released or reserved is together (epsilon, delta)-DP within the ledger's
+        rule; a study that does not fit is refused and leaves no trace. By the rules ``gdp`` and ``renyi`` this holds
+        even if plans, and the moments at which studies end, were chosen after reading messages; by
         ``fixed-in-advance`` only if they were settled before.
         """
         if study in self._accounts:
@@ -226,13 +218,8 @@ class Ledger:
         # Written so that a share which is not a number is refused.
         if not after <= 1.0:
             raise over_budget(self._rule, self._share, after)
-        body = {
-            "events": events_to_json(events),
-            "expires": expires,
-            "plan": plan,
-            "delta_set_aside": delta_set_aside,
-            "samples": samples,
-        }
+        kept = {"delta_set_aside": delta_set_aside, "samples": samples}
+        body = {"events": [dataclasses.asdict(e) for e in events], "expires": expires, "plan": plan, **kept}
         with self._write("reserve", study, body) as database:
             row = (study, plan, self.now(), 0, state)
             database.execute("INSERT OR REPLACE INTO studies VALUES(?, ?, ?, ?, ?)", row)
@@ -281,9 +268,8 @@ class Ledger:
 
     def stored(self, study: str, round_number: int) -> Reply | None:
         """The reply to a round that was answered, while its study is open."""
-        row = self._ask(
-            "SELECT request, header, payload FROM replies WHERE study = ? AND round = ?", study, round_number
-        )
+        columns = "request, header, payload"
+        row = self._ask(f"SELECT {columns} FROM replies WHERE study = ? AND round = ?", study, round_number)
         return None if row is None else Reply(*row)
 
     def state(self, study: str) -> bytes:
@@ -322,8 +308,7 @@ class Ledger:
             raise LedgerError("ledger", "The ledger cannot be read.") from None
 
     def _ask(self, statement: str, *values: Any) -> Any:
-        rows = self._all(statement, *values)
-        return rows[0] if rows else None
+        return next(iter(self._all(statement, *values)), None)
 
 
 def _mismatch(path: Path, different: list[str]) -> str:
@@ -358,26 +343,22 @@ def _connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def read_entries(database: sqlite3.Connection) -> list[Entry]:
-    """All entries, oldest first."""
+def _read_entries(database: sqlite3.Connection) -> list[Entry]:
     columns = "seq, time, kind, study, body, previous, hash"
     return [Entry(*row) for row in database.execute(f"SELECT {columns} FROM entries ORDER BY seq")]
 
 
 def inspect(path: Path) -> list[Entry]:
     """The verified entries of a ledger that another process may hold; nothing is changed."""
-    entries = _look(path, read_entries)
+    entries = _look(path, _read_entries)
     verify(entries)
     return entries
 
 
 def waiting(path: Path) -> dict[str, str]:
     """The plans that wait for their owner's approval in a ledger that another process may hold."""
-
-    def read(database: sqlite3.Connection) -> dict[str, str]:
-        return dict(database.execute("SELECT study, plan FROM studies WHERE pending = 1").fetchall())
-
-    return _look(path, read)
+    pending = "SELECT study, plan FROM studies WHERE pending = 1"
+    return _look(path, lambda database: dict(database.execute(pending).fetchall()))
 
 
 def _look(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:

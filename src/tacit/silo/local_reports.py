@@ -1,15 +1,14 @@
 """A real silo's reports: for each record of a batch a seed and a sign, with coins of the operating system.
 
-The hemisphere of Duchi et al. (`tacit.privacy.randomisers`), said in nine bytes. The seed stands for a direction and
-has nothing to do with the record. The sign says on which side of it the record's clipped statistic lies, turned over
+The hemisphere of Duchi et al. (`tacit.privacy.randomisers`) in nine bytes. The seed stands for a direction and is
+independent of the record. The sign says on which side of it the record's clipped statistic lies, turned over
 
     by a coin that leans with the norm of the statistic      which makes the report right on average
     by a coin of odds at most exp(epsilon_0) : 1             which makes it private
 
-The last coin is an integer of 64 bits against an integer threshold, rounded towards a fair coin. Everything before it
-(gradients, norms, the product with the direction) is floating point, and decides no more than which sign goes in. So
-the promise does not rest on any rounding. Of the other randomisers, whose reports are floating-point numbers, that
-could not be said; a real silo does not use them.
+The last coin compares an integer of 64 bits with an integer threshold, rounded towards a fair coin. Everything before
+it (gradients, norms, the product with the direction) is floating point and decides only which sign goes in, so the
+promise rests on no rounding. Other randomisers report floating-point numbers; a real silo does not use them.
 """
 
 from __future__ import annotations
@@ -22,20 +21,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
-from tacit.algorithm import PerBlock, Record, Silo, Work
+from tacit.algorithm import Silo, Work
 from tacit.privacy.randomisers import direction, duchi_scale
 from tacit.silo.door import DoorError, Engine
+from tacit.silo.engine import shaped
 from tacit.silo.integers import unit_vectors, usable_clip
-from tacit.silo.release import in_blocks
+from tacit.silo.release import Task, in_blocks
 
 REPORT_BYTES = 9
 MOST_LOCAL = 30.0
-"""A larger epsilon_0 than this is used as this one, which is more private."""
+"""The largest epsilon_0 in use; a larger one becomes this one, which is more private."""
 
 _REPORT = struct.Struct(">QB")
 # Far above what a float loses, far below what anybody would notice.
@@ -50,11 +48,7 @@ class ReportTerms(NamedTuple):
 
 
 def report_terms(noise_multiplier: float, dimension: int) -> ReportTerms:
-    """The terms of a stream whose noise multiplier is the reciprocal of epsilon_0.
-
-    >>> report_terms(0.5, 3)
-    ReportTerms(local_epsilon=2.0, dimension=3)
-    """
+    """The terms of a stream whose noise multiplier is the reciprocal of epsilon_0."""
     return ReportTerms(min(1.0 / noise_multiplier, MOST_LOCAL), dimension)
 
 
@@ -63,8 +57,6 @@ def threshold(local_epsilon: float) -> int:
 
     Formal guarantee: the odds of leaving it are at most exp(local_epsilon) and at least 1.
 
-    >>> threshold(1e-13) == 2**63
-    True
     >>> kept = threshold(2.0)
     >>> -1e-10 < math.log(kept / (2**64 - kept)) - 2.0 < 0
     True
@@ -79,46 +71,41 @@ def reports_of(units: Float[np.ndarray, "records dimension"], local_epsilon: flo
     Formal guarantee: each is epsilon_0-LDP, exactly: its seed is drawn without looking at the vector, and given the
     seed and whatever was computed from the vector, its sign is randomised response with an integer coin.
     """
-    number, kept = len(units), threshold(local_epsilon)
-    seeds, leans, coins = np.frombuffer(os.urandom(24 * number), ">u8").reshape(3, number)
+    count, kept = len(units), threshold(local_epsilon)
+    seeds, leans, coins = np.frombuffer(os.urandom(24 * count), ">u8").reshape(3, count)
     norms = np.minimum(np.linalg.norm(units.astype(np.float64), axis=1), 1.0)
     away = leans.astype(np.float64) / 2.0**64 >= 0.5 + norms / 2
-    found = []
+    reports = []
     for unit, seed, turned, coin in zip(units, seeds.tolist(), away.tolist(), coins.tolist(), strict=True):
         side = bool(direction(seed, units.shape[1]) @ unit >= 0)
-        found.append(_REPORT.pack(seed, int((side != turned) == (coin < kept))))
-    return found
+        reports.append(_REPORT.pack(seed, int((side != turned) == (coin < kept))))
+    return reports
 
 
 @dataclass(frozen=True)
 class LocalReports:
-    """A silo's reports about a batch, for each stream; ``terms`` are those of each block.
-
-    A statistic without blocks is one block without a name. ``weight`` is what the silo's records count beside those of
-    the silo whose records count most.
-    """
+    """A silo's reports about a batch, stream by stream; ``weight`` is what its records count (at most one)."""
 
     engine: Engine
     terms: Mapping[str, ReportTerms]
     weight: float
 
-    def __call__(
-        self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any
-    ) -> dict[str, list[bytes]]:
+    def __call__(self, task: Task) -> dict[str, list[bytes]]:
         """The reports of each stream, one for each slot of the batch.
 
-        Formal guarantee: those of `reports_of`, for vectors that depend on one record each; always as many as the batch
-        has slots, whatever the batch turned out to be. A slot without a record reports as zero does.
+        Formal guarantee: that of `reports_of`, for vectors that depend on one record each. There are as many reports as
+        the batch has slots, whatever the batch turned out to be; a slot without a record reports as zero does.
         """
+        silo, work, records, present, bound, _ = task
         if any(np.ndim(limit) for limit in jax.tree.leaves(silo.release.clip(work))):
             raise DoorError("Expected one clip for all silos through shuffled reports: the server reads them alike.")
-        found: dict[str, list[bytes]] = {name: [] for name in self.terms}
+        reports: dict[str, list[bytes]] = {name: [] for name in self.terms}
         for stored, there in self.engine.stored(work, records, present):
-            slots = min(len(there), len(present) - len(next(iter(found.values()))))
+            slots = min(len(there), len(present) - len(next(iter(reports.values()))))
             for name, own in self.terms.items():
                 units = self.weight * unit_vectors(stored[name], float(in_blocks(bound, name)))
-                found[name] += reports_of(np.where(there[:, None], units, 0.0)[:slots], own.local_epsilon)
-        return found
+                reports[name] += reports_of(np.where(there[:, None], units, 0.0)[:slots], own.local_epsilon)
+        return reports
 
 
 def total_of_reports(reports: Sequence[bytes], terms: ReportTerms) -> Float[np.ndarray, " dimension"]:
@@ -140,14 +127,9 @@ def mean_of_reports(
     *,
     each: float,
 ) -> Any:
-    """The mean that the reports of each stream stand for, in the shape of the statistic; nonsense counts as zero.
-
-    ``each`` is what a record counts whose silo's weight is one.
-    """
-    bounds, found = kind.release.clip(work), {}
+    """The mean that reports stand for, nonsense as zero; ``each`` is what a record of weight one counts."""
+    bounds, means = kind.release.clip(work), {}
     for name, own in terms.items():
-        bound = usable_clip(bounds[name] if name else bounds)
-        mean = bound * total_of_reports(reports[name], own) * each
-        like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape[name] if name else shape)
-        found[name] = ravel_pytree(like)[1](jnp.asarray(mean, jnp.float32))
-    return found.get("", found)
+        mean = usable_clip(bounds[name] if name else bounds) * total_of_reports(reports[name], own) * each
+        means[name] = shaped(shape[name] if name else shape, mean)
+    return means.get("", means)

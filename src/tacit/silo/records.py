@@ -1,9 +1,10 @@
-"""Records at the silo's door: checked once, then trusted to be finite and of one shape."""
+"""The records of a silo, and those of all silos of a simulation: checked once, then finite and of one shape."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from jaxtyping import Array, Int
 
 from tacit.algorithm import Record
 from tacit.errors import TacitError
+
+_CHECKED_AT_ONCE = 1 << 16
 
 
 class RecordsError(TacitError):
@@ -41,9 +44,7 @@ def enrol(tables: Sequence[Mapping[str, np.ndarray]], names: Sequence[str] | Non
     >>> two.records["x"].shape, two.counts.tolist()
     ((2, 3, 2), [3, 1])
     """
-    names = [f"silo {i}" for i in range(len(tables))] if names is None else list(names)
-    if not tables:
-        raise RecordsError("Expected at least one silo, got none.")
+    names = _names(tables, names)
     checked = [check_records(table, name) for table, name in zip(tables, names, strict=True)]
     for table, name in zip(checked, names, strict=True):
         if set(table) != set(checked[0]):
@@ -64,6 +65,12 @@ def enrol(tables: Sequence[Mapping[str, np.ndarray]], names: Sequence[str] | Non
 
     stacked = {field: jnp.asarray(np.stack([pad(table[field]) for table in checked])) for field in checked[0]}
     return Silos(stacked, jnp.asarray(counts, jnp.int32))
+
+
+def _names(tables: Sequence[Any], names: Sequence[str] | None) -> Sequence[str]:
+    if not tables:
+        raise RecordsError("Expected at least one silo, got none.")
+    return [f"silo {i}" for i in range(len(tables))] if names is None else names
 
 
 def check_records(table: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
@@ -97,3 +104,72 @@ def check_records(table: Mapping[str, np.ndarray], name: str) -> dict[str, np.nd
 def rows_of(silos: Silos, silo_index: int) -> Record:
     """The records of one silo without padding."""
     return jax.tree.map(lambda leaf: leaf[silo_index, : int(silos.counts[silo_index])], silos.records)
+
+
+class StoredSilos:
+    """The records of all silos of a simulation, on disk, for more than memory holds: a round reads only its batches.
+
+    Tables are anything that numpy can index, as ``np.load(path, mmap_mode="r")`` gives it. ``records`` has shapes and
+    types, padded to the largest.
+    """
+
+    def __init__(self, tables: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> None:
+        names = _names(tables, names)
+        forms = [_checked(table, name) for table, name in zip(tables, names, strict=True)]
+        for form, name in zip(forms, names, strict=True):
+            if form != forms[0]:
+                raise RecordsError(f"Expected {name} to have fields and shapes {forms[0]} of {names[0]}, got {form}.")
+        self._tables = tuple(tables)
+        self._form = forms[0]
+        counts = [len(table["y"]) for table in tables]
+        self.counts = jnp.asarray(counts, jnp.int32)
+        self.records = self._shapes(len(tables), max(counts))
+
+    @property
+    def number(self) -> int:
+        """How many silos there are."""
+        return len(self._tables)
+
+    def _shapes(self, *lead: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {field: jax.ShapeDtypeStruct((*lead, *shape), dtype) for field, (shape, dtype) in self._form.items()}
+
+    def fetch(self, silo_index: Array | int, rows: Int[Array, " slots"] | None) -> Record:
+        """Rows of one silo, read when the compiled program comes to them."""
+        if rows is None:
+            raise TacitError(
+                'Expected batches of stored records, got sampling "full", which would hold all of them at once; sample '
+                '("wor", "poisson", "one-pass"), or enrol the records in memory.'
+            )
+        shapes, at = self._shapes(rows.shape[0]), jnp.asarray(silo_index)
+        return jax.pure_callback(self._read, shapes, at, rows, vmap_method="broadcast_all")
+
+    def _read(self, silo_indices: Any, rows: Any) -> dict[str, np.ndarray]:
+        silo_indices, rows = np.asarray(silo_indices), np.asarray(rows)
+        batch = {}
+        for field, (shape, dtype) in self._form.items():
+            out = np.empty((silo_indices.size, rows.shape[-1], *shape), dtype)
+            for place, silo_index, own in zip(out, silo_indices.ravel(), rows.reshape(-1, rows.shape[-1]), strict=True):
+                table = self._tables[int(silo_index)][field]
+                # A slot that holds nothing may point past the end of a silo; it is masked.
+                place[:] = table[np.minimum(own, len(table) - 1)]
+            batch[field] = out.reshape(*rows.shape, *shape)
+        return batch
+
+
+def open_silos(folders: Sequence[Path]) -> StoredSilos:
+    """Silos whose folders hold one ``.npy`` file for each field (``x.npy``, ``y.npy``), mapped and not read."""
+    tables = [{path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))} for folder in folders]
+    return StoredSilos(tables, [folder.name for folder in folders])
+
+
+def _checked(table: Mapping[str, Any], name: str) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """The fields of a table with shape and type of a record, after a look at every record, some at a time."""
+    lengths = {field: len(column) for field, column in table.items()}
+    if len(set(lengths.values())) > 1:
+        raise RecordsError(f"Expected all fields of {name} to have as many rows, got {lengths}.")
+    total = max(lengths.values(), default=0)
+    form: dict[str, tuple[tuple[int, ...], Any]] = {}
+    for first in range(0, max(total, 1), _CHECKED_AT_ONCE):
+        part = {field: np.asarray(column[first : first + _CHECKED_AT_ONCE]) for field, column in table.items()}
+        form = {field: (column.shape[1:], column.dtype) for field, column in check_records(part, name).items()}
+    return form

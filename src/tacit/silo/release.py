@@ -4,19 +4,18 @@
                                           \\__________ release ____________/
                  \\_______________________________ respond _________________________________/
 
-What differs between runtimes is injected. A *mechanism* takes the records of a batch to a statistic that may be said:
+What differs between runtimes is injected: a *mechanism* turns the records of a batch into a statistic that may be said.
 
-    `tacit.silo.simulated`   fused float32 and Gaussian noise, for the compiled program and the plain loop. Fast, of the
-                             right distribution up to rounding, and not hardened: no guarantee rests on it.
+    `tacit.silo.simulated`   fused float32 and Gaussian noise, for simulations. No guarantee rests on it.
     `tacit.silo.door`        stored integers, checked and added exactly, and exact noise, for a real silo and for the
                              audit. Every guarantee to a record rests on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,12 +40,19 @@ class SiloView:
     silo_index: Int[Array, ""] | int
 
 
-class Mechanism(Protocol):
-    """From the records of a batch to a statistic that may be said: query, clip, sum and noise."""
+class Task(NamedTuple):
+    """What a mechanism is given: ``present`` marks the records of the batch, ``size`` is the fixed divisor."""
 
-    def __call__(self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Any:
-        """``present`` marks the records of the batch, ``bound`` is the clip, ``size`` the fixed divisor."""
-        ...
+    silo: Silo
+    work: Work
+    records: Record
+    present: Any
+    bound: PerBlock
+    size: Any
+
+
+Mechanism = Callable[[Task], Any]
+"""From the records of a batch to a statistic that may be said: query, clip, sum and noise."""
 
 
 def view_of(records: Record, count: Array | int, order: Array | None, silo_index: Array | int) -> SiloView:
@@ -70,41 +76,25 @@ def respond(
     """Start, then local steps of release and absorb, then report.
 
     Formal guarantee: the message and the memory are post-processing of what ``say`` returned, once for each of
-    ``steps``, of the broadcast and of the memory. No record is in reach of anything here but ``say``.
+    ``steps``, of the broadcast and of the memory. Only ``say`` can reach a record.
     """
     work = silo.start(broadcast, memory)
     work = repeat(lambda work, step: silo.absorb(work, say(work, step)), work, steps)
     return silo.report(work, memory)
 
 
-def one_by_one(act: Callable[[Work, Any], Work], work: Work, steps: Sequence[Any]) -> Work:
-    """Repeat for each step, in a plain loop."""
-    for step in steps:
-        work = act(work, step)
-    return work
-
-
-def release(
-    silo: Silo, work: Work, records: Record, present: Any, *, bound: PerBlock, size: Any, mechanism: Mechanism
-) -> Statistic:
+def release(task: Task, mechanism: Mechanism) -> Any:
     """One release: what a mechanism says about the records of one batch.
 
     Formal guarantee: the mechanism's own. It is handed the fields that the query may read, and a clip that is computed
     from public values alone.
     """
-    return mechanism(silo, work, handed(silo, records), present, bound, size)
-
-
-def handed(silo: Silo, records: Record) -> Record:
-    """The fields of the records that the query may read."""
-    return records if silo.reads is None else {name: records[name] for name in silo.reads}
+    reads = task.silo.reads
+    return mechanism(task if reads is None else task._replace(records={name: task.records[name] for name in reads}))
 
 
 def clip_of(terms: Release, work: Work) -> PerBlock:
-    """The clip of a release for this work, block by block.
-
-    A running sum mixes all rounds: a clip that followed the broadcasts would let noise and sensitivity part.
-    """
+    """The clip of a release for this work, block by block; a running sum mixes all rounds and needs one clip."""
     return terms.clip(None if terms.mechanism == "cumulative" else work)
 
 
@@ -133,10 +123,7 @@ def batch_sizes(terms: Release, count: Any, silo_index: Array | int) -> tuple[An
 
 
 def pass_position(terms: Release, position: Any, size: Any, count: Any) -> Any:
-    """Where in the order of a pass a batch begins.
-
-    With several passes it is the same whole batches in each, so that a record is in at most so many of them.
-    """
+    """Where in the order of a pass a batch begins; all passes have the same whole batches."""
     return position if terms.passes <= 1 else (position // size) % jnp.maximum(count // size, 1) * size
 
 

@@ -2,10 +2,9 @@
 
 The chain holds the rule, its order, delta and epsilon: in the entry that opens the ledger, or in an entry ``rule``.
 Until the first study is reserved the owner may choose another rule. Afterwards only epsilon may change, and every
-change is an entry. A filter bounds a sum of losses, so a smaller epsilon at the same order and delta is a smaller
-bound, and a larger one is a larger promise: what holds for all messages together is the largest epsilon that the chain
-has had since its first study. Another rule, another delta or another order would be a choice that may follow messages,
-and is refused.
+change is an entry. A filter bounds a sum of losses, so another epsilon at the same order and delta is another bound:
+for all messages together the largest epsilon holds that the chain has had since its first study. Another rule, delta or
+order would be a choice that may follow messages, and is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ from tacit.silo.spending import LedgerError
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What all studies together may ever cost each record, as the owner's policy says it.
-
-    ``rule`` is None where the policy leaves it open: then the ledger's own stays, and a new ledger takes ``default``.
-    """
+    """The budget in the owner's policy; a ledger keeps its rule where ``rule`` is None, a new one takes ``default``."""
 
     epsilon: float
     delta: float
@@ -44,10 +40,10 @@ def settled(entries: Iterable[Entry], limit: Limit) -> Rule:
     aside and tail; a limit that asks for anything else is refused.
     """
     entries = list(entries)
-    old = rules_in(entries)[-1:]
-    if not old or not _used(entries):
+    old = rules_in(entries)
+    if not old or not any(entry.kind == "reserve" for entry in entries):
         return limit.fresh
-    [rule] = old
+    rule = old[-1]
     if limit.rule not in (None, rule.name):
         raise LedgerError(
             "rule",
@@ -67,25 +63,21 @@ def settled(entries: Iterable[Entry], limit: Limit) -> Rule:
 
 def rules_in(entries: Iterable[Entry]) -> list[Rule]:
     """The rules that a chain has had, oldest first; none in a ledger of version 0.1."""
-    found = []
-    for entry in entries:
-        data = entry.data if entry.kind in ("open", "rule") else {}
-        if "rule" in data:
-            found.append(_from_json(data["rule"], entry.seq))
-    return found
+    bodies = [(entry.data, entry.seq) for entry in entries if entry.kind in ("open", "rule")]
+    return [_from_json(body["rule"], seq) for body, seq in bodies if "rule" in body]
 
 
 def promised(entries: Iterable[Entry], rule: Rule) -> float:
     """The largest epsilon that the chain has had since its first study, ``rule`` being the one of today."""
-    found, before, used = [rule.epsilon], None, False
+    epsilons, before, used = [rule.epsilon], None, False
     for entry in entries:
         if entry.kind == "reserve" and not used:
             used = True
-            found += [] if before is None else [before.epsilon]
+            epsilons += [] if before is None else [before.epsilon]
         for changed in rules_in([entry]):
             before = changed
-            found += [changed.epsilon] if used else []
-    return max(found)
+            epsilons += [changed.epsilon] if used else []
+    return max(epsilons)
 
 
 def rule_body(rule: Rule) -> dict[str, Any]:
@@ -93,14 +85,9 @@ def rule_body(rule: Rule) -> dict[str, Any]:
     return {"rule": dataclasses.asdict(rule)}
 
 
-def _used(entries: Iterable[Entry]) -> bool:
-    return any(entry.kind == "reserve" for entry in entries)
-
-
 def _from_json(row: Any, seq: int) -> Rule:
     try:
         return Rule(**row)
     except TypeError:
-        raise LedgerError(
-            "ledger", f"Entry {seq} of the ledger holds no rule that this Tacit knows; upgrade it."
-        ) from None
+        unknown = f"Entry {seq} of the ledger holds no rule that this Tacit knows; upgrade it."
+        raise LedgerError("ledger", unknown) from None

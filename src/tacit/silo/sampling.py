@@ -1,8 +1,7 @@
 """Which records of a silo enter a release.
 
-Every scheme chooses rows by random bits that belong to row numbers, never by content, so that the choice is
-independent of every record's value. Shapes are static (``slots``) and the realised batch is marked by a mask; the
-divisor of a mean is the fixed batch size, never the realised one.
+Every scheme chooses rows by random bits of row numbers, so the choice is independent of every record's value. Shapes
+are static (``slots``) and a mask marks the realised batch; the divisor of a mean is the fixed batch size.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ def slots_needed(sampling: Sampling, batch_size: Any, capacity: Any, padded: int
 
 def pass_order(key: Array, count: Int[Array, ""] | int, padded: int) -> Int[Array, " padded"]:
     """A uniformly random order of the first ``count`` rows, for one pass over disjoint batches."""
-    bits = jnp.where(
-        jnp.arange(padded) < count, jax.random.bits(key, (padded,), jnp.uint32) >> 1, jnp.uint32(2**32 - 1)
-    )
-    return jnp.argsort(bits)
+    bits = jax.random.bits(key, (padded,), jnp.uint32) >> 1
+    return jnp.argsort(jnp.where(jnp.arange(padded) < count, bits, jnp.uint32(2**32 - 1)))
 
 
 def draw(
@@ -70,8 +67,7 @@ def draw(
         if order is None:
             raise ValueError("Expected the order of a pass for one-pass sampling; draw it once with pass_order.")
         place = position + slot
-        taken = (slot < batch_size) & (place < count)
-        return Batch(order[jnp.minimum(place, padded - 1)], taken)
+        return Batch(order[jnp.minimum(place, padded - 1)], (slot < batch_size) & (place < count))
     bits = jax.random.bits(key, (padded,), jnp.uint32)
     inside = jnp.arange(padded) < count
     bits = jnp.where(inside, bits, jnp.uint32(2**32 - 1))

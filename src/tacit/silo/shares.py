@@ -1,14 +1,13 @@
 """A real silo's share of a shuffled sum: integers, with binomial noise flipped coin by coin from the system's entropy.
 
 As `tacit.silo.shuffled`, with two differences. The noise is exact: heads are counted among coins that the operating
-system flips. And the share is made of stored integers, whose norms are checked and which can be split and added up
-modulo 2^64:
+system flips. And the share is made of stored integers, whose norms are checked and which add up modulo 2^64:
 
     share = sum over records of (xhat - g/2)  +  heads among K b coins            in every coordinate
 
-with g steps of the grid, b coins per record and K records; blocks of a statistic have grids and coins of their own and
-follow one another in the order of their names. Everybody can compute what the integers of a sum mean
-(`mean_of_total`). A share by itself is *not* private: it leaves only as sealed parts, which only the sum puts together.
+with g steps of the grid, b coins per record and K records. Blocks have grids and coins of their own and follow one
+another in the order of their names. Everybody can compute what a sum means (`mean_of_total`). A share by itself is
+*not* private: it leaves only as sealed parts, which only the sum puts together.
 """
 
 from __future__ import annotations
@@ -18,22 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float, Int64
 
-from tacit.algorithm import PerBlock, Record, Silo, Work
+from tacit.algorithm import Silo, Work
 from tacit.errors import TacitError
 from tacit.privacy.anonymity import counted_silos
 from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
 from tacit.silo.door import DoorError, Engine
+from tacit.silo.engine import shaped
 from tacit.silo.integers import unit_vectors, usable_clip
-from tacit.silo.release import in_blocks
+from tacit.silo.release import Task, in_blocks
 
 MOST_COINS = 1 << 35
-"""More coins than this for one answer are refused: counting them would take longer than anyone waits."""
+"""The most coins of one answer: counting more would take longer than anyone waits."""
 
 Coins = Callable[[int, int], Int64[np.ndarray, " dimension"]]
 """Heads among so many fair coins, for each of so many coordinates."""
@@ -65,11 +62,8 @@ def share_terms(
     """Grid and coins for a round in which silos bring these numbers of records, and at least ``min_silos`` silos come.
 
     Formal guarantee: if a share ``honest`` of all silos keep their coins secret, the sum is as private for each record
-    as a Gaussian release with this noise multiplier. All that collude may be among those that come, and the smallest
-    of the others may be all that come, so it is theirs that are counted.
-
-    >>> share_terms(20.0, [100, 200, 300], least=2, honest=1.0, dimension=10)
-    ShareTerms(grid=200, coins=227949, dimension=10)
+    as a Gaussian release with this noise multiplier. All that collude may come, and of the others only the smallest:
+    so the coins of the smallest are counted.
     """
     if not 2 <= min_silos <= len(sizes):
         raise TacitError(f"Expected 2 <= min_silos={min_silos} <= {len(sizes)} silos; nobody hides in a crowd of one.")
@@ -108,25 +102,21 @@ def no_coins(coins: int, dimension: int) -> Int64[np.ndarray, " dimension"]:
 
 @dataclass(frozen=True)
 class BinomialShare:
-    """A silo's share of a shuffled sum: integers that must not leave by themselves.
-
-    ``weight`` is what the silo's records count beside those of the silo whose records count most.
-    """
+    """A silo's share of a shuffled sum; ``weight`` is what its records count beside those that count most."""
 
     engine: Engine
     terms: BlockTerms
     coins: Coins
     weight: float
 
-    def __call__(
-        self, silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any
-    ) -> Int64[np.ndarray, " coordinates"]:
+    def __call__(self, task: Task) -> Int64[np.ndarray, " coordinates"]:
         """The share, block after block.
 
         Formal guarantee: it is the local randomiser of the shuffled vector sum (`tacit.privacy.binomial`) for the
-        records of the batch, with coins for ``size`` records, whatever the batch turned out to be: each record adds
-        integers whose distance from the centre was checked, exactly, on the integers that are added.
+        records of the batch, with coins for ``size`` records, whatever the batch turned out to be. The distance of
+        each record's integers from the centre is checked, exactly, on the integers that are added.
         """
+        silo, work, records, present, bound, size = task
         if silo.release.channel != "shuffled-sum":
             raise DoorError('Expected channel="shuffled-sum".')
         blocks = in_order(self.terms)
@@ -180,23 +170,12 @@ def mean_of_total(
     records: int,
     each: float,
 ) -> Any:
-    """The mean that a sum of shares of ``records`` records stands for, in the shape of the statistic.
-
-    ``each`` is what a record counts whose silo's weight is one.
-
-    >>> from tacit.algorithm import Release
-    >>> release = Release(lambda w: 2.0, 1.0, None, "full", channel="shuffled-sum")
-    >>> terms = ShareTerms(grid=4, coins=10, dimension=1)
-    >>> total = np.asarray([3 + 10 * 5 // 2])  # five records, fair coins, and a sum of three grid steps
-    >>> mean_of_total(total, Silo(lambda w, r: r, release), None, jnp.zeros(1), terms, records=5, each=0.2).tolist()
-    [0.6000000238418579]
-    """
-    bounds, at, found = kind.release.clip(work), 0, {}
+    """The mean that a sum of shares stands for; ``each`` is what a record of weight one counts."""
+    bounds, at, means = kind.release.clip(work), 0, {}
     for name, own in in_order(terms):
         part = np.asarray(total[at : at + own.dimension], np.float64)
         bound = usable_clip(bounds if name is None else bounds[name])
         centred = (part - own.coins * records / 2) * each
-        like = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape if name is None else shape[name])
-        found[name] = ravel_pytree(like)[1](jnp.asarray(2.0 * bound / own.grid * centred, jnp.float32))
+        means[name] = shaped(shape if name is None else shape[name], 2.0 * bound / own.grid * centred)
         at += own.dimension
-    return found.get(None, found)
+    return means.get(None, means)

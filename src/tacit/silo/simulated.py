@@ -1,27 +1,29 @@
 """The simulator's mechanisms: fused float32 arithmetic and jax's random numbers, for experiments.
 
-The same path as at a real silo's door (`tacit.silo.release`), compiled as one program with everything around it. What
-it draws has the right distribution up to rounding. It is not the door: a compiler may round a record's statistic once
-for its norm and otherwise for the sum, and float32 noise leaves traces of what it was added to. No guarantee to a
-record rests on this file; a conformance test holds it to the door for every algorithm.
+They take the path of a real silo's door (`tacit.silo.release`), compiled as one program. What they draw has the right
+distribution up to rounding. They are not the door: a compiler may round a statistic one way for its norm and another
+way for the sum, and float32 noise leaves traces of what it hides. No guarantee to a record rests on this file; a
+conformance test holds it to the door for every algorithm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
-from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
+from tacit.algorithm import CROWDED, Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
 from tacit.silo.attribute import attribute_sum
-from tacit.silo.gradients import clipped_sum, plain_sum
-from tacit.silo.noise import add_gaussian, standard_deviation
+from tacit.silo.gradients import by_block, clipped_sum, plain_sum, usable
 from tacit.silo.release import (
     Mechanism,
     SiloView,
+    Task,
     batch_sizes,
     clip_of,
     own_clip,
@@ -53,20 +55,14 @@ def answer(
     previous: Previous | None = None,
     anonymity: AnonymityCounts | None = None,
 ) -> tuple[Message, Memory]:
-    """A simulated silo's answer to one round.
-
-    Through the trusted channel nothing is private before the server adds noise, so a silo that is asked to answer by
-    itself refuses. Through the shuffled sum the message is a share: private only in the sum. Through shuffled
-    reports it stands for the silo's reports, of which it is the mean.
-    """
+    """A simulated silo's answer to one round; through a shuffler it is private only among those of the others."""
     if silo.release.channel == "trusted":
         raise ValueError('Expected the server to add the noise for channel="trusted"; a silo cannot answer alone.')
+    given = {"previous": previous, "anonymity": anonymity}
 
     def say(work: Work, step: tuple[Array, Array]) -> Statistic:
         keys, offset = step
-        return privatise(
-            silo, work, view, keys=keys, position=position + offset, previous=previous, anonymity=anonymity
-        )
+        return privatise(silo, work, view, keys=keys, position=position + offset, **given)  # type: ignore[arg-type]
 
     steps = step_keys(key, silo.local_steps), jnp.arange(silo.local_steps) * silo.stride
     return respond(silo, broadcast, memory, steps=steps, say=say, repeat=_scanned)
@@ -95,49 +91,53 @@ def privatise(
 ) -> Statistic:
     """One simulated release: sample, query, clip, mean, noise."""
     terms = silo.release
-    size, batch = batch_of(terms, view, keys[0], position)
     if terms.channel == "open":
-        mechanism: Mechanism = open_mean
-    elif terms.channel == "shuffled-sum":
-        anonymity = _check_crowd(terms, anonymity, "the shuffled sum")
-        mechanism = _share(keys[1], anonymity, anonymity.weights[view.silo_index])
-    elif terms.channel == "shuffled-reports":
-        anonymity = _check_crowd(terms, anonymity, "shuffled reports")
-        mechanism = _reports(keys[1], anonymity.weights[view.silo_index])
+        mechanism: Mechanism = _open
+    elif terms.channel in CROWDED:
+        crowd = _check_crowd(terms, anonymity)
+        key, weight = keys[1], crowd.weights[view.silo_index]
+        mechanism = partial(_reports, key=key, weight=weight)
+        if terms.channel == "shuffled-sum":
+            mechanism = partial(_share, key=key, anonymity=crowd, weight=weight)
     else:
-        mechanism = _gaussian(keys[1], own_multiplier(terms, view.silo_index), previous)
-    bound = _bound(terms, work, view.silo_index)
-    return release(silo, work, view.fetch(batch.rows), batch.present, bound=bound, size=size, mechanism=mechanism)
+        multiplier = own_multiplier(terms, view.silo_index)
+        mechanism = partial(_gaussian, key=keys[1], multiplier=multiplier, previous=previous)
+    return _released(silo, work, view, keys[0], position, mechanism)[0]
 
 
-def open_mean(silo: Silo, work: Work, records: Record, present: Any, bound: Any, size: Any) -> Statistic:
+def _released(
+    silo: Silo, work: Work, view: SiloView, key: Array, position: Array | int, mechanism: Mechanism
+) -> tuple[Any, Any]:
+    """What a mechanism says about the batch of this key, and the divisor."""
+    size, batch = batch_of(silo.release, view, key, position)
+    bound, records = _bound(silo.release, work, view.silo_index), view.fetch(batch.rows)
+    return release(Task(silo, work, records, batch.present, bound, size), mechanism), size
+
+
+def _open(task: Task) -> Statistic:
     """The mean as it is: no clip, no noise, nothing private."""
-    return _over(plain_sum(silo.query, work, records, present), size)
+    return _over(plain_sum(task.silo.query, task.work, task.records, task.present), task.size)
 
 
-def _gaussian(key: Array, multiplier: PerBlock, previous: Previous | None) -> Mechanism:
+def _gaussian(task: Task, *, key: Array, multiplier: PerBlock, previous: Previous | None) -> Statistic:
     """Fresh Gaussian noise on the clipped mean, or on the running sum of all of them."""
-
-    def mechanism(silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Statistic:
-        deviation = standard_deviation(bound, multiplier, size)
-        known, mean = _clipped(silo, work, records, present, bound, size)
-        if known is not None:
-            # Noise first: what is rounded after it is post-processing.
-            return jax.tree.map(jnp.add, known, add_gaussian(key, mean, deviation))
-        if silo.release.mechanism != "cumulative":
-            return add_gaussian(key, mean, deviation)
-        if previous is None:
-            raise ValueError(
-                "Expected the silo's previous answer for a cumulative release; say Previous(key, False) if none."
-            )
-        earlier = Previous(step_keys(previous.key, 1)[0, 1], previous.exists)
-        return add_cumulative(key, earlier, mean, deviation)
-
-    return mechanism
+    deviation = standard_deviation(task.bound, multiplier, task.size)
+    known, mean = _clipped(task)
+    if known is not None:
+        # Noise first: what is rounded after it is post-processing.
+        return jax.tree.map(jnp.add, known, add_gaussian(key, mean, deviation))
+    if task.silo.release.mechanism != "cumulative":
+        return add_gaussian(key, mean, deviation)
+    if previous is None:
+        raise ValueError(
+            "Expected the silo's previous answer for a cumulative release; say Previous(key, False) if none."
+        )
+    earlier = Previous(step_keys(previous.key, 1)[0, 1], previous.exists)
+    return add_cumulative(key, earlier, mean, deviation)
 
 
 def add_cumulative(key: Array, previous: Previous, increment: Statistic, deviation: PerBlock) -> Statistic:
-    """An increment of a running sum that has fresh noise in every round: add this round's, take off the last one's.
+    """An increment of a running sum with fresh noise in every round: add this round's noise, subtract the last one's.
 
     Formal guarantee: the sum of all increments so far is the sum of the statistics plus one N(0, deviation^2), and
     is independent of earlier noise. The deviation must be the same in all rounds.
@@ -146,14 +146,9 @@ def add_cumulative(key: Array, previous: Previous, increment: Statistic, deviati
     return add_gaussian(previous.key, add_gaussian(key, increment, deviation), taken_off)
 
 
-def _clipped(
-    silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any
-) -> tuple[Statistic | None, Statistic]:
-    """The clipped mean in two parts.
-
-    The first is ``None`` but where the sensitive attribute alone is protected: then it is what does not depend on it,
-    and needs no noise.
-    """
+def _clipped(task: Task) -> tuple[Statistic | None, Statistic]:
+    """The clipped mean: what needs no noise (``None`` unless only the attribute is protected), and what needs it."""
+    silo, work, records, present, bound, size = task
     if silo.release.protects != "sensitive-attribute":
         return None, _over(clipped_sum(silo.query, work, records, present, bound), size)
     groups = silo.release.groups or 1
@@ -164,11 +159,7 @@ def _clipped(
 def exact_statistic(
     silo: Silo, work: Work, view: SiloView, *, key: Array, position: Array | int
 ) -> tuple[Statistic, PerBlock | None]:
-    """The clipped mean of a release *before* noise, and the standard deviation that its noise must have.
-
-    Not private by itself: whoever calls this must add the noise before anything is said. ``None`` in place of a
-    deviation marks a release through the open channel, which is not private.
-    """
+    """The clipped mean *before* noise, and the deviation of the noise to add (``None``: an open channel)."""
     known, hidden, deviation = parted_statistic(silo, work, view, key=key, position=position)
     return hidden if known is None else jax.tree.map(jnp.add, known, hidden), deviation
 
@@ -177,14 +168,10 @@ def parted_statistic(
     silo: Silo, work: Work, view: SiloView, *, key: Array, position: Array | int
 ) -> tuple[Statistic | None, Statistic, PerBlock | None]:
     """The statistic in two parts, see `_clipped`, and the deviation that the noise of the second must have."""
-    terms = silo.release
-    size, batch = batch_of(terms, view, key, position)
-    own = {"bound": _bound(terms, work, view.silo_index), "size": size}
-    records = view.fetch(batch.rows)
-    if terms.channel == "open":
-        return None, release(silo, work, records, batch.present, **own, mechanism=open_mean), None
-    known, mean = release(silo, work, records, batch.present, **own, mechanism=_clipped)
-    return known, mean, standard_deviation(own["bound"], own_multiplier(terms, view.silo_index), size)
+    if silo.release.channel == "open":
+        return None, _released(silo, work, view, key, position, _open)[0], None
+    (known, mean), size = _released(silo, work, view, key, position, _clipped)
+    return known, mean, _deviation(silo.release, work, view, size)
 
 
 class Sampled(NamedTuple):
@@ -197,10 +184,7 @@ class Sampled(NamedTuple):
 
 
 def is_poolable(terms: Release, work: Work) -> bool:
-    """Whether batches of different silos can be summed as one: the same clip and the same batch size at all of them.
-
-    Decided by shapes alone; where the sensitive attribute alone is protected, silos keep to themselves.
-    """
+    """Whether batches of silos can be summed as one, by shapes alone: all have one clip and one batch size."""
     if terms.batch_size is None or jnp.ndim(terms.batch_size) or terms.protects == "sensitive-attribute":
         return False
     return terms.channel == "open" or all(jnp.ndim(bound) == 0 for bound in jax.tree.leaves(clip_of(terms, work)))
@@ -208,28 +192,17 @@ def is_poolable(terms: Release, work: Work) -> bool:
 
 def sampled(silo: Silo, work: Work, view: SiloView, *, key: Array, position: Array | int) -> Sampled:
     """The batch that `exact_statistic` would take, for `pooled_mean`."""
-    terms = silo.release
-    size, batch = batch_of(terms, view, key, position)
-    deviation = None
-    if terms.channel != "open":
-        deviation = standard_deviation(
-            own_clip(terms, work, view.silo_index), own_multiplier(terms, view.silo_index), size
-        )
+    size, batch = batch_of(silo.release, view, key, position)
+    deviation = None if silo.release.channel == "open" else _deviation(silo.release, work, view, size)
     return Sampled(view.fetch(batch.rows), batch.present, size, deviation)
 
 
 def pooled_mean(silo: Silo, work: Work, batches: Sampled, taken: Bool[Array, " silos"]) -> Statistic:
-    """The sum over the silos that are taken of their clipped means, as `exact_statistic` has them, in one sum.
-
-    Each record is clipped as at its own silo. It says what only those know who may see all silos' records: the
-    simulator, which adds the noise of all of them to it. ``batches`` has a leading axis of silos, see `is_poolable`.
-    """
+    """The sum of the clipped means of `exact_statistic` of the silos taken; ``batches`` has an axis of silos first."""
     records = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batches.records)
     present = (batches.present & taken[:, None]).reshape(-1)
-    own = {"bound": _bound(silo.release, work, 0), "size": batches.size[0]}
-    if silo.release.channel == "open":
-        return release(silo, work, records, present, **own, mechanism=open_mean)
-    return release(silo, work, records, present, **own, mechanism=_clipped)[1]
+    task = Task(silo, work, records, present, _bound(silo.release, work, 0), batches.size[0])
+    return release(task, _open) if silo.release.channel == "open" else release(task, _clipped)[1]
 
 
 def _bound(terms: Release, work: Work, silo_index: Array | int) -> PerBlock:
@@ -237,8 +210,13 @@ def _bound(terms: Release, work: Work, silo_index: Array | int) -> PerBlock:
     return None if terms.channel == "open" else own_clip(terms, work, silo_index)
 
 
-def _check_crowd(terms: Release, anonymity: AnonymityCounts | None, what: str) -> AnonymityCounts:
+def _deviation(terms: Release, work: Work, view: SiloView, size: Any) -> PerBlock:
+    return standard_deviation(own_clip(terms, work, view.silo_index), own_multiplier(terms, view.silo_index), size)
+
+
+def _check_crowd(terms: Release, anonymity: AnonymityCounts | None) -> AnonymityCounts:
     """A random batch size would let the crowd shrink, so it must be fixed."""
+    what = "the shuffled sum" if terms.channel == "shuffled-sum" else "shuffled reports"
     if terms.sampling in ("poisson", "wr"):
         raise ValueError(
             f'Expected sampling "full", "wor" or "one-pass" through {what}, got "{terms.sampling}": every '
@@ -249,45 +227,33 @@ def _check_crowd(terms: Release, anonymity: AnonymityCounts | None, what: str) -
     return anonymity
 
 
-def _reports(key: Array, weight: Any) -> Mechanism:
+def _reports(task: Task, *, key: Array, weight: Any) -> Statistic:
     """The mean of a silo's reports about its batch."""
-
-    def mechanism(silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Statistic:
-        terms = silo.release
-        own = {"noise_multiplier": terms.noise_multiplier, "randomiser": terms.randomiser, "weight": weight}
-        return _over(reports_sum(silo.query, work, records, present, terms.clip(work), key=key, **own), size)
-
-    return mechanism
+    silo, work, records, present, _, size = task
+    terms = silo.release
+    own = {"noise_multiplier": terms.noise_multiplier, "randomiser": terms.randomiser, "weight": weight}
+    return _over(reports_sum(silo.query, work, records, present, terms.clip(work), key=key, **own), size)
 
 
-def _share(key: Array, anonymity: AnonymityCounts, weight: Any) -> Mechanism:
+def _share(task: Task, *, key: Array, anonymity: AnonymityCounts, weight: Any) -> Statistic:
     """A share of a shuffled sum."""
+    silo, work, records, present, _, size = task
+    bounds, multipliers = silo.release.clip(work), silo.release.noise_multiplier
 
-    def mechanism(silo: Silo, work: Work, records: Record, present: Any, bound: PerBlock, size: Any) -> Statistic:
-        bounds, multipliers = silo.release.clip(work), silo.release.noise_multiplier
+    def share(query: Any, own: Any, key: Array, multiplier: Any) -> Statistic:
+        if jnp.ndim(own):
+            raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
+        terms = {"size": size, "noise_multiplier": multiplier, "anonymity": anonymity, "weight": weight}
+        return shuffled_share(query, work, records, present, jnp.asarray(own), keys=jax.random.split(key), **terms)
 
-        def share(query: Any, own: Any, key: Array, multiplier: Any) -> Statistic:
-            if jnp.ndim(own):
-                raise ValueError("Expected one clip for all silos through the shuffled sum: they share one grid.")
-            terms = {
-                "keys": jax.random.split(key),
-                "size": size,
-                "noise_multiplier": multiplier,
-                "anonymity": anonymity,
-            }
-            terms["weight"] = weight
-            return shuffled_share(query, work, records, present, jnp.asarray(own), **terms)
-
-        if not isinstance(bounds, Mapping):
-            return share(silo.query, bounds, key, multipliers)
-        # Every block has a grid of its own; blocks of one batch are priced together.
-        blocks = zip(sorted(bounds), jax.random.split(key, len(bounds)), strict=True)
-        return {
-            name: share(lambda w, r, n=name: silo.query(w, r)[n], bounds[name], own, multipliers[name])
-            for name, own in blocks
-        }
-
-    return mechanism
+    if not isinstance(bounds, Mapping):
+        return share(silo.query, bounds, key, multipliers)
+    # Every block has a grid of its own; blocks of one batch are priced together.
+    blocks = zip(sorted(bounds), jax.random.split(key, len(bounds)), strict=True)
+    return {
+        name: share(lambda w, r, n=name: silo.query(w, r)[n], bounds[name], own, multipliers[name])
+        for name, own in blocks
+    }
 
 
 def batch_of(terms: Release, view: SiloView, key: Array, position: Array | int) -> tuple[Any, Batch]:
@@ -309,3 +275,31 @@ def batch_of(terms: Release, view: SiloView, key: Array, position: Array | int) 
 
 def _over(total: Statistic, size: Any) -> Statistic:
     return jax.tree.map(lambda leaf: leaf / size, total)
+
+
+def standard_deviation(bound: PerBlock, noise_multiplier: PerBlock, batch_size: Any) -> PerBlock:
+    """Noise multiplier x replace-one sensitivity of a mean (here up to ``SLACK``), for each block."""
+
+    def one(limit: Any, multiplier: Any) -> Array:
+        return jnp.asarray(multiplier, jnp.float32) * (2.0 * usable(limit) / batch_size)
+
+    if isinstance(bound, Mapping) != isinstance(noise_multiplier, Mapping):
+        # One number for several blocks would be ambiguous: the price joins the blocks that it is told of.
+        raise ValueError("Expected a noise multiplier for each block exactly where there is a clip for each block.")
+    if not isinstance(bound, Mapping):
+        return one(bound, noise_multiplier)
+    if set(noise_multiplier) != set(bound):
+        names = sorted(bound), sorted(noise_multiplier)
+        raise ValueError(f"Expected noise multipliers for the blocks {names[0]}, got {names[1]}.")
+    return {name: one(bound[name], noise_multiplier[name]) for name in bound}
+
+
+def add_gaussian(key: Array, statistic: Statistic, deviation: PerBlock) -> Statistic:
+    """Add independent N(0, deviation^2) to every coordinate, with the deviation of its block."""
+    deviations = by_block(deviation, statistic)
+    if isinstance(deviations, Mapping):
+        keys = dict(zip(sorted(statistic), jax.random.split(key, len(statistic)), strict=True))
+        return {name: add_gaussian(keys[name], statistic[name], deviations[name]) for name in statistic}
+    # One draw for all leaves: every call of the generator is compiled code of its own.
+    flat, restore = ravel_pytree(statistic)
+    return restore(flat + deviations * jax.random.normal(key, flat.shape, flat.dtype))

@@ -1,9 +1,9 @@
 """What a silo has promised and released, study by study, and how much of its account that takes.
 
-By a filter (``tacit.privacy.filter``) what studies take adds up. Under the rule ``fixed-in-advance`` plans of different
+By a filter (`tacit.privacy.filter`) what studies take adds up. Under the rule ``fixed-in-advance`` plans of different
 studies are priced as one composition. Inside a study everything that is not subsampled is one Gaussian of known
-separation, whatever its passes and running sums; across studies those separations add up in squares, because each study
-cuts its own passes and keeps its own sums. Subsampled releases and shuffled reports keep their loss distributions.
+separation, whatever its passes and running sums. Across studies the squares of these separations add up, because each
+study has its own passes and sums. Subsampled releases and shuffled reports keep their loss distributions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, PricingError, price
@@ -37,8 +37,8 @@ class LedgerError(TacitError):
 class Charge(NamedTuple):
     """What counts against an account: releases, and what their study keeps of delta.
 
-    That is ``delta_set_aside`` for noise with short tails, and what the epsilon of the account makes of as many samples
-    that are not quite discrete Gaussians (`tacit.silo.sampler.sampler_delta`).
+    That is ``delta_set_aside`` for noise with short tails, and `tacit.silo.sampler.sampler_delta` of as many samples
+    that are not quite discrete Gaussians.
     """
 
     events: tuple[Event, ...]
@@ -52,10 +52,7 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """One study in the ledger: the terms that were reserved, and how many releases of each kind were debited.
-
-    ``last`` is the last round answered (-1: none) and ``answers`` how many there were.
-    """
+    """One study in the ledger: what was reserved, what was debited, the last round answered (-1: none)."""
 
     events: tuple[Event, ...]
     expires: float
@@ -84,10 +81,7 @@ class Account:
         return Charge(events, self.delta_set_aside, self.samples) if self.answers else Charge(events, 0.0)
 
     def charged(self, rule: Rule) -> Charge:
-        """What counts against the account: what may still be released while the study lives, what was spent after.
-
-        Only a filter gives anything back, and only after the study was closed for good.
-        """
+        """What counts: all that was reserved while the study lives, then what was spent; only a filter gives back."""
         if self.live or rule.name == "fixed-in-advance":
             return Charge(self.events, self.delta_set_aside, self.samples)
         return self.spent()
@@ -130,30 +124,21 @@ def share(rule: Rule, charges: Iterable[Charge]) -> float:
     they were settled without reading messages.
     """
     charges = list(charges)
-    _check_one_silo(charges)
-    if rule.name == "fixed-in-advance":
-        return _joint_share(rule, charges)
-    costs = [cost(rule, charge.events) for charge in charges]
-    loss = math.fsum(found.loss for found in costs)
-    mass = math.fsum([found.mass for found in costs] + [charge.kept(rule.epsilon) for charge in charges])
-    if rule.limit <= 0.0:
-        return math.inf
-    return max(loss / rule.limit, mass / rule.set_aside)
-
-
-def _check_one_silo(charges: Iterable[Charge]) -> None:
     for name in ("records", "protects"):
         values = sorted({str(getattr(event, name)) for charge in charges for event in charge.events})
         if len(values) > 1:
             raise PricingError(f"Expected one value of {name} in an account, got {', '.join(values)}.")
-
-
-def _joint_share(rule: Rule, charges: Sequence[Charge]) -> float:
-    kept = math.fsum(charge.kept(rule.epsilon) for charge in charges)
-    if kept > rule.set_aside:
+    kept = [charge.kept(rule.epsilon) for charge in charges]
+    if rule.name == "fixed-in-advance":
+        if math.fsum(kept) > rule.set_aside:
+            return math.inf
+        together = joint_price([charge.events for charge in charges], delta=rule.delta - math.fsum(kept))
+        return together.epsilon / rule.epsilon
+    costs = [cost(rule, charge.events) for charge in charges]
+    loss, mass = math.fsum(own.loss for own in costs), math.fsum([own.mass for own in costs] + kept)
+    if rule.limit <= 0.0:
         return math.inf
-    together = joint_price([charge.events for charge in charges], delta=rule.delta - kept)
-    return together.epsilon / rule.epsilon
+    return max(loss / rule.limit, mass / rule.set_aside)
 
 
 def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
@@ -161,13 +146,7 @@ def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
 
     Formal guarantee: all messages of all studies are (epsilon, delta)-DP for each record if the plans, and the moments
     at which they end, were settled without reading messages of earlier studies; queries, as always, may follow the
-    messages. Where plans follow messages only a filter bounds an account (``share``).
-
-    >>> full = dict(kind="g", count=8, records=99, batch=99, sampling="full")
-    >>> one, two = Event(noise_multiplier=30.0, **full), Event(noise_multiplier=40.0, **full)
-    >>> together = joint_price([[one], [two]], delta=1e-6).epsilon
-    >>> abs(together - price([one, two], delta=1e-6).epsilon) < 1e-9
-    True
+    messages. Where plans follow messages only a filter bounds an account (`share`).
     """
     merged: dict[Event, int] = {}
     for events in studies:
@@ -217,13 +196,3 @@ def rule_words(rule: Rule) -> str:
 def percent(part: float) -> str:
     """A share of an account as people read it."""
     return "more than all" if math.isinf(part) else f"{100 * part:.1f}%"
-
-
-def events_to_json(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Events as plain data."""
-    return [dataclasses.asdict(event) for event in events]
-
-
-def events_from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Event, ...]:
-    """Events from plain data; anything that is not an event raises."""
-    return tuple(Event(**row) for row in rows)

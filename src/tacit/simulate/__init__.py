@@ -1,1 +1,1 @@
-"""Where algorithms run: compiled simulation, and the plain loop beside it."""
+"""Simulation: silos, server and channels in one compiled program."""

@@ -1,7 +1,7 @@
 """Compiled programs kept on disk, so that a study that ran before starts at once in the next process.
 
-They lie beside the prices, under `TACIT_CACHE`, and belong to whoever runs simulations: whoever may write there decides
-what such a run computes. A silo's daemon never reads them. Every kind of processor has a folder of its own.
+They lie beside the prices, under `TACIT_CACHE`: whoever may write there decides what a simulation computes. A silo's
+daemon never reads them. Every kind of processor has a folder of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _WORTH_KEEPING = 0.2  # seconds of compilation
 def keep_compiled() -> Path | None:
     """Let jax keep what it compiles, and find it again; the folder, or none if `TACIT_CACHE` is empty.
 
-    A folder that jax was told of elsewhere (`JAX_COMPILATION_CACHE_DIR`) stays. Call it before the first compilation.
+    A folder set elsewhere (`JAX_COMPILATION_CACHE_DIR`) stays. Call this before the first compilation.
     """
-    told: str | None = jax.config.values["jax_compilation_cache_dir"]
-    if told is not None:
-        return Path(told)
+    already: str | None = jax.config.values["jax_compilation_cache_dir"]
+    if already is not None:
+        return Path(already)
     folder = cache_folder("programs")
     if folder is not None:
         folder = folder / _processor()
@@ -36,7 +36,7 @@ def keep_compiled() -> Path | None:
 
 def _processor() -> str:
     """A name for this processor's instructions: a program for others could stop half-way."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
     return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:12]}"

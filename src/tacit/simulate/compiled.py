@@ -1,11 +1,11 @@
-"""The fast runtime: a whole training run, or a whole grid of them, as one compiled program.
+"""A whole training run, or a grid of them, as one compiled program.
 
 ``vmap`` over silos, ``scan`` over rounds, ``switch`` over kinds of round, ``vmap`` over a grid of step sizes, clips and
 noise multipliers, and a loop over seeds. Silos of unequal size are padded and masked.
 
-Noise can be drawn in two ways with the same distribution of everything the server learns from the mean. ``"each"``
-draws every silo's noise, as silos do. ``"summed"`` draws the noise of the mean at once where a silo's message is its
-release: independent Gaussians add up to a Gaussian, and one draw takes the place of as many as there are silos.
+Noise is drawn in one of two ways, and the mean has the same distribution. ``"each"`` draws every silo's noise, as silos
+do. ``"summed"`` draws the noise of the mean at once where a silo's message is its release: independent Gaussians add up
+to a Gaussian.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from jaxtyping import Array
 
 from tacit.algorithm import Algorithm, Params, State
-from tacit.silo import Silos
-from tacit.simulate.participation import Participation, participation
-from tacit.simulate.program import Carry, Measure, Noise, Turn, advance, split_keys, start, turns_of
+from tacit.silo import Silos, StoredSilos
+from tacit.simulate.participation import Participation, Roster, participation
+from tacit.simulate.program import Carry, Keys, Measure, Noise, Turn, advance, split_keys, start, turns_of
 
 Progress = Callable[[int, int], None]
 
@@ -45,10 +45,7 @@ class Seed(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A run after ``done`` rounds: what the next one needs, and all measurements so far (axes seeds, points, rounds).
-
-    Rounds that are not measured have NaN.
-    """
+    """A run after ``done`` rounds, and its measurements: axes seeds, points, rounds; NaN where not measured."""
 
     done: int
     carry: Carry
@@ -56,17 +53,17 @@ class Stage(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Somebody who looks at a run on its way, and may bring back the stage at which an earlier one stopped."""
+    """Keeps stages of a run, and may bring back the one at which an earlier run stopped."""
 
     def last(self, fresh: Stage) -> Stage | None:
-        """The stage to go on from, in the form of ``fresh``; none to begin at the beginning."""
+        """The stage to go on from, in the form of ``fresh``; ``None`` to begin at the beginning."""
 
     def keep(self, stage: Stage, total: int) -> None:
         """Take note of a stage."""
 
 
 class Program(NamedTuple):
-    """The compiled halves of a grid: its start, any number of rounds, and the output."""
+    """The compiled parts of a grid: its start, some rounds, and the output."""
 
     begin: Callable[..., Carry]
     proceed: Callable[..., Any]
@@ -76,7 +73,7 @@ class Program(NamedTuple):
 def simulate(
     algorithm: Algorithm,
     params: Params,
-    silos: Silos,
+    silos: Silos | StoredSilos,
     *,
     key: Array,
     who: Participation | None = None,
@@ -85,10 +82,18 @@ def simulate(
     noise: Noise = "summed",
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run an algorithm once on simulated silos.
+    """Run an algorithm once on simulated silos; of stored records, only batches are read.
 
     Deterministic for a key. The trace has a row for each measured round (every ``measure_every``-th and the last).
     """
+    who = participation(silos.number) if who is None else who
+    if isinstance(silos, StoredSilos):
+        keys = split_keys(key)
+        turns = turns_of(algorithm, 0 if measure is None else measure_every, who, silos.number, keys)
+        outcome = _simulate_stored(algorithm, params, silos, keys, turns, who=who, noise=noise, measure=measure)
+        if progress is not None:
+            progress(len(algorithm.schedule), len(algorithm.schedule))
+        return outcome
     outcome = simulate_grid(
         lambda: algorithm,
         {},
@@ -101,6 +106,21 @@ def simulate(
     )
     params, state = jax.tree.map(lambda leaf: leaf[0, 0], (outcome.params, outcome.state))
     return Outcome(params, state, {name: values[0, 0] for name, values in outcome.trace.items()}, outcome.rounds)
+
+
+def _simulate_stored(
+    algorithm: Algorithm, params: Params, silos: StoredSilos, keys: Keys, turns: Turn, **how: Any
+) -> Outcome:
+    """The same run, number for number, over records that stay on disk."""
+
+    @jax.jit
+    def run(params: Params) -> tuple[Params, State, dict[str, Array]]:
+        carry, trace = advance(algorithm, silos, keys, start(algorithm, params, silos.number), turns, **how)
+        return algorithm.output(carry.state), carry.state, trace
+
+    output, state, trace = jax.block_until_ready(run(params))
+    rounds = np.flatnonzero(turns.measured)
+    return Outcome(output, state, {name: np.asarray(values)[rounds] for name, values in trace.items()}, rounds + 1)
 
 
 def simulate_grid(
@@ -120,20 +140,18 @@ def simulate_grid(
 
     ``grid`` maps parameter names to arrays with one row per point; parameters in it must leave shapes and schedule
     alone. Every leaf of the outcome has leading axes (seeds, points). All points share a seed's randomness, so that
-    differences between them are paired. With a keeper a run can be stopped and go on later, to the same end: all
-    randomness follows from the keys and the number of the round. ``program`` is one that `grid_program` made for the
-    same algorithm and as many points: it is compiled once for all the grids that share it.
+    differences between them are paired. With a keeper a run can be stopped and go on later to the same end. ``program``
+    is what `grid_program` made for the same algorithm and as many points: grids that share it compile it once.
     """
     points = {name: jnp.asarray(values) for name, values in grid.items()}
     sizes = {name: len(values) for name, values in points.items()}
     if len(set(sizes.values())) > 1 or 0 in sizes.values():
         raise ValueError(f"Expected the same positive number of rows in every parameter of the grid, got {sizes}.")
-    number = next(iter(sizes.values()), 1)
     who = participation(seeds[0].silos.number) if who is None else who
     layout = build(**{name: values[0] for name, values in points.items()})
     every = 0 if measure is None else measure_every
     turns = [turns_of(layout, every, who, seed.silos.number, split_keys(seed.key)) for seed in seeds]
-    begin, proceed, finish = grid_program(build, number, who, measure, noise) if program is None else program
+    begin, proceed, finish = program or grid_program(build, next(iter(sizes.values()), 1), who, measure, noise)
     stacked = stack_seeds(seeds)
     stage = Stage(0, begin(points, stacked), {})
     if keeper is not None:
@@ -141,7 +159,8 @@ def simulate_grid(
     total = len(layout.schedule)
     step = max(total, 1) if progress is None and keeper is None else _stride(total)
     for first in range(stage.done, total, step):
-        carry, measured = proceed(points, stacked, stage.carry, _rows(turns, first, step))
+        rows = jax.tree.map(lambda *columns, i=first: np.stack([c[i : i + step] for c in columns]), *turns)
+        carry, measured = proceed(points, stacked, stage.carry, rows)
         stage = Stage(min(first + step, total), jax.block_until_ready(carry), _joined(stage.trace, measured))
         if progress is not None:
             progress(stage.done, total)
@@ -160,42 +179,42 @@ def _joined(trace: Mapping[str, np.ndarray], measured: Mapping[str, Array]) -> d
 
 def grid_program(
     build: Callable[..., Algorithm],
-    number: int,
+    count: int,
     who: Participation,
     measure: Measure | None,
     noise: Noise = "summed",
 ) -> Program:
-    """Begin, proceed and finish for grids of ``number`` points, each over seeds (a loop) and points (a vmap)."""
+    """The program of grids of ``count`` points: a loop over seeds around a vmap over points."""
 
     @jax.jit
     def begin(points: Mapping[str, Any], seeds: Seed) -> Carry:
         def one(seed: Seed) -> Carry:
-            return jax.vmap(lambda p: start(build(**p), seed.params, seed.silos.number), axis_size=number)(points)
+            return jax.vmap(lambda p: start(build(**p), seed.params, seed.silos.number), axis_size=count)(points)
 
         return jax.lax.map(one, seeds)
 
     @jax.jit
     def proceed(points: Mapping[str, Any], seeds: Seed, carry: Carry, turns: Turn) -> Any:
         # What is the same for all seeds must not become data of the loop over seeds.
-        number_, kind, position, measured = (leaf[0] for leaf in turns[:-1])
+        shared = jax.tree.map(lambda leaf: leaf[0], turns)
 
-        def one(own: tuple[Seed, Carry, Turn]) -> Any:
-            seed, carry, turns = own
-            turns = Turn(number_, kind, position, measured, turns.roster)
+        def one(own: tuple[Seed, Carry, Roster]) -> Any:
+            seed, carry, roster = own
+            turns = shared._replace(roster=roster)
             keys = split_keys(seed.key)
             watch = None if measure is None else lambda params: measure(params, seed.evaluation)
 
             def run(point: Mapping[str, Any], carry: Carry) -> Any:
                 return advance(build(**point), seed.silos, keys, carry, turns, who=who, noise=noise, measure=watch)
 
-            return jax.vmap(run, axis_size=number)(points, carry)
+            return jax.vmap(run, axis_size=count)(points, carry)
 
-        return jax.lax.map(one, (seeds, carry, turns))
+        return jax.lax.map(one, (seeds, carry, turns.roster))
 
     @jax.jit
     def finish(points: Mapping[str, Any], carry: Carry) -> Params:
         def one(carry: Carry) -> Params:
-            return jax.vmap(lambda p, c: build(**p).output(c.state), axis_size=number)(points, carry)
+            return jax.vmap(lambda p, c: build(**p).output(c.state), axis_size=count)(points, carry)
 
         return jax.lax.map(one, carry)
 
@@ -213,11 +232,6 @@ def stack_seeds(seeds: Sequence[Seed]) -> Seed:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)
 
 
-def _rows(turns: Sequence[Turn], first: int, number: int) -> Turn:
-    """Some rounds of all seeds, with a leading axis of seeds."""
-    return jax.tree.map(lambda *columns: np.stack([c[first : first + number] for c in columns]), *turns)
-
-
 def _stride(total: int) -> int:
-    """A number of rounds that divides the total into at least ten parts, so that one program serves all."""
+    """How many rounds to play at once: equally many each time, at least ten times, so that one program serves all."""
     return max((k for k in range(1, total // 10 + 1) if total % k == 0), default=1)

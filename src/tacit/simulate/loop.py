@@ -25,7 +25,7 @@ from tacit.simulate.program import (
     batch_sizes,
     crowd_of,
     exact_answer,
-    noised_mean,
+    noised,
     silo_before,
     silo_key,
     silo_order,
@@ -76,7 +76,8 @@ def debug(
         shares = jnp.asarray(weights[taken])
         if algorithm.rounds[kind].silo.release.channel == "trusted":
             means, deviations = stacked
-            mean = noised_mean(algorithm.rounds[kind], means, deviations, shares, keys, number, before[0])
+            exact = weighted_mean(means, shares)
+            mean = noised(algorithm.rounds[kind], exact, deviations, shares, keys, number, before[0])
         elif algorithm.rounds[kind].silo.release.channel in CROWDED:
             largest = record_weights(who.weights, sizes[kind])[1]
             mean = mean_of_shares(stacked, sizes[kind][silo_indices[taken]], largest, len(tables))

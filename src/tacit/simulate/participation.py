@@ -1,14 +1,14 @@
 """Who takes part in a round: all silos, a fixed number drawn at random, a random number, or one in turn.
 
-Sampling silos amplifies nothing at record level, hidden or not: a silo that is in or out shifts a whole batch while
-the noise hides one record. It is a fact of life (silos are not always there), not a privacy tool. So who comes is
-settled in a roster before training, from a key alone, and a silo is never asked more often than it agreed to.
+Sampling silos amplifies nothing at record level: a silo that is in or out shifts a whole batch, and the noise hides
+one record. Silos are not always there, that is all. Who comes is settled in a roster before training, from a key
+alone, and no silo is asked more often than it agreed to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,8 +22,7 @@ class Participation(NamedTuple):
     """Between ``min_silos`` and ``most`` silos a round (uniformly many, uniformly chosen).
 
     ``weights`` are the p_i of the objective sum_i p_i F_i (``None``: equal); ``cap`` is how often a silo answers at
-    most; ``honest`` is the share of all silos that is sure not to collude, for channels that hide a record in
-    a crowd.
+    most; ``honest`` is the share of all silos that do not collude, on which shuffled channels count.
     """
 
     min_silos: int
@@ -47,37 +46,34 @@ def participation(
     >>> participation(4, (2, 3))
     Participation(min_silos=2, most=3, weights=None, cap=None, honest=1.0)
     """
-    if participants is None:
-        min_silos = most = silos
-    elif isinstance(participants, int):
-        min_silos = most = participants
-    else:
-        min_silos, most = participants
+    fixed = silos if participants is None else participants
+    min_silos, most = (fixed, fixed) if isinstance(fixed, int) else fixed
     if not 1 <= min_silos <= most <= silos:
         raise TacitError(
             f"Expected 1 <= participants={participants} <= silos={silos}; lower the participants of a round."
         )
     if not 0 < honest <= 1:
         raise TacitError(f"Expected 0 < honest={honest} <= 1; it is the share of all silos that do not collude.")
-    if weights is None:
-        return Participation(min_silos, most, None, cap, honest)
-    values = np.asarray(weights, float)
-    if values.shape != (silos,) or not np.all(np.isfinite(values)) or values.min() < 0 or values.sum() <= 0:
-        raise TacitError(f"Expected {silos} non-negative weights with a positive sum, got {tuple(weights)}.")
-    return Participation(min_silos, most, tuple(float(v) for v in values / values.sum()), cap, honest)
+    if weights is not None:
+        values = np.asarray(weights, float)
+        if values.shape != (silos,) or not np.all(np.isfinite(values)) or values.min() < 0 or values.sum() <= 0:
+            raise TacitError(f"Expected {silos} non-negative weights with a positive sum, got {tuple(weights)}.")
+        weights = tuple((values / values.sum()).tolist())
+    return Participation(min_silos, most, weights, cap, honest)
 
 
 class Roster(NamedTuple):
-    """Who takes part in each round: rows are rounds, columns are places to fill.
+    """Who takes part in each round: rows are rounds, columns are places, of which some may stay empty.
 
-    ``weights`` is the weight of each message in the mean, ``taken`` says which places are filled (a random number of
-    silos fills only some), ``before`` is the round in which the silo last answered this kind of round (-1: never).
+    ``silo_indices`` has the silo at each place (within a program, ``None``: all, in order), ``weights`` the weight of
+    its message in the mean, ``taken`` whether anybody is there, ``before`` the round in which the silo last answered
+    this kind of round (-1: never).
     """
 
-    silo_indices: np.ndarray
-    weights: np.ndarray
-    taken: np.ndarray
-    before: np.ndarray
+    silo_indices: Any
+    weights: Any
+    taken: Any
+    before: Any
 
     def answers(self, silos: int, rounds: int | None = None) -> np.ndarray:
         """How often each silo takes part, in the first ``rounds`` or in all."""
@@ -103,33 +99,28 @@ def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> 
     generator = np.random.default_rng(np.asarray(jax.random.key_data(key)).astype(np.uint64))
     relative = np.ones(silos) if who.weights is None else silos * np.asarray(who.weights)
     kinds = [algorithm.rounds[name].participants for name in algorithm.schedule]
-    columns = max((width(kind, who, silos) for kind in kinds), default=1)
-    silo_indices = np.zeros((len(kinds), columns), np.int32)
-    weights = np.zeros((len(kinds), columns), np.float32)
-    taken = np.zeros((len(kinds), columns), bool)
-    before = np.full((len(kinds), columns), -1, np.int32)
+    shape = len(kinds), max((width(kind, who, silos) for kind in kinds), default=1)
+    found = Roster(
+        np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(shape, bool), np.full(shape, -1, np.int32)
+    )
     answered, turns = np.zeros(silos, int), algorithm.turns
     latest = {name: np.full(silos, -1, np.int32) for name in algorithm.rounds}
-    for number, (name, kind) in enumerate(zip(algorithm.schedule, kinds, strict=True)):
-        chosen = _present(generator, kind, who, silos, number, turns[number], answered)
+    for round_index, (name, kind) in enumerate(zip(algorithm.schedule, kinds, strict=True)):
+        chosen = _present(generator, kind, who, round_index, turns[round_index], answered)
+        places = round_index, slice(len(chosen))
+        found.silo_indices[places] = chosen
+        found.weights[places] = relative[chosen] / len(chosen)
+        found.taken[places] = True
+        found.before[places] = latest[name][chosen]
+        latest[name][chosen] = round_index
         answered[chosen] += 1
-        before[number, : len(chosen)] = latest[name][chosen]
-        latest[name][chosen] = number
-        silo_indices[number, : len(chosen)] = chosen
-        weights[number, : len(chosen)] = relative[chosen] / len(chosen)
-        taken[number, : len(chosen)] = True
-    return Roster(silo_indices, weights, taken, before)
+    return found
 
 
 def _present(
-    generator: np.random.Generator,
-    kind: str,
-    who: Participation,
-    silos: int,
-    number: int,
-    turn: int,
-    answered: np.ndarray,
+    generator: np.random.Generator, kind: str, who: Participation, round_index: int, turn: int, answered: np.ndarray
 ) -> np.ndarray:
+    silos = len(answered)
     willing = np.arange(silos) if who.cap is None else np.flatnonzero(answered < who.cap)
     if kind == "in turn":
         chosen = np.asarray([turn % silos])
@@ -140,7 +131,7 @@ def _present(
         chosen = generator.permutation(willing)[:size]
     if len(chosen) < (who.min_silos if kind == "sampled" else 1) or not np.isin(chosen, willing).all():
         raise TacitError(
-            f"Round {number + 1} finds too few silos that agreed to answer again: max_participations={who.cap} is used "
-            "up; raise it, or lower the rounds or the participants of a round."
+            f"Round {round_index + 1} finds too few silos that agreed to answer again: max_participations={who.cap} is "
+            "used up; raise it, or lower the rounds or the participants of a round."
         )
     return chosen

@@ -40,7 +40,7 @@ Measure = Callable[[Params, Any], dict[str, Array]]
 
 
 class Keys(NamedTuple):
-    """Independent streams of randomness: the silos', their passes', and the choice of silos."""
+    """Independent streams of randomness: of silos, their passes, the choice of silos, and noise that is summed."""
 
     silos: Array
     passes: Array
@@ -58,20 +58,11 @@ class Carry(NamedTuple):
 class Turn(NamedTuple):
     """What is settled about each round before training, as (numpy or jax) arrays to scan over."""
 
-    number: Any
+    round_index: Any
     kind: Any
     position: Any
     measured: Any
     roster: Roster
-
-
-class Participants(NamedTuple):
-    """The silos of one round: places (``None``: everyone, in order), weights, which are taken, and last answers."""
-
-    silo_indices: Any
-    weights: Any
-    taken: Any
-    before: Any
 
 
 def split_keys(key: Array) -> Keys:
@@ -79,9 +70,9 @@ def split_keys(key: Array) -> Keys:
     return Keys(*jax.random.split(written_out(key), 4))
 
 
-def silo_key(keys: Keys, silo_index: Array | int, number: Array | int) -> Array:
+def silo_key(keys: Keys, silo_index: Array | int, round_index: Array | int) -> Array:
     """A silo's key for one round."""
-    return jax.random.fold_in(jax.random.fold_in(keys.silos, number), silo_index)
+    return jax.random.fold_in(jax.random.fold_in(keys.silos, round_index), silo_index)
 
 
 def silo_before(keys: Keys, silo_index: Array | int, last: Array | int) -> Previous:
@@ -103,17 +94,17 @@ def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos
     _check_running_sums(algorithm, who, silos)
     kinds = sorted(algorithm.rounds)
     total = len(algorithm.schedule)
-    number = np.arange(total, dtype=np.int32)
+    index = np.arange(total, dtype=np.int32)
     measured = np.zeros(total, bool)
     if measure_every:
-        measured = ((number + 1) % measure_every == 0) | (number == total - 1)
+        measured = ((index + 1) % measure_every == 0) | (index == total - 1)
     positions, used = [], 0
     for name in algorithm.schedule:
         positions.append(used)
         silo = algorithm.rounds[name].silo
         used += silo.stride * silo.local_steps
     kind = np.asarray([kinds.index(name) for name in algorithm.schedule], np.int32)
-    return Turn(number, kind, np.asarray(positions, np.int32), measured, roster(keys.choice, algorithm, who, silos))
+    return Turn(index, kind, np.asarray(positions, np.int32), measured, roster(keys.choice, algorithm, who, silos))
 
 
 def _check_running_sums(algorithm: Algorithm, who: Participation, silos: int) -> None:
@@ -181,19 +172,19 @@ def _player(
 
     def play(carry: Carry, turn: Turn) -> Carry:
         silo_indices, weights, taken, before = (row[:columns] for row in turn.roster)
-        present = Participants(None if in_order else silo_indices, weights, taken, before)
+        present = Roster(None if in_order else silo_indices, weights, taken, before)
         broadcast = kind.server.ask(carry.state)
         if at_once:
             at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, memory=())
             mean, deviations = _exact_mean(kind, broadcast, keys, turn, present, who.weights is None, at_desks)
-            mean = noised(kind, mean, deviations, weights, keys, turn.number, before[0])
+            mean = noised(kind, mean, deviations, weights, keys, turn.round_index, before[0])
             return carry._replace(state=kind.server.tell(carry.state, mean))
 
         sizes = batch_sizes(kind, silos.counts)
         anonymity = crowd_of(kind, sizes, who)
 
         def one(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, Memory]:
-            key, earlier = silo_key(keys, desk.silo_index, turn.number), silo_before(keys, desk.silo_index, last)
+            key, earlier = silo_key(keys, desk.silo_index, turn.round_index), silo_before(keys, desk.silo_index, last)
             own = {"key": key, "position": turn.position, "previous": earlier, "anonymity": anonymity}
             return answer(kind.silo, broadcast, memory, desk, **own)
 
@@ -213,41 +204,40 @@ def _exact_mean(
     broadcast: Any,
     keys: Keys,
     turn: Turn,
-    present: Participants,
+    present: Roster,
     weigh_alike: bool,
     at_desks: Callable[[Callable[[SiloView, Memory, Array], Any]], Any],
 ) -> tuple[Message, PerBlock | None]:
     """The mean of all messages before noise, and silos' deviations; in one sum over all batches if that is the same.
 
-    One product of large matrices takes a fraction of the time of as many small ones as there are silos, whose results
-    must be kept and added up.
+    One product of large matrices takes a fraction of the time of a small one for each silo.
     """
     work = kind.silo.start(broadcast, ())
     if not (weigh_alike and is_poolable(kind.silo.release, work)):
 
         def plain(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
-            return exact_answer(kind, broadcast, memory, desk, keys, turn.number, turn.position)
+            return exact_answer(kind, broadcast, memory, desk, keys, turn.round_index, turn.position)
 
         means, deviations = at_desks(plain)
         return weighted_mean(means, present.weights), deviations
 
     def batch(desk: SiloView, memory: Memory, last: Array) -> Sampled:
-        return sampled(kind.silo, work, desk, key=_batch_key(keys, desk, turn.number), position=turn.position)
+        return sampled(kind.silo, work, desk, key=_batch_key(keys, desk, turn.round_index), position=turn.position)
 
     batches = at_desks(batch)
     mean = pooled_mean(kind.silo, work, batches, present.taken)
     return jax.tree.map(lambda leaf: jnp.max(present.weights).astype(leaf.dtype) * leaf, mean), batches.deviation
 
 
-def _batch_key(keys: Keys, desk: SiloView, number: Array) -> Array:
+def _batch_key(keys: Keys, desk: SiloView, round_index: Array) -> Array:
     """The key of a silo's batch where a round is one step."""
-    return step_keys(silo_key(keys, desk.silo_index, number), 1)[0, 0]
+    return step_keys(silo_key(keys, desk.silo_index, round_index), 1)[0, 0]
 
 
 def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
     """Whether the noise of a round is drawn once, on the mean: by a trusted server, or as a short cut.
 
-    The short cut for a running sum needs everyone in every round, so that all silos' last noises are of one round.
+    For a running sum the short cut needs everyone in every round: all silos' last noises are then of one round.
     """
     release = kind.silo.release
     if release.channel in CROWDED:
@@ -263,7 +253,7 @@ def batch_sizes(kind: Round, counts: Array) -> Array:
 
 
 def crowd_of(kind: Round, sizes: Array, who: Participation) -> AnonymityCounts | None:
-    """In how many records one hides through a shuffled channel when as few silos come, and as small, as may."""
+    """In how many records one hides through a shuffled channel when the fewest and smallest silos come."""
     if kind.silo.release.channel not in CROWDED:
         return None
     least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.min_silos)
@@ -274,30 +264,20 @@ def crowd_of(kind: Round, sizes: Array, who: Participation) -> AnonymityCounts |
 
 
 def exact_answer(
-    kind: Round, broadcast: Any, memory: Memory, desk: SiloView, keys: Keys, number: Array, position: Array
+    kind: Round, broadcast: Any, memory: Memory, desk: SiloView, keys: Keys, round_index: Array, position: Array
 ) -> tuple[Message, PerBlock | None]:
-    """A silo's message before noise, and the deviation that its noise must have.
-
-    The same batches as `answer` draws, so that all ways of drawing noise share everything else.
-    """
+    """A silo's message before noise, and the deviation that its noise must have; batches are those of `answer`."""
     work = kind.silo.start(broadcast, memory)
-    return exact_statistic(kind.silo, work, desk, key=_batch_key(keys, desk, number), position=position)
-
-
-def noised_mean(
-    kind: Round, means: Message, deviations: PerBlock | None, weights: Any, keys: Keys, number: Any, last: Any
-) -> Message:
-    """The mean of all messages, its noise drawn at once."""
-    return noised(kind, weighted_mean(means, weights), deviations, weights, keys, number, last)
+    return exact_statistic(kind.silo, work, desk, key=_batch_key(keys, desk, round_index), position=position)
 
 
 def noised(
-    kind: Round, mean: Message, deviations: PerBlock | None, weights: Any, keys: Keys, number: Any, last: Any
+    kind: Round, mean: Message, deviations: PerBlock | None, weights: Any, keys: Keys, round_index: Any, last: Any
 ) -> Message:
     """A mean with its noise, drawn at once.
 
-    Silos' own noises are independent Gaussians and add up to one. A trusted server adds the noise that hides a record
-    of any silo: the mean moves by at most the largest weight x sensitivity.
+    The noises of silos are independent Gaussians and add up to one. A trusted server hides a record of any silo: the
+    mean moves by at most the largest weight x sensitivity.
     """
     if deviations is None:
         return mean
@@ -305,7 +285,7 @@ def noised(
         joint = jax.tree.map(lambda s: jnp.max(weights * s), deviations)
     else:
         joint = jax.tree.map(lambda s: jnp.sqrt(jnp.sum((weights * s) ** 2)), deviations)
-    key = jax.random.fold_in(keys.summed, number)
+    key = jax.random.fold_in(keys.summed, round_index)
     if kind.silo.release.mechanism != "cumulative":
         return add_gaussian(key, mean, joint)
     before = Previous(jax.random.fold_in(keys.summed, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
@@ -316,7 +296,7 @@ def _at_each_desk(
     act: Callable[[SiloView, Memory, Array], Any],
     silos: Silos | StoredSilos,
     orders: Array | None,
-    present: Participants,
+    present: Roster,
     memory: Memory,
 ) -> Any:
     """Map ``act`` over the silos present. Where everyone is, no record in memory is copied."""
@@ -337,15 +317,15 @@ def _at_each_desk(
     return jax.vmap(one)(silo_indices, present.before)
 
 
-def _remembered(before: Memory, after: Memory, present: Participants) -> Memory:
-    """The memories of all silos after a round; who was not there keeps what it had."""
+def _remembered(before: Memory, after: Memory, present: Roster) -> Memory:
+    """The memories of all silos after a round; absent silos keep theirs."""
     if present.silo_indices is None:
         return after
 
     def one(old: Array, new: Array) -> Array:
         shape = (-1,) + (1,) * (new.ndim - 1)
         kept = jnp.where(present.taken.reshape(shape), new, old[present.silo_indices])
-        # Places that nobody fills point nowhere, lest they write over somebody who was there.
+        # Empty places point nowhere, lest they write over a silo that was there.
         return old.at[jnp.where(present.taken, present.silo_indices, old.shape[0])].set(kept, mode="drop")
 
     return jax.tree.map(one, before, after)

@@ -1,11 +1,7 @@
 """Silos spread over devices: a simulation on several cores, accelerators or machines, with the same numbers.
 
-A round is a map over silos and a mean; spread over the axis of silos, every device plays its own silos and the mean is
-the only thing that crosses. jax derives that from where the records lie, so nothing else changes: hand what `spread`
-returns to `simulate` or `simulate_grid`.
-
-On several machines call `jax.distributed.initialize()` first, in the same program on each, and build the same silos
-everywhere; `jax.devices()` are then the devices of all.
+Every device plays its own silos, and only the mean crosses; jax derives that from where the records lie. Hand what
+`spread` returns to `simulate` or `simulate_grid`. For several machines see docs/scaling.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The random generator of simulations: bit for bit jax's own Threefry, in a form that a CPU takes better.
 
-On CPUs jax writes the rounds of Threefry-2x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") as a
-loop in the compiled program. Written out, the same rounds become part of one vectorised pass: numbers come several
-times faster, and a program with many independent draws compiles in a fraction of the time. The numbers are the same,
-so nothing depends on which of the two drew them; tests compare them.
+On CPUs jax compiles the rounds of Threefry-2x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") to
+a loop. Written out, they become part of one vectorised pass: several times faster, and a program with many independent
+draws compiles in a fraction of the time. The numbers are the same; tests compare them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MOST = 2**32
 
 
 def written_out(key: Array) -> Array:
-    """The same key, whose numbers are drawn by the form here; a key of another generator stays as it is."""
+    """The same key, for the generator below; a key of another generator stays as it is."""
     if str(jax.random.key_impl(key)) != "threefry2x32":
         return key
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=GENERATOR)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from tacit import geometry
-from tacit.algorithms import find
 from tacit.objectives import Problem, start_risk
+from tacit.plans.catalogue import find
 from tacit.plans.spec import PreprocessingSection, Study
 from tacit.privacy import gdp_epsilon, gdp_mu
 from tacit.theory import ConvexSetting, Statement, is_convex, stated
@@ -21,7 +21,7 @@ NO_BALL = 'no ball that holds an optimum is known; set objective.regulariser = "
 def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float | None) -> Statement | str | None:
     """The theorem of the study's algorithm at its budget and within its rounds, for the smallest silo.
 
-    A sentence instead says which constant is missing; ``None`` means that no theorem speaks of it.
+    A sentence where a constant is missing; ``None`` where no theorem speaks of the algorithm.
     """
     section = study.algorithm
     theorem = find(section.name).theory
@@ -59,20 +59,16 @@ def bound_of(study: Study, problem: Problem, records: list[int], epsilon: float 
     return stated(theorem, setting, most_rounds=section.num_rounds, **terms)
 
 
-def bound_json(found: Statement | str | None) -> dict[str, Any] | None:
+def bound_json(bound: Statement | str | None) -> dict[str, Any] | None:
     """The bound as plain data."""
-    if found is None or isinstance(found, str):
-        return None if found is None else {"missing": found}
+    if bound is None or isinstance(bound, str):
+        return None if bound is None else {"missing": bound}
     return {
-        "sentence": found.sentence(),
-        "source": found.source,
-        "risk": found.risk,
-        "bound": found.bound,
-        "rate": found.rate,
-        "lower_bound": found.lower_bound,
-        "rounds": found.parameters["num_rounds"],
-        "conditions": [{"text": c.text, "holds": c.holds} for c in found.conditions],
-        "lower_conditions": [{"text": c.text, "holds": c.holds} for c in found.lower_conditions],
+        "sentence": bound.sentence(),
+        **{name: getattr(bound, name) for name in ("source", "risk", "bound", "rate", "lower_bound")},
+        "rounds": bound.parameters["num_rounds"],
+        "conditions": [{"text": c.text, "holds": c.holds} for c in bound.conditions],
+        "lower_conditions": [{"text": c.text, "holds": c.holds} for c in bound.lower_conditions],
     }
 
 
@@ -103,7 +99,7 @@ def ball_and_strength(regulariser: str | Mapping[str, Any]) -> Known:
 
 
 def left_for_training(preprocessing: PreprocessingSection | None, epsilon: float, delta: float) -> float:
-    """What statistics that are released before training leave of an epsilon; all of it where there are none."""
+    """What is left of an epsilon after the statistics that are released before training."""
     if preprocessing is None:
         return epsilon
     whole, first = gdp_mu(epsilon, delta), gdp_mu(preprocessing.share * epsilon, delta)

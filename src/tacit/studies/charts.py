@@ -1,4 +1,4 @@
-"""Charts of the report as inline SVG: no file, no script, colours from the page's style sheet."""
+"""Pictures of the report as inline SVG: no file, no script, colours from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 
 import numpy as np
+
+from tacit.algorithm import Channel
 
 _WIDTH, _HEIGHT = 360, 216
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 12, 34
@@ -29,8 +31,6 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
     >>> ticks(0.18, 0.43)
     [0.2, 0.3, 0.4]
-    >>> ticks(0, 30)
-    [0.0, 10.0, 20.0, 30.0]
     """
     span = high - low
     if not span > 0:
@@ -43,9 +43,9 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def curves(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], *, across: str, up: str) -> str:
-    """Curves with error bars: for each name (and CSS class) the rounds, and values with axes (rounds, seeds)."""
-    drawn = {name: _kept(*line) for name, line in lines.items()}
-    drawn = {name: line for name, line in drawn.items() if len(line[0])}
+    """Curves with error bars: for each CSS class the rounds, and values with axes (rounds, seeds)."""
+    kept = {look: _kept(*line) for look, line in lines.items()}
+    drawn = {look: line for look, line in kept.items() if len(line[0])}
     if not drawn:
         return ""
     low = min(float((mean - std).min()) for _, mean, std in drawn.values())
@@ -54,8 +54,7 @@ def curves(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], *, across: str, u
     floor = max(low - margin, 0.0) if low >= 0 else low - margin
     right = max(float(rounds.max()) for rounds, _, _ in drawn.values())
     frame = _Frame(0.0, right, floor, high + margin)
-    parts = [frame.axes(across, up)]
-    parts += [_curve(frame, name, *line) for name, line in drawn.items()]
+    parts = [frame.axes(across, up), *(_curve(frame, look, *line) for look, line in drawn.items())]
     return _svg(_HEIGHT, f"{up} against {across}", parts)
 
 
@@ -88,9 +87,9 @@ class _Frame:
         for value in ticks(self.low, self.high):
             y = self.y(value)
             parts.append(f'<line class="rule" x1="{_LEFT}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}"/>')
-            parts.append(_text(_LEFT - 5, y + 4, f"{value:g}", "end"))
-        parts += [_text(self.x(value), bottom + 14, f"{value:g}", "middle") for value in ticks(self.left, self.right)]
-        parts.append(_text((_LEFT + end) / 2, _HEIGHT - 4, across, "middle", "name"))
+            parts.append(_text(_LEFT - 5, y + 4, f"{value:g}", anchor="end"))
+        parts += [_text(self.x(value), bottom + 14, f"{value:g}") for value in ticks(self.left, self.right)]
+        parts.append(_text((_LEFT + end) / 2, _HEIGHT - 4, across, "name"))
         parts.append(
             f'<text class="name" text-anchor="middle" transform="translate(10 {(_TOP + bottom) / 2:.0f}) rotate(-90)">'
             f"{escape(up)}</text>"
@@ -112,16 +111,13 @@ def _curve(frame: _Frame, look: str, rounds: np.ndarray, mean: np.ndarray, std: 
         chosen = np.unique(np.linspace(0, len(rounds) - 1, min(_WHISKERS, len(rounds))).round().astype(int))
         for i in chosen:
             x, top, end = frame.x(rounds[i]), frame.y(mean[i] + std[i]), frame.y(mean[i] - std[i])
-            parts.append(f'<path class="whisker {look}" d="{_whisker(x, top, end)}"/>')
+            whisker = f"M{x:.1f} {top:.1f}V{end:.1f}M{x - 3:.1f} {top:.1f}h6M{x - 3:.1f} {end:.1f}h6"
+            parts.append(f'<path class="whisker {look}" d="{whisker}"/>')
     return "".join(parts)
 
 
-def _whisker(x: float, top: float, end: float) -> str:
-    return f"M{x:.1f} {top:.1f}V{end:.1f}M{x - 3:.1f} {top:.1f}h6M{x - 3:.1f} {end:.1f}h6"
-
-
 def bars(rows: Sequence[Bar], *, name: str, start: float = 0.0, end: float | None = None, percent: bool = False) -> str:
-    """Bars to the right, each with its label above, its number beside it and, where it has one, an error bar."""
+    """Bars to the right, each with its label above, its number beside it and, if it has a deviation, an error bar."""
     rows = [row for row in rows if math.isfinite(row.mean) and math.isfinite(row.std)]
     if not rows:
         return ""
@@ -136,7 +132,7 @@ def bars(rows: Sequence[Bar], *, name: str, start: float = 0.0, end: float | Non
         y = 34 * i
         shown = f"{100 * row.mean:.1f}%" if percent else f"{row.mean:.3f}"
         shown += f" ± {row.std:.3f}" if row.std and not percent else ""
-        parts.append(_text(2, y + 12, row.label, "start", "name"))
+        parts.append(_text(2, y + 12, row.label, "name", "start"))
         length = max(x(row.mean) - 2, 1.0)
         if end is not None:
             parts.append(f'<rect class="track" x="2" y="{y + 17}" width="{width}" height="12" rx="2"/>')
@@ -148,17 +144,107 @@ def bars(rows: Sequence[Bar], *, name: str, start: float = 0.0, end: float | Non
                 f'M{high:.1f} {middle - 3}v6"/>'
             )
         beside = width + 2 if end is not None else max(x(row.mean), x(row.mean + row.std))
-        parts.append(_text(beside + 5, y + 27, shown, "start"))
+        parts.append(_text(beside + 5, y + 27, shown, anchor="start"))
     return _svg(34 * len(rows) + 2, name, parts)
 
 
-def _text(x: float, y: float, text: str, anchor: str, look: str = "number") -> str:
+_SILOS: dict[Channel, tuple[str, str, str]] = {
+    "direct": ("clip, add noise", "each silo trusts itself alone", "messages, private already"),
+    "trusted": ("clip", "trusted together", "statistics without noise"),
+    "shuffled-sum": ("add a share of noise", "trusted not to collude", "sealed shares"),
+    "shuffled-reports": ("randomise each record", "trusted not to collude", "sealed reports"),
+    "open": ("no noise", "nothing is protected", "statistics without noise"),
+}
+"""What silos do, who trusts whom, and what leaves a silo."""
+_SHUFFLER: dict[Channel, tuple[str, str]] = {
+    "shuffled-sum": ("opens nothing but sums", "the sum"),
+    "shuffled-reports": ("mixes reports, cannot read them", "reports in random order"),
+}
+"""What the shuffler does, and what leaves it."""
+_SERVER: dict[Channel, str] = {
+    "direct": "sees every message",
+    "trusted": "sees all statistics, adds noise",
+    "shuffled-sum": "sees only the noised sum",
+    "shuffled-reports": "sees reports, not whose",
+    "open": "sees every statistic",
+}
+
+
+def trust_drawing(channel: Channel, silos: Sequence[str]) -> str:
+    """The parties of a channel from top to bottom: silos, shuffler, server, everyone else.
+
+    Inside the dashed line is who must be trusted; solid borders mark who needs no trust.
+    """
+    (does, zone, leaves), sees, places = _SILOS[channel], _SERVER[channel], _places(silos)
+    parts: list[str] = []
+    bottom = 86
+    boxes = [_box(x, 26, width, 52, name, does, "silo") for x, width, name in places]
+    if channel == "direct":
+        parts += [_zone(x - 4, 20, width + 8, 64) for x, width, _ in places]
+    elif channel != "open":
+        bottom = 172
+        parts.append(_zone(6, 20, _WIDTH - 12, bottom - 16))
+        inner = ("server", sees) if channel == "trusted" else ("shuffler", _SHUFFLER[channel][0])
+        boxes += [_arrow(82, 116, leaves), _box(80, 116, 200, 44, *inner, "silo")]
+    parts.append(_text(_WIDTH / 2, 13, zone, "small safe" if channel != "open" else "small danger"))
+    parts += boxes
+    if channel != "trusted":
+        parts.append(_arrow(bottom, bottom + 32, _SHUFFLER[channel][1] if channel in _SHUFFLER else leaves))
+        parts.append(_box(80, bottom + 32, 200, 44, "server", sees, "other"))
+        bottom += 76
+    parts.append(_arrow(bottom, bottom + 32, "the model, round by round"))
+    parts.append(_box(80, bottom + 32, 200, 44, "other silos, the public", "see what is broadcast", "other"))
+    tip = (
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path class="tip" d="M0 0L8 4L0 8z"/></marker></defs>'
+    )
+    return _svg(bottom + 82, f"Trust model of the {channel} channel: {zone}", [tip, *parts], "trust")
+
+
+def _places(silos: Sequence[str]) -> list[tuple[float, float, str]]:
+    """Up to four boxes; more silos are counted in the last one."""
+    shown = list(silos) if len(silos) <= 4 else [*silos[:3], f"{len(silos) - 3} more"]
+    gap, width = 12, min((_WIDTH - 20 - 12 * (len(shown) - 1)) / len(shown), 160)
+    first = (_WIDTH - len(shown) * width - gap * (len(shown) - 1)) / 2
+    return [(first + i * (width + gap), width, name) for i, name in enumerate(shown)]
+
+
+def _box(x: float, y: float, width: float, height: float, title: str, text: str, look: str) -> str:
+    size = max(9.0, min(12.0, width / (0.66 * max(len(title), 1))))
+    fitting = int(width / (0.66 * size))
+    short = title if len(title) <= fitting else title[: fitting - 1] + "…"
+    lines = [text] if len(text) * 5.4 < width else _halves(text)
+    first = y + height / 2 + 4 - 6.5 * len(lines)
+    return "".join(
+        [
+            f'<rect class="{look}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" rx="6"/>',
+            f'<text class="title" x="{x + width / 2:.1f}" y="{first:.1f}" text-anchor="middle" '
+            f'style="font-size:{size:.1f}px">{escape(short)}</text>',
+            *(_text(x + width / 2, first + 13 * (i + 1), line, "small") for i, line in enumerate(lines)),
+        ]
+    )
+
+
+def _halves(text: str) -> list[str]:
+    words = text.split()
+    cut = min(range(1, len(words)), key=lambda i: abs(len(" ".join(words[:i])) - len(" ".join(words[i:]))), default=0)
+    return [" ".join(words[:cut]), " ".join(words[cut:])] if cut else [text]
+
+
+def _zone(x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="zone" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="9"/>'
+
+
+def _arrow(top: float, end: float, text: str) -> str:
+    middle = _WIDTH / 2
+    line = f'<path class="arrow" d="M{middle} {top + 2}V{end - 2}" marker-end="url(#tip)"/>'
+    return line + f'<text class="small" x="{middle + 8}" y="{(top + end) / 2 + 4}">{escape(text)}</text>'
+
+
+def _text(x: float, y: float, text: str, look: str = "number", anchor: str = "middle") -> str:
     return f'<text class="{look}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(height: float, name: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(name)}">'
-        + "".join(parts)
-        + "</svg>"
-    )
+def _svg(height: float, name: str, parts: Sequence[str], look: str = "chart") -> str:
+    head = f'<svg class="{look}" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(name)}">'
+    return head + "".join(parts) + "</svg>"

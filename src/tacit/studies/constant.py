@@ -1,7 +1,7 @@
 """The baseline that learns nothing: one prediction for every record, from the targets of all training records.
 
-The majority class where the metric is an error, the mean target where it is a squared one, and the one output with the
-least loss; no feature is looked at and nothing is private. A model that is not better is not worth its price.
+The majority class for an error, the mean target for a squared one, and the output with the least loss. Nothing here is
+private. A model that is not better is not worth its price.
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ _MEASURED: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
 
 
 def constant_metrics(
-    names: Sequence[str],
-    seeds: Sequence[Parts],
-    loss: Callable[[Any, Any], Any] | None = None,
-    outputs: int = 1,
+    names: Sequence[str], seeds: Sequence[Parts], loss: Callable[[Any, Any], Any] | None = None, outputs: int = 1
 ) -> dict[str, np.ndarray]:
-    """Errors of the constant on each part of the records, for those of the metrics that have one; axis: seeds.
+    """Errors of the constant on each part of the records, for the metrics that have one, by seed.
 
-    With a ``loss`` of so many outputs, also that of the constant output that has the least on training records.
+    With a ``loss`` of so many outputs, also the loss of the output that is best on training records.
 
     >>> parts = {"train": {"y": np.array([1, 1, 0])}, "test": {"y": np.array([0, 1, 0, 0])}}
     >>> constant_metrics(["error", "loss"], [parts])
@@ -75,44 +72,40 @@ def _best_output(loss: Callable[[Any, Any], Any], y: np.ndarray, outputs: int) -
 
 
 def constant_label(result: Mapping[str, Any]) -> str | None:
-    """Who predicts so, as a table says it; none where no constant was measured."""
+    """What a table calls the constant; ``None`` where none was measured."""
     measured = result["baselines"].get("constant", {})
-    said = [words for name, (words, _) in _MEASURED.items() if f"test_{name}" in measured]
-    return f"always {said[0]}, no training" if said else None
+    words = next((words for name, (words, _) in _MEASURED.items() if f"test_{name}" in measured), None)
+    return None if words is None else f"always {words}, no training"
 
 
 def nothing_learnt(result: Mapping[str, Any], metric: str) -> str | None:
-    """A plain sentence, with remedies, where the model is not better than the constant on test records.
+    """A sentence, with remedies, where the model is not better than the constant on test records.
 
-    Better is by more than one deviation over seeds, and with no larger loss.
+    Better is by more than one deviation over seeds, and with no larger loss. What is not a number is not better.
     """
-    measured, mine = result["baselines"].get("constant", {}), result["metrics"]
-    private = result["silos"][0]["epsilon"] is not None
-    if metric in measured and metric in mine and not _is_better(mine[metric], measured[metric]["mean"]):
+    measured, metrics = result["baselines"].get("constant", {}), result["metrics"]
+    price = "" if result["silos"][0]["epsilon"] is None else " at this price"
+    shared = [name for name in (metric, "test_loss") if name in measured and name in metrics]
+    mean, std = {name: metrics[name]["mean"] for name in shared}, {name: metrics[name]["std"] for name in shared}
+    constant = {name: measured[name]["mean"] for name in shared}
+    if metric in shared and not mean[metric] + std[metric] < constant[metric]:
         name = metric.removeprefix("test_")
-        said, words = name.replace("mse", "mean squared error"), _MEASURED.get(name, ("the best constant",))[0]
-        spread = f" ± {mine[metric]['std']:.3f}" if mine[metric]["std"] else ""
-        better = mine[metric]["mean"] < measured[metric]["mean"]
+        words = _MEASURED.get(name, ("the best constant",))[0]
+        spread = f" ± {std[metric]:.3f}" if std[metric] else ""
+        better = mean[metric] < constant[metric]
         verdict = "is not clearly better than a constant" if better else "has learnt nothing useful"
         return (
-            f"The model {verdict}{' at this price' if private else ''}: on test records its {said} is "
-            f"{mine[metric]['mean']:.3f}{spread}, and predicting {words} for every record has "
-            f"{measured[metric]['mean']:.3f}. {_remedies(result)}"
+            f"The model {verdict}{price}: on test records its {name.replace('mse', 'mean squared error')} is "
+            f"{mean[metric]:.3f}{spread}, and predicting {words} for every record has {constant[metric]:.3f}. "
+            f"{_remedies(result)}"
         )
-    if "test_loss" in measured and "test_loss" in mine:
-        loss, constant = mine["test_loss"]["mean"], measured["test_loss"]["mean"]
-        if not loss <= constant:
-            return (
-                f"The model's scores are of no use{' at this price' if private else ''}: on test records its loss is "
-                f"{loss:.3f}, and the best constant score has {constant:.3f}; it has diverged or is far too sure of "
-                f"itself. {_remedies(result)}"
-            )
+    if "test_loss" in shared and not mean["test_loss"] <= constant["test_loss"]:
+        return (
+            f"The model's scores are of no use{price}: on test records its loss is {mean['test_loss']:.3f}, and the "
+            f"best constant score has {constant['test_loss']:.3f}; it has diverged or is far too sure of itself. "
+            f"{_remedies(result)}"
+        )
     return None
-
-
-def _is_better(mine: Mapping[str, float], constant: float) -> bool:
-    """Not better is also what is no number, as after divergence."""
-    return bool(mine["mean"] + mine["std"] < constant)
 
 
 def _remedies(result: Mapping[str, Any]) -> str:

@@ -41,9 +41,9 @@ def fair_measure(builder: Builder, groups: int) -> FairMeasure:
 
     def measure(params: Params, records: Record) -> dict[str, Any]:
         guess = predicted(objective.model, params, records["x"])
-        found = violations(guess, records["s"], records["y"], classes=classes, number=groups)
+        found = violations(guess, records["s"], records["y"], classes=classes, group_count=groups)
         plain = term if term is not None else ermi(objective.model, classes, [1 / groups] * groups)
-        found["divergence"] = chi_squared(plain.probabilities(params, records["x"]), records["s"], number=groups)
+        found["divergence"] = chi_squared(plain.probabilities(params, records["x"]), records["s"], group_count=groups)
         if term is not None:
             found["stationarity"] = fermi_stationarity(objective, term, params, records, fixed["strength"])
         return found

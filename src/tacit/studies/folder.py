@@ -22,29 +22,15 @@ from tacit.algorithm import GUARANTEES
 from tacit.plans.spec import Study
 from tacit.privacy import risk_of_price
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.studies.plan import crossing_json, user_level_of
+from tacit.privacy.plan import SiloPlan
+from tacit.studies.plan import Plan, crossing_json, user_level_of
 from tacit.studies.run import Result, summary
 
 
 def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
     """The result as plain data, in the documented shape."""
-    study = result.prepared.study
-    silos = [
-        {
-            "name": silo.name,
-            "records": silo.records,
-            "epsilon": None if silo.price is None else silo.price.epsilon,
-            "epsilon_spent": spent,
-            "delta": None if silo.price is None else silo.price.delta,
-            "noise_multiplier": silo.multipliers if silo.price is not None else {},
-            "epsilon_without_shuffler": None
-            if silo.price is None
-            else without_shuffler(silo.events, delta=silo.price.delta),
-            "risk": None if silo.price is None else vars(risk_of_price(silo.price)),
-            "user_level": user_level_of(result.prepared.plan, silo),
-        }
-        for silo, spent in zip(result.prepared.plan.silos, result.epsilon_spent, strict=True)
-    ]
+    study, plan = result.prepared.study, result.prepared.plan
+    silos = [_silo_json(plan, *row) for row in zip(plan.silos, result.epsilon_spent, strict=True)]
     channel = study.algorithm.channel if study.privacy.private else "open"
     steps = int(study.algorithm.own.get("local_steps", 1))
     return {
@@ -62,11 +48,26 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
             "constant": _summaries(result.constant),
         },
         "preprocessing_private": result.prepared.federations[0].touches_private_data,
-        "warnings": result.prepared.plan.warnings,
+        "warnings": plan.warnings,
         "grid": result.grid,
         "seconds": result.seconds,
         "run_dir": None if run_dir is None else str(run_dir),
-        **crossing_json(result.prepared.plan),
+        **crossing_json(plan),
+    }
+
+
+def _silo_json(plan: Plan, silo: SiloPlan, spent: float | None) -> dict[str, Any]:
+    price = silo.price
+    return {
+        "name": silo.name,
+        "records": silo.records,
+        "epsilon": None if price is None else price.epsilon,
+        "epsilon_spent": spent,
+        "delta": None if price is None else price.delta,
+        "noise_multiplier": {} if price is None else silo.multipliers,
+        "epsilon_without_shuffler": None if price is None else without_shuffler(silo.events, delta=price.delta),
+        "risk": None if price is None else vars(risk_of_price(price)),
+        "user_level": user_level_of(plan, silo),
     }
 
 
@@ -75,7 +76,7 @@ def _summaries(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
 
 
 def typed_command() -> str:
-    """The command that the user has typed; never to be asked for in a process that something else has started."""
+    """The command that the user has typed; not for a process that another program has started."""
     return shlex.join(["tacit", *sys.argv[1:]])
 
 
@@ -94,18 +95,12 @@ def provenance(command: str) -> dict[str, Any]:
 
 
 def _revision() -> str | None:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None
+    return run.stdout.strip() or None
 
 
 def new_folder(parent: Path, study: Study) -> Path:
@@ -127,19 +122,19 @@ def stages_of(folder: Path) -> Path:
 
 
 def start(folder: Path, study: Study) -> None:
-    """What a run folder holds before the first round: the resolved study, and room for stages."""
+    """Write what a run folder holds before the first round: the resolved study, and room for stages."""
     stages_of(folder).mkdir(exist_ok=True)
     write_study(folder, study)
 
 
 def write_study(folder: Path, study: Study) -> None:
-    """The resolved study, as it can be run again."""
+    """Write the resolved study, which can be run again."""
     resolved = study.model_dump(exclude_none=True, mode="json")
     (folder / "study.toml").write_text(tomli_w.dumps(resolved), encoding="utf-8")
 
 
 def write_provenance(folder: Path) -> None:
-    """What made a result, by the command that the user has typed."""
+    """Write what made a result, by the command that the user has typed."""
     (folder / "provenance.json").write_text(json.dumps(provenance(typed_command()), indent=1), encoding="utf-8")
 
 
@@ -166,5 +161,5 @@ def _write_metrics(result: Result, path: Path) -> None:
         rows.writerow(["run", "seed", "round", *result.trace])
         for label, trace in (("private", result.trace), ("non_private", result.open_trace)):
             for s, seed in enumerate(result.prepared.study.run.seed_list):
-                for r, number in enumerate(result.rounds):
-                    rows.writerow([label, seed, int(number), *(f"{trace[name][s, r]:.6g}" for name in trace)])
+                for r, played in enumerate(result.rounds):
+                    rows.writerow([label, seed, int(played), *(f"{trace[name][s, r]:.6g}" for name in trace)])

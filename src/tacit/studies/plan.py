@@ -12,10 +12,11 @@ import jax
 import numpy as np
 
 from tacit.algorithm import CROWDED, GUARANTEES
-from tacit.algorithms import find
 from tacit.objectives import Problem
 from tacit.plans.assemble import Builder
+from tacit.plans.catalogue import find
 from tacit.plans.price import Seat, plan_silos, releases_of
+from tacit.plans.shapes import shapes_of
 from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, PaperNoise, PricingError, price, risk_of_price, user_level
 from tacit.privacy.anonymity import colluding_silos
@@ -63,16 +64,20 @@ def plan_of(
     builder: Builder,
     names: list[str],
     records: list[int],
+    record: Any,
     before: Sequence[tuple[Event, ...]] = (),
 ) -> Plan:
     """Price a study: calibrate each silo's noise to its epsilon, or price the noise that is given.
 
     ``accountant = "paper"`` takes the noise that the algorithm's theorem prints for the epsilon asked for, where its
-    conditions hold, and certifies what that noise really buys. ``before`` is what each silo releases before training.
+    conditions hold, and certifies what that noise really buys. ``record`` is the shape of one record, ``before`` what
+    each silo releases before training.
     """
     if study.privacy.private and study.privacy.accountant == "paper":
         return _paper_plan(study, builder, names, records)
-    silos, noise = plan_silos(builder.noised, names, records, budget_of(study, len(records)), before)
+    budget = budget_of(study, len(records))
+    dimensions = shapes_of(builder.noised(1.0), builder.problem, record).dimensions
+    silos, noise = plan_silos(builder.noised, names, records, budget, dimensions=dimensions, before=before)
     return Plan(study, silos, noise, builder.problem)
 
 

@@ -14,15 +14,14 @@ import jinja2
 import numpy as np
 
 from tacit.algorithm import GUARANTEES, Channel
-from tacit.algorithms import ALGORITHMS
 from tacit.errors import TacitError, counted
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
-from tacit.privacy.risk import Risk
-from tacit.studies.charts import Bar, bars, curves
+from tacit.privacy.risks import Risk
+from tacit.studies.charts import Bar, bars, curves, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
-from tacit.studies.drawing import trust_drawing
 from tacit.studies.folder import stages_of
 from tacit.studies.plan import counts_on
 
@@ -63,13 +62,14 @@ def write_report(folder: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, Any]:
     """Everything that the page shows."""
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    study = load_study(folder / "study.toml")
+    result, study = _read(folder / "result.json"), load_study(folder / "study.toml")
     channel = cast(Channel, result["channel"])
     silos = [_with_risk(silo) for silo in result["silos"]]
     priced = [silo for silo in silos if silo["epsilon"] is not None]
-    worst = max(priced, key=lambda silo: silo["epsilon"]) if priced else None
-    metric = main_metric(result["metrics"])
+    worst = max(priced, key=lambda silo: silo["epsilon"], default=None)
+    metrics, metric = result["metrics"], main_metric(result["metrics"])
+    plain = [name for name in metrics if name.partition("_")[2] not in _FAIR and not name.endswith("_stationarity")]
+    picture = folder / "reconstruction.png"
     return {
         "result": result,
         "silos": silos,
@@ -91,24 +91,26 @@ def contents(folder: Path) -> dict[str, Any]:
         "constant_label": constant_label(result),
         "open_label": open_label(result),
         "scores": _score_chart(result, metric),
-        "tests": [name for name in result["metrics"] if name.startswith("test_") and not _is_fair(name)],
-        "others": [name for name in result["metrics"] if not name.startswith("test_") and not _is_fair(name)],
-        "charts": _charts(folder / "metrics.csv", metric) if result["metrics"] else [],
-        "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in result["metrics"]],
-        "fair_charts": _charts(folder / "metrics.csv", "test_parity_violation", ())
-        if "test_parity_violation" in result["metrics"]
-        else [],
-        "provenance": _provenance(folder),
-        "steps": json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")),
+        "tests": [name for name in plain if name.startswith("test_")],
+        "others": [name for name in plain if not name.startswith("test_")],
+        "charts": _charts(folder / "metrics.csv", metric, "train_loss") if metrics else [],
+        "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in metrics],
+        "fair_charts": _charts(folder / "metrics.csv", "test_parity_violation"),
+        "provenance": _provenance(_read(folder / "provenance.json")),
+        "steps": _read(folder / "preprocessing.json"),
         "study": study,
         "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
-        "audit": _read_if_there(folder / "audit.json"),
-        "picture": _embedded(folder / "reconstruction.png"),
+        "audit": _read(folder / "audit.json") if (folder / "audit.json").is_file() else None,
+        "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else None,
     }
 
 
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def _with_risk(silo: dict[str, Any]) -> dict[str, Any]:
-    """Where only epsilon and delta are known (a silo keeps its schedule to itself), the reading is theirs."""
+    """A silo with its risk; where its schedule is not known, that of its epsilon and delta."""
     if silo["epsilon"] is None or silo["risk"] is not None:
         return silo
     return {**silo, "risk": vars(risk(epsilon=silo["epsilon"], delta=silo["delta"]))}
@@ -139,34 +141,34 @@ def _protected(study: Study) -> str:
 
 
 def verdict(result: dict[str, Any], metric: str) -> str | None:
-    """What privacy and clipping cost and whether it paid to work together, in a sentence or two."""
+    """What privacy and clipping cost, and whether working together paid, in a sentence or two."""
     baselines = result["baselines"]
     if not result["metrics"] or not baselines["non_private"] or result["silos"][0]["epsilon"] is None:
         return None
     mine, open_ = result["metrics"][metric], baselines["non_private"][metric]
-    said = _cost(mine["mean"] - open_["mean"], max(mine["std"], open_["std"]), metric_title(metric, False))
+    cost = _cost(mine["mean"] - open_["mean"], max(mine["std"], open_["std"]), _words(metric))
+    if not baselines["alone"]:
+        return cost
     better = sum(mine["mean"] < values[metric]["mean"] for values in baselines["alone"].values())
-    if baselines["alone"]:
-        said += (
-            f" The private model of all silos is better than {better} of {len(baselines['alone'])} silos that train "
-            "alone, without noise, on their own records."
-        )
-    return said
+    return (
+        f"{cost} The private model of all silos is better than {better} of {len(baselines['alone'])} silos that train "
+        "alone, without noise, on their own records."
+    )
 
 
 def _cost(cost: float, deviation: float, title: str) -> str:
-    """The price in the metric; a negative one is no gain of privacy, but a baseline that could be better."""
+    """The cost in the metric; a negative one is no gain of privacy, but a baseline that could be better."""
     spread = f" (one standard deviation over splits is {deviation:.3f})" if deviation else ""
     if cost >= 0:
         return f"Privacy and clipping cost {cost:.3f} of {title} here{spread}."
-    said = f"Privacy and clipping cost nothing that shows here: {title} is {-cost:.3f} lower than without them{spread}."
+    text = f"Privacy and clipping cost nothing that shows here: {title} is {-cost:.3f} lower than without them{spread}."
     if -cost > deviation:
-        said += " Without them these steps and rounds do not reach the optimum: a better setting may lower both."
-    return said
+        text += " Without them these steps and rounds do not reach the optimum: a better setting may lower both."
+    return text
 
 
 def open_label(result: dict[str, Any]) -> str:
-    """What the baseline without noise is called; statistics that were released privately stay as they are."""
+    """The name of the baseline without noise in training; released statistics keep their noise."""
     priced = "statistics" in result["silos"][0]["noise_multiplier"]
     return "no noise in training (statistics are private)" if priced else "without privacy"
 
@@ -176,18 +178,18 @@ def main_metric(metrics: dict[str, Any]) -> str:
     return next((name for name in ("test_error", "test_mse") if name in metrics), "test_loss")
 
 
-def metric_title(name: str, capital: bool = True) -> str:
+def metric_title(name: str) -> str:
     """The name of a metric as people say it.
 
     >>> metric_title("test_parity_gap")
     'Test parity gap'
     """
-    said = name.replace("_", " ").replace("mse", "mean squared error")
-    return said[:1].upper() + said[1:] if capital else said
+    words = _words(name)
+    return words[:1].upper() + words[1:]
 
 
-def _is_fair(name: str) -> bool:
-    return name.partition("_")[2] in _FAIR or name.endswith("_stationarity")
+def _words(name: str) -> str:
+    return name.replace("_", " ").replace("mse", "mean squared error")
 
 
 def _risk_chart(silos: list[dict[str, Any]]) -> str:
@@ -202,25 +204,24 @@ def _score_chart(result: dict[str, Any], metric: str) -> str:
     if not result["metrics"]:
         return ""
     private = result["silos"][0]["epsilon"] is not None
-    label = "all silos, private" if private else "all silos, not private"
-    found = [(label, result["metrics"], "private" if private else "open")]
-    if private and result["baselines"]["non_private"]:
-        found.append((f"all silos, {open_label(result)}", result["baselines"]["non_private"], "open"))
-    alone = list(result["baselines"]["alone"].items())
-    found += [(f"{name} alone", values, "alone") for name, values in alone[:_MANY]]
+    label, baselines = "all silos, private" if private else "all silos, not private", result["baselines"]
+    shown = [(label, result["metrics"], "private" if private else "open")]
+    if private and baselines["non_private"]:
+        shown.append((f"all silos, {open_label(result)}", baselines["non_private"], "open"))
+    shown += [(f"{name} alone", values, "alone") for name, values in list(baselines["alone"].items())[:_MANY]]
     constant = constant_label(result)
-    if constant is not None and metric in result["baselines"]["constant"]:
-        found.append((constant, result["baselines"]["constant"], "constant"))
-    rows = [Bar(label, values[metric]["mean"], values[metric]["std"], look) for label, values, look in found]
+    if constant is not None and metric in baselines["constant"]:
+        shown.append((constant, baselines["constant"], "constant"))
+    rows = [Bar(label, values[metric]["mean"], values[metric]["std"], look) for label, values, look in shown]
     return bars(rows, name=f"{metric_title(metric)}, by who trains")
 
 
-def _charts(path: Path, metric: str, more: tuple[str, ...] = ("train_loss",)) -> list[tuple[str, str]]:
-    """Curves by round with error bars over seeds, private and not."""
+def _charts(path: Path, *metrics: str) -> list[tuple[str, str]]:
+    """Titles and curves by round with error bars over seeds, private and not."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    found = []
-    for name in (metric, *more):
+    charts = []
+    for name in metrics:
         if not rows or name not in rows[0]:
             continue
         values: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -231,20 +232,11 @@ def _charts(path: Path, metric: str, more: tuple[str, ...] = ("train_loss",)) ->
             for label, look in (("non_private", "open"), ("private", "private"))
             if label in values
         }
-        found.append((metric_title(name), curves(lines, across="round", up=metric_title(name))))
-    return found
+        charts.append((metric_title(name), curves(lines, across="round", up=metric_title(name))))
+    return charts
 
 
-def _provenance(folder: Path) -> list[tuple[str, str]]:
-    found = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
-    flat = {**found, "versions": ", ".join(f"{name} {number}" for name, number in found["versions"].items())}
-    flat["devices"] = ", ".join(found["devices"])
-    return [(name.replace("_", " "), str(value or "unknown")) for name, value in flat.items()]
-
-
-def _read_if_there(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _embedded(path: Path) -> str | None:
-    return base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
+def _provenance(stored: dict[str, Any]) -> list[tuple[str, str]]:
+    versions = ", ".join(f"{name} {version}" for name, version in stored["versions"].items())
+    rows = {**stored, "versions": versions, "devices": ", ".join(stored["devices"])}
+    return [(name.replace("_", " "), str(value or "unknown")) for name, value in rows.items()]

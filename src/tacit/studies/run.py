@@ -7,8 +7,9 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Params
-from tacit.algorithms import find
+from tacit.algorithm import Params
 from tacit.data import Federation
 from tacit.objectives import Objective, untapped
 from tacit.plans.assemble import Builder, builder_of, problem_of
+from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError, study_from
-from tacit.privacy import spent
+from tacit.privacy import Event, SiloPlan, spent
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Seed, simulate_grid
 from tacit.simulate.participation import Participation, participation, roster
@@ -36,6 +37,7 @@ from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk
 
 _DESCENT = 5000  # steps of proximal descent to an optimum
+_PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,19 @@ class Prepared:
     who: Participation
 
     @property
-    def reads_groups(self) -> bool:
-        """Whether the algorithm reads the sensitive attribute, which other algorithms are not handed."""
-        return self.builder.entry.reads_attribute
-
-    @property
     def names(self) -> list[str]:
         """The silos' names."""
-        return [silo.name for silo in self.federations[0].silos]
+        return [silo.name for silo in self.plan.silos]
+
+    @property
+    def records(self) -> list[int]:
+        """How many training records each silo has."""
+        return [silo.records for silo in self.plan.silos]
 
 
 @dataclass
 class Result:
-    """What a run found. Traces have axes (seeds, measured rounds)."""
+    """The result of a run. Traces have axes (seeds, measured rounds)."""
 
     prepared: Prepared
     params: Params
@@ -94,7 +96,7 @@ def prepare(study: Study) -> Prepared:
     )
     builder = builder_of(study, problem_of(study, first), records)
     before = statistics_events(study, first)
-    plan = plan_of(study, builder, [silo.name for silo in first.silos], records, before)
+    plan = plan_of(study, builder, [silo.name for silo in first.silos], records, _record(first), before)
     _check_grid(study)
     noise = [events[0].noise_multiplier for events in before]
     federations = tuple(
@@ -102,6 +104,11 @@ def prepare(study: Study) -> Prepared:
         for federation, seed in zip(federations, study.run.seed_list, strict=True)
     )
     return Prepared(study, federations, builder, plan, who)
+
+
+def _record(federation: Federation) -> Any:
+    """The shape of one record."""
+    return jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), federation.silos[0].train)
 
 
 def run(study: Study, progress: Progress | None = None) -> Result:
@@ -112,23 +119,25 @@ def run(study: Study, progress: Progress | None = None) -> Result:
 def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: Path | None = None) -> Result:
     """Run a study that is ready.
 
-    ``stages`` is a folder that keeps how far it is: the same study goes on from there, to the same result.
+    ``stages`` is a folder that keeps how far the run is: the same study goes on from there, to the same result.
     """
-    started, study = time.perf_counter(), prepared.study
+    started, study, build = time.perf_counter(), prepared.study, prepared.builder.build
     seeds = starts_of(prepared)
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
-    watched = Stages(stages, progress, lambda rounds: max(_priced(_spent(prepared, seeds, rounds)), default=None))
+    def dearest(rounds: int) -> float | None:
+        return max((epsilon for epsilon in _spent(prepared, seeds, rounds) if epsilon is not None), default=None)
+
+    watched = Stages(stages, progress, dearest)
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
         keeper, measure = watched.keeper(label), watch(prepared)
         return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, keeper=keeper)
 
-    def private(**point: Any) -> Any:
-        return prepared.builder.build(**{**prepared.plan.parameters, **point})
-
-    chosen = train(PRIVATE if study.privacy.private else "training, not private", private, {}, seeds, prepared.who)
-    plain = _plain(prepared)
+    label = PRIVATE if study.privacy.private else "training, not private"
+    chosen = train(label, partial(build, **prepared.plan.parameters), {}, seeds, prepared.who)
+    # The same algorithm without clip and noise, with the study's own settings for the baseline.
+    plain = partial(build, **{"channel": "open", "noise_multiplier": None, **study.baseline})
     public = train("without privacy", plain, {}, seeds, prepared.who) if study.privacy.private else chosen
     alone = _alone(prepared, seeds, train, plain) if study.run.alone else {}
     grid = _grid(prepared, seeds, train) if study.run.grid else []
@@ -150,8 +159,7 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
 
 def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
     """One prediction for every record: what a model must beat."""
-    parts = ("train", "validation", "test")
-    seeds = [{part: pooled(federation, part) for part in parts} for federation in prepared.federations]
+    seeds = [{part: pooled(federation, part) for part in _PARTS} for federation in prepared.federations]
     objective, x = prepared.builder.problem.objective, jnp.asarray(seeds[0]["train"]["x"][:1])
     shape = jax.eval_shape(lambda key: objective.model.apply(objective.init(key), x, untapped), jax.random.key(0))
     return constant_metrics(list(objective.cost.metrics), seeds, objective.cost.value, shape.shape[1])
@@ -159,44 +167,39 @@ def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
 
 def starts_of(prepared: Prepared) -> list[Seed]:
     """What each repetition of a study starts from."""
-    return list(_seeds(prepared))
-
-
-def _seeds(prepared: Prepared) -> Iterator[Seed]:
-    names = prepared.names
-    with_groups = prepared.reads_groups
+    # Other algorithms are not handed the sensitive attribute.
+    with_groups = prepared.builder.entry.reads_attribute
+    starts = []
     for seed, federation in zip(prepared.study.run.seed_list, prepared.federations, strict=True):
         key_run, key_init = jax.random.split(jax.random.key(seed))
-        silos = enrol([_flat(silo.train, with_groups) for silo in federation.silos], names)
-        parts = {part: pooled(federation, part, with_groups) for part in ("train", "validation", "test")}
+        silos = enrol([_fields(silo.train, with_groups) for silo in federation.silos], prepared.names)
+        parts = {part: pooled(federation, part, with_groups) for part in _PARTS}
         params = prepared.builder.problem.objective.init(key_init)
         least = _least_risk(prepared, params, parts["train"])
-        yield Seed(key_run, params, silos, {"parts": parts, "least": least})
+        starts.append(Seed(key_run, params, silos, {"parts": parts, "least": least}))
+    return starts
 
 
-def _flat(records: dict[str, np.ndarray], with_groups: bool = False) -> dict[str, np.ndarray]:
+def _fields(records: dict[str, np.ndarray], with_groups: bool) -> dict[str, np.ndarray]:
     return {name: column for name, column in records.items() if name != "s" or with_groups}
 
 
 def pooled(federation: Federation, part: str, with_groups: bool = False) -> dict[str, np.ndarray]:
     """The records of all silos together."""
-    tables = [_flat(getattr(silo, part), with_groups) for silo in federation.silos]
+    tables = [_fields(getattr(silo, part), with_groups) for silo in federation.silos]
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
 def _least_risk(prepared: Prepared, params: Params, records: Any) -> Any:
-    """The risk at the optimum, where one is asked for and proximal descent finds it: losses that are convex and smooth.
-
-    ``None`` elsewhere.
-    """
+    """The least risk, if asked for; ``None`` where losses are not convex and smooth, and descent may not find it."""
     problem = prepared.builder.problem
     convex = problem.objective.model.linear is not None and problem.smoothness is not None
     if not prepared.study.run.stationarity or not convex:
         return None
 
     def least(params: Params, records: Any) -> Any:
-        found = proximal_descent(problem, params, records, 1.0 / (problem.smoothness or 1.0), _DESCENT)
-        return risk(problem, found, records)
+        optimum = proximal_descent(problem, params, records, 1.0 / (problem.smoothness or 1.0), _DESCENT)
+        return risk(problem, optimum, records)
 
     return jax.jit(least)(params, records)
 
@@ -216,35 +219,29 @@ def measured(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
 
 def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
     """Loss and metrics on each part of the records; if asked for, how near training records are to stationary."""
-    study, problem = prepared.study, prepared.builder.problem
+    study, problem, groups = prepared.study, prepared.builder.problem, prepared.federations[0].group_names
     plain = measured(problem.objective)
-    fair = fair_measure(prepared.builder, len(prepared.federations[0].group_names)) if prepared.reads_groups else None
+    fair = fair_measure(prepared.builder, len(groups)) if prepared.builder.entry.reads_attribute else None
 
     def measure(params: Params, evaluation: Any) -> dict[str, Any]:
-        found = plain(params, evaluation["parts"])
+        parts, least = evaluation["parts"], evaluation["least"]
+        values = plain(params, parts)
         if fair is not None:
-            for part, records in evaluation["parts"].items():
-                found |= {f"{part}_{name}": value for name, value in fair(params, records).items()}
+            for part, records in parts.items():
+                values |= {f"{part}_{name}": value for name, value in fair(params, records).items()}
         if study.run.stationarity:
-            train = evaluation["parts"]["train"]
-            own = float(np.mean(study.algorithm.step_size))
-            step = own if problem.smoothness is None else 1.0 / problem.smoothness
-            found["train_gradient_mapping"] = gradient_mapping(problem, params, train, step)
-            if evaluation["least"] is not None:
-                found["train_excess_risk"] = risk(problem, params, train) - evaluation["least"]
-        return found
+            smoothness = problem.smoothness
+            step = float(np.mean(study.algorithm.step_size)) if smoothness is None else 1.0 / smoothness
+            values["train_gradient_mapping"] = gradient_mapping(problem, params, parts["train"], step)
+            if least is not None:
+                values["train_excess_risk"] = risk(problem, params, parts["train"]) - least
+        return values
 
     return measure
 
 
 def _final(outcome: Outcome) -> dict[str, np.ndarray]:
     return {name: values[:, 0, -1] for name, values in outcome.trace.items()}
-
-
-def _plain(prepared: Prepared) -> Callable[..., Any]:
-    """The same algorithm without clip and noise, with the study's own settings for the baseline."""
-    changes = {"channel": "open", "noise_multiplier": None, **prepared.study.baseline}
-    return lambda **point: prepared.builder.build(**{**changes, **point})
 
 
 def _alone(
@@ -264,21 +261,12 @@ def _alone(
 
 def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) -> list[dict[str, Any]]:
     """Every point of the study's grid in one program; the noise of each point is calibrated to its budget."""
-    study, points = prepared.study, grid_points(prepared.study)
-    rows: dict[str, list[Any]] = {}
-    for point in points:
-        for key, value in point.items():
-            if key != "privacy.epsilon":
-                rows.setdefault(key.removeprefix("algorithm."), []).append(value)
-        if study.privacy.private:
-            rows.setdefault("noise_multiplier", []).append(noise_at(prepared, point))
-    outcome = train(
-        "grid",
-        prepared.builder.build,
-        {k: jnp.asarray(np.asarray(v)) for k, v in rows.items()},
-        seeds,
-        prepared.who,
-    )
+    points = points_of(prepared.study.run.grid)
+    rows = [changes_of(point) for point in points]
+    if prepared.study.privacy.private:
+        rows = [{**row, "noise_multiplier": noise_at(prepared, point)} for row, point in zip(rows, points, strict=True)]
+    grid = {name: jnp.asarray(np.asarray([row[name] for row in rows])) for name in rows[0]}
+    outcome = train("grid", prepared.builder.build, grid, seeds, prepared.who)
     last = {name: values[:, :, -1] for name, values in outcome.trace.items()}
     return [
         {"point": point, "metrics": {name: summary(values[:, i]) for name, values in last.items()}}
@@ -286,18 +274,31 @@ def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) 
     ]
 
 
-def grid_points(study: Study) -> list[dict[str, Any]]:
-    """The points of the study's grid, in the order of its result."""
-    keys = list(study.run.grid)
-    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*study.run.grid.values())]
+def points_of(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of a grid, in the order of its result.
+
+    >>> points_of({"algorithm.step_size": [1, 2]})
+    [{'algorithm.step_size': 1}, {'algorithm.step_size': 2}]
+    """
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def changes_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """What a point changes of the algorithm."""
+    return {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
+
+
+def grid_keys(study: Study) -> list[str]:
+    """The algorithm's numbers that a grid may vary in one program."""
+    own = [name for name, value in study.algorithm.own.items() if isinstance(value, float)]
+    return sorted(f"algorithm.{name}" for name in {"step_size", "clip_norm", *own})
 
 
 def _check_grid(study: Study) -> None:
-    known = {"privacy.epsilon", *(f"algorithm.{name}" for name in ("step_size", "clip_norm"))}
-    known |= {f"algorithm.{name}" for name, value in study.algorithm.own.items() if isinstance(value, float)}
-    strange = sorted(set(study.run.grid) - known)
+    known = [*grid_keys(study), "privacy.epsilon"]
+    strange = sorted(set(study.run.grid) - set(known))
     if strange:
-        raise StudyError(f"run.grid: expected keys among {sorted(known)}, got {strange}.")
+        raise StudyError(f"run.grid: expected keys among {known}, got {strange}.")
     if "privacy.epsilon" in study.run.grid and study.privacy.epsilon is None:
         raise StudyError("run.grid.privacy.epsilon: the study itself has no epsilon; set privacy.epsilon too.")
     check_values(study, study.run.grid, "run.grid.")
@@ -311,8 +312,8 @@ def check_values(study: Study, grid: Mapping[str, Sequence[Any]], label: str) ->
 
 
 def _check_value(study: Study, key: str, value: Any, where: str) -> None:
-    parts = value if isinstance(value, list | tuple) else (value,)
-    if not parts or not all(isinstance(p, int | float) and not isinstance(p, bool) and math.isfinite(p) for p in parts):
+    rows = value if isinstance(value, list | tuple) else (value,)
+    if not rows or not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in rows):
         raise StudyError(f"{where}, numbers such as [1, 4], got {value!r}.")
     tree = study.model_dump(exclude_none=True)
     section, name = key.split(".", 1)
@@ -328,52 +329,38 @@ def noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     epsilon = point.get("privacy.epsilon", prepared.study.privacy.epsilon)
     privacy = prepared.study.privacy.model_copy(update={"epsilon": epsilon})
     study = prepared.study.model_copy(update={"privacy": privacy})
-    records = [silo.records for silo in prepared.plan.silos]
     first = [tuple(e for e in silo.events if e.kind == "statistics") for silo in prepared.plan.silos]
     before = first if study.preprocessing is not None else ()
-    # Numbers of the algorithm's own may change what is released (the noise of differences, say), and with it the price.
-    own = {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
-    builder = dataclasses.replace(prepared.builder, fixed={**prepared.builder.fixed, **own})
-    noise = plan_of(study, builder, prepared.names, records, before).noise
+    # The algorithm's own numbers may change what is released (the noise of differences, say), and with it the price.
+    builder = dataclasses.replace(prepared.builder, fixed={**prepared.builder.fixed, **changes_of(point)})
+    noise = plan_of(study, builder, prepared.names, prepared.records, _record(prepared.federations[0]), before).noise
     if noise is None:
         raise StudyError("run.grid: expected a private study for a grid over noise.")
     return noise
 
 
-def _priced(values: list[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
 def _spent(prepared: Prepared, seeds: list[Seed], rounds: int | None = None) -> list[float | None]:
-    """What the realised participations cost each silo, in the seed in which it answered most.
-
-    Of the first ``rounds`` only, where a number is given.
-    """
+    """What each silo's answers cost, in the seed in which it answered most; of the first ``rounds``, or of all."""
     algorithm = prepared.builder.build(**prepared.plan.parameters)
-    silos = len(prepared.names)
-    answers = np.max(
-        [roster(split_keys(seed.key).choice, algorithm, prepared.who, silos).answers(silos, rounds) for seed in seeds],
-        axis=0,
-    )
+    silos, who = len(prepared.names), prepared.who
+    rosters = [roster(split_keys(seed.key).choice, algorithm, who, silos) for seed in seeds]
+    answers = np.max([one.answers(silos, rounds) for one in rosters], axis=0)
     played = Counter(algorithm.schedule[:rounds])
-    found: list[float | None] = []
-    for silo, count in zip(prepared.plan.silos, answers, strict=True):
-        if silo.price is None:
-            found.append(None)
-            continue
+
+    def releases(event: Event, count: int) -> int:
+        if event.kind not in algorithm.rounds:
+            return event.count
         # With several kinds of round a silo may have answered any of them: each is charged up to its own count.
-        made = {
-            event.kind: min(event.count, _releases(algorithm, event.kind, min(int(count), played[event.kind])))
-            if event.kind in algorithm.rounds
-            else event.count
-            for event in silo.events
-        }
-        found.append(spent(silo.events, made, delta=silo.price.delta).epsilon)
-    return found
+        steps = algorithm.rounds[event.kind].silo.local_steps
+        return min(event.count, min(count, played[event.kind]) * steps)
 
+    def cost(silo: SiloPlan, count: int) -> float | None:
+        if silo.price is None:
+            return None
+        made = {event.kind: releases(event, count) for event in silo.events}
+        return spent(silo.events, made, delta=silo.price.delta - silo.kept).epsilon
 
-def _releases(algorithm: Algorithm, kind: str, answers: int) -> int:
-    return answers * algorithm.rounds[kind].silo.local_steps
+    return [cost(silo, int(count)) for silo, count in zip(prepared.plan.silos, answers, strict=True)]
 
 
 def summary(values: np.ndarray) -> dict[str, float]:

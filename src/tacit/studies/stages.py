@@ -1,4 +1,4 @@
-"""How far a run is: told to whoever watches, and kept in a folder so that it can be stopped and go on later."""
+"""How far a run is: shown to whoever watches, and kept in a folder, so that a stopped run can go on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARE = 20  # the running price may take one part in this many of the time
 
 
 class Sight(NamedTuple):
-    """One part of a run at one moment: the loss on training records by grid point, and the dearest silo's epsilon."""
+    """One part of a run at one moment: training loss by grid point, and the dearest silo's epsilon."""
 
     label: str
     done: int
@@ -42,7 +42,7 @@ class Stages:
         self.folder, self.progress, self.spent = folder, progress, spent
 
     def keeper(self, label: str) -> Part | None:
-        """Who looks at one part of the run; nobody, where nobody asked."""
+        """The keeper of one part of the run; ``None`` where nobody watches and nothing is kept."""
         return None if self.folder is None and self.progress is None else Part(self, label)
 
 
@@ -53,8 +53,8 @@ class Part:
         self._stages, self._label = stages, label
         self._written = self._price_after = time.monotonic()
         self._epsilon: float | None = None
-        folder = stages.folder
-        self._path = None if folder is None else folder / f"{label.replace(', ', '-').replace(' ', '-')}.npz"
+        name = f"{label.replace(', ', '-').replace(' ', '-')}.npz"
+        self._path = None if stages.folder is None else stages.folder / name
 
     def last(self, fresh: Stage) -> Stage | None:
         """The stage that an earlier run left, if it left one."""
@@ -63,31 +63,28 @@ class Part:
         return load_stage(self._path, fresh)
 
     def keep(self, stage: Stage, total: int) -> None:
-        """Tell what there is to see, and write it down every few seconds and at the end."""
+        """Show the stage, and write it to disk every few seconds and at the end."""
         if self._stages.progress is not None:
             self._stages.progress(Sight(self._label, stage.done, total, _loss(stage), self._price(stage.done, total)))
-        now = time.monotonic()
-        if self._path is not None and (stage.done == total or now - self._written > _PATIENCE):
+        waited = time.monotonic() - self._written
+        if self._path is not None and (stage.done == total or waited > _PATIENCE):
             save_stage(self._path, stage)
             self._written = time.monotonic()
 
     def _price(self, done: int, total: int) -> float | None:
-        """The epsilon spent so far: looked up as often as that is cheap, and at the end."""
+        """The epsilon spent so far: computed as often as that is cheap, and at the end."""
         if self._label != PRIVATE:
             return None
         started = time.monotonic()
         if started >= self._price_after or done == total:
             self._epsilon = self._stages.spent(done)
-            took = time.monotonic() - started
-            self._price_after = started + _SHARE * took
+            self._price_after = started + _SHARE * (time.monotonic() - started)
         return self._epsilon
 
 
 def _loss(stage: Stage) -> np.ndarray | None:
     """The latest training loss of every point, averaged over seeds."""
-    if "train_loss" not in stage.trace:
-        return None
-    values = stage.trace["train_loss"]
+    values = stage.trace.get("train_loss", np.empty((1, 1, 0)))
     measured = np.flatnonzero(~np.isnan(values).all(axis=(0, 1)))
     if not len(measured):
         return None
@@ -113,11 +110,9 @@ def load_stage(path: Path, fresh: Stage) -> Stage:
     except (OSError, ValueError, KeyError) as error:
         raise TacitError(f"{path} cannot be read ({error}); delete it to begin this part again.") from None
     leaves, form = jax.tree.flatten(fresh.carry)
-    found = [arrays.get(f"leaf{i}") for i in range(len(leaves))]
-    forms = [plain(leaf) for leaf in leaves]
-    fits = len(arrays) == len(leaves) and all(
-        new is not None and new.shape == old.shape and new.dtype == old.dtype
-        for new, old in zip(found, forms, strict=True)
+    expected = {f"leaf{i}": plain(leaf) for i, leaf in enumerate(leaves)}
+    fits = set(arrays) == set(expected) and all(
+        arrays[name].shape == leaf.shape and arrays[name].dtype == leaf.dtype for name, leaf in expected.items()
     )
     if meta["version"] != __version__ or not fits:
         raise TacitError(

@@ -1,8 +1,7 @@
 """Standardisation by private statistics: each silo releases them once, inside its budget, before training.
 
-From the release on everything is post-processing: the map from a record's features to standardised ones is fixed and
-public, and treats every record by itself. Only training records enter the statistics; validation and test records are
-mapped by them.
+After the release everything is post-processing: the map of features is fixed and public, and treats every record by
+itself. Only training records enter the statistics; validation and test records are mapped by them.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ def statistics_events(study: Study, federation: Federation) -> list[tuple[Event,
         return []
     epsilons = privacy.epsilon if isinstance(privacy.epsilon, tuple) else (privacy.epsilon,) * len(federation.silos)
     unit = statistics_of(section, places_of(section, federation), 1.0)
-    found = []
+    calibrated = []
     for silo_index, (silo, epsilon) in enumerate(zip(federation.silos, epsilons, strict=True)):
         assert epsilon is not None
         events = events_of(unit, silo_index=silo_index, silos=len(federation.silos), records=len(silo.train["y"]))
-        found.append(calibrate(events, epsilon=section.share * epsilon, delta=privacy.delta))
-    return found
+        calibrated.append(calibrate(events, epsilon=section.share * epsilon, delta=privacy.delta))
+    return calibrated
 
 
 def standardised(
@@ -88,44 +87,27 @@ def standardised(
     changed = tuple(
         SiloData(silo.name, apply(silo.train), apply(silo.validation), apply(silo.test)) for silo in federation.silos
     )
-    listed = ", ".join(section.columns)
-    step = Step(
-        "private standardisation",
-        False,
-        f"{listed} by {section.standardise} that each silo released with noise, priced with training.",
-        priced=True,
-    )
-    steps = (*federation.steps, step, norm_step(section.norm))
+    columns = ", ".join(section.columns)
+    text = f"{columns} by {section.standardise} that each silo released with noise, priced with training."
+    steps = (*federation.steps, Step("private standardisation", False, text, priced=True), norm_step(section.norm))
     return dataclasses.replace(federation, silos=changed, feature_norm=section.norm, steps=steps)
 
 
-Map = Callable[[np.ndarray], np.ndarray]
-
-
-def _map(section: PreprocessingSection, released: np.ndarray) -> Map:
+def _map(section: PreprocessingSection, released: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """The map of one column from its noisy statistics."""
     if section.standardise == "moments":
-        mean, spread = moments(released)
+        # Noisy means of v and v^2 - 1.
+        mean = float(np.clip(released[0], -1.0, 1.0))
+        spread = float(np.sqrt(max(released[1] + 1.0 - mean**2, _LEAST_VARIANCE)))
         return lambda values: np.clip((values - mean) / (3 * spread), -1.0, 1.0)
     edges = np.linspace(-1.0, 1.0, section.bins + 1)
     shares = released + 1 / section.bins if section.standardise == "histogram" else shares_of_tree(released)
     below = cumulative(shares)
     if section.standardise == "histogram":
         return lambda values: 2 * np.interp(values, edges, below) - 1
-    low, high = (quantile(below, edges, share) for share in section.quantiles)
+    low, high = np.interp(section.quantiles, below, edges).tolist()
     high = max(high, low + 2 / section.bins)
     return lambda values: np.clip(2 * (values - low) / (high - low) - 1, -1.0, 1.0)
-
-
-def moments(released: np.ndarray) -> tuple[float, float]:
-    """Mean and standard deviation from noisy means of v and v^2 - 1.
-
-    >>> mean, spread = moments(np.array([0.5, -0.5]))
-    >>> mean, round(spread, 3)
-    (0.5, 0.5)
-    """
-    mean = float(np.clip(released[0], -1.0, 1.0))
-    return mean, float(np.sqrt(max(released[1] + 1.0 - mean**2, _LEAST_VARIANCE)))
 
 
 def shares_of_tree(released: np.ndarray) -> np.ndarray:
@@ -135,10 +117,9 @@ def shares_of_tree(released: np.ndarray) -> np.ndarray:
     [0.5, 0.25, 0.25, 0.0]
     """
     shares = np.ones(1)
-    start = 0
-    while start < len(released):
-        difference = released[start : start + len(shares)]
-        start += len(shares)
+    while len(shares) <= len(released):
+        # The differences of one level follow those of the level above: 1, 2, 4 ...
+        difference = released[len(shares) - 1 : 2 * len(shares) - 1]
         left = np.clip((shares + difference) / 2, 0.0, shares)
         shares = np.stack([left, shares - left], axis=1).reshape(-1)
     return shares
@@ -148,8 +129,3 @@ def cumulative(shares: np.ndarray) -> np.ndarray:
     """The share of records below each edge: from 0 to 1, never falling, whatever the noise."""
     positive = np.maximum(shares, 0.0) + 1e-6
     return np.concatenate([[0.0], np.cumsum(positive) / positive.sum()])
-
-
-def quantile(below: np.ndarray, edges: np.ndarray, share: float) -> float:
-    """Where that share of records lies below."""
-    return float(np.interp(share, below, edges))

@@ -70,7 +70,7 @@ def curves(path: Path) -> dict[int, dict[str, float]]:
     values: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
+            run, _, step = row.pop("run"), row.pop("seed"), int(row.pop("round"))
             for name, value in row.items():
-                if name not in ("run", "seed", "round"):
-                    values[int(row["round"])][f"{row['run']}/{name}"].append(float(value))
+                values[step][f"{run}/{name}"].append(float(value))
     return {step: {name: sum(own) / len(own) for name, own in row.items()} for step, row in values.items()}

@@ -1,27 +1,25 @@
 """Choosing hyperparameters inside the budget: candidates are trained, scored with noise, and the best is kept.
 
 A candidate is one training of a study at one point of a grid and one release of its error on validation records. A
-record is either trained on or validated on, never both, so that it pays for the dearer of the two, not for their sum.
+record is either trained on or validated on, so that it pays for the dearer of the two, not for their sum.
 
-Who sees the losers decides the price. Candidates are trained by all silos together, so that *every silo sees all of
-them* in what the server broadcasts, and a server that is not trusted sees all messages besides. There are two prices:
+Who sees the losers decides the price. Every silo sees all candidates in what the server broadcasts, and a server that
+is not trusted sees all messages besides. There are two prices:
 
-- against the *silos*, and whoever else watches training: all candidates together. This is what the budget must cover
-  unless somebody says otherwise: all points of the grid are tried once and exactly composed.
+- against the *silos*, and whoever else watches training: all points of the grid are tried once and exactly composed.
+  This is what the budget covers unless somebody says otherwise.
 - against the *public*, who sees nothing but the chosen model (``against="public"``, which needs a trusted server): the
-  number of tries is drawn at random, each at a point drawn at random, and the price is that of Papernot and Steinke for
-  the best of them. The price against the silos, who see the number and all candidates, is larger and told beside it.
-
-A single silo with a trusted server has no other silos, and the second price stands alone.
+  number of tries is drawn at random, each at a random point, and the price is that of Papernot and Steinke for the best
+  of them. The price against the silos is larger and told beside it; a single silo with a trusted server has none.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -39,7 +37,17 @@ from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
 from tacit.studies.plan import min_silos_of
-from tacit.studies.run import Prepared, check_values, prepare, starts_of, summary, watch
+from tacit.studies.run import (
+    Prepared,
+    changes_of,
+    check_values,
+    grid_keys,
+    points_of,
+    prepare,
+    starts_of,
+    summary,
+    watch,
+)
 
 Against = Literal["silos", "public"]
 AGAINST: Mapping[Against, str] = {
@@ -58,10 +66,10 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class SiloPrice:
-    """What tuning costs each record of a silo, trained on or validated on, whichever is dearer.
+    """What tuning costs each record of a silo, trained on or validated on.
 
-    ``public`` holds against whoever sees only the chosen model; ``silos`` against those who watch training, and is
-    ``None`` where there are none. ``epsilon_of_one`` is the price of one candidate by itself.
+    ``public`` holds against whoever sees only the chosen model; ``silos`` against those who watch training, ``None``
+    where there are none. ``epsilon_of_one`` is the price of one candidate by itself.
     """
 
     name: str
@@ -82,7 +90,8 @@ class SiloPrice:
 class TunePlan:
     """The price of tuning, before anything runs; ``separation`` is the mu of the score of one candidate.
 
-    The study's epsilon covers the price ``against`` these. ``tries`` is the distribution of a random number of them.
+    The study's epsilon covers the price ``against`` these. ``tries`` is the distribution of the number of candidates,
+    where that is random.
     """
 
     prepared: Prepared
@@ -108,9 +117,9 @@ class TunePlan:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found: the error of each candidate as it was released, and the best one's model and metrics.
+    """The error of each candidate as it was released, and the best one's model and metrics.
 
-    All of it, for those who simulate; `tuned_json` is what may be told.
+    All of it, for those who simulate; `tuned_json` is what may be published.
     """
 
     plan: TunePlan
@@ -119,15 +128,6 @@ class Tuned:
     best: int
     params: Any
     metrics: dict[str, float]
-
-
-def points_of(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ...]:
-    """Every combination of a grid.
-
-    >>> points_of({"algorithm.step_size": [1, 2]})
-    ({'algorithm.step_size': 1}, {'algorithm.step_size': 2})
-    """
-    return tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
 def plan_tuning(
@@ -139,41 +139,40 @@ def plan_tuning(
 ) -> TunePlan:
     """Price a tuning: the noise of every candidate, so that choosing among all of them fits the study's epsilon.
 
-    The epsilon covers everyone who watches training, unless ``against="public"`` says that it need only cover those who
-    see nothing but the chosen model.
+    The epsilon covers everyone who watches training; with ``against="public"``, only those who see nothing but the
+    chosen model.
     """
     epsilon = _checked(study, grid)
     once = study.run.model_copy(update={"seeds": (study.run.seed_list[0],), "grid": {}})
-    one = study.model_copy(update={"run": once})
-    prepared, points = prepare(one), points_of(grid)
-    against = _against(prepared, against, mean_tries, len(points))
+    prepared, points = prepare(study.model_copy(update={"run": once})), tuple(points_of(grid))
+    delta, count = study.privacy.delta, len(points)
+    against = _against(prepared, against, mean_tries, count)
     _check_points(prepared, points)
-    tries = NegativeBinomial.of_mean(mean_tries or float(max(len(points), 2))) if against == "public" else None
-    delta, number = study.privacy.delta, len(points)
-    target = selection_mu(epsilon, tries, delta=delta) if tries else gdp_mu(epsilon, delta) / math.sqrt(number)
+    tries = NegativeBinomial.of_mean(mean_tries or float(max(count, 2))) if against == "public" else None
+    target = selection_mu(epsilon, tries, delta=delta) if tries else gdp_mu(epsilon, delta) / math.sqrt(count)
     silos = tuple(
-        _silo_price(prepared, place, tries=tries, number=number, epsilon=epsilon, target=target)
-        for place in range(len(prepared.names))
+        _silo_price(prepared, silo_index, tries=tries, count=count, epsilon=epsilon, target=target)
+        for silo_index in range(len(prepared.names))
     )
     return TunePlan(prepared, points, against, tries, delta, silos, target)
 
 
-def _against(prepared: Prepared, against: Against | None, mean_tries: float | None, number: int) -> Against:
-    """Whom the budget covers: everyone who watches, unless it is said or there is nobody."""
+def _against(prepared: Prepared, against: Against | None, mean_tries: float | None, count: int) -> Against:
+    """Whom the budget covers: all who watch training, unless ``against`` says otherwise or there is nobody."""
     trusted, silos = prepared.study.algorithm.channel == "trusted", len(prepared.names)
     if not trusted and (against == "public" or mean_tries is not None):
         raise StudyError(
-            f"--against public, --tries: a server that is not trusted sees all {number} candidates; leave them out, or "
+            f"--against public, --tries: a server that is not trusted sees all {count} candidates; leave them out, or "
             'use a study with algorithm.channel = "trusted".'
         )
-    found: Against = against or ("public" if trusted and silos == 1 else "silos")
-    if found == "silos" and mean_tries is not None:
+    against = against or ("public" if trusted and silos == 1 else "silos")
+    if against == "silos" and mean_tries is not None:
         raise StudyError(
             f"--tries: the {silos} silos see every candidate, so that a random number of them hides nothing; leave it "
             "out, or say --against public if the price need only hold against those who see nothing but the chosen "
             "model."
         )
-    return found
+    return against
 
 
 def _checked(study: Study, grid: Mapping[str, Sequence[Any]]) -> float:
@@ -185,12 +184,11 @@ def _checked(study: Study, grid: Mapping[str, Sequence[Any]]) -> float:
             'privacy: tuning is priced for whole records and without preprocessing; set protects = "record", declare '
             "public ranges, and leave preprocessing out."
         )
-    known = {f"algorithm.{name}" for name in ("step_size", "clip_norm")}
-    known |= {f"algorithm.{name}" for name, value in study.algorithm.own.items() if isinstance(value, float)}
-    strange = sorted(set(grid) - known)
+    known = grid_keys(study)
+    strange = sorted(set(grid) - set(known))
     if strange or not grid or not all(grid.values()):
         raise StudyError(
-            f"--grid: expected values for keys among {', '.join(sorted(known))}, got {', '.join(strange) or 'none'}. "
+            f"--grid: expected values for keys among {', '.join(known)}, got {', '.join(strange) or 'none'}. "
             "All candidates must make the same releases: rounds, batches and shares of noise change them, and no price "
             "is known for a choice among such candidates (docs/private-preprocessing.md); set those in the study."
         )
@@ -209,27 +207,24 @@ def _check_points(prepared: Prepared, points: Sequence[Point]) -> None:
         raise StudyError(f"partition.validation: {lacking[0]} has no validation records; set it to 0.2, say.")
 
 
-def _unit_events(prepared: Prepared, place: int, point: Point) -> tuple[Event, ...]:
-    study, records = prepared.study, [silo.records for silo in prepared.plan.silos]
-    unit = prepared.builder.build(noise_multiplier=1.0, **{k.removeprefix("algorithm."): v for k, v in point.items()})
-    anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
-    cap = study.privacy.max_participations
+def _unit_events(prepared: Prepared, silo_index: int, point: Point) -> tuple[Event, ...]:
+    study, records = prepared.study, prepared.records
     return events_of(
-        unit,
-        silo_index=place,
+        prepared.builder.build(noise_multiplier=1.0, **changes_of(point)),
+        silo_index=silo_index,
         silos=len(records),
-        records=records[place],
-        max_participations=cap,
-        anonymity_set=anonymity_set,
+        records=records[silo_index],
+        max_participations=study.privacy.max_participations,
+        anonymity_set=AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records))),
     )
 
 
 def _silo_price(
-    prepared: Prepared, place: int, *, tries: NegativeBinomial | None, number: int, epsilon: float, target: float
+    prepared: Prepared, silo_index: int, *, tries: NegativeBinomial | None, count: int, epsilon: float, target: float
 ) -> SiloPrice:
     """The noise of one candidate at one silo, and what all of them cost there."""
-    events, delta = _unit_events(prepared, place, {}), prepared.study.privacy.delta
-    silo, held = prepared.plan.silos[place], len(prepared.federations[0].silos[place].validation["y"])
+    events, delta = _unit_events(prepared, silo_index, {}), prepared.study.privacy.delta
+    silo, held = prepared.plan.silos[silo_index], len(prepared.federations[0].silos[silo_index].validation["y"])
     sampled = any(is_subsampled(e) for e in events)
     if has_reports(events) or (tries is not None and sampled):
         raise StudyError(
@@ -237,38 +232,27 @@ def _silo_price(
             f'"full" or "one-pass"{"" if tries else ", and no shuffled reports"}.'
         )
     # A validation record pays for the scores, which are not sampled: all of the target.
-    scores = gdp_epsilon(target * number**0.5, delta)
+    scores = gdp_epsilon(target * count**0.5, delta)
     if not sampled:
         factor = gaussian_mu(events) / target * (1 + 1e-9)
         public = selection_epsilon(target, tries, delta=delta) if tries else scores
-        watched = _watched(prepared, target, tries) if tries else scores
+        watched: float | None = scores
+        if tries:
+            watched = watched_epsilon(target, tries, delta=delta) if len(prepared.names) > 1 else None
         return SiloPrice(silo.name, silo.records, held, public, watched, gdp_epsilon(target, delta), factor)
     if any(e.mechanism != "gaussian" or e.sampling == "one-pass" for e in events):
         raise StudyError("algorithm: sampled rounds beside one-pass or running ones cannot be priced for tuning.")
-    paid = calibrate(_repeated(events, number), epsilon=epsilon, delta=delta)
+    paid = calibrate([_repeated(event, count) for event in events], epsilon=epsilon, delta=delta)
     factor = paid[0].noise_multiplier / events[0].noise_multiplier
     alone = max(price([e.scaled(factor) for e in events], delta=delta).epsilon, gdp_epsilon(target, delta))
     total = max(price(paid, delta=delta).epsilon, scores)
     return SiloPrice(silo.name, silo.records, held, total, total, alone, factor)
 
 
-def _watched(prepared: Prepared, target: float, tries: NegativeBinomial) -> float | None:
-    """The price against the other silos, where there are any."""
-    if len(prepared.names) == 1:
-        return None
-    return watched_epsilon(target, tries, delta=prepared.study.privacy.delta)
-
-
-def _repeated(events: Sequence[Event], number: int) -> list[Event]:
+def _repeated(event: Event, count: int) -> Event:
     """The releases of so many candidates, each with batches and noise of its own."""
-    return [
-        dataclasses.replace(
-            event,
-            count=event.count * number,
-            participations=None if event.participations is None else event.participations * number,
-        )
-        for event in events
-    ]
+    participations = None if event.participations is None else event.participations * count
+    return dataclasses.replace(event, count=event.count * count, participations=participations)
 
 
 def tune(plan: TunePlan, progress: Progress | None = None) -> Tuned:
@@ -278,8 +262,8 @@ def tune(plan: TunePlan, progress: Progress | None = None) -> Tuned:
     generator = np.random.default_rng([seed, 1])
     tried: tuple[Point, ...] = plan.points
     if plan.tries is not None:
-        number = plan.tries.draw(generator)
-        tried = tuple(plan.points[int(i)] for i in generator.integers(0, len(plan.points), number))
+        count = plan.tries.draw(generator)
+        tried = tuple(plan.points[int(i)] for i in generator.integers(0, len(plan.points), count))
     params, trace = _train(plan, tried, seed, progress)
     scores = _scores(plan, params, len(tried), seed)
     best = int(np.argmin(scores))
@@ -297,28 +281,24 @@ def _train(plan: TunePlan, tried: Sequence[Point], seed: int, progress: Progress
     """Every candidate with noise of its own, one after the other through one compiled program."""
     prepared = plan.prepared
     [start] = starts_of(prepared)
-    noise, rounds = jnp.asarray(plan.noise), prepared.study.algorithm.num_rounds
-
-    def build(**point: Any) -> Any:
-        return prepared.builder.build(**{**point, "noise_multiplier": noise})
-
-    measure = watch(prepared)
+    build = partial(prepared.builder.build, noise_multiplier=jnp.asarray(plan.noise))
+    measure, rounds = watch(prepared), prepared.study.algorithm.num_rounds
     program = grid_program(build, 1, prepared.who, measure)
-    found = []
+    terms: dict[str, Any] = {"who": prepared.who, "measure": measure, "measure_every": rounds, "program": program}
+    outcomes = []
     if progress is not None and plan.tries is not None:
         progress("candidates, a number that is not told", 0, None)
     for i, point in enumerate(tried):
-        grid = {key.removeprefix("algorithm."): jnp.asarray([float(value)]) for key, value in point.items()}
+        grid = {name: jnp.asarray([float(value)]) for name, value in changes_of(point).items()}
         own = start._replace(key=jax.random.fold_in(jax.random.key(seed), 1 + i))
-        terms: dict[str, Any] = {"who": prepared.who, "measure": measure, "measure_every": rounds}
-        found.append(simulate_grid(build, grid, [own], **terms, program=program))
+        outcomes.append(simulate_grid(build, grid, [own], **terms))
         if progress is not None and plan.tries is None:
             progress("candidates", i + 1, len(tried))
-    params = jax.tree.map(lambda *leaves: jnp.stack([leaf[0, 0] for leaf in leaves]), *(one.params for one in found))
-    return params, {name: np.stack([one.trace[name][0, 0, -1] for one in found]) for name in found[0].trace}
+    params = jax.tree.map(lambda *leaves: jnp.stack([leaf[0, 0] for leaf in leaves]), *(one.params for one in outcomes))
+    return params, {name: np.stack([one.trace[name][0, 0, -1] for one in outcomes]) for name in outcomes[0].trace}
 
 
-def _scores(plan: TunePlan, params: Any, number: int, seed: int) -> np.ndarray:
+def _scores(plan: TunePlan, params: Any, count: int, seed: int) -> np.ndarray:
     """Each candidate's validation error, released by every silo with noise."""
     prepared = plan.prepared
     channel: Channel = "trusted" if prepared.study.algorithm.channel == "trusted" else "direct"
@@ -328,24 +308,24 @@ def _scores(plan: TunePlan, params: Any, number: int, seed: int) -> np.ndarray:
     silos = enrol([{k: silo.validation[k] for k in ("x", "y")} for silo in federation.silos], prepared.names)
     key = jax.random.fold_in(jax.random.key(seed), 0)
     seeds = [
-        Seed(jax.random.fold_in(key, i), jax.tree.map(lambda leaf, i=i: leaf[i], params), silos) for i in range(number)
+        Seed(jax.random.fold_in(key, i), jax.tree.map(lambda leaf, i=i: leaf[i], params), silos) for i in range(count)
     ]
-    who = participation(len(federation.silos), weights=[len(silo.validation["y"]) for silo in federation.silos])
+    who = participation(len(federation.silos), weights=[silo.validation for silo in plan.silos])
     outcome = simulate_grid(lambda: algorithm, {}, seeds, who=who, noise="each")
     return np.asarray(outcome.params)[:, 0]
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
-    """What may be told, as plain data: losers only where they are paid for, and nothing exact but the test's metrics.
+    """What may be published, as plain data: losers only where they are paid for, and nothing exact but test metrics.
 
-    Errors and losses on training and validation records are left out: they are exact, and no price covers them.
+    No price covers exact errors and losses on training and validation records.
     """
     plan = tuned.plan
-    told = range(len(tuned.tried)) if plan.tries is None else [tuned.best]
+    shown = range(len(tuned.tried)) if plan.tries is None else [tuned.best]
     tests = {name: value for name, value in tuned.metrics.items() if name.startswith("test_")}
     return {
         **plan_json(plan),
-        "candidates": [{"point": dict(tuned.tried[i]), "private_validation_error": tuned.scores[i]} for i in told],
+        "candidates": [{"point": dict(tuned.tried[i]), "private_validation_error": tuned.scores[i]} for i in shown],
         "chosen": dict(tuned.tried[tuned.best]),
         "private_validation_error": tuned.scores[tuned.best],
         "metrics": {name: summary(np.asarray([value])) for name, value in tests.items()},
@@ -354,7 +334,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
 
 
 def plan_json(plan: TunePlan) -> dict[str, Any]:
-    """The price as plain data: for every silo whom it holds against."""
+    """The price as plain data: for every silo, and against whom."""
     return {
         "study": plan.prepared.study.name,
         "budget": plan.prepared.study.privacy.epsilon,

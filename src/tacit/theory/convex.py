@@ -24,7 +24,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tacit.privacy import Condition, Event, PaperNoise, Setting, calibrate, theorems
-from tacit.theory.statement import ConvexSetting, Risk, Statement, TheoryError, at_least, at_most, says_something
+from tacit.privacy.statements import at_least, at_most
+from tacit.theory.statement import ConvexSetting, Risk, Statement, TheoryError, says_something
 
 Accounting = Literal["tight", "paper"]
 Printed = Callable[[Setting], PaperNoise]
@@ -56,30 +57,13 @@ def mb_sgd_from_theory(
     >>> found.failed, found.lower_bound < found.bound < 0.1
     ((), True)
     """
-    s, smoothing = _smooth(setting, risk)
+    s = _smooth(setting, risk)
     rounds = num_rounds or _sgd_rounds(s, risk)
     noise = _noise(theorems.multi_pass, s, rounds, batch_size, accountant)
     second = s.lipschitz**2 * _spread(noise) + s.dimension * noise.sigma**2 / s.present
-    steps, output, bound, conditions = _sgd_case(s, rounds, second, _variance(s, noise), risk)
-    bound += _envelope_error(s, smoothing)
-    return Statement(
-        algorithm="mb-sgd",
-        source=f"{PAPER}, Theorem 2.1" + (" on the Moreau envelope" if smoothing else ""),
-        parameters={
-            "step_size": steps,
-            "num_rounds": rounds,
-            "output": output,
-            "clip_norm": s.lipschitz,
-            **noise.terms,
-        },
-        bound=bound,
-        rate=rate(setting, risk),
-        lower_bound=lower_bound(setting, risk),
-        risk=risk,
-        conditions=(*noise.conditions, *conditions, says_something(bound, s)),
-        lower_conditions=lower_bound_conditions(setting),
-        smoothing=smoothing,
-    )
+    steps, output, bound, conditions = _sgd_case(s, rounds, second, risk)
+    own = {"step_size": steps, "num_rounds": rounds, "output": output, "clip_norm": s.lipschitz}
+    return _statement("mb-sgd", "Theorem 2.1", setting, s, own, noise, risk, bound, conditions)
 
 
 def accelerated_mb_sgd_from_theory(
@@ -90,23 +74,53 @@ def accelerated_mb_sgd_from_theory(
     accountant: Accounting = "tight",
 ) -> Statement:
     """Theorem 2.3: accelerated noisy minibatch SGD for empirical risk."""
-    s, smoothing = _smooth(setting, "empirical")
+    s = _smooth(setting, "empirical")
     rounds = num_rounds or _accelerated_rounds(s, batch_size)
     noise = _noise(theorems.multi_pass, s, rounds, batch_size, accountant)
-    return _accelerated("accelerated-mb-sgd", "Theorem 2.3", setting, s, rounds, noise, "empirical", smoothing)
+    own, bound = _accelerated(s, rounds, noise)
+    return _statement("accelerated-mb-sgd", "Theorem 2.3", setting, s, own, noise, "empirical", bound)
 
 
 def one_pass_accelerated_from_theory(
     setting: ConvexSetting, *, batch_size: int = 1, accountant: Accounting = "tight"
 ) -> Statement:
     """Theorem 2.2: one pass of accelerated noisy SGD, for the population risk of silos that differ."""
-    s, smoothing = _smooth(setting, "population")
+    s = _smooth(setting, "population")
     rounds = s.records // batch_size
     if rounds < 1:
         raise TheoryError(f"Expected batch_size={batch_size} <= records={s.records}; one pass needs a batch.")
     noise = _noise(theorems.one_pass_accelerated, s, rounds, batch_size, accountant)
-    found = _accelerated("one-pass-accelerated", "Theorem 2.2", setting, s, rounds, noise, "population", smoothing)
+    own, bound = _accelerated(s, rounds, noise)
+    found = _statement("one-pass-accelerated", "Theorem 2.2", setting, s, own, noise, "population", bound)
     return dataclasses.replace(found, rate=one_pass_rate(s))
+
+
+def _statement(
+    algorithm: str,
+    theorem: str,
+    setting: ConvexSetting,
+    s: ConvexSetting,
+    own: dict[str, Any],
+    noise: _Noise,
+    risk: Risk,
+    bound: float,
+    conditions: tuple[Condition, ...] = (),
+) -> Statement:
+    """What a theorem says of ``setting``, whose loss was smoothed to that of ``s`` where it is not smooth."""
+    smoothing = s.smoothness if setting.smoothness is None else None
+    bound += 0.0 if smoothing is None else s.lipschitz**2 / (2 * smoothing)
+    return Statement(
+        algorithm=algorithm,
+        source=f"{PAPER}, {theorem}" + (" on the Moreau envelope" if smoothing else ""),
+        parameters={**own, **noise.terms},
+        bound=bound,
+        rate=rate(setting, risk),
+        lower_bound=lower_bound(setting, risk),
+        risk=risk,
+        conditions=(*noise.conditions, *conditions, says_something(bound, s)),
+        lower_conditions=lower_bound_conditions(setting),
+        smoothing=smoothing,
+    )
 
 
 def rate(s: ConvexSetting, risk: Risk) -> float:
@@ -157,17 +171,13 @@ def lower_bound_conditions(s: ConvexSetting) -> tuple[Condition, ...]:
     )
 
 
-def _smooth(s: ConvexSetting, risk: Risk) -> tuple[ConvexSetting, float | None]:
+def _smooth(s: ConvexSetting, risk: Risk) -> ConvexSetting:
     """The setting with a smooth loss: its own, or the Moreau envelope whose error is the accuracy aimed at."""
     if s.smoothness is not None:
-        return s, None
+        return s
     b = s.lipschitz**2 / (2 * rate(s, risk))
     curved = s.strong_convexity * b / (s.strong_convexity + b)
-    return dataclasses.replace(s, smoothness=b, strong_convexity=curved), b
-
-
-def _envelope_error(s: ConvexSetting, smoothing: float | None) -> float:
-    return 0.0 if smoothing is None else s.lipschitz**2 / (2 * smoothing)
+    return dataclasses.replace(s, smoothness=b, strong_convexity=curved)
 
 
 def _noise(theorem: Printed, s: ConvexSetting, rounds: int, batch: int | None, accountant: Accounting) -> _Noise:
@@ -190,10 +200,10 @@ def _noise(theorem: Printed, s: ConvexSetting, rounds: int, batch: int | None, a
 def _paper_noise(theorem: Printed, s: ConvexSetting, rounds: int, batch: int | None) -> _Noise:
     least = s.epsilon * s.records / (4 * math.sqrt(2 * rounds * math.log(2 / s.delta)))
     size = min(s.records, batch or max(1, math.ceil(least)))
-    found = theorem(Setting(records=s.records, num_rounds=rounds, batch_size=size, epsilon=s.epsilon, delta=s.delta))
-    [release] = found.releases
+    printed = theorem(Setting(records=s.records, num_rounds=rounds, batch_size=size, epsilon=s.epsilon, delta=s.delta))
+    [release] = printed.releases
     terms = {"batch_size": size, "sampling": release.sampling, "noise_multiplier": release.noise_multiplier}
-    return _Noise(terms, found.sigma_over_clip[0] * s.lipschitz, size, found.conditions)
+    return _Noise(terms, printed.sigma_over_clip[0] * s.lipschitz, size, printed.conditions)
 
 
 def _spread(noise: _Noise) -> float:
@@ -223,9 +233,9 @@ def _sgd_rounds(s: ConvexSetting, risk: Risk) -> int:
 
 
 def _sgd_case(
-    s: ConvexSetting, rounds: int, second: float, variance: float, risk: Risk
+    s: ConvexSetting, rounds: int, second: float, risk: Risk
 ) -> tuple[Any, Any, float, tuple[Condition, ...]]:
-    """Steps, output, bound and conditions; of several valid schedules the one with the smaller bound."""
+    """Steps, output, bound and conditions, where ``second`` is G^2."""
     assert s.smoothness is not None
     pooled = s.records * s.silos
     if s.strong_convexity == 0:
@@ -237,13 +247,12 @@ def _sgd_case(
             conditions = (at_most("step", step, "2/beta", 2 / s.smoothness),)
         return step, "average", s.radius**2 / (2 * step * rounds) + step * (second + drift) / 2, conditions
     mu, limit = s.strong_convexity, 2 * s.smoothness
-    steps, weights = stich_schedule(rounds, mu, limit)
+    if risk == "empirical":
+        index = np.arange(rounds)
+        return 2 / (mu * (index + 2)), index + 1.0, 2 * second / (mu * (rounds + 1)), ()
     decay = 32 * limit * s.radius**2 * math.exp(-mu * rounds / (2 * limit))
-    smooth = decay + 36 * second / (mu * rounds)
-    if risk == "population":
-        return steps, weights, smooth + 2 * s.lipschitz**2 / (mu * max(pooled - 1, 1)), ()
-    number = np.arange(rounds)
-    return 2 / (mu * (number + 2)), number + 1.0, 2 * second / (mu * (rounds + 1)), ()
+    bound = decay + 36 * second / (mu * rounds) + 2 * s.lipschitz**2 / (mu * max(pooled - 1, 1))
+    return *stich_schedule(rounds, mu, limit), bound, ()
 
 
 def stich_schedule(rounds: int, mu: float, limit: float) -> tuple[np.ndarray, np.ndarray]:
@@ -253,12 +262,12 @@ def stich_schedule(rounds: int, mu: float, limit: float) -> tuple[np.ndarray, np
     >>> steps.tolist(), weights.tolist()
     ([1.0, 1.0, 1.0, 0.6666666666666666], [0.0, 0.0, 4.0, 9.0])
     """
-    number = np.arange(rounds)
+    index = np.arange(rounds)
     if rounds <= limit / mu:
-        return np.full(rounds, 1 / limit), (1 - mu / limit) ** -(number + 1.0) if mu < limit else np.ones(rounds)
+        return np.full(rounds, 1 / limit), (1 - mu / limit) ** -(index + 1.0) if mu < limit else np.ones(rounds)
     half, shift = math.ceil(rounds / 2), 2 * limit / mu
-    later = shift + np.maximum(number - half, 0)
-    return np.where(number < half, 1 / limit, 2 / (mu * later)), np.where(number < half, 0.0, later**2)
+    later = shift + np.maximum(index - half, 0)
+    return np.where(index < half, 1 / limit, 2 / (mu * later)), np.where(index < half, 0.0, later**2)
 
 
 def _accelerated_rounds(s: ConvexSetting, batch: int | None) -> int:
@@ -278,31 +287,11 @@ def _accelerated_rounds(s: ConvexSetting, batch: int | None) -> int:
     return min(options, key=lambda r: acsa_stages(s, r, per_round * r + sampled)[2])
 
 
-def _accelerated(
-    algorithm: str,
-    theorem: str,
-    setting: ConvexSetting,
-    s: ConvexSetting,
-    rounds: int,
-    noise: _Noise,
-    risk: Risk,
-    smoothing: float | None,
-) -> Statement:
+def _accelerated(s: ConvexSetting, rounds: int, noise: _Noise) -> tuple[dict[str, Any], float]:
+    """Parameters and bound of AC-SA, with stages where there are several."""
     lengths, steps, bound = acsa_stages(s, rounds, _variance(s, noise))
-    bound += _envelope_error(s, smoothing)
     staged = {"stages": lengths, "step_size": steps} if len(lengths) > 1 else {"step_size": float(steps[0])}
-    return Statement(
-        algorithm=algorithm,
-        source=f"{PAPER}, {theorem}" + (" on the Moreau envelope" if smoothing else ""),
-        parameters={"num_rounds": rounds, "clip_norm": s.lipschitz, **staged, **noise.terms},
-        bound=bound,
-        rate=rate(setting, risk),
-        lower_bound=lower_bound(setting, risk),
-        risk=risk,
-        conditions=(*noise.conditions, says_something(bound, s)),
-        lower_conditions=lower_bound_conditions(setting),
-        smoothing=smoothing,
-    )
+    return {"num_rounds": rounds, "clip_norm": s.lipschitz, **staged}, bound
 
 
 def acsa_stages(s: ConvexSetting, rounds: int, variance: float) -> tuple[tuple[int, ...], np.ndarray, float]:
@@ -327,8 +316,8 @@ def acsa_stages(s: ConvexSetting, rounds: int, variance: float) -> tuple[tuple[i
     if not lengths:
         lengths, starts = [rounds], [s.radius**2]
     lengths[-1] += rounds - sum(lengths)
-    found = [_acsa(beta, squared, r, variance) for r, squared in zip(lengths, starts, strict=True)]
-    return tuple(lengths), np.asarray([1 / eta for eta, _ in found]), found[-1][1]
+    stages = [_acsa(beta, squared, r, variance) for r, squared in zip(lengths, starts, strict=True)]
+    return tuple(lengths), np.asarray([1 / eta for eta, _ in stages]), stages[-1][1]
 
 
 def _acsa(beta: float, squared_distance: float, rounds: int, variance: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ that of the full batch (or of records clipped whole) at the exact price, both me
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import jax
 from jax import Array
@@ -28,7 +28,8 @@ from tacit.algorithm import Params, Record
 from tacit.geometry.proximal import tree_norm
 from tacit.objectives import Ermi, Objective
 from tacit.privacy import Condition, gdp_mu
-from tacit.theory.statement import TheoryError, at_most
+from tacit.privacy.statements import at_most
+from tacit.theory.statement import TheoryError, check_positive
 
 PAPER = "Gupta, Poornash, Lowy and Razaviyayn (fair)"
 
@@ -57,12 +58,7 @@ class SaddleSetting:
     delta: float
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and value > 0):
-                raise TheoryError(f"Expected {field.name}={value} > 0 and finite.")
-        if self.delta >= 1:
-            raise TheoryError(f"Expected delta={self.delta} < 1.")
+        check_positive(self)
         if self.concavity > self.duals_smoothness:
             raise TheoryError(
                 f"Expected concavity={self.concavity:g} <= duals_smoothness={self.duals_smoothness:g}: nothing curves "

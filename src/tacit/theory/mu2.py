@@ -20,16 +20,12 @@ def mu2_sgd_from_theory(
     *,
     channel: Literal["direct", "trusted"] = "direct",
     batch_size: int = 1,
-    deviation: float | None = None,
-    smoothness_deviation: float | None = None,
-    gradient_at_optimum: float | None = None,
     rho: float | None = None,
 ) -> Statement:
     """DP-mu^2 in one pass: T = n/K rounds, S = G + 2LD, sigma = 2S sqrt(T)/(K rho), and the theorem's step and bound.
 
-    ``rho`` is the separation of the running sums; by default what the budget allows. ``deviation`` (sigma <= G) and
-    ``smoothness_deviation`` (sigma_L <= L) bound how much gradients differ between records, and
-    ``gradient_at_optimum`` (G* <= G) vanishes if the optimum is inside the set; by default each is at its largest.
+    ``rho`` is the separation of the running sums; by default what the budget allows. The theorem's sigma, sigma_L and
+    G*, which are not known, are at their largest: G, L and G.
 
     >>> s = ConvexSetting(lipschitz=39.6, smoothness=392.5, radius=0.05, records=600, silos=100, dimension=7850,
     ...                   epsilon=24.4, delta=1e-5)
@@ -52,19 +48,9 @@ def mu2_sgd_from_theory(
     shared = math.sqrt(s.silos) if channel == "direct" else s.silos
     quiet = rho * shared * batch_size / (2 * largest * math.sqrt(s.dimension))
     step = min(quiet * diameter / rounds, 1 / (4 * s.smoothness * rounds))
-    spread = (s.lipschitz if deviation is None else deviation) + 2 * diameter * (
-        s.smoothness if smoothness_deviation is None else smoothness_deviation
-    )
-    edge = s.lipschitz if gradient_at_optimum is None else gradient_at_optimum
-    bound = (
-        4
-        * diameter
-        * (
-            (edge + 2 * s.smoothness * diameter) / rounds
-            + 1 / (quiet * rounds)
-            + spread / math.sqrt(rounds * s.silos * batch_size)
-        )
-    )
+    spread = s.lipschitz + 2 * diameter * s.smoothness
+    sampled = spread / math.sqrt(rounds * s.silos * batch_size)
+    bound = 4 * diameter * (largest / rounds + 1 / (quiet * rounds) + sampled)
     return Statement(
         algorithm="mu2-sgd",
         source=f"{PAPER}, Theorem {'5.2' if channel == 'direct' else '6.2'}",

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from tacit.privacy import Condition, gdp_mu, record_budget_for_user_level
-from tacit.theory.statement import Statement, TheoryError, at_least, at_most
+from tacit.privacy import Condition, gdp_mu
+from tacit.privacy.statements import at_least, at_most
+from tacit.theory.statement import Statement, TheoryError, check_positive
 
 PAPER = "Lowy, Ghafelebashi and Razaviyayn (non-convex)"
 Route = Literal["direct", "shuffled-sum"]
@@ -60,12 +61,7 @@ class NonconvexSetting:
     channel: Route = "direct"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float) and not (math.isfinite(value) and value > 0):
-                raise TheoryError(f"Expected {field.name}={value} > 0 and finite.")
-        if self.delta >= 1:
-            raise TheoryError(f"Expected delta={self.delta} < 1.")
+        check_positive(self)
         if self.present > self.silos:
             raise TheoryError(f"Expected participants={self.participants} <= silos={self.silos}.")
         if self.pl is not None and self.pl > self.smoothness:
@@ -107,20 +103,6 @@ class NonconvexSetting:
         """sqrt(d ln(1/delta)) / (eps n sqrt(M)), or / (eps n M) where the shuffler hides who said what."""
         heads = math.sqrt(self.present) if self.channel == "direct" else self.present
         return math.sqrt(self.dimension * -math.log(self.delta)) / (self.epsilon * self.records * heads)
-
-
-def at_user_level(s: NonconvexSetting) -> NonconvexSetting:
-    """The setting whose record-level guarantee protects all records of a silo at the budget of ``s`` (appendix G).
-
-    Group privacy over n records: the bounds then depend on the number of silos and no longer on that of records.
-
-    >>> s = NonconvexSetting(lipschitz=1, smoothness=1, gap=1, records=100, silos=25, dimension=50, epsilon=1,
-    ...                      delta=1e-6)
-    >>> at_user_level(s).epsilon
-    0.01
-    """
-    small = record_budget_for_user_level(s.epsilon, s.delta, s.records)
-    return replace(s, epsilon=small.epsilon, delta=small.delta)
 
 
 def prox_sgd_from_theory(s: NonconvexSetting) -> Statement:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from tacit.privacy import Condition, Event, calibrate, lemma_conditions
-from tacit.theory.statement import TheoryError, at_least, at_most
+from tacit.privacy import Condition
+from tacit.privacy.statements import at_least, at_most
+from tacit.theory.statement import TheoryError, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,7 @@ class PsgmSetting:
     local_batch: int
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (math.isfinite(value) and (value > 0 or (field.name == "heterogeneity" and value == 0))):
-                raise TheoryError(f"Expected {field.name}={value} > 0 and finite.")
-        if self.delta >= 1:
-            raise TheoryError(f"Expected delta={self.delta} < 1.")
+        check_positive(self, may_be_zero="heterogeneity")
         if self.heterogeneity > 2 * self.smoothness:
             raise TheoryError(
                 f"Expected heterogeneity={self.heterogeneity:g} <= 2 smoothness={2 * self.smoothness:g}: Hessians of "
@@ -92,7 +88,8 @@ def table_1(s: PsgmSetting) -> dict[str, dict[str, float]]:
     True
     """
     speed = s.gap * s.smoothness / s.rounds
-    server = {"server": _server(s), "floor": s.dimension * (s.lipschitz / s.pooled) ** 2}
+    noise = (s.dimension * s.gap * s.smoothness * s.lipschitz) ** (2 / 3) / s.pooled ** (4 / 3)
+    server = {"server": noise, "floor": s.dimension * (s.lipschitz / s.pooled) ** 2}
     sampled = {
         "sampling": (s.gap * s.smoothness * s.lipschitz / (s.silos * s.batch)) ** (2 / 3),
         "first batch": s.lipschitz**2 / (s.silos * s.batch * s.rounds),
@@ -118,10 +115,6 @@ def table_1(s: PsgmSetting) -> dict[str, dict[str, float]]:
     }
 
 
-def _server(s: PsgmSetting) -> float:
-    return (s.dimension * s.gap * s.smoothness * s.lipschitz) ** (2 / 3) / s.pooled ** (4 / 3)
-
-
 def local_sigma(s: PsgmSetting) -> float:
     """Theorem 4.1's noise of local steps in units of C_3 ||w_k - w_{k-1}||, its constant set to one."""
     log = -math.log(s.delta)
@@ -135,6 +128,7 @@ def ce_psgm_from_theory(s: PsgmSetting, *, full: bool = False) -> PsgmTheory:
     The first batch is n with full gradients; else the smallest that the theorem's 1/(R b_0) <= beta^2/(Kb) allows.
     """
     name = f"{'ce' if s.local_steps > 1 else 'mb'}-psgm{'-fg' if full else ''}"
+    theorem = {"ce-psgm": "4.2", "ce-psgm-fg": "A.2", "mb-psgm": "A.3", "mb-psgm-fg": "A.4"}[name]
     descent = (s.gap * s.smoothness) ** (2 / 3) / s.lipschitz ** (4 / 3)
     weights = [s.pooled ** (2 / 3) * descent / (s.dimension ** (1 / 3) * s.rounds)]
     if not full:
@@ -163,60 +157,24 @@ def ce_psgm_from_theory(s: PsgmSetting, *, full: bool = False) -> PsgmTheory:
         "momentum": min(momentum, 1.0),
     }
     if s.local_steps > 1:
-        own = {"local_steps": s.local_steps, "local_batch_size": s.local_batch, "local_slope": s.smoothness}
-        parameters |= own
+        parameters |= {"local_steps": s.local_steps, "local_batch_size": s.local_batch, "local_slope": s.smoothness}
     return PsgmTheory(
         algorithm=name,
-        source=f"CE-PSGM, Theorem {_theorem(s, full)}",
+        source=f"CE-PSGM, Theorem {theorem}",
         parameters=parameters,
         terms=table_1(s)[name],
         conditions=_conditions(s, momentum, first, full),
     )
 
 
-def _theorem(s: PsgmSetting, full: bool) -> str:
-    return ("A.2" if full else "4.2") if s.local_steps > 1 else ("A.4" if full else "A.3")
-
-
 def _conditions(s: PsgmSetting, momentum: float, first: int, full: bool) -> tuple[Condition, ...]:
     log = -math.log(s.delta)
-    found = [at_most("beta", momentum, "", 1.0), at_most("epsilon", s.epsilon, "ln(1/delta)", log)]
+    conditions = [at_most("beta", momentum, "", 1.0), at_most("epsilon", s.epsilon, "ln(1/delta)", log)]
     if full:
-        return (*found, at_least("Mn", s.silos * s.records, "ln(1/delta)/epsilon", log / s.epsilon))
+        return (*conditions, at_least("Mn", s.silos * s.records, "ln(1/delta)/epsilon", log / s.epsilon))
     return (
-        *found,
+        *conditions,
         at_most("1/(R b_0)", 1 / (s.rounds * first), "beta^2/(Kb)", momentum**2 / s.batch),
         at_least("M min(b_0, Kb)", s.silos * min(first, s.batch), "ln(1/delta)/epsilon", log / s.epsilon),
         at_most("Kb", s.batch, "n", s.records),
-    )
-
-
-def theorem_4_1(s: PsgmSetting, *, full: bool = False) -> PsgmTheory:
-    """Theorem 4.1: the epsilon that it promises (constant set to one) beside the local epsilon that is certified.
-
-    ``parameters`` holds what the budget buys by the tight accountant, reports and local steps together;
-    ``terms`` the promised epsilon; the conditions are those of Lemma 2.7 at that local epsilon.
-    """
-    batch = s.records if full else s.batch
-    sampling = "full" if full or batch == s.records else "wor"
-    common = {"noise_multiplier": 1.0, "records": s.records}
-    reports = {"mechanism": "reports", "reports": s.silos * batch, "batch": batch, "sampling": sampling}
-    events = [Event(kind="gradient", count=1, streams=(1.0,), **common, **reports)]  # type: ignore[arg-type]
-    if s.rounds > 1:
-        events.append(Event(kind="estimate", count=s.rounds - 1, streams=(1.0, 1.0), **common, **reports))  # type: ignore[arg-type]
-    if s.local_steps > 1:
-        steps = (s.local_steps - 1) * math.ceil(s.rounds / s.silos)
-        events.append(
-            Event(kind="local", count=steps, batch=s.local_batch, sampling="wor", **common)  # type: ignore[arg-type]
-        )
-    paid = calibrate(events, epsilon=s.epsilon, delta=s.delta)
-    local = 1 / paid[0].noise_multiplier
-    gamma = batch / s.records
-    promised = math.sqrt((gamma + s.rounds * gamma) * -math.log(s.delta) / (s.silos * s.records))
-    return PsgmTheory(
-        algorithm="ce-psgm" if s.local_steps > 1 else "mb-psgm",
-        source="CE-PSGM, Theorem 4.1",
-        parameters={"noise_multiplier": paid[0].noise_multiplier, "local_epsilon": local},
-        terms={"promised epsilon": promised},
-        conditions=lemma_conditions(local, silos=s.silos, records=s.records, batch=batch),
     )

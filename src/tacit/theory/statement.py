@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from tacit.errors import TacitError
 from tacit.privacy import Condition, gdp_mu
+from tacit.privacy.statements import at_most
 
 Risk = Literal["population", "empirical"]
 
 
 class TheoryError(TacitError):
     """A theorem that cannot be applied; the message names what is missing or out of range."""
+
+
+def check_positive(setting: Any, may_be_zero: str = "") -> None:
+    """Raise unless every number of a setting is finite and above zero, and delta is below one."""
+    for name, value in ((field.name, getattr(setting, field.name)) for field in fields(setting)):
+        if value is None or isinstance(value, str) or (name == may_be_zero and value == 0):
+            continue
+        if not (math.isfinite(value) and value > 0):
+            raise TheoryError(f"Expected {name}={value} > 0 and finite.")
+    if setting.delta >= 1:
+        raise TheoryError(f"Expected delta={setting.delta} < 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +58,7 @@ class ConvexSetting:
     gap: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            least = 0.0 if field.name == "strong_convexity" else None
-            if value is not None and not (math.isfinite(value) and (value > 0 or value == least)):
-                raise TheoryError(f"Expected {field.name}={value} > 0 and finite.")
-        if self.delta >= 1:
-            raise TheoryError(f"Expected delta={self.delta} < 1.")
+        check_positive(self, may_be_zero="strong_convexity")
         if self.present > self.silos:
             raise TheoryError(f"Expected participants={self.participants} <= silos={self.silos}.")
         if self.smoothness is not None and self.strong_convexity > self.smoothness:
@@ -105,20 +112,17 @@ class Statement:
         return tuple(c.text for c in self.conditions if not c.holds)
 
     def sentence(self, measure: str | None = None) -> str:
-        """What it promises, in the words in which everybody is told."""
+        """What it promises."""
         rounds, lower = self.parameters["num_rounds"], ""
+        measure = measure or f"{self.risk} excess risk"
         if math.isfinite(self.lower_bound) and self.lower_bound > 0:
             failed = "; ".join(c.text for c in self.lower_conditions if not c.holds)
             lower = f" No algorithm does better than {self.lower_bound:.3g}, up to a constant"
             lower += f"; this lower bound alone needs more: {failed}." if failed else "."
         return (
-            f"{self.source}, with its own parameters and {rounds} rounds at this budget: {measure or self._measure} at "
+            f"{self.source}, with its own parameters and {rounds} rounds at this budget: {measure} at "
             f"most {self.bound:.3g}. {conditions_text(self.failed)}{lower}"
         )
-
-    @property
-    def _measure(self) -> str:
-        return f"{self.risk} excess risk"
 
 
 def conditions_text(failed: Iterable[str]) -> str:
@@ -131,19 +135,44 @@ def conditions_text(failed: Iterable[str]) -> str:
     return f"The promise is empty: it needs {needs}." if needs else "Its conditions hold."
 
 
-def at_most(name: str, value: float, rule: str, limit: float) -> Condition:
-    """``value <= limit`` in words."""
-    return Condition(text=f"{name}={value:.4g} <= {rule}{'=' if rule else ''}{limit:.4g}", holds=value <= limit)
-
-
-def at_least(name: str, value: float, rule: str, limit: float) -> Condition:
-    """``value >= limit`` in words."""
-    return Condition(text=f"{name}={value:.4g} >= {rule}{'=' if rule else ''}{limit:.4g}", holds=value >= limit)
-
-
 def says_something(bound: float, s: ConvexSetting) -> Condition:
     """Whether the bound beats the initial point, whose excess risk is at most L D whatever the data, or ``s.gap``."""
     anywhere = s.lipschitz * s.radius
     if s.gap is not None and s.gap < anywhere:
         return at_most("bound", bound, "excess risk at the start", s.gap)
     return at_most("bound", bound, "L D", anywhere)
+
+
+def is_convex(theorem: Callable[..., Any] | None) -> bool:
+    """Whether there is a theorem and it speaks of convex losses."""
+    return theorem is not None and get_type_hints(theorem).get("setting") is ConvexSetting
+
+
+def stated(
+    theorem: Callable[..., Statement],
+    s: ConvexSetting,
+    *,
+    most_rounds: int,
+    heterogeneous: bool = True,
+    channel: str = "direct",
+    batch_size: int | None = None,
+) -> Statement:
+    """The theorem of an algorithm with its own parameters, within so many rounds.
+
+    Silos that may differ (the default: nobody has said that they are alike) leave minibatch SGD a promise about the
+    records at hand, not about the population. A pass is made of batches of ``batch_size``, or large enough to end in
+    time.
+
+    >>> from tacit.theory import mb_sgd_from_theory
+    >>> s = ConvexSetting(lipschitz=1, radius=1, smoothness=1, records=90, silos=4, dimension=9, epsilon=1, delta=1e-5)
+    >>> stated(mb_sgd_from_theory, s, most_rounds=30).parameters["num_rounds"]
+    30
+    """
+    takes = inspect.signature(theorem).parameters
+    own: dict[str, Any] = {"channel": channel} if "channel" in takes else {}
+    if "risk" in takes:
+        own["risk"] = "empirical" if heterogeneous else "population"
+    if "num_rounds" not in takes:
+        return theorem(s, batch_size=batch_size or math.ceil(s.records / most_rounds), **own)
+    found = theorem(s, **own)
+    return found if found.parameters["num_rounds"] <= most_rounds else theorem(s, num_rounds=most_rounds, **own)

@@ -31,16 +31,13 @@ def gradient_mapping(problem: Problem, params: Params, records: Record, step: fl
     0.0
     """
     smooth = jax.grad(lambda w: problem.objective.losses(w, records).mean())(params)
-    moved = jax.tree.map(lambda w, g: w - step * g, params, smooth)
-    landed = problem.regulariser.prox(moved, step)
-    return tree_norm(jax.tree.map(jnp.subtract, params, landed)) / step
+    return tree_norm(jax.tree.map(jnp.subtract, params, problem.descend(params, smooth, step))) / step
 
 
 def proximal_descent(problem: Problem, params: Params, records: Record, step: float | Array, rounds: int) -> Params:
     """The point after so many proximal gradient steps without noise: the optimum, where the loss is proximal-PL."""
 
     def body(_: int, w: Params) -> Params:
-        gradient = jax.grad(lambda v: problem.objective.losses(v, records).mean())(w)
-        return problem.regulariser.prox(jax.tree.map(lambda v, g: v - step * g, w, gradient), step)
+        return problem.descend(w, jax.grad(lambda v: problem.objective.losses(v, records).mean())(w), step)
 
     return jax.lax.fori_loop(0, rounds, body, params)

@@ -20,7 +20,6 @@ import jax
 import numpy as np
 import tomli_w
 
-from tacit.algorithms import ALGORITHMS
 from tacit.deploy.client import Client
 from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.permissions import write_secret
@@ -28,6 +27,7 @@ from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
 from tacit.deploy.wire import Hello, Plan, read_frame, write_arrays
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.shapes import coordinates, shapes_of
 from tacit.privacy.binomial import grid_for
 

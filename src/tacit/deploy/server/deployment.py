@@ -10,13 +10,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tacit.algorithm import CROWDED
-from tacit.algorithms import find
 from tacit.channel.sealing import PublicKey
 from tacit.deploy.sections import Count, Section, checked
 from tacit.deploy.shuffler.client import Address
 from tacit.deploy.wire import Plan, Shuffle, Welcome
 from tacit.errors import TacitError
 from tacit.plans.assemble import check_parameters
+from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError
 
 DEPLOYED = ("direct", *CROWDED)

@@ -34,8 +34,8 @@ class Shuffled(ABC):
         self._callers = {name: callers[name] for name in plan.shuffle.shufflers}
         records = plan.shuffle.records[0]
         builder = contract.builder_from(plan, records)
-        self._algorithm, self._events, _ = contract.affordable(builder, plan, records)
-        self._shapes: Shapes = shapes_of(self._algorithm, builder.problem, contract.record_of(plan))
+        self._shapes: Shapes = shapes_of(builder.noised(1.0), builder.problem, contract.record_of(plan))
+        self._algorithm, self._events, _ = contract.affordable(builder, plan, records, self._shapes.dimensions)
 
     @abstractmethod
     def carries(self, kind: str) -> bool:

@@ -9,9 +9,9 @@ from tacit.deploy.silo.consent import Offer
 from tacit.deploy.silo.policy import AllowSection
 from tacit.deploy.wire import Consent, RefusalError, frame
 from tacit.plans.price import TAILS
-from tacit.plans.price import reserved as reserved_delta
 from tacit.privacy import PricingError
 from tacit.silo.ledger import Ledger
+from tacit.silo.sampler import sampler_delta
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
 
 _State = Literal["consented", "pending"]
@@ -32,7 +32,7 @@ def charge_of(offer: Offer) -> Charge:
 
 def kept_of_plan(offer: Offer) -> float:
     """What a plan keeps of its own delta."""
-    return reserved_delta(offer.algorithm, offer.plan.delta)
+    return TAILS * bool(offer.shares) + sampler_delta(offer.samples, offer.plan.epsilon)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:

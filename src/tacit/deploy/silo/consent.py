@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Release
-from tacit.algorithms import ALGORITHMS
 from tacit.channel.sealing import SealError, public_key, sealed_size
 from tacit.deploy import contract
 from tacit.deploy.contract import REPORTS, Streams, builder_from
@@ -20,7 +19,8 @@ from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, Plan, RefusalError
 from tacit.errors import TacitError
 from tacit.plans.assemble import Builder
-from tacit.plans.price import LEAST_DELTA, SAMPLER, samples_of
+from tacit.plans.catalogue import ALGORITHMS
+from tacit.plans.price import LEAST_DELTA, MOST_KEPT, samples_of
 from tacit.plans.shapes import Shapes, coordinates, pass_positions, shapes_of
 from tacit.privacy import Event, Price
 from tacit.privacy.anonymity import colluding_silos
@@ -112,7 +112,7 @@ def _offer(
         check_sums(unit)
     elif plan.shuffle is not None:
         check_reports(unit, plan, policy)
-    algorithm, events, cost = contract.affordable(builder, plan, records)
+    algorithm, events, cost = contract.affordable(builder, plan, records, shapes.dimensions)
     samples = samples_of(events, shapes.dimensions)
     _check_noise(algorithm, plan, samples)
     shares = contract.share_terms_of(algorithm, plan, shapes.messages) if is_sum else {}
@@ -139,13 +139,13 @@ def _weights(plan: Plan, algorithm: Algorithm, kinds: Iterable[str]) -> dict[str
 
 
 def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
-    """Refuse noise that the door cannot draw exactly enough for the plan's price."""
+    """Refuse noise that the door cannot draw, or not exactly enough for the plan's price."""
+    if sampler_delta(samples, plan.epsilon) > MOST_KEPT * plan.delta:
+        raise RefusalError("unpriceable", f"expected a smaller epsilon than {plan.epsilon}, which hides nothing")
     for part in algorithm.rounds.values():
         if part.silo.release.channel == "direct" and not part.silo.is_free:
             for multiplier in jax.tree.leaves(own_multiplier(part.silo.release, plan.silo_index)):
                 noise_scale(float(multiplier))
-    if sampler_delta(samples, plan.epsilon) > SAMPLER * plan.delta:
-        raise RefusalError("unpriceable", f"expected a smaller epsilon than {plan.epsilon}, which hides nothing")
 
 
 def _channels(plan: Plan) -> tuple[str, ...]:

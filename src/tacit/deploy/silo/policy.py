@@ -56,7 +56,7 @@ class AllowSection(Section):
     @field_validator("algorithms")
     @classmethod
     def _exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from tacit.algorithms import ALGORITHMS
+        from tacit.plans.catalogue import ALGORITHMS
 
         for name in names:
             if name not in ALGORITHMS:

@@ -1,0 +1,154 @@
+"""Every algorithm of the table, in every way it can be run: what the full audit goes through.
+
+What a daemon takes is attacked at its door. What it refuses and the simulator runs is attacked in the simulator, and
+its result says so. A later algorithm is audited by being in the table: its parameters without a default are filled in
+by name, or by type.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tacit.algorithm import CROWDED, Channel, Sampling
+from tacit.audit.deployed import SHUFFLER, DoorTarget, deploy, spare_key
+from tacit.audit.mechanism import Target
+from tacit.audit.simulated import Seat, SimulatedTarget
+from tacit.audit.worst_case import attackers_problem
+from tacit.deploy.wire import Plan, Shuffle
+from tacit.errors import TacitError
+from tacit.plans.catalogue import ALGORITHMS, Entry
+from tacit.privacy import calibrate
+from tacit.privacy.plan import events_of
+
+CLIP = 0.01  # small beside every canary's gradient
+
+_OWN: dict[str, Any] = {
+    "local_steps": 2,
+    "phase_length": 2,
+    "restarts": 2,
+    "difference_slope": 1.0,
+    "frequencies": (0.5, 0.5),
+}
+_ALWAYS = {"frequencies"}  # has a default, but nothing can be attacked without it
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run an algorithm, small enough for many trials, and how tight its audit must be.
+
+    ``share`` is the share of the trials that a setting gets.
+    """
+
+    name: str
+    sampling: Sampling
+    rounds: int
+    records: int
+    batch: int | None
+    tight: float | None
+    channel: Channel = "direct"
+    share: float = 1.0
+
+
+SETTINGS = (
+    Setting("single release", "full", 1, 4, None, 0.85),
+    Setting("schedule", "full", 4, 4, None, 0.7),
+    Setting("without replacement", "wor", 2, 8, 2, 0.4),
+    Setting("with replacement", "wr", 2, 8, 2, 0.4),
+    Setting("Poisson", "poisson", 2, 8, 2, 0.4),
+    Setting("one pass", "one-pass", 4, 16, 2, None),
+    # The other silo colludes, so that nobody else's noise hides this one.
+    Setting("shuffled sum", "full", 2, 4, None, None, "shuffled-sum"),
+    Setting("shuffled reports", "full", 2, 4, None, None, "shuffled-reports"),
+    Setting("trusted server", "full", 10, 4, None, 0.7, "trusted"),
+    Setting("open", "full", 4, 4, None, None, "open", 0.1),
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An algorithm in a setting, calibrated to its budget; or why the algorithm cannot be run that way."""
+
+    entry: Entry
+    setting: Setting
+    target: Target | None
+    refusal: str = ""
+
+    @property
+    def label(self) -> str:
+        """Algorithm and setting."""
+        return f"{self.entry.name}, {self.setting.name}"
+
+
+def subjects(*, epsilon: float, delta: float, algorithms: Container[str]) -> Iterator[Subject]:
+    """These algorithms in every setting."""
+    for entry in (entry for name, entry in ALGORITHMS.items() if name in algorithms):
+        for setting in SETTINGS:
+            yield subject(entry, setting, epsilon=epsilon, delta=delta)
+
+
+def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Subject:
+    """One algorithm in one setting; only the algorithm's own refusal makes it absent."""
+    if setting.channel in ("direct", *CROWDED):
+        try:
+            plan = plan_of(entry, setting, epsilon=epsilon, delta=delta)
+            return Subject(entry, setting, DoorTarget(deploy(plan, (setting.records,) * plan.silos)))
+        except TacitError:
+            # No daemon takes it; perhaps the simulator does.
+            pass
+    problem, given = attackers_problem(), parameters_for(entry, setting)
+    try:
+        built = entry.build(problem, **given, noise_multiplier=None if setting.channel == "open" else 1.0)
+        if setting.channel != "open":
+            events = events_of(built, silo_index=0, silos=1, records=setting.records)
+            factor = calibrate(events, epsilon=epsilon, delta=delta)[0].noise_multiplier / events[0].noise_multiplier
+            built = entry.build(problem, **given, noise_multiplier=factor)
+        return Subject(entry, setting, SimulatedTarget(built, Seat(setting.records), delta))
+    except ValueError as error:
+        return Subject(entry, setting, None, str(error))
+
+
+def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Plan:
+    """The plan that a server would propose for a setting: to one silo, or to two of which the other colludes."""
+    given = {name: value for name, value in parameters_for(entry, setting).items() if value is not None}
+    anonymity = None
+    if setting.channel in CROWDED:
+        anonymity = Shuffle(
+            records=(setting.records,) * 2,
+            min_silos=2,
+            honest=0.5,
+            weights="equal",
+            shufflers={SHUFFLER: spare_key(0)},
+            server=spare_key(1),
+        )
+    return Plan(
+        name="audit",
+        features=(1,),
+        task="regression",
+        algorithm={"name": entry.name, **given},
+        epsilon=epsilon,
+        delta=delta,
+        silos=1 if anonymity is None else 2,
+        silo_index=0,
+        shuffle=anonymity,
+    )
+
+
+def parameters_for(entry: Entry, setting: Setting) -> dict[str, Any]:
+    """Parameters and terms that build this algorithm, without its noise."""
+    given: dict[str, Any] = {
+        "clip_norm": CLIP,
+        "batch_size": setting.batch,
+        "sampling": setting.sampling,
+        "channel": setting.channel,
+        "step_size": 0.2,
+        "num_rounds": setting.rounds,
+    }
+    if entry.reads_attribute:
+        given["protects"] = "sensitive-attribute"
+    for name, parameter in entry.parameters.items():
+        if name not in given and (parameter.default is inspect.Parameter.empty or name in _ALWAYS):
+            given[name] = _OWN.get(name, 2 if "int" in str(parameter.annotation) else 0.5)
+    return given

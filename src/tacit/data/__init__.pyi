@@ -1,0 +1,9 @@
+from .catalogue import load as load
+from .catalogue import names as names
+from .describe import plot_partition as plot_partition
+from .describe import summary as summary
+from .federation import DataError as DataError
+from .federation import Federation as Federation
+from .federation import Records as Records
+from .federation import SiloData as SiloData
+from .federation import Step as Step

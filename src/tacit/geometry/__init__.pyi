@@ -1,0 +1,17 @@
+from .penalties import elastic_net as elastic_net
+from .penalties import group_lasso as group_lasso
+from .penalties import l1 as l1
+from .penalties import squared_l2 as squared_l2
+from .penalties import with_squared_l2 as with_squared_l2
+from .penalties import zero as zero
+from .proximal import Params as Params
+from .proximal import Regulariser as Regulariser
+from .proximal import tree_norm as tree_norm
+from .sets import box as box
+from .sets import frobenius_ball as frobenius_ball
+from .sets import l1_ball as l1_ball
+from .sets import l2_ball as l2_ball
+from .sets import simplex as simplex
+from .sums import add as add
+from .table import regulariser as regulariser
+from .table import terms as terms
