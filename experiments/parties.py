@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from experiments.certificates import Authority, Pair
 from tacit.channel.sealing import Signer, new_signing_key
-from tacit.deploy.certificates import Authority, Pair, node_key
-from tacit.deploy.flower.commands import environment, register, superlink_command, write_connection
-from tacit.deploy.permissions import write_private
+from tacit.deploy.flower.commands import environment, node_key, register, superlink_command, write_connection
+from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
-from tacit.deploy.shuffler.config import Keys, make_keys, write_secret
+from tacit.deploy.shuffler.config import Keys, make_keys
 from tacit.errors import TacitError
 
 _PATIENCE = 90.0
@@ -190,7 +190,7 @@ class Consortium:
                 "callers": str(self.authority.certificate),
             },
         }
-        write_private(folder / "shuffler.toml", tomli_w.dumps(tree))
+        write_secret(folder / "shuffler.toml", tomli_w.dumps(tree))
         return port, keys
 
     def _make_silo(self, silo: Silo) -> None:
@@ -213,7 +213,7 @@ class Consortium:
             tree["allow"]["channels"] = ["direct"]
         write_secret(folder / "sign.key", self._signers[silo.name])
         node_key(folder / "node.key")
-        write_private(folder / "policy.toml", tomli_w.dumps(tree))
+        write_secret(folder / "policy.toml", tomli_w.dumps(tree))
         if silo.records:
             np.savez(folder / "records.npz", allow_pickle=False, **silo.records)
             (folder / "records.npz").chmod(0o600)

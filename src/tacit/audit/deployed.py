@@ -262,7 +262,7 @@ class DoorTarget:
             broadcasts = hostile_broadcasts(algorithm, start_point(), shapes, turning)
             leaves = {n: [np.asarray(leaf) for leaf in jax.tree.leaves(broadcasts[n])] for n in rounds}
             # As the daemon reads them from the wire.
-            said = tuple(loud[0].workers[0].arrays_fit(n, own) for n, own in leaves.items())
+            said = tuple(loud[0].workers[0].broadcast(n, own) for n, own in leaves.items())
             return DoorScene(loud, quiet, rounds, said, heard, width, varied)  # type: ignore[arg-type]
 
         return staged(True), staged(False)

@@ -29,7 +29,7 @@ def init_command(
 
     Example: tacit shuffler init shuffler-a
     """
-    from tacit.deploy.permissions import write_private
+    from tacit.deploy.permissions import write_secret
     from tacit.deploy.shuffler.config import make_keys
 
     path = folder / "shuffler.toml"
@@ -37,7 +37,7 @@ def init_command(
         raise TacitError(f"{path} exists; edit it, or choose another folder.")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_keys(folder, "mlkem768-x25519" if post_quantum else "x25519")
-    write_private(path, template("shuffler.toml", folder))
+    write_secret(path, template("shuffler.toml", folder))
     typer.echo(f"Wrote {path}. Give the silos these keys:")
     keys_command(folder)
 

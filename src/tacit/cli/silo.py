@@ -39,7 +39,7 @@ def init_command(
 
     Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
     """
-    from tacit.deploy.permissions import mending, too_open, write_private
+    from tacit.deploy.permissions import mending, too_open, write_secret
 
     path = folder / "policy.toml"
     if folder.exists() and not folder.is_dir():
@@ -55,7 +55,7 @@ def init_command(
     if records is not None and columns is not None:
         text = text.partition("[data]\n")[0] + _csv_section(records, columns)
     _private_folder(folder)
-    write_private(path, text)
+    write_secret(path, text)
     place = "put the records beside it, mode 600" if records is None else f"it points at {records}"
     typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
     wrong = too_open([folder / "records.npz", *(file for file in (records, columns) if file is not None)])
@@ -125,8 +125,8 @@ def keys_command(folder: Folder) -> None:
     Example: tacit silo keys clinic
     """
     from tacit.channel.sealing import Signer, new_signing_key
-    from tacit.deploy.certificates import node_key
-    from tacit.deploy.shuffler.config import read_secret, write_secret
+    from tacit.deploy.flower.commands import node_key
+    from tacit.deploy.permissions import read_secret, write_secret
 
     if not (folder / "sign.key").exists():
         write_secret(folder / "sign.key", new_signing_key())

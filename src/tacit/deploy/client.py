@@ -1,35 +1,93 @@
-"""The other side of the door: a connection to a daemon, which an attacker could replace without harm to any record."""
+"""Connections to daemons and shufflers; an attacker could replace this side without harm to any record."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import socket
+import ssl
+import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from tacit.deploy.wire import Error, RefusalError, Strict, frame, parse_response, read_frame
 
-from tacit.deploy.connection import Connection
-from tacit.deploy.wire import Error, RefusalError, frame, parse_response
+_PAUSE = 0.02
 
 
-class Client(Connection):
-    """A connection to one silo's daemon.
+class Connection(ABC):
+    """Exchanges frames; a lost connection is made again for up to ``patience`` seconds and the request repeated.
 
-    A lost connection is made again for up to ``patience`` seconds and the request is repeated: the daemon gives the
-    stored reply to a request that it has answered, so that repeating is always safe.
+    Repeating is always safe: daemons and shufflers give the stored reply to a request that they have answered.
     """
 
-    def __init__(self, path: Path, patience: float = 0.0) -> None:
-        super().__init__(patience, pause=0.02, gone="the daemon has gone")
-        self._path = path
+    parse = staticmethod(parse_response)
 
-    def ask(self, request: BaseModel, payload: bytes = b"") -> tuple[Any, bytes]:
-        """The response to a request and its payload; a refusal raises with the silo's code and numbers."""
-        header, body = self.exchange(frame(request.model_dump_json(), payload))
-        response = parse_response(header)
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._socket: socket.socket | None = None
+        self._stream: io.BufferedReader | None = None
+
+    @abstractmethod
+    def connect(self) -> socket.socket:
+        """A fresh connection."""
+
+    def ask(self, request: Strict, payload: bytes = b"") -> tuple[Any, bytes]:
+        """The response to a request and its payload; a refusal raises with its code and numbers."""
+        return self.send(frame(request, payload))
+
+    def send(self, raw: bytes) -> tuple[Any, bytes]:
+        """Send a frame as it is; otherwise like ``ask``."""
+        header, body = self.exchange(raw)
+        response = self.parse(header)
         if isinstance(response, Error):
             raise RefusalError(response.code, response.text, response.numbers)
         return response, body
+
+    def exchange(self, raw: bytes) -> tuple[bytes, bytes]:
+        """Send bytes as they are and read one frame."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return self._once(raw)
+            except ssl.SSLCertVerificationError:
+                self.close()
+                raise
+            except OSError:
+                self.close()
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE)
+
+    def _once(self, raw: bytes) -> tuple[bytes, bytes]:
+        if self._socket is None or self._stream is None:
+            self._socket = self.connect()
+            self._stream = self._socket.makefile("rb")
+        self._socket.sendall(raw)
+        try:
+            reply = read_frame(self._stream.read)
+        except RefusalError:
+            reply = None
+        if reply is None:
+            raise ConnectionResetError("the other side has closed the connection")
+        return reply
+
+    def close(self) -> None:
+        """Hang up."""
+        for part in (self._stream, self._socket):
+            if part is not None:
+                with contextlib.suppress(OSError):
+                    part.close()
+        self._socket = self._stream = None
+
+
+class Client(Connection):
+    """A connection to one silo's daemon, over its socket at ``path``."""
+
+    def __init__(self, path: Path, patience: float = 0.0) -> None:
+        super().__init__(patience)
+        self._path = path
 
     def connect(self) -> socket.socket:
         """A connection to the daemon's socket."""

@@ -1,10 +1,9 @@
-"""What a plan means, to a silo and to the server alike: algorithm, shapes, releases, and what deposits are bound to.
+"""What a plan means, to silos and server alike: algorithm, shapes, releases, and what deposits are bound to.
 
-A share of a sum or a report is private only in its anonymity set, so a silo takes nobody's word for it. Every honest
-silo checks its own number of records in the plan. All deposits are bound to a digest of the whole plan and of its
-coins, and a shuffler adds up only what is bound to the same, one deposit for each silo of the plan. So the records of
-the honest silos that come are what the plan says they are. How many silos come is up to the shuffler, which each
-deposit tells how many it needs.
+A share or a report is private only in its anonymity set, so a silo trusts nobody's word for it. Every honest silo
+checks its own count of records in the plan. All deposits are bound to a digest of the whole plan and of its coins, and
+a shuffler combines only deposits that are bound to the same, one for each silo of the plan. So honest silos have the
+records that the plan says. Each deposit tells the shuffler how many silos it needs.
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ from tacit.silo.local_reports import ReportTerms, report_terms
 from tacit.silo.shares import BlockTerms, share_terms
 
 REPORTS = "shuffled-reports"
+Streams = Mapping[str, Mapping[str, ReportTerms]]
+"""The terms of shuffled reports, by kind of round and stream."""
+
 _WHOLE = "whole"
 _MOST_COORDINATES = 10**10
 
 
 class _Facts(NamedTuple):
-    """What a plan says of the records, for the assembler."""
+    """What a plan says about the records."""
 
     name: str
     task: str
@@ -56,7 +58,7 @@ def builder_from(plan: Plan, records: int) -> Builder:
     }
     study = study_from(tree)
     facts = _Facts(plan.name, plan.task, plan.classes, plan.features)
-    # Every silo has this one's records: no other is looked at.
+    # Every silo is given this one's count: no other is used.
     return builder_of(study, problem_of(study, facts), [records] * plan.silos)
 
 
@@ -72,7 +74,7 @@ def record_of(plan: Plan) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def seat_of(plan: Plan, records: int) -> Seat:
-    """The silo of a plan, with this many records, as its price sees it."""
+    """What the price of a plan depends on at its silo, with this many records."""
     shuffle = plan.shuffle
     anonymity_set = None if shuffle is None else AnonymitySet(shuffle.records, shuffle.honest, shuffle.min_silos)
     return Seat(plan.silo_index, plan.silos, records, plan.max_participations, anonymity_set)
@@ -81,18 +83,14 @@ def seat_of(plan: Plan, records: int) -> Seat:
 def affordable(
     builder: Builder, plan: Plan, records: int, dimensions: Mapping[str, int]
 ) -> tuple[Algorithm, tuple[Event, ...], Price]:
-    """The algorithm with the noise that the plan's price asks for, its releases at this silo, and their price."""
-    found = afford(
-        builder.noised,
-        [seat_of(plan, records)],
-        Budget(epsilon=plan.epsilon, delta=plan.delta, max_participations=plan.max_participations),
-        dimensions=dimensions,
-    )
-    return builder.noised(found.noise[0]), found.events[0], found.prices[0]
+    """The algorithm with the noise that the plan's budget needs, its releases at this silo, and their price."""
+    budget = Budget(epsilon=plan.epsilon, delta=plan.delta, max_participations=plan.max_participations)
+    priced = afford(builder.noised, [seat_of(plan, records)], budget, dimensions=dimensions)
+    return builder.noised(priced.noise[0]), priced.events[0], priced.prices[0]
 
 
 def share_terms_of(algorithm: Algorithm, plan: Plan, statistics: Mapping[str, Any]) -> dict[str, BlockTerms]:
-    """Grid and coins of every kind of round, block by block; all silos and the server find the same from the same plan.
+    """Grid and coins of every kind of round, block by block: the same at all silos and the server.
 
     ``statistics`` are the shapes of what is released.
     """
@@ -120,42 +118,42 @@ def reporting(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def streams_of(algorithm: Algorithm, statistics: Mapping[str, Any]) -> dict[str, dict[str, ReportTerms]]:
-    """The terms of every stream of every kind of round; all silos and the server find the same from the same plan."""
+    """The terms of every stream of every kind of round: the same at all silos and the server."""
     streams = {}
     for kind, part in reporting(algorithm).items():
         noise, shape = part.silo.release.noise_multiplier, statistics[kind]
         if isinstance(noise, Mapping):
-            own = {name: report_terms(float(z), coordinates(shape[name])) for name, z in sorted(noise.items())}
+            blocks = sorted(noise.items())
+            streams[kind] = {name: report_terms(float(z), coordinates(shape[name])) for name, z in blocks}
         else:
-            own = {"": report_terms(float(noise), coordinates(shape))}
-        streams[kind] = own
+            streams[kind] = {"": report_terms(float(noise), coordinates(shape))}
     return streams
 
 
 def min_silos_of(algorithm: Algorithm, plan: Plan, kind: str) -> int:
-    """How many silos a round must have at least, which is what its price counts on and the shuffler is told."""
+    """The fewest silos of a round: its price counts on them, and its deposits ask for them."""
     assert plan.shuffle is not None
     return plan.silos if algorithm.rounds[kind].participants == "all" else plan.shuffle.min_silos
 
 
 def bound_to(plan: Plan, terms: Mapping[str, Any], *, noise: bool) -> bytes:
-    """Digest of a plan, of what is made of it here (grids and coins, or epsilon_0), and of whether there is noise.
+    """Digest of a plan, of its terms here (grids and coins, or epsilon_0), and of whether there is noise.
 
-    Deposits are bound to it. So those of silos that flip fewer coins, as another version of Tacit might, or none, as a
-    test build does (``noise=False``), are never added up with those that count on them.
+    Deposits are bound to it. So silos that flip fewer coins, like another version of Tacit, or none, like a test build
+    (``noise=False``), are never combined with silos that count on them.
     """
     made = json.dumps({"noise": noise, "terms": terms}, sort_keys=True)
     return hashlib.sha256(b"tacit terms 2" + plan.consortium + made.encode()).digest()
 
 
 def stream_binding(bound: bytes, stream: str, round_index: int, broadcast: bytes) -> Binding:
-    """What the reports of a stream are bound to: each stream of a study (``bound_to``) is a shuffle of its own."""
+    """What the reports of a stream are bound to: each stream of a study is a shuffle of its own."""
     consortium = hashlib.sha256(b"tacit stream 2" + bound + stream.encode()).digest()
     return Binding(consortium, round_index, broadcast)
 
 
 def route_of(plan: Plan) -> list[PublicKey]:
-    """The keys that a report is sealed for, in turn: the shufflers', and the server's."""
+    """The keys that a report is sealed for in turn: the shufflers', then the server's."""
     shuffle = plan.shuffle
     assert shuffle is not None
     assert shuffle.server is not None
@@ -163,5 +161,5 @@ def route_of(plan: Plan) -> list[PublicKey]:
 
 
 def stream_name(stream: str) -> str:
-    """What a stream's frame is called in a sealed answer."""
+    """The name of a stream's frame in a sealed answer."""
     return stream or _WHOLE

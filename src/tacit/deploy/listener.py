@@ -1,4 +1,4 @@
-"""A socket that frames come in on, one thread for each caller; daemons and shufflers listen alike."""
+"""The socket server of daemons and shufflers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from collections.abc import Callable
 from tacit.deploy.wire import MOST_FRAME, RefusalError, read_frame, refuse
 
 SILENCE = 60.0
-"""How long a caller may say nothing between two frames, in seconds."""
+"""Seconds that a caller may be silent between two frames."""
 
 HANDSHAKE = 10.0
-"""How long a caller may take to show its certificate, from first to last."""
+"""Seconds that a whole TLS handshake may take."""
 
 WHOLE_FRAME = 120.0
-"""How long a frame may take, from its first byte to its last, in either direction."""
+"""Seconds that a frame may take from its first byte to its last, in either direction."""
 
 
 class Listener:
-    """Hands every frame to ``handle`` and sends back the frame that it returns.
+    """Hands every frame to ``handle`` and sends back the frame that it returns, with one thread for each caller.
 
-    ``secure`` makes of a fresh connection the one to talk over, before its handshake. Of more than ``most`` callers at
-    once the last are turned away: told so, unless they would have to be talked to securely. Whoever has not shown a
-    certificate is no caller yet: as many may be at it at once, and the one that has taken longest makes room for the
-    next.
+    ``secure`` wraps a fresh connection in TLS, before its handshake. Callers beyond ``most`` at once are refused, or
+    cut off where they speak TLS. Handshakes take no caller's slot: as many may be under way, and the oldest makes room
+    for the next.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Listener:
         secure: Callable[[socket.socket], ssl.SSLSocket] | None = None,
     ) -> None:
         self._socket, self._handle, self._secure, self._most = listening, handle, secure, most
-        self._seats = threading.BoundedSemaphore(most)
+        self._slots = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._greeting: dict[ssl.SSLSocket, None] = {}
         self._closed = False
@@ -54,11 +53,11 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                # A caller that has gone before it was let in, or too many open files.
+                # The caller has hung up already, or there are too many open files.
                 time.sleep(0.01)
                 continue
             if self._secure is None:
-                self._seat(connection)
+                self._admit(connection)
                 continue
             try:
                 secured = self._secure(connection)
@@ -68,26 +67,26 @@ class Listener:
             self._make_room(secured)
             threading.Thread(target=self._greet, args=(secured,), daemon=True).start()
 
-    def _seat(self, connection: socket.socket) -> None:
-        if self._seats.acquire(blocking=False):
+    def _admit(self, connection: socket.socket) -> None:
+        if self._slots.acquire(blocking=False):
             threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
             return
         with connection, contextlib.suppress(OSError):
             connection.sendall(refuse("busy", "too many connections"))
 
     def _make_room(self, secured: ssl.SSLSocket) -> None:
-        """Take note of a handshake, and break off the oldest if there are too many."""
+        """Note a handshake, and break off the oldest if there are too many."""
         with self._lock:
             while len(self._greeting) >= self._most:
                 oldest = next(iter(self._greeting))
                 del self._greeting[oldest]
                 with contextlib.suppress(OSError):
-                    # Not the secure socket's own: it forgets its state, which another thread is using.
+                    # Not the SSL socket's own shutdown: it drops state that another thread is using.
                     socket.socket.shutdown(oldest, socket.SHUT_RDWR)
             self._greeting[secured] = None
 
     def _greet(self, secured: ssl.SSLSocket) -> None:
-        """A handshake, for which no seat is taken; what it is timed by is the whole of it."""
+        """Shake hands within a time limit for the whole of it, then serve the caller if there is a slot."""
         try:
             secured.settimeout(HANDSHAKE)
             secured.do_handshake()
@@ -97,30 +96,24 @@ class Listener:
         finally:
             with self._lock:
                 self._greeting.pop(secured, None)
-        if self._seats.acquire(blocking=False):
+        if self._slots.acquire(blocking=False):
             self._attend(secured)
         else:
             secured.close()
 
     def _attend(self, connection: socket.socket) -> None:
+        """Answer frames until the caller hangs up, then free its slot."""
+        inbox = _Inbox(connection)
         try:
             with connection, contextlib.suppress(OSError):
-                self._converse(connection)
+                try:
+                    while (request := inbox.next_frame()) is not None:
+                        _send(connection, self._handle(*request))
+                except RefusalError as refusal:
+                    # The stream is out of step: refuse and hang up.
+                    _send(connection, refuse(refusal.code, str(refusal)))
         finally:
-            self._seats.release()
-
-    def _converse(self, connection: socket.socket) -> None:
-        inbox = _Inbox(connection)
-        while True:
-            try:
-                found = inbox.next_frame()
-            except RefusalError as refusal:
-                # The stream is out of step: say so and hang up.
-                _send(connection, refuse(refusal.code, str(refusal)))
-                return
-            if found is None:
-                return
-            _send(connection, self._handle(*found))
+            self._slots.release()
 
     def close(self) -> None:
         """Stop listening."""
@@ -138,12 +131,12 @@ class _Inbox:
         self._deadline: float | None = None
 
     def next_frame(self) -> tuple[bytes, bytes] | None:
-        """Header and payload, or nothing where the other side has closed."""
+        """Header and payload, or ``None`` where the caller has hung up."""
         self._deadline = time.monotonic() + WHOLE_FRAME if self._kept else None
         return read_frame(self._read, MOST_FRAME)
 
     def _read(self, count: int) -> bytes:
-        """Exactly as many bytes as asked for, or fewer at the end."""
+        """Exactly ``count`` bytes, or fewer at the end."""
         while len(self._kept) < count:
             self._connection.settimeout(SILENCE if self._deadline is None else _left(self._deadline))
             part = self._connection.recv(1 << 16)
@@ -152,9 +145,9 @@ class _Inbox:
             if not part:
                 break
             self._kept += part
-        found = bytes(self._kept[:count])
+        taken = bytes(self._kept[:count])
         del self._kept[:count]
-        return found
+        return taken
 
 
 def _send(connection: socket.socket, raw: bytes) -> None:
@@ -171,8 +164,8 @@ def _left(deadline: float) -> float:
     return seconds
 
 
-def serve_until_told(listener: Listener, log: logging.Logger, line: str) -> None:
-    """Serve until a signal says to stop."""
+def serve_until_stopped(listener: Listener, log: logging.Logger, line: str) -> None:
+    """Serve until SIGTERM or an interrupt."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: listener.close())
     log.info("%s", line)
@@ -181,6 +174,6 @@ def serve_until_told(listener: Listener, log: logging.Logger, line: str) -> None
 
 
 def log_to_terminal(log: logging.Logger) -> None:
-    """Show what a service has to say for itself, with the time."""
+    """Show a service's log on the terminal, with the time."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     log.setLevel(logging.INFO)

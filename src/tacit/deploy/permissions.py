@@ -1,7 +1,7 @@
-"""Who may touch a silo's files: their owner alone. The courier shares the folder's group, and no more than the door.
+"""Files that only their owner may touch. The courier shares the folder's group, which reaches the socket and no more.
 
-A mode that is too open is never mended behind the owner's back, because what was readable may have been read: the
-daemon names the files and the command, and does not start.
+A mode that is too open is never repaired silently, because what was readable may have been read: the daemon names the
+files and the command, and does not start.
 """
 
 from __future__ import annotations
@@ -15,59 +15,70 @@ from pathlib import Path
 from tacit.errors import TacitError
 
 FOLDER_MODE = 0o710
-"""What a silo's folder may allow at most: the courier's group passes through to the door and can list nothing."""
+"""What a silo's folder may allow at most: the courier's group passes through to the socket and can list nothing."""
 
 _STATE = ("policy.toml", "records.npz", "ledger.sqlite", "ledger.sqlite-wal", "sign.key", "approved")
-
-
-class PermissionsError(TacitError):
-    """Somebody else could read or change what only a silo's owner may."""
-
-
-def write_private(path: Path, text: str) -> None:
-    """A new file that only its owner can read, whatever the umask; an existing one raises FileExistsError."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-
-
 _COURIER = "the courier, which is not trusted, shares its group"
 
 
-def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = (), because: str = _COURIER) -> None:
-    """Raise unless the silo's folder and files are their owner's alone, and nobody else can put others in their place.
+class PermissionsError(TacitError):
+    """Somebody else could read or change what only its owner may."""
 
-    ``public`` files may be read by anybody, and changed by nobody else. A shuffler's folder is checked alike;
-    ``because`` says what there is to fear.
+
+def write_secret(path: Path, content: str | bytes) -> None:
+    """Write a new file that only its owner can read, whatever the umask; an existing one is never written over."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise PermissionsError(f"{path} exists and is never written over. Remove it yourself if it must go.") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def read_secret(path: Path) -> bytes:
+    """Read a secret from a file that nobody else can read."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise PermissionsError(f"Expected {path} to be readable by its owner alone; run: chmod 600 {path}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise PermissionsError(f"No key at {path}; make it with `tacit shuffler init` or `tacit silo keys`.") from None
+
+
+def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = (), because: str = _COURIER) -> None:
+    """Raise unless the folder of a silo (or a shuffler) and its files are their owner's alone, and stay in place.
+
+    Anybody may read ``public`` files, and nobody else change them. ``because`` says what there is to fear.
 
     The folder itself may let its group pass through (0710). Folders above, also of files that do not exist yet, must
     belong to root or the owner and be writable by nobody else, or be sticky.
     """
     files, public = list(files), list(public)
-    found, shown = ([path for path in some if path.exists()] for some in (files, public))
+    private, shown = ([path for path in paths if path.exists()] for paths in (files, public))
     wrong = {} if _may(folder, FOLDER_MODE) else {folder: FOLDER_MODE}
-    wrong |= {path: 0o700 if path.is_dir() else 0o600 for path in found if not _may(path, 0o700)}
+    wrong |= {path: 0o700 if path.is_dir() else 0o600 for path in private if not _may(path, 0o700)}
     wrong |= {path: 0o644 for path in shown if not _may(path, 0o755)}
-    found += shown
     if wrong:
         raise PermissionsError(f"Expected {_listed(wrong)} to be its owner's alone: {because}; run: {mending(wrong)}")
-    own = {0, os.geteuid()}
-    foreign = [path for path in [folder, *found] if path.stat().st_uid not in own]
+    foreign = [path for path in [folder, *private, *shown] if path.stat().st_uid not in {0, os.geteuid()}]
     if foreign:
-        me = os.geteuid()
         raise PermissionsError(
             f"Expected {_listed(foreign)} to belong to the daemon's user or to root, who alone may change it; run: "
-            f"chown {me} {_quoted(foreign)}"
+            f"chown {os.geteuid()} {_quoted(foreign)}"
         )
-    _check_above({parent for path in [folder, *files, *public] for parent in _parents(path)} - {*_both(folder)})
+    # Paths as they are written, and where they lead.
+    ways = [way for path in [folder, *files, *public] for way in (path.absolute(), path.resolve())]
+    _check_above({parent for way in ways for parent in way.parents} - {folder.absolute(), folder.resolve()})
 
 
 def _check_above(folders: set[Path]) -> None:
-    """Raise if somebody else could put another file in the place of one below."""
+    """Raise if somebody else could replace a file below these folders."""
     existing = sorted(path for path in folders if path.exists())
-    # Whoever owns the root of all can do anything anyway; inside a user namespace that is not always number 0.
+    # Whoever owns the root folder can do anything anyway; inside a user namespace that is not always user 0.
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     foreign = [path for path in existing if path.stat().st_uid not in trusted]
-    loose = [path for path in existing if _is_loose(path)]
+    loose = [path for path in existing if (mode := path.stat().st_mode) & 0o022 and not mode & stat.S_ISVTX]
     if foreign or loose:
         cures = [f"chown {os.geteuid()} {_quoted(foreign)}"] * bool(foreign)
         cures += [f"chmod go-w {_quoted(loose)}"] * bool(loose)
@@ -78,7 +89,7 @@ def _check_above(folders: set[Path]) -> None:
 
 
 def too_open(paths: Iterable[Path]) -> dict[Path, int]:
-    """Those files that somebody else than their owner can read or change, with the mode that they should have."""
+    """Those files that others than their owner can read or change, with the mode that they should have."""
     return {path: 0o600 for path in paths if path.exists() and not _may(path, 0o600)}
 
 
@@ -88,7 +99,7 @@ def mending(modes: dict[Path, int]) -> str:
 
 
 def check_courier(folder: Path) -> str | None:
-    """Raise if whoever runs this could read or change the silo's things without being their owner.
+    """Raise if this process could read or change the silo's files without being their owner.
 
     The owner may run the courier too, on trial: then the result says what is given up.
     """
@@ -99,13 +110,11 @@ def check_courier(folder: Path) -> str | None:
             "the courier runs as the user who owns the silo's folder, so whatever arrives through Flower can read the "
             "records. For trials only: at work give it a user of its own (docs/deployment.md)."
         )
-    reached = [folder] if os.access(folder, os.R_OK) or os.access(folder, os.W_OK) else []
-    for path in (folder / name for name in _STATE):
-        if os.access(path, os.R_OK) or os.access(path, os.W_OK):
-            reached.append(path)
+    paths = [folder, *(folder / name for name in _STATE)]
+    reached = [path for path in paths if os.access(path, os.R_OK) or os.access(path, os.W_OK)]
     if reached:
         raise PermissionsError(
-            f"Expected a courier that can reach nothing of the silo but its door, but this user can read or change "
+            f"Expected a courier that can reach nothing of the silo but its socket, but this user can read or change "
             f"{_listed(reached)}; as the owner run: chmod 710 {shlex.quote(str(folder))} && chmod go= FILE for each "
             "file in it, and do not run the courier as root."
         )
@@ -115,20 +124,6 @@ def check_courier(folder: Path) -> str | None:
 def _may(path: Path, most: int) -> bool:
     """Whether a mode allows group and others no more than ``most`` does."""
     return not stat.S_IMODE(path.stat().st_mode) & 0o077 & ~most
-
-
-def _is_loose(folder: Path) -> bool:
-    mode = folder.stat().st_mode
-    return bool(mode & 0o022) and not mode & stat.S_ISVTX
-
-
-def _both(path: Path) -> tuple[Path, Path]:
-    """A path as it is written, and where it leads."""
-    return path.absolute(), path.resolve()
-
-
-def _parents(path: Path) -> list[Path]:
-    return [parent for way in _both(path) for parent in way.parents]
 
 
 def _quoted(paths: Iterable[Path]) -> str:

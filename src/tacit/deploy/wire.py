@@ -1,9 +1,9 @@
-"""What may be said to a silo's daemon, and what it says back: length-limited frames of strict JSON and raw arrays.
+"""Requests to a silo's daemon and its replies: length-limited frames of strict JSON and raw arrays.
 
     frame    4 bytes: length of the rest | 4 bytes: length of the header | header (JSON) | payload (arrays)
 
 Lengths are big-endian; arrays are little-endian, one after another in the order in which the header describes them.
-Nothing is unpickled, evaluated or imported. A request that is not exactly one of the shapes below is refused.
+Nothing is unpickled, evaluated or imported. What is not exactly one of the shapes below is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -24,7 +25,6 @@ VERSION = 2
 MOST_HEADER = 1 << 16
 MOST_FRAME = 1 << 26
 
-_DTYPES = {"<f4": np.dtype("<f4"), "<i4": np.dtype("<i4")}
 _MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 4, 64, 10**6
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -34,7 +34,7 @@ Width = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 class RefusalError(TacitError):
-    """A typed refusal: ``code`` is part of the protocol, ``numbers`` say by how much."""
+    """A refusal: ``code`` is part of the protocol, ``numbers`` say by how much."""
 
     def __init__(self, code: str, text: str, numbers: dict[str, float] | None = None) -> None:
         super().__init__(text)
@@ -42,11 +42,13 @@ class RefusalError(TacitError):
         self.numbers = {k: v for k, v in (numbers or {}).items() if math.isfinite(v)}
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A header, or a part of one: unknown fields, converted types and numbers that are not finite are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class ArraySpec(_Strict):
+class ArraySpec(Strict):
     """Shape and type of one array of the payload."""
 
     shape: Annotated[tuple[Annotated[int, Field(ge=0, le=1 << 28)], ...], Field(max_length=8)]
@@ -58,13 +60,12 @@ class ArraySpec(_Strict):
         return math.prod(self.shape) * 4
 
 
-class Shuffle(_Strict):
-    """How contributions travel that are private only in a crowd.
+class Shuffle(Strict):
+    """The anonymity set and the shufflers of a plan whose channel is shuffled.
 
-    ``records`` are the numbers of records of all silos, by place; ``min_silos`` is how many of them come at least, and
-    ``honest`` the share of all silos that keeps its noise secret. ``shufflers`` maps names to sealing keys, in the
-    order of the way; ``server`` is the server's sealing key, where it opens single reports. ``weights`` says what the
-    objective weighs alike: silos, or records.
+    ``records`` counts the records of each silo, by index. At least ``min_silos`` silos are in a round, and the share
+    ``honest`` of all silos keeps its noise secret. ``shufflers`` maps names to sealing keys, in the order of a cascade;
+    ``server`` is the key that opens single reports. ``weights`` says what the objective weighs alike: silos or records.
     """
 
     records: Annotated[tuple[Annotated[int, Field(ge=1, le=10**9)], ...], Field(min_length=2, max_length=10_000)]
@@ -75,17 +76,17 @@ class Shuffle(_Strict):
     weights: Literal["equal", "records"] = "equal"
 
     def record_weights(self, batch_size: int | None) -> tuple[Any, Any]:
-        """What a record of each silo counts in a sum, beside the one that counts most, and what that counts."""
+        """What a record of each silo counts, relative to the one that counts most, and what that one counts."""
         records = np.asarray(self.records)
         sizes = records if batch_size is None else np.full(len(records), batch_size)
         return record_weights(None if self.weights == "equal" else records / records.sum(), sizes)
 
 
-class Plan(_Strict):
-    """What the server proposes: plain data, from which a silo builds the algorithm with its own copy of Tacit.
+class Plan(Strict):
+    """A study as the server proposes it: plain data, from which a silo builds the algorithm with its own Tacit.
 
-    ``objective`` and ``algorithm`` are the sections of a study. ``everyone`` says that all silos take part in all
-    rounds, so that rounds must come without a gap. ``nonce`` tells apart two runs of the same plan.
+    ``objective`` and ``algorithm`` are sections of the study. ``everyone`` says that all silos take part in all rounds,
+    so that rounds come without a gap. ``nonce`` tells apart two runs of one plan.
     """
 
     version: Literal[1] = 1
@@ -112,27 +113,27 @@ class Plan(_Strict):
         return value
 
     @model_validator(mode="after")
-    def _place_exists(self) -> Plan:
+    def _index_exists(self) -> Plan:
         if self.silo_index >= self.silos:
             raise ValueError(f"expected silo_index={self.silo_index} < silos={self.silos}")
         if self.shuffle is not None and not self.shuffle.min_silos <= self.silos == len(self.shuffle.records):
-            raise ValueError("expected shuffle.records for every silo, and shuffle.least of them")
+            raise ValueError("expected shuffle.records for every silo, and shuffle.min_silos of them")
         return self
 
     @property
     def study(self) -> str:
         """The study's identity at this silo: the SHA-256 of everything in the plan."""
-        unsaid = {"shuffle"} if self.shuffle is None else set()
-        return hashlib.sha256(self.model_dump_json(exclude=unsaid).encode()).hexdigest()
+        absent = {"shuffle"} if self.shuffle is None else set()
+        return hashlib.sha256(self.model_dump_json(exclude=absent).encode()).hexdigest()
 
     @property
     def consortium(self) -> bytes:
-        """What all silos of the study share: a digest of everything but the place."""
+        """The study's identity at all silos: a digest of everything but the silo's index."""
         return hashlib.sha256(self.model_dump_json(exclude={"silo_index"}).encode()).digest()
 
 
 def _nodes(value: Any, depth: int) -> int:
-    """The number of plain values inside, each checked; anything odd raises."""
+    """How many plain values there are inside, each checked; anything else raises."""
     if depth < 0:
         raise ValueError("nested too deeply")
     if isinstance(value, dict):
@@ -152,29 +153,29 @@ def _nodes(value: Any, depth: int) -> int:
     return 1
 
 
-class Hello(_Strict):
-    """Who are you?"""
+class Hello(Strict):
+    """Asks for the silo's public facts."""
 
     type: Literal["hello"] = "hello"
     version: int = VERSION
 
 
-class Propose(_Strict):
-    """Would you take part in this?"""
+class Propose(Strict):
+    """Proposes a plan."""
 
     type: Literal["propose"] = "propose"
     plan: Plan
 
 
-class Status(_Strict):
-    """How far are we?"""
+class Status(Strict):
+    """Asks for a study's state."""
 
     type: Literal["status"] = "status"
     study: StudyId
 
 
-class Answer(_Strict):
-    """The broadcast of a round; the payload holds its arrays."""
+class Answer(Strict):
+    """Asks for a round's message; the payload holds the arrays of the broadcast."""
 
     type: Literal["answer"] = "answer"
     study: StudyId
@@ -182,8 +183,8 @@ class Answer(_Strict):
     arrays: Annotated[tuple[ArraySpec, ...], Field(max_length=256)]
 
 
-class Finish(_Strict):
-    """We are done; give back what was reserved and not used."""
+class Finish(Strict):
+    """Ends a study; what was reserved and not used is given back."""
 
     type: Literal["finish"] = "finish"
     study: StudyId
@@ -192,7 +193,7 @@ class Finish(_Strict):
 Request = Annotated[Hello | Propose | Status | Answer | Finish, Field(discriminator="type")]
 
 
-class Welcome(_Strict):
+class Welcome(Strict):
     """The silo's public facts."""
 
     type: Literal["welcome"] = "welcome"
@@ -206,11 +207,11 @@ class Welcome(_Strict):
     noise: str
 
 
-class Consent(_Strict):
-    """Whether the silo takes part (``consented``, or ``pending`` its owner's approval), and two prices.
+class Consent(Strict):
+    """A silo's yes (``pending`` while its owner has not approved), with two prices.
 
-    ``epsilon`` and ``delta`` are the plan's own price. ``takes`` is the share of this silo's account that the study
-    takes by the account's ``rule``, and ``left`` the share that is left then for all later studies.
+    ``epsilon`` and ``delta`` are the plan's own price. By the account's ``rule`` the study ``takes`` a share of the
+    silo's account, and a share is ``left`` for all later studies.
     """
 
     type: Literal["consent"] = "consent"
@@ -225,7 +226,7 @@ class Consent(_Strict):
     next_round: int
 
 
-class Standing(_Strict):
+class Standing(Strict):
     """A study's state at this silo."""
 
     type: Literal["standing"] = "standing"
@@ -235,7 +236,7 @@ class Standing(_Strict):
     answers: int
 
 
-class Message(_Strict):
+class Message(Strict):
     """A silo's answer; the payload holds the message's arrays."""
 
     type: Literal["message"] = "message"
@@ -244,8 +245,8 @@ class Message(_Strict):
     arrays: tuple[ArraySpec, ...]
 
 
-class Sealed(_Strict):
-    """A silo's answer through shufflers: the payload holds a frame for each of them, of these lengths, in order."""
+class Sealed(Strict):
+    """A silo's answer through shufflers: the payload holds their frames, of these lengths, in order."""
 
     type: Literal["sealed"] = "sealed"
     study: str
@@ -254,8 +255,8 @@ class Sealed(_Strict):
     deposits: dict[str, int]
 
 
-class Receipt(_Strict):
-    """A study is closed: how often the silo answered, what that cost, and the ledger's newest hash."""
+class Receipt(Strict):
+    """A study has ended: how often the silo answered, what that cost, and the ledger's newest hash."""
 
     type: Literal["receipt"] = "receipt"
     study: str
@@ -266,8 +267,8 @@ class Receipt(_Strict):
     hash: str
 
 
-class Error(_Strict):
-    """No, and why."""
+class Error(Strict):
+    """A refusal."""
 
     type: Literal["error"] = "error"
     code: str
@@ -276,24 +277,12 @@ class Error(_Strict):
 
 
 Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt | Error, Field(discriminator="type")]
-_REQUESTS: TypeAdapter[Any] = TypeAdapter(Request)
-_RESPONSES: TypeAdapter[Any] = TypeAdapter(Response)
 
 
-def parse_request(header: bytes) -> Any:
-    """The request in a header, or a refusal that repeats nothing of what was sent but the fields' names."""
-    return parse_with(_REQUESTS, header)
-
-
-def parse_response(header: bytes) -> Any:
-    """The response in a header."""
-    return parse_with(_RESPONSES, header)
-
-
-def parse_with(adapter: TypeAdapter[Any], header: bytes) -> Any:
-    """What a header says, by this table of messages; a refusal repeats nothing of it but the fields' names."""
+def parse(messages: TypeAdapter[Any], header: bytes) -> Any:
+    """The message in a header; a refusal repeats nothing of it but the names of fields."""
     try:
-        return adapter.validate_json(header)
+        return messages.validate_json(header)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part)[:32] for part in first["loc"][:6])
@@ -302,30 +291,35 @@ def parse_with(adapter: TypeAdapter[Any], header: bytes) -> Any:
         raise RefusalError("bad-message", "the header is not a message of this protocol") from None
 
 
-def frame(header: str | bytes, payload: bytes = b"") -> bytes:
+parse_request = partial(parse, TypeAdapter(Request))
+parse_response = partial(parse, TypeAdapter(Response))
+
+
+def frame(header: Strict | str | bytes, payload: bytes = b"") -> bytes:
     """A frame around a header and a payload."""
-    head = header.encode() if isinstance(header, str) else header
+    text = header.model_dump_json() if isinstance(header, Strict) else header
+    head = text.encode() if isinstance(text, str) else text
     return struct.pack(">II", 4 + len(head) + len(payload), len(head)) + head + payload
 
 
 def refuse(code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
     """A refusal as a frame."""
     finite = {k: float(v) for k, v in (numbers or {}).items() if math.isfinite(v)}
-    return frame(Error(code=code, text=text[:500], numbers=finite).model_dump_json())
+    return frame(Error(code=code, text=text[:500], numbers=finite))
 
 
 def read_frame(read: Callable[[int], bytes], most: int = MOST_FRAME) -> tuple[bytes, bytes] | None:
-    """Header and payload of the next frame; ``None`` where the other side has closed before a new one.
+    """Header and payload of the next frame; ``None`` where the connection was closed before it.
 
     ``read(n)`` returns exactly n bytes, or fewer at the end. A frame that is too long is refused before it is read.
     """
     prefix = read(4)
     if not prefix:
         return None
-    length = _number(prefix)
+    length = _length(prefix)
     if not 4 <= length <= most:
         raise RefusalError("bad-frame", f"expected a frame of 4 to {most} bytes, got {length}")
-    head = _number(read(4))
+    head = _length(read(4))
     if head > min(MOST_HEADER, length - 4):
         raise RefusalError(
             "bad-frame", f"expected a header of at most {MOST_HEADER} bytes inside the frame, got {head}"
@@ -336,7 +330,7 @@ def read_frame(read: Callable[[int], bytes], most: int = MOST_FRAME) -> tuple[by
     return body[:head], body[head:]
 
 
-def _number(raw: bytes) -> int:
+def _length(raw: bytes) -> int:
     if len(raw) < 4:
         raise RefusalError("bad-frame", "the frame ended early")
     return int(struct.unpack(">I", raw)[0])
@@ -344,29 +338,28 @@ def _number(raw: bytes) -> int:
 
 def write_arrays(leaves: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], bytes]:
     """Arrays as descriptions and bytes; integers become 32 bits, everything else float32."""
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    kept = [np.ascontiguousarray(a, "<i4" if a.dtype.kind in "iub" else "<f4") for a in arrays]
-    specs = tuple(ArraySpec(shape=a.shape, dtype=_code(k)) for a, k in zip(arrays, kept, strict=True))
-    return specs, b"".join(k.tobytes() for k in kept)
+    specs, parts = [], []
+    for leaf in leaves:
+        array = np.asarray(leaf)
+        dtype: Literal["<i4", "<f4"] = "<i4" if array.dtype.kind in "iub" else "<f4"
+        specs.append(ArraySpec(shape=array.shape, dtype=dtype))
+        parts.append(array.astype(dtype).tobytes())
+    return tuple(specs), b"".join(parts)
 
 
 def broadcast_digest(specs: Sequence[ArraySpec], payload: bytes) -> bytes:
-    """What a round's contributions are bound to: a digest of the broadcast as it was sent."""
+    """A digest of a broadcast as it was sent; the deposits of its round are bound to it."""
     shapes = "".join(spec.model_dump_json() for spec in specs)
     return hashlib.sha256(shapes.encode() + b"\0" + payload).digest()
 
 
-def _code(array: np.ndarray) -> Literal["<f4", "<i4"]:
-    return "<i4" if array.dtype.kind == "i" else "<f4"
-
-
 def read_arrays(specs: Sequence[ArraySpec], payload: bytes) -> list[np.ndarray]:
-    """The arrays that a payload holds, or a refusal where it is too long or too short."""
+    """The arrays in a payload, which must be exactly as long as they are."""
     if sum(spec.size for spec in specs) != len(payload):
         raise RefusalError("bad-message", "the payload is not as long as its arrays")
     arrays, at = [], 0
     for spec in specs:
-        flat = np.frombuffer(payload, _DTYPES[spec.dtype], math.prod(spec.shape), at)
+        flat = np.frombuffer(payload, spec.dtype, math.prod(spec.shape), at)
         arrays.append(flat.reshape(spec.shape))
         at += spec.size
     return arrays

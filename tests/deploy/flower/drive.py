@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from experiments.certificates import Authority
 from experiments.consortium import train
 from experiments.parties import Consortium, Silo, free_port
-from tacit.deploy.certificates import Authority, node_key
-from tacit.deploy.flower.commands import supernode_command
+from tacit.deploy.flower.commands import node_key, supernode_command
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.silo.service import NOISE_OFF
 from tacit.plans.spec import Study, study_from
@@ -79,7 +79,9 @@ def internet() -> bool:
 
 def intruders(consortium: Consortium, root: Path) -> None:
     """A SuperNode that nobody registered, and one that was given the certificate of another authority."""
-    strange, elsewhere = node_key(root / "stranger.key").key, Authority(root / "elsewhere").certificate
+    strange = root / "stranger.key"
+    node_key(strange)
+    elsewhere = Authority(root / "elsewhere").certificate
     right = {"authority": consortium.authority.certificate, "key": consortium.folder("south") / "node.key"}
     for label, wrong in (("stranger", {"key": strange}), ("misled", {"authority": elsewhere})):
         door = consortium.folder("north") / "door" / "silo.sock"

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from experiments.certificates import Authority
 from tacit.channel.sealing import Signer, new_signing_key
-from tacit.deploy.certificates import Authority
-from tacit.deploy.shuffler.config import write_secret
+from tacit.deploy.permissions import write_secret
 from tests.deploy.server.world import NAMES, SIZES
 from tests.deploy.shuffler.parties import Party
 from tests.deploy.silo.consortium import Daemon, fork_server, make_home, records_of

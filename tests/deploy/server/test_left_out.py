@@ -12,8 +12,8 @@ from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, fresh_state
 from tacit.deploy.server.shuffles import Reports, Sums, cut, frames_of
 from tacit.deploy.shuffler.client import LeftOutError, _collect, sum_over
-from tacit.deploy.shuffler.deposits import header_of, sum_deposits
-from tacit.deploy.silo.sealing import sealed_answer, sealed_reports
+from tacit.deploy.shuffler.deposits import Sender, header_of, sum_deposits
+from tacit.deploy.silo.sealing import Sealer
 from tacit.deploy.wire import Answer, RefusalError, Sealed, broadcast_digest, write_arrays
 from tacit.plans.shapes import coordinates
 from tacit.simulate.participation import participation
@@ -54,8 +54,8 @@ def answers_of(desks):
     """Sealed answers of all silos."""
     keys, found = {name: desk.seal for name, desk in desks.items()}, {}
     for silo_index, silo in enumerate(NAMES):
-        own = {"silo": silo, "silo_index": silo_index, "min_silos": 3, "signer": SILOS[silo]}
-        first, second = sum_deposits(np.arange(3), shufflers=keys, binding=BINDING, **own)
+        sender = Sender(silo, silo_index, 3)
+        first, second = sum_deposits(np.arange(3), sender, SILOS[silo], BINDING, shufflers=keys)
         lengths = {"a": len(first), "b": len(second)}
         found[silo] = (Sealed(study="s", round=0, silo=silo, deposits=lengths), first + second)
     return found
@@ -160,7 +160,7 @@ def test_answers_that_are_not_what_the_plan_has_are_named_and_others_kept(desks)
     size = len(cut(*answers["s0"])["a"].split(b"}", 1)[1])
 
     def expected(silo, shuffler):
-        header = header_of("sum", shuffler, BINDING, silo, NAMES.index(silo), 3)
+        header = header_of("sum", shuffler, BINDING, Sender(silo, NAMES.index(silo), 3))
         return header.model_copy(update={"size": size})
 
     said, body = answers["s1"]
@@ -177,14 +177,14 @@ def test_answers_that_are_not_what_the_plan_has_are_named_and_others_kept(desks)
 
 
 def sealed_by(name, silo_index, plan, shuffled, request, payload):
-    """What a silo says at a place of the plan, by the daemon's own functions."""
-    own, who = plan.model_copy(update={"silo_index": silo_index}), {"silo": name, "signer": SILOS[name], "noise": True}
+    """The answer of a silo at an index of the plan, by the daemon's own functions."""
+    own, sealer = plan.model_copy(update={"silo_index": silo_index}), Sealer(name, SILOS[name], noise=True)
     if plan.shuffle.server is None:
         share = np.arange(coordinates(shuffled._shapes.messages["gradient"]))
-        header, body = sealed_answer(own, shuffled.terms, request, payload, share, **who)
+        header, body = sealer.share(own, shuffled.terms, request, payload, share)
     else:
         reports = {"": [os.urandom(8) + b"\x01" for _ in range(SIZES[silo_index])]}
-        header, body = sealed_reports(own, shuffled.streams, request, payload, reports, min_silos=3, **who)
+        header, body = sealer.reports(own, shuffled.streams, request, payload, reports, min_silos=3)
     return Sealed.model_validate_json(header), body
 
 

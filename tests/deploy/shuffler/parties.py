@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.certificates import Authority
 from tacit.channel.sealing import _SUITES, Binding, PublicKey, Signer, new_secret, new_signing_key
-from tacit.deploy.certificates import Authority
 from tacit.deploy.shuffler.client import Address, Caller
 from tacit.deploy.shuffler.config import Keys, make_keys, terms_from
 from tacit.deploy.shuffler.messages import parse_response
@@ -93,7 +93,7 @@ class SiloView:
 
     @property
     def released(self) -> int:
-        return int(self.service._books.execute("SELECT count(*) FROM released").fetchone()[0])
+        return int(self.service._released.execute("SELECT count(*) FROM released").fetchone()[0])
 
     @property
     def seal(self) -> PublicKey:

@@ -9,8 +9,8 @@ import pytest
 from tacit.algorithm import Release, Silo
 from tacit.channel.sealing import Binding, new_secret, seal
 from tacit.deploy.shuffler.client import LeftOutError, _collect, mixed_reports, sum_over
-from tacit.deploy.shuffler.deposits import _frame, check_deposit, header_of, report_deposit, sum_deposits
-from tacit.deploy.shuffler.messages import Relay, signed
+from tacit.deploy.shuffler.deposits import Sender, _frame, check_deposit, header_of, report_deposit, sum_deposits
+from tacit.deploy.shuffler.messages import Relay
 from tacit.deploy.wire import RefusalError, frame
 from tacit.silo.local_reports import mean_of_reports, report_terms
 from tests.deploy.shuffler.parties import signers, two_desks, wrapped
@@ -27,41 +27,39 @@ def desks(tmp_path):
         yield found
 
 
+def sender_like(silo):
+    return Sender(silo, int(silo[1]), 2)
+
+
 def shares(desks, names=HONEST, length=4):
     keys = {name: desk.seal for name, desk in desks.items()}
     found = {}
     for silo in names:
-        own = {"silo": silo, "silo_index": int(silo[1]), "min_silos": 2, "signer": SILOS[silo]}
-        made = sum_deposits(np.arange(length), shufflers=keys, binding=BINDING, **own)
+        made = sum_deposits(np.arange(length), sender_like(silo), SILOS[silo], BINDING, shufflers=keys)
         found[silo] = dict(zip(keys, made, strict=True))
     return found
 
 
 def short_share(desk, silo="s2"):
     """As long as the others' outside, and one number inside."""
-    header = header_of("sum", desk.service.terms.name, BINDING, silo, int(silo[1]), 2)
+    header = header_of("sum", desk.service.terms.name, BINDING, sender_like(silo))
     inside = np.ones(1, "<u8").tobytes()
     return _frame(header, [seal(inside, [desk.seal], header.binding, size=32)], SILOS[silo])
 
 
 def reports(desks, names=HONEST):
     keys = {name: desk.seal for name, desk in desks.items()}
-    common = {"size": 9, "shufflers": keys, "server": SERVER.public, "binding": BINDING, "min_silos": 2}
-    return {
-        silo: report_deposit(
-            [f"{silo}-{i}".encode() for i in range(3)],
-            silo=silo,
-            silo_index=int(silo[1]),
-            signer=SILOS[silo],
-            **common,
-        )
-        for silo in names
-    }
+    common = {"size": 9, "shufflers": keys, "server": SERVER.public}
+    found = {}
+    for silo in names:
+        own = [f"{silo}-{i}".encode() for i in range(3)]
+        found[silo] = report_deposit(own, sender_like(silo), SILOS[silo], BINDING, **common)
+    return found
 
 
 def deposit_of(desks, insides, silo="s2"):
     """A deposit whose outer layers are right, around anything."""
-    header = header_of("reports", "a", BINDING, silo, int(silo[1]), 2)
+    header = header_of("reports", "a", BINDING, sender_like(silo))
     return _frame(header, [wrapped(inside, desks["a"].seal, header.binding) for inside in insides], SILOS[silo])
 
 
@@ -156,7 +154,7 @@ def test_a_shuffler_that_sends_a_report_twice_gets_nothing_mixed(desks):
     header, payload = first.ask(_collect(BINDING, list(made), "reports"))
     assert isinstance(header, Relay)
     doubled = payload[: -header.size] + payload[: header.size]
-    forged = signed(header, first.service._keys.sign, doubled)
+    forged = header.signed(first.service._keys.sign, doubled)
     with pytest.raises(RefusalError, match="twice"):
         desks["b"].ask(forged, doubled)
     assert not desks["b"].released
@@ -201,7 +199,7 @@ def test_a_shuffler_that_takes_nothing_is_not_known_to_be_open(desks):
 def test_only_the_deposit_that_the_plan_has_is_carried_to_a_shuffler(desks):
     raw = shares(desks)["s0"]["a"]
     size = len(seal(bytes(32), [desks["a"].seal], BINDING, size=32))
-    expected = header_of("sum", "a", BINDING, "s0", 0, 2).model_copy(update={"size": size})
+    expected = header_of("sum", "a", BINDING, sender_like("s0")).model_copy(update={"size": size})
     check_deposit(raw, expected)
     smuggled = frame(_collect(BINDING, ["s0", "s1"], "sum").model_dump_json())
     for bad, reason in (

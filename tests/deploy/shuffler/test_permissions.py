@@ -5,8 +5,8 @@ import os
 import pytest
 import tomli_w
 
-from tacit.deploy.certificates import Authority
-from tacit.deploy.permissions import PermissionsError, write_private
+from experiments.certificates import Authority
+from tacit.deploy.permissions import PermissionsError, write_secret
 from tacit.deploy.shuffler.config import load_terms, make_keys, terms_from
 from tacit.deploy.shuffler.server import check_folder, serve
 
@@ -17,7 +17,7 @@ def folder(tmp_path):
     found.mkdir(mode=0o700)
     make_keys(found, "x25519")
     tls = {"certificate": "shuffler.pem", "key": "shuffler.key", "callers": "authority.pem"}
-    write_private(found / "shuffler.toml", tomli_w.dumps({"name": "a", "silos": {}, "tls": tls}))
+    write_secret(found / "shuffler.toml", tomli_w.dumps({"name": "a", "silos": {}, "tls": tls}))
     for name, mode in (("shuffler.pem", 0o644), ("authority.pem", 0o644), ("shuffler.key", 0o600)):
         (found / name).write_text("")
         (found / name).chmod(mode)

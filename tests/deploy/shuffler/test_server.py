@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from experiments.certificates import Authority
 from tacit.deploy import listener
-from tacit.deploy.certificates import Authority
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.server import _MOST_CALLERS
 from tests.deploy.shuffler.parties import Party, signers

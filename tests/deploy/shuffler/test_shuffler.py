@@ -6,12 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from experiments.certificates import Authority
 from tacit.channel.sealing import Binding, SealError, Signer, new_secret, new_signing_key, open_layer
-from tacit.deploy.certificates import Authority
 from tacit.deploy.shuffler.client import Caller, _collect, greet, mixed_reports, sum_over
 from tacit.deploy.shuffler.config import ShufflerError
-from tacit.deploy.shuffler.deposits import report_deposit, sum_deposits
-from tacit.deploy.shuffler.messages import Deposit, parse_request, sender_of, signed
+from tacit.deploy.shuffler.deposits import Sender, report_deposit, sum_deposits
+from tacit.deploy.shuffler.messages import Deposit, parse_request, sender_of
 from tacit.deploy.shuffler.service import ShufflerService
 from tacit.deploy.wire import RefusalError, frame
 from tests.deploy.shuffler.parties import Party, signers
@@ -40,24 +40,11 @@ def two(tmp_path, authority, silos):
 
 def shares(parties, silos, vectors, binding=BINDING, min_silos=2):
     keys = {party.terms.name: party.keys.seal.public for party in parties}
-    return {
-        name: dict(
-            zip(
-                keys,
-                sum_deposits(
-                    vectors[name],
-                    shufflers=keys,
-                    binding=binding,
-                    silo=name,
-                    silo_index=int(name[1:]),
-                    min_silos=min_silos,
-                    signer=silos[name],
-                ),
-                strict=True,
-            )
-        )
-        for name in vectors
-    }
+    found = {}
+    for name, vector in vectors.items():
+        sender = Sender(name, int(name[1:]), min_silos)
+        found[name] = dict(zip(keys, sum_deposits(vector, sender, silos[name], binding, shufflers=keys), strict=True))
+    return found
 
 
 def reports_of(parties, silos, server, binding=BINDING, min_silos=2, size=16, names=("s0", "s1", "s2")):
@@ -65,14 +52,12 @@ def reports_of(parties, silos, server, binding=BINDING, min_silos=2, size=16, na
     return {
         name: report_deposit(
             [f"{name}-{i}".encode() for i in range(3)],
+            Sender(name, int(name[1:]), min_silos),
+            silos[name],
+            binding,
             size=size,
             shufflers=keys,
             server=server.public,
-            binding=binding,
-            silo=name,
-            silo_index=int(name[1:]),
-            min_silos=min_silos,
-            signer=silos[name],
         )
         for name in names
     }
@@ -233,7 +218,7 @@ def test_all_or_none_of_a_silos_reports(two, silos):
         **terms,
     )
     payload = b"".join(blobs)
-    assert refused(caller, frame(signed(header, silos["s0"], payload).model_dump_json(), payload)) == "sealed"
+    assert refused(caller, frame(header.signed(silos["s0"], payload), payload)) == "sealed"
     assert not two[0].service._piles
 
 
@@ -312,7 +297,7 @@ def stolen(raw, thief, signer, silo_index=7, **changes):
     head = int.from_bytes(raw[4:8], "big")
     payload = raw[8 + head :]
     header = parse_request(raw[8 : 8 + head]).model_copy(update={"silo": thief, "silo_index": silo_index, **changes})
-    return frame(signed(header, signer, payload).model_dump_json(), payload)
+    return frame(header.signed(signer, payload), payload)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mode": "reports"}])
@@ -330,9 +315,7 @@ def test_a_report_cannot_be_handed_in_by_another_silo(two, silos):
 
 def at_place_zero(parties, silos, name):
     keys = {party.terms.name: party.keys.seal.public for party in parties}
-    return sum_deposits(
-        np.arange(4), shufflers=keys, binding=BINDING, silo=name, silo_index=0, min_silos=2, signer=silos[name]
-    )
+    return sum_deposits(np.arange(4), Sender(name, 0, 2), silos[name], BINDING, shufflers=keys)
 
 
 def test_two_silos_cannot_have_one_place(two, silos):

@@ -22,7 +22,7 @@ import tomli_w
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import builder_from, record_of
-from tacit.deploy.permissions import write_private
+from tacit.deploy.permissions import write_secret
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
@@ -72,7 +72,7 @@ def make_home(folder: Path, records: dict[str, np.ndarray], **changes: Any) -> t
     folder.mkdir(parents=True, mode=0o700)
     np.savez(folder / "records.npz", allow_pickle=False, **records)
     (folder / "records.npz").chmod(0o600)
-    write_private(folder / "policy.toml", tomli_w.dumps(policy_tree(folder.name, **changes)))
+    write_secret(folder / "policy.toml", tomli_w.dumps(policy_tree(folder.name, **changes)))
     policy = load_policy(folder / "policy.toml")
     return home_of(folder, policy), policy
 

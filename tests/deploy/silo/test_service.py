@@ -114,7 +114,7 @@ def test_no_noise_is_kept_beside_what_it_hides(make):
         silo, plan = make(), plan_of(algorithm)
         silo.propose(plan)
         silo.answer(plan, 0)
-        state = remembered(silo.service._books().state(plan.study))
+        state = remembered(silo.service._opened().state(plan.study))
         assert bool(state.noise) == kept
 
 

@@ -1,4 +1,4 @@
-"""The ServerApp: leads the study whose run folder it is given, over Flower's grid."""
+"""The ServerApp: leads the study of a run folder over Flower's grid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 class GridTransport:
-    """Silos behind SuperNodes; an address is a node's number."""
+    """Silos behind SuperNodes; an address is a node's id."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -45,56 +45,45 @@ class GridTransport:
         """One message to each courier; late replies are left to expire."""
         deadline = time.monotonic() + seconds
         waiting = self._push(requests, seconds)
-        found: dict[str, Replies] = {}
+        received: dict[str, Replies] = {}
         while waiting and time.monotonic() < deadline:
             for message in self._pull(list(waiting)):
                 at = waiting.pop(message.metadata.reply_to_message_id, None)
                 replies = _replies(message)
                 if at is not None and replies:
-                    found[at] = replies
-            if enough is not None and enough(set(found)):
+                    received[at] = replies
+            if enough is not None and enough(set(received)):
                 break
             if waiting:
                 time.sleep(_POLL)
-        return found
+        return received
 
     def _push(self, requests: Mapping[str, Frames], seconds: float) -> dict[str, str]:
-        addresses = list(requests)
+        """Addresses by the id of the message that was sent there."""
+        contents = {at: RecordDict({RECORD: ConfigRecord({FRAMES: list(frames)})}) for at, frames in requests.items()}
         messages = [
-            Message(
-                RecordDict({RECORD: ConfigRecord({FRAMES: list(requests[at])})}),
-                dst_node_id=int(at),
-                message_type="query",
-                ttl=max(1.0, seconds),
-            )
-            for at in addresses
+            Message(content, dst_node_id=int(at), message_type="query", ttl=max(1.0, seconds))
+            for at, content in contents.items()
         ]
-        if not messages:
-            return {}
         try:
-            numbers = list(self._grid.push_messages(messages))
+            ids = list(self._grid.push_messages(messages)) if messages else []
         except httpx.HTTPError:
             return {}
-        return {number: at for number, at in zip(numbers, addresses, strict=True) if number}
+        return {sent: at for sent, at in zip(ids, requests, strict=True) if sent}
 
-    def _pull(self, numbers: list[str]) -> list[Any]:
+    def _pull(self, ids: list[str]) -> list[Any]:
         try:
-            return list(self._grid.pull_messages(numbers))
+            return list(self._grid.pull_messages(ids))
         except httpx.HTTPError:
             return []
 
 
 def _replies(message: Any) -> Replies:
-    """Header and payload of each reply; a courier that sends nonsense has sent nothing."""
+    """Header and payload of each reply; none where any of them cannot be read."""
     if message.has_error():
         return []
-    found = []
     try:
-        for raw in message.content[RECORD][FRAMES]:
-            parts = read_frame(io.BytesIO(raw).read)
-            if parts is None:
-                return []
-            found.append(parts)
+        frames = [read_frame(io.BytesIO(raw).read) for raw in message.content[RECORD][FRAMES]]
     except (KeyError, TypeError, RefusalError):
         return []
-    return found
+    return [] if None in frames else [parts for parts in frames if parts is not None]

@@ -1,7 +1,6 @@
-"""Flower's own commands, with what a consortium needs switched on, and what it does not want switched off.
+"""Flower's own commands, set up for a consortium; nothing here needs the internet.
 
-TLS and the authentication of SuperNodes are on; telemetry, update checks and the installation of dependencies at run
-time are off. Nothing here needs the internet.
+TLS and the authentication of SuperNodes are on. Telemetry, update checks and installing at run time are off.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tacit.deploy.permissions import write_secret
 from tacit.errors import TacitError
 
 CONNECTION = "tacit"
@@ -49,7 +49,7 @@ folder = ""
 def environment(home: Path) -> dict[str, str]:
     """The environment of every Flower process; ``home`` is where it keeps its files."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    # Looked at often: starting a courier is most of a round's time already.
+    # Polls often: starting a courier takes most of a round's time already.
     return {**os.environ, **_OFF, "FLWR_HOME": str(home), "PATH": path, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
 
 
@@ -83,11 +83,21 @@ def supernode_command(*, superlink: str, authority: Path, key: Path, socket: Pat
     ]
 
 
-def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 5.0) -> None:
-    """Run a command until told to stop, and start it again whenever it ends.
+def node_key(path: Path) -> None:
+    """Make a SuperNode's key as OpenSSH writes it, with its public half beside it."""
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
 
-    A SuperNode ends when the SuperLink does not let it in, and after a crash it is not let in for a minute, while the
-    SuperLink still takes it for present.
+    key = ec.generate_private_key(ec.SECP384R1())
+    write_secret(path, key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()))
+    public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
+    path.with_name(path.name + ".pub").write_bytes(public)
+
+
+def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 5.0) -> None:
+    """Run a command until SIGTERM, and start it again whenever it ends.
+
+    A SuperNode ends when the SuperLink refuses it, which it does for a minute after the SuperNode has crashed.
     """
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
@@ -107,7 +117,7 @@ def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 
 
 
 def write_connection(home: Path, *, superlink: str, authority: Path) -> None:
-    """Tell Flower's command line where the SuperLink is."""
+    """Write where the SuperLink is, for Flower's command line."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{superlink}"\n'
@@ -117,7 +127,7 @@ def write_connection(home: Path, *, superlink: str, authority: Path) -> None:
 
 
 def write_app(folder: Path) -> Path:
-    """The app that Flower ships: two lines that find Tacit where it is installed."""
+    """Write the app that Flower ships: two lines that find Tacit where it is installed."""
     app = folder / "app"
     app.mkdir(parents=True, exist_ok=True)
     (app / "pyproject.toml").write_text(_PYPROJECT, encoding="utf-8")
@@ -130,14 +140,8 @@ def write_app(folder: Path) -> Path:
 
 def call(home: Path, arguments: Sequence[str], seconds: float = 120.0) -> str:
     """Run ``flwr`` and return what it prints."""
-    done = subprocess.run(
-        [flower("flwr"), *arguments],
-        env=environment(home),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+    command = [flower("flwr"), *arguments]
+    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=seconds, check=False)
     if done.returncode != 0:
         raise TacitError(f"flwr {' '.join(arguments[:2])} failed: {(done.stdout + done.stderr).strip()[-800:]}")
     return done.stdout
@@ -149,7 +153,7 @@ def register(home: Path, public_key: Path, name: str) -> None:
 
 
 def start_run(home: Path, app: Path, folder: Path) -> str:
-    """Start a study and return Flower's number for the run."""
+    """Start a study and return Flower's id of the run."""
     config = f'folder="{folder.resolve()}"'
     found = _last_json(call(home, ["run", str(app), CONNECTION, "--run-config", config, "--format", "json"]))
     if not found.get("run-id"):
@@ -157,20 +161,20 @@ def start_run(home: Path, app: Path, folder: Path) -> str:
     return str(found["run-id"])
 
 
-def run_status(home: Path, number: str) -> str:
-    """Flower's word for how a run stands, such as ``running`` or ``finished:completed``."""
-    found = _last_json(call(home, ["ls", CONNECTION, "--run-id", number, "--format", "json"]))
-    runs = found.get("runs") or [{}]
+def run_status(home: Path, run_id: str) -> str:
+    """The state of a run, such as ``running`` or ``finished:completed``."""
+    listed = _last_json(call(home, ["ls", CONNECTION, "--run-id", run_id, "--format", "json"]))
+    runs = listed.get("runs") or [{}]
     return str(runs[0].get("status", "unknown"))
 
 
-def stop_run(home: Path, number: str) -> None:
+def stop_run(home: Path, run_id: str) -> None:
     """Stop a run."""
-    call(home, ["stop", number, CONNECTION])
+    call(home, ["stop", run_id, CONNECTION])
 
 
 def _last_json(text: str) -> dict[str, Any]:
-    """The JSON object that a command printed after whatever else it had to say."""
+    """The JSON object that a command printed after other text."""
     at = text.find("{")
     try:
         found = json.JSONDecoder().raw_decode(text[at:])[0] if at >= 0 else {}

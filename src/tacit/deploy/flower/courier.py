@@ -1,8 +1,8 @@
 """The courier: a Flower ClientApp that carries frames between the SuperNode and the silo's daemon, and nothing else.
 
-It holds no secret and no state and reads nothing that it carries. Whatever Flower runs at a silo comes from the server
-and is untrusted; this could be replaced by an attacker without harm. The daemon's socket is named by the silo's owner
-when the SuperNode is started (``tacit silo join``). It imports no jax: Flower starts a process for each message.
+It holds no secret and no state, and reads nothing that it carries. Whatever Flower runs at a silo comes from the server
+and is untrusted; an attacker could replace it without harm. The silo's owner names the daemon's socket (``tacit silo
+join``). It imports no jax: Flower starts a process for each message.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def carry(message: Message, context: Context) -> Message:
 
 
 def exchange(path: Path, frames: Sequence[bytes]) -> list[bytes]:
-    """The daemon's replies to frames; none where it cannot be reached, which the server sees as silence."""
+    """The daemon's replies to frames; none where it cannot be reached."""
     replies: list[bytes] = []
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.settimeout(_PATIENCE)
-            door.connect(str(path))
-            with door.makefile("rb") as stream:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
+            daemon.settimeout(_PATIENCE)
+            daemon.connect(str(path))
+            with daemon.makefile("rb") as stream:
                 for raw in frames:
-                    door.sendall(raw)
+                    daemon.sendall(raw)
                     prefix = stream.read(4)
                     length = struct.unpack(">I", prefix)[0] if len(prefix) == 4 else _MOST_FRAME + 1
                     if length > _MOST_FRAME:

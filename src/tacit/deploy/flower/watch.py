@@ -19,20 +19,21 @@ from tacit.stopping import ToldInterrupt
 _LOOK = 0.5
 _ASK = 30.0
 _PRINTED = ("met", "waiting", "consent", "refusal", "round", "failed")
-"""What is printed line by line where there is no terminal to draw on."""
+"""Events that are printed line by line where there is no terminal to draw on."""
+
+_FINAL = "Asking again would end in the same way: change the study, and start it anew without --resume."
 
 
 class View:
-    """What is known of a run from its journal."""
+    """The state of a run, from its journal."""
 
     def __init__(self, path: Path, skip: int = 0) -> None:
         self._path, self._seen = path, skip
         self.rows: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {"state": "starting", "round": 0, "rounds": None, "note": ""}
-        self.consents: dict[str, float] = {}
 
     def read(self) -> list[dict[str, Any]]:
-        """Take in what is new."""
+        """Read what is new in the journal."""
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         fresh = [json.loads(line) for line in lines[self._seen :]]
         self._seen += len(fresh)
@@ -49,8 +50,6 @@ class View:
             facts["note"] = f"met {row['silo']} ({row['records']} records)"
         elif event == "waiting":
             facts["note"] = f"{row['silo']} waits for {row['for']}; compare {row['compare']}"
-        elif event == "consent":
-            self.consents[row["silo"]] = row["epsilon"]
         elif event == "refusal":
             facts["note"] = f"{row['silo']} refuses ({row['code']}): {row['text']}"
         elif event == "round":
@@ -75,16 +74,11 @@ class View:
         for column in ("round", "silos", "missed", "seconds", "loss", "epsilon spent"):
             table.add_column(column)
         for row in self.rows[-8:]:
-            loss = row.get("train_loss")
-            spent = row.get("epsilon")
-            table.add_row(
-                str(row["round"]),
-                ", ".join(row["silos"]),
-                ", ".join(row["missed"]) or "–",
-                f"{row['seconds']:.1f}",
-                "–" if loss is None else f"{loss:.4f}",
-                "–" if spent is None else f"{spent:.3f}",
-            )
+            loss, spent = row.get("train_loss"), row.get("epsilon")
+            silos, missed = ", ".join(row["silos"]), ", ".join(row["missed"]) or "–"
+            loss_text = "–" if loss is None else f"{loss:.4f}"
+            spent_text = "–" if spent is None else f"{spent:.3f}"
+            table.add_row(str(row["round"]), silos, missed, f"{row['seconds']:.1f}", loss_text, spent_text)
         return table
 
 
@@ -92,8 +86,8 @@ def follow(folder: Path, console: Console, still_there: Callable[[], None] = lam
     """Start the study of a run folder over Flower and watch it to its end; an interrupt stops it."""
     home, journal = folder / "flower", folder / "progress.jsonl"
     skip = len(journal.read_text(encoding="utf-8").splitlines()) if journal.exists() else 0
-    number = start_run(home, write_app(folder), folder)
-    (folder / "run-id").write_text(number, encoding="utf-8")
+    run_id = start_run(home, write_app(folder), folder)
+    (folder / "run-id").write_text(run_id, encoding="utf-8")
     view, asked = View(journal, skip), time.monotonic()
     try:
         with Live(view.table(), console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
@@ -106,29 +100,24 @@ def follow(folder: Path, console: Console, still_there: Callable[[], None] = lam
                     break
                 if time.monotonic() - asked > _ASK:
                     asked = time.monotonic()
-                    _check_alive(home, number, folder, view)
+                    _check_alive(home, run_id, folder, view)
                 still_there()
                 time.sleep(_LOOK)
     except KeyboardInterrupt:
-        stop_run(home, number)
+        stop_run(home, run_id)
         console.print(f"Stopped. Go on with: tacit server run ... --resume {folder}")
         raise ToldInterrupt from None
     if view.facts["state"] == "failed":
-        raise TacitError(f"{view.facts['note'].rstrip('.')}. {_way_out(view.facts['final'], folder)}")
+        way_out = _FINAL if view.facts["final"] else f"Go on with --resume {folder}."
+        raise TacitError(f"{view.facts['note'].rstrip('.')}. {way_out}")
     return view.facts
 
 
-def _way_out(final: bool, folder: Path) -> str:
-    if final:
-        return "Asking again would end in the same way: change the study, and start it anew without --resume."
-    return f"Go on with --resume {folder}."
-
-
-def _check_alive(home: Path, number: str, folder: Path, view: View) -> None:
+def _check_alive(home: Path, run_id: str, folder: Path, view: View) -> None:
     try:
-        status = run_status(home, number)
+        status = run_status(home, run_id)
     except TacitError:
-        return  # The SuperLink may be away for a while; the run may go on when it is back.
+        return  # The SuperLink may be away for a while, and the run go on when it is back.
     if status.startswith("finished"):
         view.read()
         if view.facts["state"] not in ("finished", "failed"):

@@ -1,4 +1,4 @@
-"""What the server must remember to go on after a crash: one file, written whole or not at all."""
+"""What the server needs to go on after a crash: one file, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tacit.keeping import load_arrays, plain, restored, save_arrays
 
 @dataclass
 class Checkpoint:
-    """The study as proposed (at place 0), the silos by place, the next round, and the algorithm's state before it.
+    """The plan (at index 0), the silos by index, the next round, and the algorithm's state before it.
 
-    ``decided`` names the silos of the next round where that was settled before asking shufflers, which release a round
-    once and in one way; ``answers`` are their sealed answers, so that a server that starts again needs nobody for it.
-    ``history`` has a row for every round that was played.
+    ``decided`` names the silos of the next round once they are settled, before shufflers are asked, which release a
+    round once and in one way. ``answers`` are their sealed answers, so that a server that starts again need not ask.
+    ``history`` has a row for every finished round.
     """
 
     plan: Plan
@@ -36,16 +36,9 @@ class Checkpoint:
 
     def save(self, path: Path) -> None:
         """Write it so that a crash leaves the old one or the new one."""
-        meta = {
-            "plan": json.loads(self.plan.model_dump_json()),
-            "silos": self.silos,
-            "records": self.records,
-            "round": self.round,
-            "decided": self.decided,
-            "answers": None if self.answers is None else sorted(self.answers),
-            "finished": self.finished,
-            "history": self.history,
-        }
+        meta = {name: getattr(self, name) for name in ("silos", "records", "round", "decided", "finished", "history")}
+        meta["plan"] = json.loads(self.plan.model_dump_json())
+        meta["answers"] = None if self.answers is None else sorted(self.answers)
         leaves = {f"leaf{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
         for i, (_, parts) in enumerate(sorted((self.answers or {}).items())):
             leaves |= {f"answer{i}{part}": np.frombuffer(raw, np.uint8) for part, raw in zip("hp", parts, strict=True)}
@@ -60,12 +53,10 @@ def load_checkpoint(path: Path, like: Any) -> Checkpoint:
         raise TacitError(f"{path} is not a checkpoint: {error}.") from None
     plan = Plan.model_validate_json(json.dumps(meta["plan"]))
     leaves, form = jax.tree.flatten(like(plan, meta["records"]))
-    answers = None
-    if meta["answers"] is not None:
-        answers = {
-            name: (arrays.pop(f"answer{i}h").tobytes(), arrays.pop(f"answer{i}p").tobytes())
-            for i, name in enumerate(meta["answers"])
-        }
+    answers = {
+        name: (arrays.pop(f"answer{i}h").tobytes(), arrays.pop(f"answer{i}p").tobytes())
+        for i, name in enumerate(meta["answers"] or ())
+    }
     if len(leaves) != len(arrays):
         raise TacitError(f"{path} was written for another algorithm, or another version of Tacit.")
     state = jax.tree.unflatten(form, [restored(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(leaves)])
@@ -76,7 +67,7 @@ def load_checkpoint(path: Path, like: Any) -> Checkpoint:
         state=state,
         round=meta["round"],
         decided=None if meta["decided"] is None else tuple(meta["decided"]),
-        answers=answers,
+        answers=None if meta["answers"] is None else answers,
         finished=meta["finished"],
         history=meta["history"],
     )

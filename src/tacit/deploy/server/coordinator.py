@@ -1,10 +1,10 @@
-"""The server of a deployed study: meets silos, proposes, plays rounds with whoever comes, and can be killed any time.
+"""The server of a deployed study. It can be killed at any time.
 
     meet -> propose -> for each round: ask -> (mean, or what shufflers release) -> tell -> checkpoint -> finish
 
-A round that was asked before a crash is asked again with the same broadcast, and silos answer from their books.
-Silos may be late, vanish and come back: a round goes on with at least as many as the study allows, and waits where it
-may not go on. Nobody waits for ever: when patience ends, so does the run, with a checkpoint to go on from.
+A round that was asked before a crash is asked again with the same broadcast, and silos send their stored answers.
+Silos may be late, vanish and come back: a round needs as many as the study says, and waits for them. When patience
+ends, so does the run, with a checkpoint to go on from.
 """
 
 from __future__ import annotations
@@ -19,30 +19,13 @@ import jax
 import numpy as np
 
 from tacit.algorithm import Algorithm, Params
+from tacit.deploy import wire
 from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.server.checkpoint import Checkpoint
-from tacit.deploy.server.replies import NONSENSE, fitting, heard, mean_of
 from tacit.deploy.server.shuffles import Answers, Shuffled
-from tacit.deploy.server.transport import Replies, Transport
+from tacit.deploy.server.transport import NONSENSE, Replies, Transport, fitting, mean_of, response_in
 from tacit.deploy.shuffler.client import LeftOutError
-from tacit.deploy.wire import (
-    Answer,
-    Consent,
-    Error,
-    Finish,
-    Hello,
-    Message,
-    Plan,
-    Propose,
-    Receipt,
-    RefusalError,
-    Sealed,
-    Welcome,
-    broadcast_digest,
-    frame,
-    parse_response,
-    write_arrays,
-)
+from tacit.deploy.wire import Consent, Error, Plan, Receipt, RefusalError, Welcome, frame
 from tacit.errors import TacitError
 from tacit.plans.shapes import shapes_of
 from tacit.plans.spec import StudyError
@@ -54,14 +37,14 @@ Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
 _FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
 _FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity"}
-# Of these, what a silo's owner could mend while the study waits.
+# Of these, what a silo's owner could repair while the study waits.
 _MENDABLE = {"ledger", "counter", "restored", "identity"}
 _WAITS = "waits for its owner's approval"
 _PAUSE = 0.2
 
 
 class StalledError(TacitError):
-    """Too few silos came for too long; unless ``final``, the run can be taken up again from its checkpoint."""
+    """Too few silos came for too long; unless ``final``, the run can go on from its checkpoint."""
 
     def __init__(self, text: str, *, final: bool = False) -> None:
         super().__init__(text)
@@ -69,7 +52,7 @@ class StalledError(TacitError):
 
 
 def is_final(error: Exception) -> bool:
-    """Whether asking for the same once more would end in the same way."""
+    """Whether the same study would end in the same way again."""
     if isinstance(error, StalledError):
         return error.final
     if isinstance(error, RefusalError):
@@ -79,44 +62,44 @@ def is_final(error: Exception) -> bool:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a round waits for silos that may be missed, and how long anything waits for those that may not."""
+    """How long a round waits for silos that it can do without, and how long for those that it needs."""
 
     round_seconds: float
     total_seconds: float
 
 
 def meet(transport: Transport, silos: int, patience: Patience, tell: Tell) -> dict[str, tuple[str, Welcome]]:
-    """Address and public facts of silos by name, once at least ``silos`` of them have been seen."""
+    """Address and public facts of silos by name, once at least ``silos`` of them have answered."""
     deadline = time.monotonic() + patience.total_seconds
     known: dict[str, tuple[str, Welcome]] = {}
-    while len(known) < silos:
+    while True:
         for name, found in newcomers(transport, {at for at, _ in known.values()}, patience.round_seconds).items():
             known[name] = found
             tell("met", {"silo": name, "records": found[1].records, "of": silos})
-        if len(known) < silos:
-            if time.monotonic() > deadline:
-                raise StalledError(f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}.")
-            time.sleep(_PAUSE)
-    return known
+        if len(known) >= silos:
+            return known
+        if time.monotonic() > deadline:
+            raise StalledError(f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}.")
+        time.sleep(_PAUSE)
 
 
 def newcomers(transport: Transport, known: set[str], seconds: float) -> dict[str, tuple[str, Welcome]]:
     """Address and public facts, by name, of silos at addresses that are not known yet."""
-    hello = frame(Hello().model_dump_json())
+    hello = frame(wire.Hello())
     fresh = {at: [hello] for at in transport.present() if at not in known}
     found = {}
     for at, replies in transport.ask(fresh, seconds).items() if fresh else ():
-        response = heard(replies[0]) if replies else None
+        response = response_in(replies[0]) if replies else None
         if isinstance(response, Welcome):
             found[response.silo] = (at, response)
     return found
 
 
 class Coordinator:
-    """Plays one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes.
+    """Runs one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes.
 
-    ``addresses`` may lack silos that are away; they are looked for when a round misses them. ``seed`` settles who is
-    asked in each round where not everyone is, as it does in a simulation.
+    ``addresses`` may lack silos that are away; the coordinator looks for them when a round misses them. ``seed``
+    decides who is asked in a round that does not ask everyone, as in a simulation.
     """
 
     def __init__(
@@ -141,11 +124,11 @@ class Coordinator:
         self._shapes = shapes_of(self.algorithm, builder.problem, record_of(plan))
         self._who = participation(plan.silos) if who is None else who
         self._turns: Roster = roster(split_keys(jax.random.key(seed)).choice, self.algorithm, self._who, plan.silos)
-        self._halves = {
-            k: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for k, part in self.algorithm.rounds.items()
-        }
+        servers = {kind: part.server for kind, part in self.algorithm.rounds.items()}
+        self._halves = {kind: (jax.jit(server.ask), jax.jit(server.tell)) for kind, server in servers.items()}
         self._plans = {name: plan.model_copy(update={"silo_index": i}) for i, name in enumerate(point.silos)}
-        self._weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
+        weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
+        self._weights = dict(zip(point.silos, weights, strict=True))
         self.consents: dict[str, Consent] = {}
         if (plan.shuffle is None) != (shuffled is None):
             raise TacitError("Expected shufflers exactly where the plan names them.")
@@ -154,11 +137,6 @@ class Coordinator:
     def rounds(self) -> int:
         """How many rounds the study has."""
         return len(self.algorithm.schedule)
-
-    @property
-    def dimensions(self) -> dict[str, int]:
-        """How many numbers a release of each kind of round has."""
-        return self._shapes.dimensions
 
     @property
     def params(self) -> Params:
@@ -178,27 +156,17 @@ class Coordinator:
     def propose(self) -> dict[str, Consent]:
         """Propose the study, and wait for approvals until everyone, or as many as a round needs, has consented."""
         deadline = time.monotonic() + self._patience.total_seconds
-        min_silos = self.point.plan.silos if self.point.plan.everyone else self._who.min_silos
+        plan = self.point.plan
+        min_silos = plan.silos if plan.everyone else self._who.min_silos
         reasons: dict[str, str] = {}
         final: dict[str, RefusalError] = {}
         while len(self.consents) < len(self._plans):
             left = [name for name in self._plans if name not in self.consents and name not in final]
             for name, replies in self._ask({n: [self._proposal(n)] for n in left}).items():
-                response = heard(replies[0])
-                if isinstance(response, Consent) and not self._agreed(name, response):
-                    if reasons.get(name) != _WAITS:
-                        compare = self._plans[name].consortium.hex()
-                        self._tell("waiting", {"silo": name, "for": "its owner's approval", "compare": compare})
-                    reasons[name] = _WAITS
-                elif isinstance(response, Error):
-                    if reasons.get(name) != response.text:
-                        self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
-                    reasons[name] = response.text
-                    if response.code in _FINAL:
-                        final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
+                self._read_consent(name, response_in(replies[0]), reasons, final)
             if len(self._plans) - len(final) < min_silos:
                 raise next(iter(final.values()))
-            if time.monotonic() > deadline or (len(self.consents) >= min_silos and not self.point.plan.everyone):
+            if time.monotonic() > deadline or (len(self.consents) >= min_silos and not plan.everyone):
                 break
             self._look(set(left) - set(self.consents))
             time.sleep(_PAUSE if len(self.consents) < len(self._plans) else 0)
@@ -206,86 +174,96 @@ class Coordinator:
             raise StalledError(f"Expected the consent of {min_silos} silos, got {len(self.consents)}; {reasons}.")
         return self.consents
 
+    def _read_consent(self, name: str, response: Any, reasons: dict[str, str], final: dict[str, RefusalError]) -> None:
+        """Note a silo's consent, or why there is none; each reason is reported once."""
+        if isinstance(response, Consent) and not self._agreed(name, response):
+            if reasons.get(name) != _WAITS:
+                compare = self._plans[name].consortium.hex()
+                self._tell("waiting", {"silo": name, "for": "its owner's approval", "compare": compare})
+            reasons[name] = _WAITS
+        elif isinstance(response, Error):
+            if reasons.get(name) != response.text:
+                self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
+            reasons[name] = response.text
+            if response.code in _FINAL:
+                final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
+
     def _agreed(self, name: str, response: Consent) -> bool:
-        """Whether a silo has consented; the first time, that is told and its noise compared with the server's."""
+        """Whether a silo has consented; its first consent is reported, and its noise compared with the server's."""
         if response.state == "consented" and name not in self.consents:
             if self._shuffled is not None:
                 self._shuffled.check({name: response})
             self.consents[name] = response
-            own = {"epsilon": response.epsilon, "delta": response.delta}
-            self._tell(
-                "consent", {"silo": name, **own, "takes_of_account": response.takes, "left_of_account": response.left}
-            )
+            facts = {"silo": name, "epsilon": response.epsilon, "delta": response.delta}
+            self._tell("consent", {**facts, "takes_of_account": response.takes, "left_of_account": response.left})
         return response.state == "consented"
 
     def _look(self, missing: Iterable[str]) -> None:
-        """Look for silos that do not answer at addresses that are new."""
+        """Look for missing silos at new addresses."""
         known = set(self._addresses.values())
         found = newcomers(self._transport, known, self._patience.round_seconds)
         self._addresses |= {name: at for name, (at, _) in found.items() if name in set(missing)}
 
     def _proposal(self, name: str) -> bytes:
-        return frame(Propose(plan=self._plans[name]).model_dump_json())
+        return frame(wire.Propose(plan=self._plans[name]))
 
-    def _ask(
-        self, requests: Mapping[str, list[bytes]], seconds: float | None = None, enough: Any = None
-    ) -> dict[str, Replies]:
-        """As the transport does, by silos' names; those that have never been seen cannot be asked."""
+    def _ask(self, requests: Mapping[str, list[bytes]], enough: Any = None) -> dict[str, Replies]:
+        """As the transport does, by silos' names; those without an address are not asked."""
         names = {self._addresses[name]: name for name in requests if name in self._addresses}
         frames = {at: requests[name] for at, name in names.items()}
         ready = None if enough is None else lambda came: enough({names[at] for at in came})
-        limit = self._patience.round_seconds if seconds is None else seconds
-        found = self._transport.ask(frames, limit, ready)
+        found = self._transport.ask(frames, self._patience.round_seconds, ready)
         return {names[at]: replies for at, replies in found.items() if replies}
 
-    def _play(self, number: int) -> None:
+    def _play(self, round_index: int) -> None:
         """One round: ask, combine, tell, checkpoint."""
-        begun = time.monotonic()
-        kind = self.algorithm.schedule[number]
+        begun, point = time.monotonic(), self.point
+        kind = self.algorithm.schedule[round_index]
         ask, tell = self._halves[kind]
-        broadcast = ask(self.point.state)
-        specs, payload = write_arrays(jax.tree.leaves(broadcast))
-        here = self._turns.taken[number]
-        chosen = [self.point.silos[i] for i in self._turns.silo_indices[number][here]]
-        came = answers = self._answers(number, specs, payload, chosen, kind)
-        if not self._is_sealed(kind):
-            weights = dict(zip(self.point.silos, self._weights, strict=True))
-            mean = mean_of(answers, self._shapes.messages[kind], weights)
+        broadcast = ask(point.state)
+        specs, payload = wire.write_arrays(jax.tree.leaves(broadcast))
+        here = self._turns.taken[round_index]
+        chosen = [point.silos[i] for i in self._turns.silo_indices[round_index][here]]
+        came = answers = self._answers(round_index, specs, payload, chosen)
+        if self._is_sealed(kind):
+            mean, answers = self._mixed(kind, round_index, wire.broadcast_digest(specs, payload), broadcast, answers)
         else:
-            mean, answers = self._mixed(kind, number, broadcast_digest(specs, payload), broadcast, answers)
+            mean = mean_of(answers, self._shapes.messages[kind], self._weights)
         row = {
-            "round": number + 1,
+            "round": round_index + 1,
             "kind": kind,
             "silos": sorted(answers),
             "missed": sorted(set(chosen) - set(answers)),
             "left_out": sorted(set(came) - set(answers)),
             "seconds": time.monotonic() - begun,
         }
-        self.point.state = tell(self.point.state, mean)
-        self.point.round, self.point.decided, self.point.answers = number + 1, None, None
-        self.point.history.append(row)
-        self.point.save(self._path)
+        point.state = tell(point.state, mean)
+        point.round, point.decided, point.answers = round_index + 1, None, None
+        point.history.append(row)
+        point.save(self._path)
         self._tell("round", {**row, "rounds": self.rounds})
 
-    def _answers(self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str) -> Answers:
+    def _answers(self, round_index: int, specs: Any, payload: bytes, chosen: Sequence[str]) -> Answers:
         """The answers of a round: those that were settled before the server stopped, or fresh ones."""
-        if self.point.answers is not None:
-            return {name: (parse_response(header), body) for name, (header, body) in self.point.answers.items()}
-        settled = self.point.decided
-        return self._gather(number, specs, payload, settled or chosen, kind, fixed=settled is not None)
+        settled, stored = self.point.decided, self.point.answers
+        if stored is not None:
+            return {name: (wire.parse_response(header), body) for name, (header, body) in stored.items()}
+        return self._gather(round_index, specs, payload, settled or chosen, is_settled=settled is not None)
 
-    def _mixed(self, kind: str, number: int, digest: bytes, broadcast: Any, answers: Answers) -> tuple[Any, Answers]:
-        """What the shufflers make of a round, and the answers that are in it.
+    def _mixed(
+        self, kind: str, round_index: int, digest: bytes, broadcast: Any, answers: Answers
+    ) -> tuple[Any, Answers]:
+        """What the shufflers release of a round, and the answers that are in it.
 
-        Whose answers they get is settled before they are asked, and settled again only while no shuffler has released
-        the round: without silos whose contributions are not taken, if enough are left.
+        The answers are settled before shufflers are asked. They are settled again, without silos that are not taken,
+        only while no shuffler has released the round and enough silos are left.
         """
         assert self._shuffled is not None
         min_silos = self._min_silos(kind, self.point.plan.silos)
         while True:
             self._settle(tuple(sorted(answers)), answers)
             try:
-                return self._shuffled.mean(kind, number, digest, broadcast, answers), answers
+                return self._shuffled.mean(kind, round_index, digest, broadcast, answers), answers
             except LeftOutError as refusal:
                 for name, reason in refusal.reasons.items():
                     self._tell("refusal", {"silo": name, "code": refusal.code, "text": reason})
@@ -296,16 +274,16 @@ class Coordinator:
                 # If somebody changed an answer on its way, the silo still has it, and will be asked for it again.
                 self._settle(None if refusal.is_open else self.point.decided, None)
                 needs = f"needs {min_silos} silos" if refusal.is_open else f"was settled with {len(answers)} silos"
-                raise StalledError(f"Round {number + 1} {needs}, but shufflers do not take {refusal}.") from None
+                raise StalledError(f"Round {round_index + 1} {needs}, but shufflers do not take {refusal}.") from None
 
     def _settle(self, decided: tuple[str, ...] | None, answers: Answers | None) -> None:
-        """Write down who is in a round, and what they said."""
-        kept = {name: (said.model_dump_json().encode(), body) for name, (said, body) in (answers or {}).items()}
-        self.point.decided, self.point.answers = decided, kept or None
+        """Store who is in a round, and their answers."""
+        stored = {name: (header.model_dump_json().encode(), body) for name, (header, body) in (answers or {}).items()}
+        self.point.decided, self.point.answers = decided, stored or None
         self.point.save(self._path)
 
     def _min_silos(self, kind: str, chosen: int) -> int:
-        """How many of so many silos a kind of round needs."""
+        """How many of the chosen silos a kind of round needs."""
         return chosen if self._is_fixed(kind) else min(self._who.min_silos, chosen)
 
     def _is_sealed(self, kind: str) -> bool:
@@ -316,11 +294,12 @@ class Coordinator:
         return who == "in turn" or everyone(who, self._who, self.point.plan.silos)
 
     def _gather(
-        self, number: int, specs: Any, payload: bytes, chosen: Sequence[str], kind: str, *, fixed: bool
+        self, round_index: int, specs: Any, payload: bytes, chosen: Sequence[str], *, is_settled: bool
     ) -> dict[str, tuple[Any, bytes]]:
-        """The answers of a round from at least as many silos as it needs."""
-        min_silos = len(chosen) if fixed else self._min_silos(kind, len(chosen))
-        fixed = fixed or self._is_fixed(kind)
+        """The answers of a round, from at least as many silos as it needs; if it is settled, from all chosen ones."""
+        kind = self.algorithm.schedule[round_index]
+        min_silos = len(chosen) if is_settled else self._min_silos(kind, len(chosen))
+        is_fixed = is_settled or self._is_fixed(kind)
         gone: dict[str, str] = {}
         answers: dict[str, tuple[Any, bytes]] = {}
         deadline = time.monotonic() + self._patience.total_seconds
@@ -329,41 +308,40 @@ class Coordinator:
             self._look(set(wanted) - set(self._addresses))
         while True:
             left = [n for n in wanted if n not in answers and n not in gone]
-            requests = {n: [self._proposal(n), self._request(n, number, specs, payload)] for n in left}
+            requests = {n: [self._proposal(n), self._request(n, round_index, specs, payload)] for n in left}
             # Everyone who was chosen has a round's time to answer; after that, as many as needed will do.
             needed = None if len(wanted) == len(chosen) else (lambda came: len(answers) + len(came) >= min_silos)
             for name, replies in self._ask(requests, enough=needed).items():
-                self._read(name, number, replies, answers, gone)
+                self._read(name, round_index, replies, answers, gone)
             if len(answers) >= min_silos:
                 return answers
-            if not fixed:
+            if not is_fixed:
                 wanted = list(self.point.silos)
             if time.monotonic() > deadline or len(set(wanted) - set(gone)) < min_silos:
                 silent = sorted(set(wanted) - set(answers))
                 ended = {name for name, reason in gone.items() if reason.split(":")[0] in _FINAL - _MENDABLE}
                 raise StalledError(
-                    f"Round {number + 1} needs {min_silos} silos, got {len(answers)}; missing {silent} {gone}.",
+                    f"Round {round_index + 1} needs {min_silos} silos, got {len(answers)}; missing {silent} {gone}.",
                     final=len(set(wanted) - ended) < min_silos,
                 )
             self._look(set(wanted) - set(answers))
             time.sleep(_PAUSE)
 
-    def _request(self, name: str, number: int, specs: Any, payload: bytes) -> bytes:
-        request = Answer(study=self._plans[name].study, round=number, arrays=specs)
-        return frame(request.model_dump_json(), payload)
+    def _request(self, name: str, round_index: int, specs: Any, payload: bytes) -> bytes:
+        return frame(wire.Answer(study=self._plans[name].study, round=round_index, arrays=specs), payload)
 
     def _read(
-        self, name: str, number: int, replies: Replies, answers: dict[str, tuple[Any, bytes]], gone: dict[str, str]
+        self, name: str, round_index: int, replies: Replies, answers: dict[str, tuple[Any, bytes]], gone: dict[str, str]
     ) -> None:
-        first, response = heard(replies[0]), heard(replies[-1])
-        right = (self._plans[name].study, number)
-        if isinstance(response, Message | Sealed):
-            kind = self.algorithm.schedule[number]
-            response = fitting(response, replies[-1][1], None if self._is_sealed(kind) else self._shapes.messages[kind])
+        first, response, body = response_in(replies[0]), response_in(replies[-1]), replies[-1][1]
+        if isinstance(response, wire.Message | wire.Sealed):
+            kind = self.algorithm.schedule[round_index]
+            response = fitting(response, body, None if self._is_sealed(kind) else self._shapes.messages[kind])
         if isinstance(first, Consent):
             self._agreed(name, first)
-        if isinstance(response, Message | Sealed) and (response.study, response.round) == right:
-            answers[name] = (response, replies[-1][1])
+        if isinstance(response, wire.Message | wire.Sealed):
+            if (response.study, response.round) == (self._plans[name].study, round_index):
+                answers[name] = (response, body)
         elif isinstance(response, Error):
             # What the silo has against the study says more than that it knows of none.
             reason = first if isinstance(first, Error) else response
@@ -373,10 +351,10 @@ class Coordinator:
 
     def finish(self) -> dict[str, Receipt]:
         """Close the study; a silo that cannot be reached gives back what it reserved when its time is up."""
-        requests = {n: [frame(Finish(study=plan.study).model_dump_json())] for n, plan in self._plans.items()}
+        requests = {n: [frame(wire.Finish(study=plan.study))] for n, plan in self._plans.items()}
         receipts = {}
         for name, replies in self._ask(requests).items():
-            response = heard(replies[0])
+            response = response_in(replies[0])
             if isinstance(response, Receipt):
                 receipts[name] = response
                 facts = {"silo": name, "epsilon": response.epsilon, "delta": response.delta}

@@ -1,4 +1,4 @@
-"""A deployment in writing: which study, which silos, which shufflers, and how long anybody waits."""
+"""A deployment in TOML: how many silos, which shufflers, how long to wait; and the plan of its study."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from tacit.algorithm import CROWDED
 from tacit.channel.sealing import PublicKey
+from tacit.deploy.sections import Count, Section, checked
 from tacit.deploy.shuffler.client import Address
 from tacit.deploy.wire import Plan, Shuffle, Welcome
-from tacit.errors import TacitError, explained
+from tacit.errors import TacitError
 from tacit.plans.assemble import check_parameters
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError
@@ -21,14 +22,10 @@ from tacit.plans.spec import Study, StudyError
 DEPLOYED = ("direct", *CROWDED)
 """The channels that real silos answer through."""
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ShufflerEntry(_Section):
+class ShufflerEntry(Section):
     """A shuffler to use, and the certificates to call it with."""
 
     name: str
@@ -40,18 +37,17 @@ class ShufflerEntry(_Section):
 
     @property
     def address(self) -> Address:
-        """As the caller knows it."""
+        """Where to call it, and with what."""
         return Address(self.host, self.port, Path(self.authority), Path(self.certificate), Path(self.key))
 
 
-class Deployment(_Section):
-    """``silos`` is how many take part. ``round_seconds`` is how long a round waits for those who may be missed, and
-    ``patience`` how long for those who may not. ``evaluate`` measures on the study's own data set, where the server
-    has it because it is public. ``record`` keeps everything that silos send. ``command`` is what the user typed, for
-    the report.
+class Deployment(Section):
+    """``silos`` is how many take part. A round waits ``round_seconds`` for silos that it can do without, and
+    ``patience`` seconds for those that it needs. ``evaluate`` measures on the study's own public data set. ``record``
+    keeps everything that silos send. ``command`` is what the user typed, for the report.
     """
 
-    silos: Annotated[int, Field(ge=1)]
+    silos: Count
     folder: str
     round_seconds: Seconds = 60.0
     patience: Seconds = 600.0
@@ -64,11 +60,7 @@ class Deployment(_Section):
 
 def deployment_from(tree: dict[str, Any]) -> Deployment:
     """A deployment from plain values."""
-    try:
-        return Deployment.model_validate(tree)
-    except ValidationError as error:
-        lines = explained(error.errors(include_input=False), Deployment)
-        raise TacitError("The deployment cannot be used:\n  " + lines) from None
+    return checked(Deployment, tree, TacitError, "The deployment")
 
 
 def check_study(study: Study, shufflers: int) -> None:
@@ -100,27 +92,23 @@ def check_study(study: Study, shufflers: int) -> None:
 def plan_for(
     study: Study, facts: Sequence[Welcome], shufflers: dict[str, str], server: PublicKey | None = None
 ) -> Plan:
-    """The plan to propose, at place 0, for silos that say these things about themselves.
-
-    ``server`` is the key that single reports are sealed to.
-    """
-    first = facts[0]
-    different = [
-        f.silo for f in facts if (f.features, f.task, f.classes) != (first.features, first.task, first.classes)
-    ]
+    """The plan to propose, at index 0, for silos with these public facts; reports are sealed to the ``server`` key."""
+    first, silos, run, section = facts[0], len(facts), study.run, study.privacy
+    shape = (first.features, first.task, first.classes)
+    different = [fact.silo for fact in facts if (fact.features, fact.task, fact.classes) != shape]
     if different:
         raise TacitError(f"{', '.join(different)}: records of another shape or task than those of {first.silo}.")
     check_study(study, len(shufflers))
-    section = study.privacy
     assert isinstance(section.epsilon, float | int)
-    who, silos = study.run, len(facts)
-    min_silos = who.participants if isinstance(who.participants, int) else (who.participants or (silos,))[0]
     shuffle = None
     if shufflers:
-        records = tuple(f.records for f in facts)
-        to = None if server is None else str(server)
         shuffle = Shuffle(
-            records=records, min_silos=min_silos, honest=who.honest, shufflers=shufflers, server=to, weights=who.weights
+            records=tuple(fact.records for fact in facts),
+            min_silos=run.participants if isinstance(run.participants, int) else (run.participants or (silos,))[0],
+            honest=run.honest,
+            shufflers=shufflers,
+            server=None if server is None else str(server),
+            weights=run.weights,
         )
     return Plan(
         name=study.name,
@@ -135,6 +123,6 @@ def plan_for(
         max_participations=section.max_participations,
         silos=silos,
         silo_index=0,
-        everyone=who.participants is None,
+        everyone=run.participants is None,
         shuffle=shuffle,
     )

@@ -1,9 +1,15 @@
-"""The run folder of a deployed study: the files that a simulation leaves, as far as a server can know them."""
+"""The files of a deployed study, as far as a server can know them, and the prices that it can compute.
+
+A silo's own ledger decides what it has spent. Plan and noise are public, so the server can price the same releases.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +17,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from tacit.deploy.contract import builder_from, seat_of
 from tacit.deploy.server.coordinator import Coordinator
-from tacit.deploy.server.prices import risk_at
 from tacit.deploy.wire import Receipt
+from tacit.plans.price import releases_of
 from tacit.plans.spec import Study
+from tacit.privacy import Event, PricingError, price, risk_of_price
 from tacit.studies.folder import provenance
 from tacit.studies.report import write_report
+
+_SAME = 1e-3
+"""How far the price of a schedule may lie, relatively, from the silo's own to be taken for the silo's schedule."""
 
 
 def write_outcome(
@@ -27,12 +38,12 @@ def write_outcome(
     seconds: float,
     *,
     command: str,
-) -> dict[str, Any]:
+) -> None:
     """Write result, metrics, model and report; ``command`` is the user's, as this process' own holds a secret."""
     history = coordinator.point.history
     measured = [row for row in history if row.get("measured")]
     last = measured[-1]["measured"] if measured else {}
-    found = {
+    result = {
         "study": study.name,
         "algorithm": study.algorithm.name,
         "channel": study.algorithm.channel,
@@ -46,7 +57,7 @@ def write_outcome(
         "run_dir": str(folder),
         "deployment": {"rounds": [{k: v for k, v in row.items() if k != "measured"} for row in history]},
     }
-    (folder / "result.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    (folder / "result.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     (folder / "provenance.json").write_text(json.dumps(provenance(command), indent=1), encoding="utf-8")
     (folder / "preprocessing.json").write_text("[]", encoding="utf-8")
     with (folder / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
@@ -58,7 +69,6 @@ def write_outcome(
     arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
     np.savez(folder / "model.npz", allow_pickle=False, **arrays)
     write_report(folder)
-    return found
 
 
 def _silo(coordinator: Coordinator, receipts: Mapping[str, Receipt], silo_index: int) -> dict[str, Any]:
@@ -72,8 +82,61 @@ def _silo(coordinator: Coordinator, receipts: Mapping[str, Receipt], silo_index:
         "epsilon_spent": None if receipt is None else receipt.epsilon,
         "delta": point.plan.delta,
         "noise_multiplier": {} if consent is None else dict(consent.noise_multipliers),
-        "risk": risk_at(coordinator, silo_index),
+        "risk": _risk(coordinator, silo_index),
         "answers": None if receipt is None else receipt.answers,
         "ledger_entry": None if receipt is None else receipt.entry,
         "ledger_hash": None if receipt is None else receipt.hash,
     }
+
+
+def _releases(coordinator: Coordinator, silo_index: int, answered: Counter[str] | None = None) -> tuple[Event, ...]:
+    """A silo's releases: all of its plan, or those of the ``answered`` rounds of each kind.
+
+    None are known of a silo whose consent this process has not seen.
+    """
+    point = coordinator.point
+    consent = coordinator.consents.get(point.silos[silo_index])
+    if consent is None:
+        return ()
+    plan = point.plan.model_copy(update={"silo_index": silo_index})
+    builder = builder_from(plan, point.records[silo_index])
+    seat = seat_of(plan, point.records[silo_index])
+    [(kind, unit), *_] = [(event.kind, event.noise_multiplier) for event in releases_of(builder.noised(1.0), seat)]
+    algorithm = builder.noised(np.float32(consent.noise_multipliers[kind] / unit))
+    events = []
+    for event in releases_of(algorithm, seat):
+        steps = algorithm.rounds[event.kind].silo.local_steps
+        count = event.count if answered is None else answered[event.kind] * steps
+        if count:
+            events.append(dataclasses.replace(event, count=count))
+    return tuple(events)
+
+
+def spent(coordinator: Coordinator) -> float | None:
+    """The largest price of the answers so far; silos' own ledgers say it exactly."""
+    point, epsilons = coordinator.point, []
+    for silo_index, name in enumerate(point.silos):
+        # A silo that was left out of a sum has paid for its answer.
+        rows = [row for row in point.history if name in (*row["silos"], *row.get("left_out", ()))]
+        events = _releases(coordinator, silo_index, Counter(row["kind"] for row in rows))
+        if events:
+            with contextlib.suppress(PricingError):
+                epsilons.append(price(events, delta=point.plan.delta).epsilon)
+    return max(epsilons, default=None)
+
+
+def _risk(coordinator: Coordinator, silo_index: int) -> dict[str, Any] | None:
+    """How well an attacker could do against a silo, from its schedule of releases, as in a simulation.
+
+    None where the schedule is not known, or has another price than the silo named.
+    """
+    point = coordinator.point
+    events = _releases(coordinator, silo_index)
+    if not events:
+        return None
+    named = coordinator.consents[point.silos[silo_index]].epsilon
+    try:
+        paid = price(events, delta=point.plan.delta)
+        return vars(risk_of_price(paid)) if abs(paid.epsilon - named) <= _SAME * named else None
+    except PricingError:
+        return None

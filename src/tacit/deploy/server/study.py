@@ -1,4 +1,4 @@
-"""Lead a study from its run folder: the same files as a simulation leaves, made by real silos.
+"""Lead a study among real silos from its run folder, which gets the files of a simulation.
 
 The folder holds ``study.toml`` and ``deployment.toml`` before, ``progress.jsonl`` and ``checkpoint.npz`` during, and
 result, metrics, model and report after the run. Leading it again goes on where it stopped.
@@ -22,13 +22,11 @@ from tacit.deploy.contract import REPORTS
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
-from tacit.deploy.server.outcome import write_outcome
-from tacit.deploy.server.prices import spent
+from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
-from tacit.deploy.wire import Receipt
 from tacit.errors import TacitError
 from tacit.plans.spec import Study, load_study
 from tacit.simulate.participation import Participation, participation
@@ -36,27 +34,19 @@ from tacit.simulate.participation import Participation, participation
 Measure = Callable[[Params], dict[str, float]]
 
 
-class Journal:
-    """What happens, line by line, for whoever watches."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Add a line."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
-
-
 def lead(folder: Path, transport: Transport) -> None:
     """Lead the study in a run folder to its end."""
-    journal = Journal(folder / "progress.jsonl").write
+
+    def journal(event: str, facts: Mapping[str, Any]) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+
     try:
         _lead(folder, transport, journal)
     except Exception as error:
         text = str(error) if isinstance(error, TacitError) else repr(error)
-        # What fails before there is a checkpoint has nothing to go on from, but silos that were away may come.
+        # Without a checkpoint there is nothing to go on from, but silos that were away may come.
         unbegun = not (folder / "checkpoint.npz").exists() and not isinstance(error, StalledError)
         journal("failed", {"text": text, "final": is_final(error) or unbegun})
         raise
@@ -70,7 +60,9 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})
     path = folder / "checkpoint.npz"
-    met = meet(transport, _needed(study, terms) if path.exists() else terms.silos, patience, journal)
+    # Silos that are away when a study goes on may come back later.
+    needed = participation(terms.silos, study.run.participants).min_silos if path.exists() else terms.silos
+    met = meet(transport, needed, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
     coordinator = Coordinator(
@@ -86,19 +78,16 @@ def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
     )
     measure = measure_of(study, terms)
 
-    def after(number: int) -> None:
-        row = point.history[-1]
-        row |= {"measured": measure(coordinator.params), "epsilon_spent": spent(coordinator)}
+    def after(rounds: int) -> None:
+        values, epsilon = measure(coordinator.params), spent(coordinator)
+        point.history[-1] |= {"measured": values, "epsilon_spent": epsilon}
         point.save(path)
-        journal(
-            "measured",
-            {"round": number, "rounds": coordinator.rounds, **row["measured"], "epsilon": row["epsilon_spent"]},
-        )
+        journal("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
 
     receipts = coordinator.run(after)
     seconds = time.monotonic() - begun
     write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
-    journal("finished", {"seconds": seconds, "receipts": _plain(receipts)})
+    journal("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
 
@@ -127,16 +116,11 @@ def _shuffled(
 
 
 def _server_key(folder: Path) -> SecretKey:
-    """The key that opens single reports; it is made with the study, and a run that goes on needs the same."""
+    """The key that opens single reports; it is made once, and a run that goes on needs the same."""
     path = folder / "server.key"
     if not path.exists():
         write_sealing(path, new_secret("mlkem768-x25519"))
     return load_sealing(path)
-
-
-def _needed(study: Study, terms: Deployment) -> int:
-    """How many silos a study needs to go on with: those that are away may come back later."""
-    return participation(terms.silos, study.run.participants).min_silos
 
 
 def _point(
@@ -158,7 +142,7 @@ def _point(
 
 
 def measure_of(study: Study, terms: Deployment) -> Measure:
-    """Loss and error on the study's own records, where the server may have them; nothing otherwise."""
+    """Loss and error on the study's own data set where it is public; nothing otherwise."""
     if not terms.evaluate:
         return lambda params: {}
     from tacit.plans.assemble import problem_of
@@ -169,7 +153,3 @@ def measure_of(study: Study, terms: Deployment) -> Measure:
     evaluation = {part: pooled(federation, part) for part in ("train", "validation", "test")}
     measure = jax.jit(measured(problem_of(study, federation).objective))
     return lambda params: {name: float(value) for name, value in measure(params, evaluation).items()}
-
-
-def _plain(receipts: Mapping[str, Receipt]) -> dict[str, Any]:
-    return {name: json.loads(receipt.model_dump_json()) for name, receipt in receipts.items()}

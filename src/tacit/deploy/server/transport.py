@@ -1,15 +1,24 @@
-"""How the server reaches silos: a few frames to each, and whatever comes back in time."""
+"""How the server reaches silos, which it does not trust: frames to each, and checked replies that came in time."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tacit.channel import weighted_mean
 from tacit.deploy.client import Client
-from tacit.deploy.wire import frame
+from tacit.deploy.wire import Error, Message, RefusalError, Sealed, frame, parse_response, read_arrays
+
+NONSENSE = "nonsense"
+"""The code of a reply that cannot be what the plan asked for."""
 
 Frames = Sequence[bytes]
 Replies = list[tuple[bytes, bytes]]
@@ -24,7 +33,7 @@ class Transport(Protocol):
         ...
 
     def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
-        """Send frames, and wait until all have answered, or ``enough`` have, or time is up; the silent are left out."""
+        """Send frames, and return the replies that came before all answered, ``enough`` did, or time was up."""
         ...
 
 
@@ -45,32 +54,29 @@ class SocketTransport:
         waiting: dict[Future[Replies], str] = {
             self._pool.submit(self._one, self._sockets[name], frames): name for name, frames in requests.items()
         }
-        found: dict[str, Replies] = {}
+        replies: dict[str, Replies] = {}
         while waiting and time.monotonic() < deadline:
             done, _ = wait(waiting, timeout=max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
             for future in done:
                 name = waiting.pop(future)
                 if future.exception() is None:
-                    found[name] = future.result()
-            if enough is not None and enough(set(found)):
+                    replies[name] = future.result()
+            if enough is not None and enough(set(replies)):
                 break
-        return found
+        return replies
 
     @staticmethod
     def _one(path: Path, frames: Frames) -> Replies:
-        client: Any = Client(path)
-        try:
+        with contextlib.closing(Client(path)) as client:
             return [client.exchange(raw) for raw in frames]
-        finally:
-            client.close()
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Recorder:
-    """A transport that keeps everything that comes back, for whoever wants to see what a server sees."""
+    """A transport that stores every reply: all that a server sees."""
 
     def __init__(self, inner: Transport, path: Path) -> None:
         self._inner, self._path = inner, path
@@ -81,9 +87,45 @@ class Recorder:
 
     def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
         """As the transport inside."""
-        found = self._inner.ask(requests, seconds, enough)
+        replies = self._inner.ask(requests, seconds, enough)
         with self._path.open("ab") as file:
-            for replies in found.values():
-                for header, payload in replies:
-                    file.write(frame(header, payload))
-        return found
+            file.writelines(frame(*reply) for own in replies.values() for reply in own)
+        return replies
+
+
+def response_in(reply: tuple[bytes, bytes]) -> Any:
+    """The response in a reply; one that cannot be read counts as an error."""
+    try:
+        return parse_response(reply[0])
+    except RefusalError as error:
+        return Error(code=NONSENSE, text=str(error))
+
+
+def fitting(response: Message | Sealed, body: bytes, shape: Any) -> Message | Sealed | Error:
+    """A message whose arrays have the plan's shapes and finite entries, or what is wrong with it.
+
+    Without a shape it must be sealed: shufflers check what is inside.
+    """
+    if isinstance(response, Sealed) != (shape is None):
+        return Error(code=NONSENSE, text="expected the answer on the plan's channel")
+    if isinstance(response, Sealed):
+        return response
+    try:
+        arrays = read_arrays(response.arrays, body)
+    except RefusalError as error:
+        return Error(code=NONSENSE, text=str(error))
+    wanted = [(leaf.shape, leaf.dtype.kind == "i") for leaf in jax.tree.leaves(shape)]
+    if [(a.shape, a.dtype.kind == "i") for a in arrays] != wanted:
+        return Error(code=NONSENSE, text="expected a message of the plan's shapes")
+    if not all(np.isfinite(a).all() for a in arrays):
+        return Error(code=NONSENSE, text="expected a message of finite numbers")
+    return response
+
+
+def mean_of(answers: Mapping[str, tuple[Any, bytes]], shape: Any, weights: Mapping[str, float]) -> Any:
+    """The weighted mean of messages that fit, in the form of ``shape``."""
+    names = sorted(answers)
+    columns = zip(*(read_arrays(answers[name][0].arrays, answers[name][1]) for name in names), strict=True)
+    stacked = [jnp.stack([jnp.asarray(leaf) for leaf in column]) for column in columns]
+    own = jnp.asarray([weights[name] / len(names) for name in names], jnp.float32)
+    return weighted_mean(jax.tree.unflatten(jax.tree.structure(shape), stacked), own)

@@ -1,4 +1,4 @@
-"""A caller's side of a shuffler: the connection, and the driving of one round over several shufflers.
+"""The server's side of shufflers: connections, and one round over several of them.
 
 Nothing here is trusted: it carries frames that silos have sealed and signed.
 """
@@ -10,21 +10,21 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, SealError, SecretKey, open_layer, unpad
-from tacit.deploy.connection import Connection
-from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, parse_response
-from tacit.deploy.wire import Error, RefusalError, frame
+from tacit.deploy.client import Connection
+from tacit.deploy.shuffler.deposits import Integers
+from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, fields_of, parse_response
+from tacit.deploy.wire import RefusalError
 from tacit.errors import TacitError
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a shuffler is, and the certificates to call it with: the authority, our own, and its key."""
+    """Where a shuffler is, its authority, and the certificate and key to call it with."""
 
     host: str
     port: int
@@ -34,26 +34,16 @@ class Address:
 
 
 class Caller(Connection):
-    """A connection to one shuffler, made again for up to ``patience`` seconds; every request may be repeated."""
+    """A connection to one shuffler, over TLS 1.3 with certificates on both sides."""
+
+    parse = staticmethod(parse_response)
 
     def __init__(self, address: Address, patience: float = 0.0, timeout: float = 60.0) -> None:
-        super().__init__(patience, pause=0.05, gone="the shuffler has gone")
+        super().__init__(patience)
         self._address, self._timeout = address, timeout
         self._context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(address.authority))
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._context.load_cert_chain(address.certificate, address.key)
-
-    def ask(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
-        """The response to a request; a refusal raises with the shuffler's code."""
-        return self.send(frame(request.model_dump_json(), payload))
-
-    def send(self, raw: bytes) -> tuple[Any, bytes]:
-        """Send a frame as it is; a refusal raises with the shuffler's code."""
-        header, body = self.exchange(raw)
-        response = parse_response(header)
-        if isinstance(response, Error):
-            raise RefusalError(response.code, response.text, response.numbers)
-        return response, body
 
     def connect(self) -> socket.socket:
         """A connection over TLS that knows the shuffler by its certificate."""
@@ -67,27 +57,21 @@ class Caller(Connection):
 
 def greet(caller: Caller) -> Welcome:
     """A shuffler's public facts."""
-    found, _ = caller.ask(Hello())
-    if not isinstance(found, Welcome):
+    welcome, _ = caller.ask(Hello())
+    if not isinstance(welcome, Welcome):
         raise TacitError("Expected a shuffler at the other end.")
-    return found
+    return welcome
 
 
 def _collect(binding: Binding, silos: Sequence[str], mode: Mode) -> Collect:
-    return Collect(
-        mode=mode,
-        consortium=binding.consortium.hex(),
-        round=binding.round,
-        broadcast=binding.broadcast.hex(),
-        silos=tuple(sorted(silos)),
-    )
+    return Collect(mode=mode, silos=tuple(sorted(silos)), **fields_of(binding))
 
 
 class LeftOutError(RefusalError):
     """Silos whose contributions shufflers do not take, with the reasons.
 
-    If the round ``is_open`` at every shuffler, it can be settled again without them; otherwise some shuffler may have
-    released it with them before, and nobody may be left out any more.
+    If the round ``is_open`` at every shuffler, it can be settled again without them. Otherwise some shuffler may have
+    released it with them, and nobody may be left out any more.
     """
 
     def __init__(self, reasons: Mapping[str, str], *, is_open: bool) -> None:
@@ -95,8 +79,7 @@ class LeftOutError(RefusalError):
         self.reasons, self.is_open = dict(reasons), is_open
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """One round's contributions to one shuffler: a frame of each silo."""
 
     caller: Caller
@@ -106,11 +89,10 @@ class Batch:
 def hand_in(batches: Sequence[Batch], reasons: Mapping[str, str] | None = None) -> None:
     """Give every shuffler all contributions of a round, before any of them is asked to release it.
 
-    What a shuffler has released cannot be undone, so whoever is refused by one of them must be found first: then
-    nothing has been released, and all can be asked for the sum, or the reports, of the same smaller set of silos.
-    ``reasons`` name silos that are known already to be left out.
+    A release cannot be undone. So silos that one shuffler refuses are found before the first release, and all shufflers
+    can be asked for the same smaller set of silos. ``reasons`` name silos that are left out already.
     """
-    found, is_open = dict(reasons or {}), True
+    left_out, is_open = dict(reasons or {}), True
     for batch in batches:
         taken = 0
         for silo, raw in batch.frames.items():
@@ -119,26 +101,26 @@ def hand_in(batches: Sequence[Batch], reasons: Mapping[str, str] | None = None) 
             except RefusalError as refusal:
                 if refusal.code == "round":
                     break
-                found.setdefault(silo, f"{refusal.code}: {refusal}")
+                left_out.setdefault(silo, f"{refusal.code}: {refusal}")
             else:
                 taken += 1
         # A shuffler that takes something has not released the round.
         is_open = is_open and taken > 0
-    if found:
-        raise LeftOutError(found, is_open=is_open)
+    if left_out:
+        raise LeftOutError(left_out, is_open=is_open)
 
 
 def _released(batch: Batch, request: Collect) -> tuple[Any, bytes]:
-    """The release of a round; contributions are handed in again if the shuffler has lost them."""
-    for attempt in range(3):
+    """The release of a round; contributions are handed in again, twice, if the shuffler has lost them."""
+    for _ in range(2):
         try:
             return batch.caller.ask(request)
         except RefusalError as refusal:
-            if refusal.code != "missing" or attempt == 2:
+            if refusal.code != "missing":
                 raise
         for raw in batch.frames.values():
             batch.caller.send(raw)
-    raise AssertionError("unreachable")
+    return batch.caller.ask(request)
 
 
 def sum_over(
@@ -146,7 +128,7 @@ def sum_over(
     deposits: Mapping[str, Mapping[str, bytes]],
     binding: Binding,
     reasons: Mapping[str, str] | None = None,
-) -> Int64[np.ndarray, " coordinates"]:
+) -> Integers:
     """The sum of all silos' shares; ``deposits`` maps silos to the frames for each shuffler."""
     batches = {
         name: Batch(caller, {silo: frames[name] for silo, frames in deposits.items()})
@@ -171,12 +153,12 @@ def mixed_reports(
 ) -> list[list[bytes]]:
     """All silos' reports of each stream, in an order that only the shufflers together could undo.
 
-    A stream is what it is bound to and a frame of each silo. A report that does not open, for a later shuffler or here,
-    is empty: whoever sealed it has nothing to say, and is still one of those who spoke.
+    A stream is its binding and a frame of each silo. A report that does not open, for a later shuffler or here, comes
+    back empty, so that it still counts.
     """
     batches = [Batch(callers[0], deposits) for _, deposits in streams]
     hand_in(batches, reasons)
-    found = []
+    mixed = []
     for batch, (binding, deposits) in zip(batches, streams, strict=True):
         header, payload = _released(batch, _collect(binding, list(deposits), "reports"))
         count = header.count if isinstance(header, Relay) else 0
@@ -185,9 +167,9 @@ def mixed_reports(
         if not isinstance(header, Relay):
             raise TacitError("Expected a shuffled batch.")
         blobs = [payload[at : at + header.size] for at in range(0, len(payload), header.size)]
-        own = [_opened(blob, server, binding, layer=len(callers)) for blob in blobs]
-        found.append(own + [b""] * (count - len(own)))
-    return found
+        reports = [_opened(blob, server, binding, layer=len(callers)) for blob in blobs]
+        mixed.append(reports + [b""] * (count - len(reports)))
+    return mixed
 
 
 def _opened(blob: bytes, server: SecretKey, binding: Binding, layer: int) -> bytes:

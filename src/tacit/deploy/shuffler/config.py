@@ -1,31 +1,25 @@
-"""A shuffler's folder: its terms in ``shuffler.toml``, its keys, and what it must not forget."""
+"""A shuffler's folder: its terms in ``shuffler.toml``, and its keys."""
 
 from __future__ import annotations
 
-import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from tacit.channel.sealing import Kind, SecretKey, Signer, new_secret, new_signing_key
+from tacit.deploy.permissions import read_secret, write_secret
+from tacit.deploy.sections import Count, Section, checked, read_toml
 from tacit.deploy.wire import Name
-from tacit.errors import TacitError, explained
-
-Count = Annotated[int, Field(ge=1)]
+from tacit.errors import TacitError
 
 
 class ShufflerError(TacitError):
     """A shuffler that cannot be run as it was set up."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class TlsSection(_Section):
+class TlsSection(Section):
     """Certificates in PEM files: the shuffler's own, and the authority that callers' certificates must be from."""
 
     certificate: str
@@ -33,11 +27,11 @@ class TlsSection(_Section):
     callers: str
 
 
-class Terms(_Section):
+class Terms(Section):
     """What the shuffler's owner has set down.
 
-    ``silos`` maps names to signing keys. ``layer`` is this shuffler's place in a cascade, from zero; ``before`` is the
-    name and signing key of the shuffler before it. ``max_bytes`` may wait in memory, an equal part from each silo.
+    ``silos`` maps names to signing keys. ``layer`` is the shuffler's position in a cascade, from zero; ``before`` names
+    the shuffler before it and its signing key. ``max_bytes`` may wait in memory, an equal part from each silo.
     ``record`` keeps everything received, for demonstrations.
     """
 
@@ -47,7 +41,7 @@ class Terms(_Section):
     min_silos: Annotated[int, Field(ge=2)] = 3
     silos: dict[Name, str]
     layer: Annotated[int, Field(ge=0, le=16)] = 0
-    before: dict[Name, str] = {}
+    before: dict[Name, str] = Field(default_factory=dict)
     keep_seconds: Annotated[float, Field(gt=0)] = 86_400.0
     max_bytes: Count = 1 << 30
     record: str | None = None
@@ -65,42 +59,13 @@ class Keys:
 def load_terms(folder: Path) -> Terms:
     """The terms in a folder, or an error that names the field."""
     path = folder / "shuffler.toml"
-    try:
-        return terms_from(tomllib.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise ShufflerError(f"No terms at {path}; make some with: tacit shuffler init {folder}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ShufflerError(f"{path} is not valid TOML: {error}.") from None
+    missing = f"No terms at {path}; make some with: tacit shuffler init {folder}"
+    return terms_from(read_toml(path, ShufflerError, missing))
 
 
 def terms_from(tree: dict[str, Any]) -> Terms:
     """Terms from plain values."""
-    try:
-        return Terms.model_validate(tree)
-    except ValidationError as error:
-        lines = explained(error.errors(include_input=False), Terms)
-        raise ShufflerError("The shuffler's terms cannot be used:\n  " + lines) from None
-
-
-def write_secret(path: Path, raw: bytes) -> None:
-    """A file that only its owner can read; an existing one is never written over."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ShufflerError(f"{path} exists; keys are made once. Remove it yourself if it must go.") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(raw)
-
-
-def read_secret(path: Path) -> bytes:
-    """A secret from a file that nobody else can read."""
-    try:
-        if path.stat().st_mode & 0o077:
-            raise ShufflerError(f"Expected {path} to be readable by its owner alone; run: chmod 600 {path}")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ShufflerError(f"No key at {path}; make it with `tacit shuffler init` or `tacit silo keys`.") from None
+    return checked(Terms, tree, ShufflerError, "The shuffler's terms")
 
 
 def make_keys(folder: Path, kind: Kind) -> Keys:
@@ -117,7 +82,7 @@ def load_keys(folder: Path) -> Keys:
 
 
 def write_sealing(path: Path, secret: SecretKey) -> None:
-    """A sealing key into a file of its own."""
+    """Write a sealing key into a file of its own."""
     write_secret(path, secret.kind.encode() + b"\n" + secret.raw)
 
 

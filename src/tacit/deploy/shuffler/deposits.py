@@ -5,27 +5,36 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, PublicKey, Signer, seal
-from tacit.deploy.shuffler.messages import Deposit, Mode, parse_request, signed
+from tacit.deploy.shuffler.messages import Deposit, Mode, fields_of, parse_request
 from tacit.deploy.wire import RefusalError, frame, read_frame
 from tacit.errors import TacitError
+
+Integers = Int64[np.ndarray, " coordinates"]
+
+
+class Sender(NamedTuple):
+    """The silo that deposits, its index in the plan, and how many silos it asks to contribute."""
+
+    silo: str
+    silo_index: int
+    min_silos: int
 
 
 def report_deposit(
     reports: Sequence[bytes],
+    sender: Sender,
+    signer: Signer,
+    binding: Binding,
     *,
     size: int,
     shufflers: Mapping[str, PublicKey],
     server: PublicKey,
-    binding: Binding,
-    silo: str,
-    silo_index: int,
-    min_silos: int,
-    signer: Signer,
 ) -> bytes:
     """All reports of a silo for one round, sealed for a cascade of shufflers and the server, as one frame.
 
@@ -35,20 +44,12 @@ def report_deposit(
     if not reports:
         raise TacitError("Expected at least one report; a silo that has none to give does not take part.")
     route = [*shufflers.values(), server]
-    first = next(iter(shufflers))
-    header = header_of("reports", first, binding, silo, silo_index, min_silos)
+    header = header_of("reports", next(iter(shufflers)), binding, sender)
     return _frame(header, [seal(report, route, header.binding, size=size) for report in reports], signer)
 
 
 def sum_deposits(
-    share: Int64[np.ndarray, " coordinates"],
-    *,
-    shufflers: Mapping[str, PublicKey],
-    binding: Binding,
-    silo: str,
-    silo_index: int,
-    min_silos: int,
-    signer: Signer,
+    share: Integers, sender: Sender, signer: Signer, binding: Binding, *, shufflers: Mapping[str, PublicKey]
 ) -> list[bytes]:
     """A silo's share of a sum, as one frame for each aggregating shuffler.
 
@@ -64,43 +65,31 @@ def sum_deposits(
     frames = []
     for (name, key), part in zip(shufflers.items(), [*masks, rest], strict=True):
         raw = np.ascontiguousarray(part, "<u8").tobytes()
-        header = header_of("sum", name, binding, silo, silo_index, min_silos)
+        header = header_of("sum", name, binding, sender)
         frames.append(_frame(header, [seal(raw, [key], header.binding, size=len(raw))], signer))
     return frames
 
 
-def header_of(mode: Mode, shuffler: str, binding: Binding, silo: str, silo_index: int, min_silos: int) -> Deposit:
+def header_of(mode: Mode, shuffler: str, binding: Binding, sender: Sender) -> Deposit:
     """The header of a deposit whose blobs are not counted yet and that is not signed."""
-    return Deposit(
-        mode=mode,
-        consortium=binding.consortium.hex(),
-        round=binding.round,
-        broadcast=binding.broadcast.hex(),
-        silo=silo,
-        silo_index=silo_index,
-        shuffler=shuffler,
-        min_silos=min_silos,
-        count=1,
-        size=1,
-    )
+    return Deposit(mode=mode, shuffler=shuffler, count=1, size=1, **sender._asdict(), **fields_of(binding))
 
 
 def check_deposit(raw: bytes, expected: Deposit) -> None:
     """Refuse bytes of a silo that are not one frame with exactly this deposit, whatever its signature.
 
-    The server sends them on under its own certificate: without this a silo could have it ask a shuffler for something
-    else, or contribute what fits a round at one shuffler and stops it at another.
+    The server sends them on under its own certificate. Without this check a silo could make it ask a shuffler for
+    something else, or contribute what one shuffler takes and another refuses.
     """
-    found = read_frame(io.BytesIO(raw).read)
-    if found is None or frame(*found) != raw:
+    whole = read_frame(io.BytesIO(raw).read)
+    if whole is None or frame(*whole) != raw:
         raise RefusalError("bad-frame", "expected one frame and nothing else")
-    header, payload = parse_request(found[0]), found[1]
+    header, payload = parse_request(whole[0]), whole[1]
     if not isinstance(header, Deposit):
         raise RefusalError("bad-message", "expected a deposit")
-    wrong = [name for name in Deposit.model_fields if getattr(header, name) != getattr(expected, name)]
-    wrong = [name for name in wrong if name != "signature"]
-    if wrong:
-        raise RefusalError("bad-message", f"expected {wrong[0]}={getattr(expected, wrong[0])} in its deposit")
+    for name in Deposit.model_fields:
+        if name != "signature" and getattr(header, name) != getattr(expected, name):
+            raise RefusalError("bad-message", f"expected {name}={getattr(expected, name)} in its deposit")
     if len(payload) != header.count * header.size:
         raise RefusalError("size", "the payload is not as long as its reports")
 
@@ -108,4 +97,4 @@ def check_deposit(raw: bytes, expected: Deposit) -> None:
 def _frame(header: Deposit, blobs: list[bytes], signer: Signer) -> bytes:
     payload = b"".join(blobs)
     whole = header.model_copy(update={"count": len(blobs), "size": len(blobs[0])})
-    return frame(signed(whole, signer, payload).model_dump_json(), payload)
+    return frame(whole.signed(signer, payload), payload)

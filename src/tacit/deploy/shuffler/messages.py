@@ -1,35 +1,37 @@
-"""What may be said to a shuffler, and what it says back: the frames of the silo's protocol, with other headers."""
+"""Requests to a shuffler and its replies: the frames of the silo's protocol, with other headers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from tacit.channel.sealing import Binding, Signer, check_signature
-from tacit.deploy.wire import Error, Name, parse_with
+from tacit.deploy.wire import Error, Name, Strict, parse
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Number = Annotated[int, Field(ge=0, le=10**9)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
+Size = Annotated[int, Field(ge=1, le=1 << 26)]
 Mode = Literal["reports", "sum"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class _Bound(_Strict):
-    """Everything about reports names the study, the round and the broadcast that they belong to."""
+class _Bound(Strict):
+    """Names the study, the round and the broadcast."""
 
     consortium: Digest
-    round: Number
+    round: Annotated[int, Field(ge=0, le=10**9)]
     broadcast: Digest
 
     @property
     def binding(self) -> Binding:
-        """As sealing knows it."""
+        """What sealed layers are bound to."""
         return Binding(bytes.fromhex(self.consortium), self.round, bytes.fromhex(self.broadcast))
+
+
+def fields_of(binding: Binding) -> dict[str, Any]:
+    """The fields of a header that name what it is bound to."""
+    return {"consortium": binding.consortium.hex(), "round": binding.round, "broadcast": binding.broadcast.hex()}
 
 
 class _Signed(_Bound):
@@ -39,6 +41,10 @@ class _Signed(_Bound):
         """The bytes of the header that the signature covers."""
         return self.model_copy(update={"signature": ""}).model_dump_json().encode()
 
+    def signed(self, signer: Signer, payload: bytes) -> Self:
+        """This header with a signature over it and the payload."""
+        return self.model_copy(update={"signature": signer.sign(self.unsigned(), payload)})
+
     def check(self, public: str, payload: bytes) -> None:
         """Raise unless this and the payload were signed with the key."""
         check_signature(public, self.signature, self.unsigned(), payload)
@@ -47,8 +53,8 @@ class _Signed(_Bound):
 class Deposit(_Signed):
     """All of one silo's reports of a round, or its share of a sum: ``count`` sealed blobs of ``size`` bytes.
 
-    ``min_silos`` is how many distinct silos this silo asks to have contributed before anything is released.
-    ``silo_index`` is the silo's own in the plan; a round takes one deposit for each index.
+    The silo asks that ``min_silos`` distinct silos contribute before anything is released. ``silo_index`` is its index
+    in the plan; a round takes one deposit for each index.
     """
 
     type: Literal["deposit"] = "deposit"
@@ -58,21 +64,21 @@ class Deposit(_Signed):
     silo_index: Annotated[int, Field(ge=0, le=10**6)]
     min_silos: Annotated[int, Field(ge=2, le=10**6)]
     count: Count
-    size: Annotated[int, Field(ge=1, le=1 << 26)]
+    size: Size
 
     @property
     def binding(self) -> Binding:
-        """As sealing knows it, with the sender."""
+        """What sealed layers are bound to; the outermost also to the sender."""
         return super().binding._replace(sender=sender_of(self.mode, self.silo, self.silo_index, self.shuffler))
 
 
 def sender_of(mode: str, silo: str, silo_index: int, shuffler: str) -> str:
-    """What the outermost layer of a deposit is bound to."""
+    """The sender that the outermost layer of a deposit is bound to."""
     return f"{mode}/{silo_index}/{silo}/{shuffler}"
 
 
 class Collect(_Bound):
-    """Release what these silos have contributed to a round."""
+    """Asks for the release of what these silos have contributed to a round."""
 
     type: Literal["collect"] = "collect"
     mode: Mode
@@ -86,7 +92,7 @@ class Relay(_Signed):
     silos: Count
     min_silos: Count
     count: Count
-    size: Annotated[int, Field(ge=1, le=1 << 26)]
+    size: Size
     layer: Annotated[int, Field(ge=0, le=64)]
     by: Name
 
@@ -99,14 +105,14 @@ class Total(_Signed):
     by: Name
 
 
-class Hello(_Strict):
-    """Who are you?"""
+class Hello(Strict):
+    """Asks for the shuffler's public facts."""
 
     type: Literal["hello"] = "hello"
     version: Literal[1] = 1
 
 
-class Welcome(_Strict):
+class Welcome(Strict):
     """The shuffler's public facts."""
 
     type: Literal["welcome"] = "welcome"
@@ -118,8 +124,8 @@ class Welcome(_Strict):
     silos: tuple[Name, ...]
 
 
-class Accepted(_Strict):
-    """A deposit lies in the shuffler's hands; how many distinct silos there are in its round."""
+class Accepted(Strict):
+    """A deposit was taken; ``silos`` have contributed to its round so far."""
 
     type: Literal["accepted"] = "accepted"
     silos: int
@@ -127,20 +133,5 @@ class Accepted(_Strict):
 
 Request = Annotated[Deposit | Collect | Relay | Hello, Field(discriminator="type")]
 Response = Annotated[Accepted | Relay | Total | Welcome | Error, Field(discriminator="type")]
-_REQUESTS: TypeAdapter[Any] = TypeAdapter(Request)
-_RESPONSES: TypeAdapter[Any] = TypeAdapter(Response)
-
-
-def parse_request(header: bytes) -> Any:
-    """The request in a header, or a refusal."""
-    return parse_with(_REQUESTS, header)
-
-
-def parse_response(header: bytes) -> Any:
-    """The response in a header."""
-    return parse_with(_RESPONSES, header)
-
-
-def signed(message: Any, signer: Signer, payload: bytes) -> Any:
-    """A message with its signature."""
-    return message.model_copy(update={"signature": signer.sign(message.unsigned(), payload)})
+parse_request = partial(parse, TypeAdapter(Request))
+parse_response = partial(parse, TypeAdapter(Response))

@@ -1,4 +1,4 @@
-"""The shuffler's door: TLS 1.3 with certificates on both sides, in front of an office."""
+"""The shuffler's process: a TCP port with TLS 1.3 and certificates on both sides, in front of its service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ssl
 from functools import partial
 from pathlib import Path
 
-from tacit.deploy.listener import Listener, log_to_terminal, serve_until_told
+from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.shuffler.config import ShufflerError, Terms, load_keys, load_terms
 from tacit.deploy.shuffler.service import ShufflerService
@@ -20,7 +20,7 @@ _MOST_CALLERS = 64
 
 
 def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
-    """TLS 1.3; a caller without a certificate of the right authority is not let in."""
+    """TLS 1.3 that refuses callers without a certificate of the authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -33,11 +33,11 @@ def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
 
 
 class ShufflerServer(Listener):
-    """Listens on a TCP port and hands frames to an office."""
+    """Listens on a TCP port and hands frames to the service."""
 
     def __init__(self, service: ShufflerService, context: ssl.SSLContext, folder: Path) -> None:
         terms = service.terms
-        self._office = service
+        self._service = service
         self._record = None if terms.record is None else (folder / terms.record).open("ab", buffering=0)
         try:
             listening = socket.create_server((terms.host, terms.port), backlog=_MOST_CALLERS)
@@ -50,7 +50,7 @@ class ShufflerServer(Listener):
     def _reply(self, header: bytes, payload: bytes) -> bytes:
         if self._record is not None:
             self._record.write(frame(header, payload))
-        return self._office.handle(header, payload)
+        return self._service.handle(header, payload)
 
     def close(self) -> None:
         """Stop listening."""
@@ -60,19 +60,16 @@ class ShufflerServer(Listener):
 
 
 def check_folder(folder: Path, terms: Terms) -> None:
-    """Raise where anybody but the owner could read the keys, or change who is a silo and whose calls are answered."""
-    books = ("shuffler.sqlite", "shuffler.sqlite-wal", "shuffler.sqlite-shm")
+    """Raise where anybody but the owner could read the keys, or change who is a silo and who may call."""
+    database = ("shuffler.sqlite", "shuffler.sqlite-wal", "shuffler.sqlite-shm")
     named = [name for name in (terms.tls.key, terms.record) if name is not None]
-    private = [folder / name for name in ("shuffler.toml", "seal.key", "sign.key", *books, *named)]
+    private = [folder / name for name in ("shuffler.toml", "seal.key", "sign.key", *database, *named)]
     public = [folder / terms.tls.certificate, folder / terms.tls.callers]
     check_silo(folder, private, public=public, because="whoever changes it decides who is a silo and who may call")
 
 
 def serve(folder: Path) -> None:
-    """Run the shuffler whose terms lie in ``folder``, until it is told to stop.
-
-    It does not start where anybody but the owner could read or change what lies there.
-    """
+    """Run the shuffler of a folder until it is stopped; it does not start where others can use its files."""
     log_to_terminal(_log)
     os.umask(0o077)
     terms = load_terms(folder)
@@ -81,7 +78,7 @@ def serve(folder: Path) -> None:
     server = ShufflerServer(service, server_context(terms, folder), folder)
     line = f"shuffler {terms.name} serves on {terms.host}:{server.port} for {len(terms.silos)} silos"
     try:
-        serve_until_told(server, _log, line)
+        serve_until_stopped(server, _log, line)
     finally:
         server.close()
         service.close()

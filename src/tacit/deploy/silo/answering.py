@@ -1,4 +1,4 @@
-"""One consented study at work: from a round's broadcast to a message, and what must be remembered in between."""
+"""One consented study at work: from a round's broadcast to its message, and what is kept between rounds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int64
 
+from tacit.deploy.shuffler.deposits import Integers
 from tacit.deploy.silo.consent import Offer
 from tacit.deploy.wire import Plan, RefusalError
 from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
@@ -21,8 +21,6 @@ from tacit.silo.door import Door, Engine, Sampler, no_noise
 from tacit.silo.local_reports import LocalReports
 from tacit.silo.sampler import discrete_gaussian
 from tacit.silo.shares import BinomialShare, Coins, count_heads, no_coins
-
-Integers = Int64[np.ndarray, " coordinates"]
 
 
 class Samplers(NamedTuple):
@@ -34,11 +32,11 @@ class Samplers(NamedTuple):
 
 EXACT = Samplers(discrete_gaussian, count_heads)
 TEST_BUILD = Samplers(no_noise, no_coins)
-"""Zeros in place of noise: all that a test build changes. Reports are randomised in it too."""
+"""Zeros in place of noise, in a test build only. Reports are randomised there too."""
 
 
 class Remembered(NamedTuple):
-    """What a study keeps at the silo between rounds: the seed of its pass, released memory, noises of running sums."""
+    """What a silo keeps of a study between rounds: the seed of its pass, released memory, noise of running sums."""
 
     order_seed: np.ndarray
     memory: list[np.ndarray]
@@ -68,7 +66,7 @@ def remembered(raw: bytes) -> Remembered:
 
 
 class Worker:
-    """Answers the rounds of one study; it decides nothing about whether it may.
+    """Answers the rounds of one study; whether it may is decided elsewhere.
 
     ``engine`` makes the engine of each kind of round; no guarantee rests on it.
     """
@@ -88,65 +86,66 @@ class Worker:
         self._passes = any(part.silo.release.sampling == "one-pass" for part in parts.values())
 
     def serving(self, plan: Plan) -> Worker:
-        """The same work under another name: nothing of a study is kept here, so what was compiled can be shared."""
+        """The same work for a plan of another name; what was compiled is shared, as nothing of a study is kept here."""
         twin = copy.copy(self)
         twin.offer = dataclasses.replace(self.offer, plan=plan)
         return twin
 
     def begin(self) -> Remembered:
-        """What is remembered before the first round."""
-        memory = [np.asarray(leaf) for leaf in jax.tree.leaves(self.offer.memory)]
-        return Remembered(np.frombuffer(os.urandom(SEED_BYTES), np.uint8), memory, {})
+        """What is kept before the first round."""
+        return Remembered(np.frombuffer(os.urandom(SEED_BYTES), np.uint8), _leaves(self.offer.memory), {})
 
-    def arrays_fit(self, number: int, arrays: list[np.ndarray]) -> Any:
+    def broadcast(self, round_index: int, arrays: list[np.ndarray]) -> Any:
         """The broadcast of a round from its arrays, or a refusal where they are not the plan's."""
-        leaves, form = jax.tree.flatten(self.offer.broadcasts[self.offer.algorithm.schedule[number]])
+        leaves, form = jax.tree.flatten(self.offer.broadcasts[self.offer.algorithm.schedule[round_index]])
         wanted = [(leaf.shape, "i" if leaf.dtype.kind in "iub" else "f") for leaf in leaves]
         if [(a.shape, a.dtype.kind) for a in arrays] != wanted:
-            raise RefusalError("shape", f"expected the arrays {wanted} for round {number}")
+            raise RefusalError("shape", f"expected the arrays {wanted} for round {round_index}")
         return jax.tree.unflatten(form, [jnp.asarray(a, leaf.dtype) for a, leaf in zip(arrays, leaves, strict=True)])
 
-    def answer(self, number: int, broadcast: Any, kept: Remembered) -> tuple[list[np.ndarray], Remembered]:
-        """The arrays of the message, and what to remember."""
-        kind = self.offer.algorithm.schedule[number]
-        found = self._doors[kind].answer(
+    def answer(self, round_index: int, broadcast: Any, kept: Remembered) -> tuple[list[np.ndarray], Remembered]:
+        """The arrays of the message, and what to keep."""
+        kind = self.offer.algorithm.schedule[round_index]
+        answer = self._doors[kind].answer(
             broadcast,
             self._memory(kept),
-            batches=self._batches(number, kept),
+            batches=self._batches(round_index, kept),
             sampler=self._samplers.gaussian,
             previous=kept.noise.get(kind),
         )
-        memory = [np.asarray(leaf) for leaf in jax.tree.leaves(found.memory)]
-        noise = {**kept.noise, kind: found.noise}
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(found.message)], Remembered(kept.order_seed, memory, noise)
+        noise = {**kept.noise, kind: answer.noise}
+        return _leaves(answer.message), Remembered(kept.order_seed, _leaves(answer.memory), noise)
 
-    def share(self, number: int, broadcast: Any, kept: Remembered) -> Integers:
-        """The silo's share of a round's sum, which leaves only as sealed parts; it changes nothing remembered."""
-        kind = self.offer.algorithm.schedule[number]
-        door = self._doors[kind]
-        weight = self.offer.weights[kind]
-        mechanism = BinomialShare(door.engine, self.offer.shares[kind], self._samplers.coins, weight)
-        return self._said_about_one_batch(number, broadcast, kept, mechanism)
+    def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
+        """The silo's share of a round's sum, which leaves only as sealed parts; nothing kept changes."""
+        kind, offer = self.offer.algorithm.schedule[round_index], self.offer
+        engine = self._doors[kind].engine
+        mechanism = BinomialShare(engine, offer.shares[kind], self._samplers.coins, offer.weights[kind])
+        return self._release(round_index, broadcast, kept, mechanism)
 
-    def reports(self, number: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
+    def reports(self, round_index: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
         """The reports of each stream of a round, which leave only sealed."""
-        kind = self.offer.algorithm.schedule[number]
-        mechanism = LocalReports(self._doors[kind].engine, self.offer.streams[kind], self.offer.weights[kind])
-        return self._said_about_one_batch(number, broadcast, kept, mechanism)
+        kind, offer = self.offer.algorithm.schedule[round_index], self.offer
+        mechanism = LocalReports(self._doors[kind].engine, offer.streams[kind], offer.weights[kind])
+        return self._release(round_index, broadcast, kept, mechanism)
 
-    def _said_about_one_batch(self, number: int, broadcast: Any, kept: Remembered, mechanism: Any) -> Any:
-        door = self._doors[self.offer.algorithm.schedule[number]]
+    def _release(self, round_index: int, broadcast: Any, kept: Remembered, mechanism: Any) -> Any:
+        door = self._doors[self.offer.algorithm.schedule[round_index]]
         work = door.silo.start(broadcast, self._memory(kept))
-        (batch,) = self._batches(number, kept)
+        (batch,) = self._batches(round_index, kept)
         return door.release(work, batch, mechanism)
 
-    def _batches(self, number: int, kept: Remembered) -> list[SecretBatch]:
+    def _batches(self, round_index: int, kept: Remembered) -> list[SecretBatch]:
         """A fresh secret batch for each local step of a round."""
-        door = self._doors[self.offer.algorithm.schedule[number]]
+        door = self._doors[self.offer.algorithm.schedule[round_index]]
         order = pass_order(kept.order_seed.tobytes(), self._count) if self._passes else None
-        first, stride = self.offer.positions[number], door.silo.stride
+        first, stride = self.offer.positions[round_index], door.silo.stride
         return [door.batch(first + step * stride, order) for step in range(door.silo.local_steps)]
 
     def _memory(self, kept: Remembered) -> Any:
         form = jax.tree.structure(self.offer.memory)
         return jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in kept.memory])
+
+
+def _leaves(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

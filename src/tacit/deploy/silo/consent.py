@@ -1,4 +1,4 @@
-"""From a proposed plan to what this silo would release: built from its own Tacit, priced with its own records."""
+"""From a proposed plan to an offer: built with the silo's own Tacit, checked against its policy, and priced."""
 
 from __future__ import annotations
 
@@ -13,15 +13,8 @@ import numpy as np
 
 from tacit.algorithm import Algorithm, Release
 from tacit.channel.sealing import SealError, public_key, sealed_size
-from tacit.deploy.contract import (
-    REPORTS,
-    affordable,
-    builder_from,
-    reporting,
-    route_of,
-    share_terms_of,
-    streams_of,
-)
+from tacit.deploy import contract
+from tacit.deploy.contract import REPORTS, Streams, builder_from
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, Plan, RefusalError
 from tacit.errors import TacitError
@@ -33,7 +26,7 @@ from tacit.privacy import Event, Price
 from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
-from tacit.silo.local_reports import REPORT_BYTES, ReportTerms
+from tacit.silo.local_reports import REPORT_BYTES
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
 from tacit.silo.shares import BlockTerms
@@ -48,11 +41,10 @@ _NOT_COUNTS = {"batch_size", "capacity"}
 class Offer:
     """A plan as this silo would run it.
 
-    ``grid_sigma`` is the priced noise of each kind in grid units; ``broadcasts`` are shapes; ``memory`` is what the
-    silo remembers before the first round; ``positions`` say where in a pass over the records each round begins;
-    ``shares`` are the terms of the kinds of round that go through shufflers as shares of a sum, ``streams`` of those
-    that go as reports; ``weights`` say what this silo's records count in either, beside those that count most.
-    ``samples`` is how many discrete Gaussians the study draws.
+    By kind of round: ``grid_sigma`` is the priced noise in grid units, ``broadcasts`` are shapes, ``shares`` are the
+    terms of shuffled sums and ``streams`` those of shuffled reports, and ``weights`` say what this silo's records count
+    in either, relative to those that count most. ``memory`` is the silo's before the first round; ``positions`` say
+    where in a pass over the records each round begins; ``samples`` counts the discrete Gaussians that the study draws.
     """
 
     plan: Plan
@@ -64,7 +56,7 @@ class Offer:
     memory: Any
     positions: tuple[int, ...]
     shares: Mapping[str, BlockTerms] = field(default_factory=dict)
-    streams: Mapping[str, Mapping[str, ReportTerms]] = field(default_factory=dict)
+    streams: Streams = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     samples: int = 0
 
@@ -73,10 +65,11 @@ class Offer:
         """How many rounds the study has."""
         return len(self.algorithm.schedule)
 
-    def may_answer(self, number: int) -> bool:
-        """Whether a round is this silo's to answer: all are, but those that go round in turn."""
-        part = self.algorithm.rounds[self.algorithm.schedule[number]]
-        return part.participants != "in turn" or self.algorithm.turns[number] % self.plan.silos == self.plan.silo_index
+    def may_answer(self, round_index: int) -> bool:
+        """Whether a round is this silo's to answer: all are, but other silos' turns."""
+        algorithm, plan = self.algorithm, self.plan
+        in_turn = algorithm.rounds[algorithm.schedule[round_index]].participants == "in turn"
+        return not in_turn or algorithm.turns[round_index] % plan.silos == plan.silo_index
 
 
 def consider(
@@ -90,11 +83,11 @@ def consider(
 ) -> Offer:
     """Build and price a plan for a silo with this many records of this shape; a plan that is not allowed is refused.
 
-    ``build`` makes the algorithm of a plan; the audit puts its own problem into it.
+    ``build`` makes the algorithm of a plan; audits bring their own.
 
-    Formal guarantee: a run of the offer's algorithm with the noise and grids that it names, in which the silo answers
-    as the plan says, releases no more than the offer's events, which are (epsilon, delta)-DP as the plan asks.
-    Nothing here depends on the content of a record.
+    Formal guarantee: a run of the offer's algorithm, with the noise and grids that the offer names and the answers that
+    the plan allows, releases no more than the offer's events, which are (epsilon, delta)-DP as the plan asks. Nothing
+    here depends on the content of a record.
     """
     _check_allowed(plan, allow)
     if plan.shuffle is not None:
@@ -104,7 +97,7 @@ def consider(
     except TacitError:
         raise
     except Exception as error:
-        # A factory may fail in its own ways on odd parameters; no record is in reach here.
+        # Odd parameters may break a factory in its own ways; no record is in reach here.
         raise RefusalError("bad-plan", f"the plan cannot be built: {str(error)[:300]}") from None
 
 
@@ -119,40 +112,30 @@ def _offer(
         check_sums(unit)
     elif plan.shuffle is not None:
         check_reports(unit, plan, policy)
-    algorithm, events, cost = affordable(builder, plan, records, shapes.dimensions)
+    algorithm, events, cost = contract.affordable(builder, plan, records, shapes.dimensions)
     samples = samples_of(events, shapes.dimensions)
     _check_noise(algorithm, plan, samples)
-    shares = share_terms_of(algorithm, plan, shapes.messages) if is_sum else {}
-    streams = streams_of(algorithm, shapes.messages)
+    shares = contract.share_terms_of(algorithm, plan, shapes.messages) if is_sum else {}
+    streams = contract.streams_of(algorithm, shapes.messages)
     check_streams(streams, algorithm, plan, records, policy)
     grids = {e.kind: e.grid_sigma for e in events if e.grid_sigma is not None}
     memory = _first_memory(algorithm, shapes.params)
     _rehearse(algorithm, plan, shapes, memory, record)
+    weights, positions = _weights(plan, algorithm, (*shares, *streams)), pass_positions(algorithm)
     return Offer(
-        plan,
-        algorithm,
-        events,
-        cost,
-        grids,
-        shapes.broadcasts,
-        memory,
-        pass_positions(algorithm),
-        shares,
-        streams,
-        _weights(plan, algorithm, (*shares, *streams)),
-        samples,
+        plan, algorithm, events, cost, grids, shapes.broadcasts, memory, positions, shares, streams, weights, samples
     )
 
 
 def _weights(plan: Plan, algorithm: Algorithm, kinds: Iterable[str]) -> dict[str, float]:
     """What this silo's records count in the sums and reports of each kind of round."""
-    found = {}
+    weights = {}
     for kind in kinds:
         assert plan.shuffle is not None
         size = algorithm.rounds[kind].silo.release.batch_size
         relative, _ = plan.shuffle.record_weights(None if size is None else int(np.max(size)))
-        found[kind] = float(relative[plan.silo_index])
-    return found
+        weights[kind] = float(relative[plan.silo_index])
+    return weights
 
 
 def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
@@ -166,14 +149,14 @@ def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
 
 
 def _channels(plan: Plan) -> tuple[str, ...]:
-    """The channels that a plan's releases may take: beside shuffled reports, rounds in turn leave directly."""
+    """The channels that a plan's releases may take; with shuffled reports, rounds in turn are direct."""
     if plan.shuffle is None:
         return ("direct",)
     return (REPORTS, "direct") if plan.algorithm.get("channel") == REPORTS else ("shuffled-sum",)
 
 
 def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, record: Any) -> None:
-    """Go through every kind of round with shapes alone: what cannot run is refused before it is consented to."""
+    """Trace every kind of round with shapes alone: what cannot run is refused before it is consented to."""
     table = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), record)
     for kind, part in algorithm.rounds.items():
         silo = part.silo
@@ -209,7 +192,7 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
 
 
 def _first_memory(algorithm: Algorithm, shapes: Any) -> Any:
-    """What a silo remembers before the first round: it never sees initial parameters, so it must not need them."""
+    """The silo's memory before the first round, which must not depend on parameters that the silo never sees."""
     zeros, ones = (
         algorithm.memory(jax.tree.map(lambda leaf, v=v: jnp.full(leaf.shape, v, leaf.dtype), shapes)) for v in (0, 1)
     )
@@ -226,7 +209,7 @@ def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, chan
     if steps > 10 * allow.max_rounds:
         raise RefusalError("not-allowed", f"expected at most {10 * allow.max_rounds} releases in all")
     for part in algorithm.rounds.values():
-        # Checked where it matters, on what was built, whatever the plan calls it.
+        # Checked on what was built, whatever the plan calls it.
         if part.silo.release.channel not in channels:
             raise RefusalError("not-allowed", f"expected every release through {' or '.join(channels)}, and its terms")
         if part.silo.release.channel not in allow.channels:
@@ -236,14 +219,14 @@ def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, chan
 
 
 def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: ShuffleSection | None) -> None:
-    """Refuse a plan whose shufflers or crowd the owner has not agreed to."""
+    """Refuse a plan whose shufflers or anonymity set the owner does not allow."""
     shuffle = plan.shuffle
     if shuffle is None or policy is None:
         raise RefusalError("not-allowed", "the owner has named no shufflers")
     if shuffle.records[plan.silo_index] != records:
         raise RefusalError("bad-plan", f"expected shuffle.records[{plan.silo_index}] = {records}, this silo's own")
     if shuffle.min_silos < allow.min_silos:
-        raise RefusalError("not-allowed", f"expected shuffle.least of at least {allow.min_silos} silos")
+        raise RefusalError("not-allowed", f"expected shuffle.min_silos of at least {allow.min_silos} silos")
     if colluding_silos(plan.silos, shuffle.honest) < policy.colluding:
         raise RefusalError("not-allowed", f"expected shuffle.honest to leave {policy.colluding} silos that may collude")
     strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
@@ -260,27 +243,28 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
 
 
 def check_sums(algorithm: Algorithm) -> None:
-    """Refuse a plan whose rounds are not sums over a fixed number of records of many silos."""
+    """Refuse a plan whose rounds are not sums over a fixed count of records of many silos."""
     for part in algorithm.rounds.values():
         release = part.silo.release
         if part.participants == "in turn" or release.mechanism != "gaussian":
             raise RefusalError("not-allowed", "expected rounds of many silos, with fresh noise, through shufflers")
         check_one_batch(release)
         if release.sampling in ("poisson", "wr"):
-            raise RefusalError("bad-plan", 'expected sampling "full", "wor" or "one-pass": the crowd has a fixed size')
+            text = 'expected sampling "full", "wor" or "one-pass": the anonymity set has a fixed size'
+            raise RefusalError("bad-plan", text)
 
 
 def check_one_batch(release: Release) -> None:
-    """Refuse batch sizes that differ by silo: everybody counts on as many coins, or reports, of everybody else."""
+    """Refuse batch sizes that differ by silo: each silo counts on as many coins, or reports, of every other."""
     if any(term is not None and np.ndim(term) for term in (release.batch_size, release.capacity)):
         raise RefusalError("bad-plan", "expected one batch size for all silos through shufflers")
 
 
 def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | None) -> None:
-    """Refuse a plan whose reports could not be made, or not be told apart from others' by their number."""
+    """Refuse a plan whose reports cannot be made, or whose counts would tell silos apart."""
     if plan.shuffle is None or plan.shuffle.server is None or policy is None:
         raise RefusalError("bad-plan", "expected shuffle.server, the key that single reports are sealed to")
-    for part in reporting(algorithm).values():
+    for part in contract.reporting(algorithm).values():
         release = part.silo.release
         if part.participants == "in turn" or release.mechanism != "gaussian":
             raise RefusalError("not-allowed", "expected rounds of many silos through shuffled reports")
@@ -288,27 +272,22 @@ def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | Non
             raise RefusalError("bad-plan", 'expected sampling "full" or "wor" through shuffled reports')
         check_one_batch(release)
         if release.randomiser not in ("auto", "duchi"):
-            raise RefusalError(
-                "not-allowed", 'expected randomiser "auto" or "duchi": reports of others are floating-point numbers'
-            )
+            text = 'expected randomiser "auto" or "duchi": reports of others are floating-point numbers'
+            raise RefusalError("not-allowed", text)
 
 
 def check_streams(
-    streams: Mapping[str, Mapping[str, ReportTerms]],
-    algorithm: Algorithm,
-    plan: Plan,
-    records: int,
-    policy: ShuffleSection | None,
+    streams: Streams, algorithm: Algorithm, plan: Plan, records: int, policy: ShuffleSection | None
 ) -> None:
-    """Refuse reports that tell too much by themselves, or too many of them for one message."""
+    """Refuse reports that reveal too much by themselves, or too many of them for one message."""
     most = 0.0 if policy is None or policy.max_local_epsilon is None else policy.max_local_epsilon
     for kind, own in streams.items():
-        # What is left to a record if every shuffler colludes: all its reports of one round together.
+        # All the protection that a record has if every shuffler colludes: its reports of one round together.
         local = sum(terms.local_epsilon for terms in own.values())
         if local > most:
             numbers = {"local_epsilon": local, "limit": most}
             raise RefusalError("not-allowed", f"expected reports with epsilon_0 of at most {most:g} a round", numbers)
         size = algorithm.rounds[kind].silo.release.batch_size
         count = records if size is None else int(size)
-        if len(own) * (count * sealed_size(REPORT_BYTES, route_of(plan)) + MOST_HEADER) > MOST_FRAME:
+        if len(own) * (count * sealed_size(REPORT_BYTES, contract.route_of(plan)) + MOST_HEADER) > MOST_FRAME:
             raise RefusalError("not-allowed", f"{count} reports do not fit a message; use a smaller batch")

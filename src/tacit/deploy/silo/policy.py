@@ -5,42 +5,36 @@ from __future__ import annotations
 import datetime
 import hashlib
 import logging
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tacit.algorithm import SAMPLINGS, Sampling
-from tacit.errors import TacitError, explained, unknown
+from tacit.deploy.sections import Count, Section, checked, read_toml
+from tacit.deploy.wire import Name
+from tacit.errors import TacitError, unknown
 from tacit.privacy.cache import cache_folder
 from tacit.privacy.doubts import MOST_DELTA
 from tacit.privacy.filter import RuleName
 from tacit.silo import check_records
 from tacit.silo.rules import Limit
 
+MOST_EPSILON = 40.0
 _log = logging.getLogger("tacit.silo")
-Count = Annotated[int, Field(ge=1)]
 
 
 class PolicyError(TacitError):
     """A policy that cannot be used as written."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class BudgetSection(Section):
+    """What all studies together may cost each record, and the rule by which the ledger adds it up.
 
-
-MOST_EPSILON = 40.0
-
-
-class BudgetSection(_Section):
-    """What all studies together may ever cost each record, and the rule by which the ledger adds it up.
-
-    Without a ``rule`` the ledger keeps its own; a new one gets ``gdp`` where the policy allows nothing but full batches
-    and single passes through the direct channel, and else ``renyi``. An epsilon above `MOST_EPSILON` hides nothing, and
-    the noise of the door could not be told from exact noise at it.
+    Without a ``rule`` the ledger keeps its own; a new one gets ``gdp`` where the policy allows only full batches and
+    single passes through the direct channel, and otherwise ``renyi``. An epsilon above `MOST_EPSILON` hides nothing,
+    and the noise of the door would no longer be exact enough for it.
     """
 
     epsilon: Annotated[float, Field(gt=0, le=MOST_EPSILON)]
@@ -48,7 +42,7 @@ class BudgetSection(_Section):
     rule: RuleName | None = None
 
 
-class AllowSection(_Section):
+class AllowSection(Section):
     """Which studies are considered at all."""
 
     algorithms: tuple[str, ...]
@@ -70,14 +64,13 @@ class AllowSection(_Section):
         return names
 
 
-class ShuffleSection(_Section):
+class ShuffleSection(Section):
     """Which shufflers are trusted, by their sealing keys, and how many silos may collude with the server.
 
-    ``colluding`` is a number of silos, not a share: the server chooses which silos are in a plan, and all that collude
-    may be in a small one.
-    ``key`` is the file of the silo's signing key, as ``tacit silo keys`` makes it. ``max_local_epsilon`` is what the
-    reports of a record in one round may tell by themselves, which is all that is left if every shuffler colludes, or if
-    the first one does and meddles; it must be said where shuffled reports are allowed.
+    ``colluding`` is a count, not a share: the server chooses the silos of a plan, and all that collude may be in a
+    small one. ``key`` is the file of the silo's signing key, from ``tacit silo keys``. ``max_local_epsilon`` bounds
+    what a record's reports of one round reveal by themselves: all its protection if every shuffler colludes, or if the
+    first one cheats. It must be set where shuffled reports are allowed.
     """
 
     shufflers: dict[str, str]
@@ -88,14 +81,14 @@ class ShuffleSection(_Section):
     key: str = "sign.key"
 
 
-class ApprovalSection(_Section):
-    """Who says yes: the policy by itself, or the owner with ``tacit silo approve``."""
+class ApprovalSection(Section):
+    """Who approves: the policy by itself, or the owner with ``tacit silo approve``."""
 
     mode: Literal["auto", "manual"] = "manual"
     study_days: Annotated[float, Field(gt=0)] = 30.0
 
 
-class DataSection(_Section):
+class DataSection(Section):
     """The records: an npz file with arrays x and y, or a CSV file and its schema."""
 
     file: str
@@ -112,14 +105,14 @@ class DataSection(_Section):
         return self
 
 
-class Policy(_Section):
+class Policy(Section):
     """The owner's policy.
 
-    ``clock_checked`` is a day on which the owner has found the clock to be right; it is needed only where the ledger
-    has not been written to for more than a year.
+    ``clock_checked`` is a day on which the owner found the clock to be right, needed only where nothing was written to
+    the ledger for more than a year.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Name
     budget: BudgetSection
     allow: AllowSection
     approval: ApprovalSection = ApprovalSection()
@@ -153,7 +146,7 @@ class Policy(_Section):
 
     @property
     def checked_second(self) -> float:
-        """When the owner has last vouched for the clock, in seconds since the epoch."""
+        """When the owner last found the clock to be right, in seconds since the epoch."""
         return 0.0 if self.clock_checked is None else _seconds(self.clock_checked)
 
 
@@ -165,69 +158,57 @@ def _seconds(moment: datetime.datetime | datetime.date) -> float:
 
 def load_policy(path: Path) -> Policy:
     """The policy in a TOML file, or an error that names the field."""
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PolicyError(f"No policy at {path}; write one with: tacit silo init {path.parent}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path} is not valid TOML: {error}.") from None
-    return policy_from(tree)
+    missing = f"No policy at {path}; write one with: tacit silo init {path.parent}"
+    return policy_from(read_toml(path, PolicyError, missing))
 
 
 def policy_from(tree: dict[str, Any]) -> Policy:
     """A policy from plain values."""
-    try:
-        return Policy.model_validate(tree)
-    except ValidationError as error:
-        lines = explained(error.errors(include_input=False), Policy)
-        raise PolicyError("The policy cannot be used:\n  " + lines) from None
+    return checked(Policy, tree, PolicyError, "The policy")
 
 
 def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
-    """What the daemon reads or believes: the policy, the records and their schema, keys, books, approvals, prices."""
+    """What the daemon relies on: policy, records and their schema, key, ledger, approvals, counter, stored prices."""
     named = [policy.data.file, policy.data.columns, None if policy.shuffle is None else policy.shuffle.key]
-    books = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
+    state = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
     kept = cache_folder("prices")
     prices = [] if kept is None else [kept / "any"]
-    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *books, counter, *prices]
+    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *state, counter, *prices]
 
 
 def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     """The silo's records, checked; relative files are looked for beside the policy."""
-    section = policy.data
+    section, path = policy.data, home / policy.data.file
     if section.columns is not None:
-        from tacit.data.csv_silos import silo_records
-        from tacit.data.schema import read_schema
-
-        place = home / section.columns
-        target = read_schema(place).target
-        told = f"the target {target.column!r} of {place}"
-        _check_target(section, target.task, None if target.classes is None else len(target.classes), told)
-        # The silo's own log: nothing of it is ever sent.
-        table = silo_records(home / section.file, place, tell=lambda line: _log.warning("%s", line))
+        table = _csv_records(section, path, home / section.columns)
     else:
-        path = home / section.file
         try:
             with np.load(path, allow_pickle=False) as stored:
                 table = {name: stored[name] for name in stored.files}
         except (OSError, ValueError) as error:
             raise PolicyError(f"data.file: {path} cannot be read as an npz file of arrays: {error}.") from None
     records = check_records({k: v for k, v in table.items() if k in ("x", "y")}, policy.name)
-    labels = records["y"]
-    if section.classes is not None and (
-        labels.dtype.kind != "i" or labels.min() < 0 or labels.max() >= section.classes
-    ):
-        raise PolicyError(f"data.classes: expected labels 0 to {section.classes - 1}; encode y that way.")
+    y, classes = records["y"], section.classes
+    if classes is not None and (y.dtype.kind != "i" or y.min() < 0 or y.max() >= classes):
+        raise PolicyError(f"data.classes: expected labels 0 to {classes - 1}; encode y that way.")
     return records
 
 
-def _check_target(section: DataSection, task: str, classes: int | None, whose: str) -> None:
-    """Raise where the policy says another task or number of classes than its records have."""
-    if (section.task, section.classes) != (task, classes):
+def _csv_records(section: DataSection, path: Path, schema: Path) -> dict[str, Any]:
+    """Records from a CSV file; task and classes must be the policy's."""
+    from tacit.data.csv_silos import silo_records
+    from tacit.data.schema import read_schema
+
+    target = read_schema(schema).target
+    classes = None if target.classes is None else len(target.classes)
+    if (section.task, section.classes) != (target.task, classes):
         raise PolicyError(
-            f"[data] of the policy says {_target_words(section.task, section.classes)}, but {whose} has "
-            f"{_target_words(task, classes)}; set that in the policy, or name the records that were meant."
+            f"[data] of the policy says {_target_words(section.task, section.classes)}, but the target "
+            f"{target.column!r} of {schema} has {_target_words(target.task, classes)}; set that in the policy, or name "
+            "the records that were meant."
         )
+    # The silo's own log: nothing of it is ever sent.
+    return silo_records(path, schema, tell=lambda line: _log.warning("%s", line))
 
 
 def _target_words(task: str, classes: int | None) -> str:
@@ -236,9 +217,9 @@ def _target_words(task: str, classes: int | None) -> str:
 
 def digest(records: dict[str, np.ndarray]) -> str:
     """A fingerprint of the records, to tell whether a ledger belongs to them."""
-    found = hashlib.sha256()
+    fingerprint = hashlib.sha256()
     for name in sorted(records):
         column = np.ascontiguousarray(records[name])
-        found.update(f"{name} {column.dtype.str} {column.shape}".encode())
-        found.update(column.tobytes())
-    return found.hexdigest()
+        fingerprint.update(f"{name} {column.dtype.str} {column.shape}".encode())
+        fingerprint.update(column.tobytes())
+    return fingerprint.hexdigest()

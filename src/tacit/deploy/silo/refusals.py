@@ -1,7 +1,7 @@
-"""The silo's log of refusals: why a server was told no, for the owner to read.
+"""The silo's log of refusals, for the owner to read.
 
-Refusals depend on requests, policy, ledger and the number of records, never on what a record says. Their texts may hold
-what a server has sent, so they are written on one line, each once, and no more of them in an hour than a disk can bear.
+Refusals depend on requests, policy, ledger and the number of records, never on the content of a record. Their texts may
+hold what a server has sent, so each is logged once, on one line, and few of them in an hour.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RefusalLog:
         self._recent: deque[str] = deque(maxlen=MOST_IN_AN_HOUR)
 
     def refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
-        """The frame of a refusal, which is logged unless the same was logged lately."""
+        """The frame of a refusal; it is logged unless the same was logged lately."""
         self._note(code, text, numbers or {})
         return refuse(code, text, numbers)
 
@@ -36,8 +36,8 @@ class RefusalLog:
         if self._clock() - self._begun >= _HOUR:
             self._begun, self._count = self._clock(), 0
             self._recent.clear()
-        told = f" ({', '.join(f'{name} {value:.6g}' for name, value in numbers.items())})" if numbers else ""
-        line = f"refused, {code}: {text}{told}".encode("unicode_escape").decode("ascii")[:_LONGEST]
+        listed = f" ({', '.join(f'{name} {value:.6g}' for name, value in numbers.items())})" if numbers else ""
+        line = f"refused, {code}: {text}{listed}".encode("unicode_escape").decode("ascii")[:_LONGEST]
         if line in self._recent or self._count > MOST_IN_AN_HOUR:
             return
         self._count += 1

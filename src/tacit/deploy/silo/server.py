@@ -1,4 +1,4 @@
-"""The door: a Unix socket with file permissions, in front of a steward. There is no other way in."""
+"""The daemon: a Unix socket with file permissions, in front of the silo's service. There is no other way in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import time
 from pathlib import Path
 
-from tacit.deploy.listener import Listener, log_to_terminal, serve_until_told
+from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.silo.policy import PolicyError, files_of, load_policy, load_records
 from tacit.deploy.silo.service import SiloService, home_of
@@ -21,14 +21,13 @@ _MOST_CALLERS = 32
 
 
 class SiloServer(Listener):
-    """Listens on a socket and hands frames to a steward.
+    """Listens on a socket and hands frames to the service, which serves one request at a time.
 
-    Every connection has a thread of its own, which only moves bytes; the steward serves one request at a time. Replies
-    leave at multiples of ``pad_seconds`` after their request, so that how long a computation took is blurred.
+    Replies leave at multiples of ``pad_seconds`` after their request, so that how long a computation took is blurred.
     """
 
     def __init__(self, service: SiloService, path: Path, mode: int = 0o600) -> None:
-        self._steward, self.path = service, path
+        self._service, self.path = service, path
         self._pad = service.policy.pad_seconds
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Whoever may use the socket may enter its folder, and nobody else.
@@ -48,7 +47,7 @@ class SiloServer(Listener):
 
     def _reply(self, header: bytes, payload: bytes) -> bytes:
         begun = time.monotonic()
-        reply = self._steward.handle(header, payload)
+        reply = self._service.handle(header, payload)
         if self._pad:
             time.sleep(self._pad - (time.monotonic() - begun) % self._pad)
         return reply
@@ -61,17 +60,14 @@ class SiloServer(Listener):
 
 
 def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) -> None:
-    """Run the daemon of the silo whose policy lies in ``folder``, until it is told to stop.
-
-    It does not start where anybody but the owner could read or change what lies there.
-    """
+    """Run the daemon of a silo's folder until it is stopped; it does not start where others can use its files."""
     log_to_terminal(_log)
     os.umask(0o077)
     policy = load_policy(folder / "policy.toml")
     home = home_of(folder, policy)
     prices = cache_folder("prices")
     if prices is not None:
-        # Made before it is checked, lest somebody else makes it later, where everybody may.
+        # Made before it is checked: otherwise somebody else could make it later.
         with contextlib.suppress(OSError):
             prices.mkdir(parents=True, exist_ok=True)
     check_silo(folder, files_of(folder, policy, home.counter))
@@ -79,11 +75,11 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):
         _log.warning("policy.toml: %s", doubt)
     service = SiloService(policy, records, home, noise_off=noise_off)
-    door = SiloServer(service, home.socket, socket_mode)
+    server = SiloServer(service, home.socket, socket_mode)
     if noise_off:
         _log.warning("NOISE IS OFF: a test build, not private")
     try:
-        serve_until_told(door, _log, f"silo {policy.name} serves on {door.path}")
+        serve_until_stopped(server, _log, f"silo {policy.name} serves on {server.path}")
     finally:
-        door.close()
+        server.close()
         service.close()

@@ -1,6 +1,6 @@
-"""The silo's steward: hears requests, asks policy and ledger, and lets nothing out that is not paid for.
+"""The silo without its socket: answers requests as policy and ledger allow; nothing leaves that is not debited.
 
-It works on bytes and knows no socket, so that everything a server can say can be tried on it directly.
+It works on bytes, so that tests can send it everything that a server can.
 """
 
 from __future__ import annotations
@@ -11,42 +11,24 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from tacit import __version__
 from tacit.channel.sealing import Signer
+from tacit.deploy import wire
 from tacit.deploy.contract import min_silos_of
-from tacit.deploy.shuffler.config import read_secret
+from tacit.deploy.permissions import read_secret
 from tacit.deploy.silo import account as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
 from tacit.deploy.silo.refusals import RefusalLog
-from tacit.deploy.silo.sealing import sealed_answer, sealed_reports
-from tacit.deploy.wire import (
-    VERSION,
-    Answer,
-    Finish,
-    Hello,
-    Message,
-    Plan,
-    Propose,
-    Receipt,
-    RefusalError,
-    Standing,
-    Status,
-    Welcome,
-    frame,
-    parse_request,
-    read_arrays,
-    refuse,
-    write_arrays,
-)
+from tacit.deploy.silo.sealing import Sealer
+from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, parse_request, refuse
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.silo.integers import MOST_RECORDS
@@ -61,45 +43,38 @@ _DAY = 86_400.0
 _MOST_PREPARED = 32
 
 
-@dataclass(frozen=True)
-class Home:
-    """Where a silo keeps its things."""
+class Home(NamedTuple):
+    """Where a silo keeps its files.
+
+    ``approved`` holds an empty file for each study that the owner approved. The socket lies in a folder that can be
+    shared with the courier, and the counter apart from the ledger.
+    """
 
     folder: Path
     counter: Path
-
-    @property
-    def ledger(self) -> Path:
-        """The ledger."""
-        return self.folder / "ledger.sqlite"
-
-    @property
-    def approved(self) -> Path:
-        """A folder with an empty file for each study that the owner approved."""
-        return self.folder / "approved"
-
-    @property
-    def socket(self) -> Path:
-        """The socket, in a folder of its own that can be shared with the courier."""
-        return self.folder / "door" / "silo.sock"
+    ledger: Path
+    approved: Path
+    socket: Path
 
 
 def home_of(folder: Path, policy: Policy) -> Home:
-    """A silo's home; unless the policy says otherwise the counter lies in the owner's state folder, not beside it."""
+    """A silo's home; unless the policy names a counter, it lies in the owner's state folder."""
     if policy.counter is not None:
-        return Home(folder, folder / policy.counter)
-    import platformdirs
+        counter = folder / policy.counter
+    else:
+        import platformdirs
 
-    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return Home(folder, Path(platformdirs.user_state_dir("tacit")) / "counters" / name)
+        name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        counter = Path(platformdirs.user_state_dir("tacit")) / "counters" / name
+    return Home(folder, counter, folder / "ledger.sqlite", folder / "approved", folder / "door" / "silo.sock")
 
 
 class SiloService:
     """One silo's records, policy and ledger.
 
-    Formal guarantee: every message that leaves is a release that a plan consented to by the policy has reserved, that
-    is debited durably before it leaves, and whose noise the server cannot know. Refusals depend on requests, policy,
-    ledger and the number of records, never on what a record says.
+    Formal guarantee: every message that leaves is a release of a plan that the policy allows. It was reserved, it is
+    debited durably before it leaves, and the server cannot know its noise. Refusals depend on requests, policy, ledger
+    and the number of records, never on the content of a record.
     """
 
     def __init__(
@@ -121,7 +96,9 @@ class SiloService:
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
-        self._signer = None if policy.shuffle is None else Signer(read_secret(home.folder / policy.shuffle.key))
+        self._sealer: Sealer | None = None
+        if policy.shuffle is not None:
+            self._sealer = Sealer(policy.name, Signer(read_secret(home.folder / policy.shuffle.key)), self._noise)
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals = threading.Lock(), RefusalLog()
@@ -131,14 +108,14 @@ class SiloService:
 
     def _open(self) -> Ledger:
         home, policy = self.home, self.policy
-        found = Ledger(
+        ledger = Ledger(
             home.ledger, home.counter, self._identity, policy.limit, clock=self._clock, checked=policy.checked_second
         )
-        accounts.tell_owner(found)
-        return found
+        accounts.log_account(ledger)
+        return ledger
 
     def close(self) -> None:
-        """Let go of the ledger, when the answer at hand is paid for."""
+        """Close the ledger, once the answer at hand is debited."""
         with self._lock:
             if self._ledger is not None:
                 self._ledger.close()
@@ -164,7 +141,7 @@ class SiloService:
             raise RefusalError("bad-message", "only a broadcast has a payload")
         if isinstance(request, Hello):
             return self._hello(request)
-        ledger = self._books()
+        ledger = self._opened()
         try:
             # The ledger's time never runs backwards, so a clock set back revives nothing.
             if ledger.now() >= self.policy.last_second:
@@ -179,16 +156,16 @@ class SiloService:
             return self._answer(ledger, request, payload)
         except LedgerError as error:
             if error.code == "ledger":
-                # What is on disk decides: it is read and verified again before anything else is said.
+                # What is on disk decides: it is read and verified again before the next reply.
                 ledger.close()
                 self._ledger = None
             raise
 
-    def _books(self) -> Ledger:
+    def _opened(self) -> Ledger:
         if self._ledger is None:
             try:
                 self._ledger = self._open()
-            except LedgerError as error:  # its words are for the owner: they name files and processes
+            except LedgerError as error:  # its text names files and processes, which are the owner's business
                 _log.error("the ledger cannot be opened again: %s", error)
                 raise LedgerError(error.code, "the ledger cannot be opened again; see the silo's own log") from None
         return self._ledger
@@ -203,10 +180,10 @@ class SiloService:
             del self._workers[study]
 
     def _hello(self, request: Hello) -> bytes:
-        if request.version != VERSION:
-            raise RefusalError("version", f"expected version={VERSION} of the protocol, got {request.version}")
-        welcome = Welcome(
-            version=VERSION,
+        if request.version != wire.VERSION:
+            raise RefusalError("version", f"expected version={wire.VERSION} of the protocol, got {request.version}")
+        welcome = wire.Welcome(
+            version=wire.VERSION,
             tacit=__version__,
             silo=self.policy.name,
             records=self._count,
@@ -215,14 +192,15 @@ class SiloService:
             classes=self.policy.data.classes,
             noise="discrete-gaussian" if self._noise else "off (test build)",
         )
-        return frame(welcome.model_dump_json())
+        return frame(welcome)
 
     def _propose(self, ledger: Ledger, plan: Plan) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
         if account is not None and not account.live:
             raise RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
         is_new = account is None and study not in ledger.pending()
-        if is_new and self._open_studies(ledger) >= self.policy.allow.max_open:
+        open_studies = sum(other.live for other in ledger.accounts.values()) + len(ledger.pending())
+        if is_new and open_studies >= self.policy.allow.max_open:
             raise RefusalError("busy", f"expected at most {self.policy.allow.max_open} open studies")
         if account is not None:
             offer = self._worker(ledger, study).offer
@@ -230,27 +208,24 @@ class SiloService:
         worker = self._considered(plan)
         offer = worker.offer
         if self.policy.approval.mode == "manual" and not self._is_approved(study):
-            standing = accounts.proposed(ledger, offer)
+            shares = accounts.proposed(ledger, offer)
             ledger.hold(study, plan.model_dump_json())
             if is_new:
                 _log.info("study %s (%s) waits for approval: tacit silo status %s", study, plan.name, self.home.folder)
-            return accounts.consent(ledger, offer, standing, state="pending")
+            return accounts.consent(ledger, offer, shares, state="pending")
         self._reserve(ledger, worker)
         return accounts.consent(ledger, offer, accounts.reserved(ledger, study))
 
-    def _open_studies(self, ledger: Ledger) -> int:
-        return sum(account.live for account in ledger.accounts.values()) + len(ledger.pending())
-
     def _considered(self, plan: Plan) -> Worker:
-        """A plan built and priced; plans that differ in name only share what was computed for the last few."""
+        """A plan built and priced; of the last few, plans that differ in name only share what was compiled."""
         data = self.policy.data
         if (plan.features, plan.task, plan.classes) != (tuple(self._record["x"].shape), data.task, data.classes):
             raise RefusalError("bad-plan", "the plan is for records of another shape or task; ask with hello")
         terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
         if terms not in self._prepared:
-            owner = self.policy
-            offer = consider(plan, records=self._count, record=self._record, allow=owner.allow, shuffle=owner.shuffle)
-            accounts.check_sampling(offer, owner.allow)
+            policy = self.policy
+            offer = consider(plan, records=self._count, record=self._record, allow=policy.allow, shuffle=policy.shuffle)
+            accounts.check_sampling(offer, policy.allow)
             while len(self._prepared) >= _MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[terms] = Worker(offer, self._records, self._samplers)
@@ -262,7 +237,7 @@ class SiloService:
     def _reserve(self, ledger: Ledger, worker: Worker) -> None:
         offer = worker.offer
         study = offer.plan.study
-        # Refused where the rule cannot price it, or no account would hold it.
+        # Refuses what the rule cannot price, and what no account could hold.
         accounts.proposed(ledger, offer)
         charge = accounts.charge_of(offer)
         ledger.reserve(
@@ -275,24 +250,23 @@ class SiloService:
             state=worker.begin().to_bytes(),
         )
         self._workers[study] = worker
-        accounts.tell_reserved(ledger, offer)
+        accounts.log_reserved(ledger, offer)
 
     def _worker(self, ledger: Ledger, study: str) -> Worker:
         """The worker of an open study, built again from its stored plan after a restart."""
         if study not in self._workers:
-            stored = ledger.plan(study)
-            worker = self._considered(Plan.model_validate_json(stored or "{}"))
+            worker = self._considered(_stored_plan(ledger, study))
             if worker.offer.events != ledger.accounts[study].events:
                 raise RefusalError("changed", "this Tacit would release something else than was reserved; propose anew")
             self._workers[study] = worker
         return self._workers[study]
 
     def _account(self, ledger: Ledger, study: str) -> Account:
-        """The account of an open study; an approval that has arrived becomes a reservation here."""
+        """The account of a study; an approval that has arrived becomes a reservation here."""
         if study in ledger.pending():
             if not self._is_approved(study):
                 raise RefusalError("pending", "the study waits for the approval of the silo's owner")
-            self._reserve(ledger, self._considered(Plan.model_validate_json(ledger.plan(study) or "{}")))
+            self._reserve(ledger, self._considered(_stored_plan(ledger, study)))
         account = ledger.accounts.get(study)
         if account is None:
             raise RefusalError("unknown-study", "no such study; propose it first")
@@ -301,12 +275,12 @@ class SiloService:
     def _status(self, ledger: Ledger, request: Status) -> bytes:
         study = request.study
         if study in ledger.pending() and not self._is_approved(study):
-            standing = Standing(study=study, state="pending", next_round=0, answers=0)
+            standing = wire.Standing(study=study, state="pending", next_round=0, answers=0)
         else:
             account = self._account(ledger, study)
             state: Any = "consented" if account.live else "finished"
-            standing = Standing(study=study, state=state, next_round=account.last + 1, answers=account.answers)
-        return frame(standing.model_dump_json())
+            standing = wire.Standing(study=study, state=state, next_round=account.last + 1, answers=account.answers)
+        return frame(standing)
 
     def _finish(self, ledger: Ledger, request: Finish) -> bytes:
         if request.study in ledger.pending():
@@ -315,19 +289,19 @@ class SiloService:
         account = self._account(ledger, request.study)
         if account.live:
             ledger.finish(request.study, "finished")
-        plan = Plan.model_validate_json(ledger.plan(request.study) or "{}")
-        receipt = Receipt(
+        plan = _stored_plan(ledger, request.study)
+        receipt = wire.Receipt(
             study=request.study,
             answers=account.answers,
-            epsilon=price(account.debited(), delta=plan.delta - self._kept(plan, account)).epsilon,
+            epsilon=price(account.debited(), delta=plan.delta - self._set_aside(plan, account)).epsilon,
             delta=plan.delta,
             entry=ledger.head.seq,
             hash=ledger.head.hash,
         )
-        return frame(receipt.model_dump_json())
+        return frame(receipt)
 
-    def _kept(self, plan: Plan, account: Account) -> float:
-        """What a plan keeps of its delta; of one that this Tacit would not build again, what its account kept."""
+    def _set_aside(self, plan: Plan, account: Account) -> float:
+        """The delta that a plan sets aside; where this Tacit would not build the plan again, its account's."""
         try:
             return accounts.kept_of_plan(self._considered(plan).offer)
         except TacitError:
@@ -345,44 +319,45 @@ class SiloService:
             return frame(stored.header, stored.payload)
         worker = self._worker(ledger, request.study)
         _check_turn(worker.offer, account, request.round)
-        broadcast = worker.arrays_fit(request.round, read_arrays(request.arrays, payload))
+        broadcast = worker.broadcast(request.round, wire.read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
         kind = worker.offer.algorithm.schedule[request.round]
-        header, body, after = self._said(worker, kind, request, payload, broadcast, kept)
+        header, body, after = self._message(worker, kind, request, payload, broadcast, kept)
         releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         reply = Reply(asked, header, body)
         ledger.debit(request.study, request.round, kind, releases, reply=reply, state=after.to_bytes())
         return frame(header, body)
 
-    def _said(
+    def _message(
         self, worker: Worker, kind: str, request: Answer, payload: bytes, broadcast: Any, kept: Remembered
     ) -> tuple[str, bytes, Remembered]:
-        """Header and payload of the answer, by the channel of its round, and what to remember."""
-        offer = worker.offer
-        own: dict[str, Any] = {"silo": self.policy.name, "signer": self._signer, "noise": self._noise}
-        if kind in offer.shares and self._signer is not None:
+        """Header and payload of the message, by the channel of its round, and what to remember."""
+        offer, sealer = worker.offer, self._sealer
+        if kind in offer.shares and sealer is not None:
             share = worker.share(request.round, broadcast, kept)
-            return *sealed_answer(offer.plan, offer.shares, request, payload, share, **own), kept
-        if kind in offer.streams and self._signer is not None:
-            min_silos = min_silos_of(offer.algorithm, offer.plan, kind)
+            return *sealer.share(offer.plan, offer.shares, request, payload, share), kept
+        if kind in offer.streams and sealer is not None:
             reports = worker.reports(request.round, broadcast, kept)
-            return *sealed_reports(
-                offer.plan, offer.streams, request, payload, reports, min_silos=min_silos, **own
-            ), kept
+            min_silos = min_silos_of(offer.algorithm, offer.plan, kind)
+            return *sealer.reports(offer.plan, offer.streams, request, payload, reports, min_silos), kept
         arrays, after = worker.answer(request.round, broadcast, kept)
-        specs, body = write_arrays(arrays)
-        return Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
+        specs, body = wire.write_arrays(arrays)
+        return wire.Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
 
 
-def _check_turn(offer: Offer, account: Account, number: int) -> None:
-    """Refuse every round but one that this silo may answer now."""
+def _stored_plan(ledger: Ledger, study: str) -> Plan:
+    return Plan.model_validate_json(ledger.plan(study) or "{}")
+
+
+def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
+    """Refuse every round but the one that this silo may answer now."""
     plan = offer.plan
-    if number >= offer.rounds:
-        raise RefusalError("round", f"expected a round below {offer.rounds}, got {number}")
+    if round_index >= offer.rounds:
+        raise RefusalError("round", f"expected a round below {offer.rounds}, got {round_index}")
     upcoming = next((r for r in range(account.last + 1, offer.rounds) if offer.may_answer(r)), offer.rounds)
-    if number < upcoming or (plan.everyone and number > upcoming):
-        raise RefusalError("round", f"expected round {upcoming}, got {number}")
-    if not offer.may_answer(number):
-        raise RefusalError("round", f"round {number} is another silo's turn")
+    if round_index < upcoming or (plan.everyone and round_index > upcoming):
+        raise RefusalError("round", f"expected round {upcoming}, got {round_index}")
+    if not offer.may_answer(round_index):
+        raise RefusalError("round", f"round {round_index} is another silo's turn")
     if plan.max_participations is not None and account.answers >= plan.max_participations:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")

@@ -11,15 +11,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from tacit.errors import TacitError
-
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError:  # pragma: no cover
-    raise TacitError("Certificates need the package cryptography; install: pip install 'tacit[shuffler]'.") from None
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAYS = 30
 
@@ -65,18 +60,11 @@ class Authority:
         )
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         _write_public(pair.certificate, made)
-        _write_private(pair.key, key)
+        form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        raw = key.private_bytes(serialization.Encoding.PEM, form, plain)
+        with os.fdopen(os.open(pair.key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(raw)
         return pair
-
-
-def node_key(path: Path) -> Pair:
-    """A SuperNode's key as OpenSSH writes it, with its public half beside it."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    public = path.with_name(path.name + ".pub")
-    form = serialization.PublicFormat.OpenSSH
-    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.OpenSSH, form))
-    _write_private(path, key, serialization.PrivateFormat.OpenSSH)
-    return Pair(public, path)
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
@@ -103,13 +91,3 @@ def _write_public(path: Path, certificate: x509.Certificate) -> None:
     """For all to read and for nobody else to change, whatever the umask: a shuffler asks for that."""
     path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     path.chmod(0o644)
-
-
-def _write_private(
-    path: Path,
-    key: ec.EllipticCurvePrivateKey,
-    form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8,
-) -> None:
-    raw = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(raw)
