@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from tacit.algorithm import GUARANTEES
-from tacit.channel import MismatchError, ReportShuffler, TooFewError, digest, mean_of_reports
 from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
 from tacit.privacy import AnonymitySet, Budget, PricingError, events_of
@@ -16,6 +15,7 @@ from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
+from tests.channel.shufflers import MismatchError, ReportShuffler, TooFewError, digest, mean_of_reports
 
 COMMON = {"step_size": 0.1, "clip_norm": 1.0, "noise_multiplier": 0.5, "batch_size": None, "sampling": "full"}
 CHANNEL = "shuffled-reports"

@@ -8,8 +8,6 @@ from scipy import stats
 
 from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import GUARANTEES
-from tacit.channel import SumShuffler, TooFewError
-from tacit.channel.shuffled_sum import analyse, contributor_bits, shuffle_bits
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.plans.catalogue import find
 from tacit.plans.price import plan_silos
@@ -29,6 +27,7 @@ from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
 from tacit.studies.run import prepare
 from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
+from tests.channel.shufflers import SumShuffler, TooFewError, analyse, contributor_bits, shuffle_bits
 
 COMMON = {"step_size": 0.3, "clip_norm": 0.7, "noise_multiplier": 0.5, "batch_size": None, "sampling": "full"}
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tacit.channel.sealing import new_secret
+from tacit.channel.shuffled_reports import ReportTerms, mean_of_reports
+from tacit.channel.shuffled_sum import ShareTerms, mean_of_total
 from tacit.deploy.contract import record_of
 from tacit.deploy.server.shuffles import _coinless, counted_each
 from tacit.deploy.silo.answering import TEST_BUILD, Worker
@@ -17,8 +19,9 @@ from tacit.privacy.anonymity import record_weights
 from tacit.silo import enrol, rows_of
 from tacit.silo.batches import SecretBatch
 from tacit.silo.door import Door
-from tacit.silo.local_reports import LocalReports, ReportTerms, mean_of_reports
-from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
+from tacit.silo.local_reports import LocalReports
+from tacit.silo.release import usable_clips
+from tacit.silo.shares import BinomialShare, no_coins
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
@@ -129,7 +132,7 @@ def test_shares_decode_to_the_weighted_mean(weights, size):
         total = total + door.release(point, batch, BinomialShare(door.engine, terms, no_coins, float(weight)))
         truth = truth + p * clipped_mean(door.records, point)
     own = {"records": int(sizes.sum()), "each": float(largest)}
-    found = mean_of_total(total, doors[0].silo, point, point, terms, **own)
+    found = mean_of_total(total, usable_clips(doors[0].silo.release, point), point, terms, **own)
     np.testing.assert_allclose(found["linear"]["w"][:, 0], truth, atol=1e-4)
 
 
@@ -143,7 +146,9 @@ def test_reports_decode_to_the_weighted_mean():
         batch = SecretBatch(np.tile(np.arange(door.count), many), np.ones(door.count * many, bool))
         door.records = {name: column[batch.rows] for name, column in door.records.items()}
         reports += door.release(point, batch, LocalReports(door.engine, terms, float(weight)))[""]
-    found = mean_of_reports({"": reports}, doors[0].silo, point, point, terms, each=float(largest) / many)
+    found = mean_of_reports(
+        {"": reports}, usable_clips(doors[0].silo.release, point), point, terms, each=float(largest) / many
+    )
     # A report has a deviation of about the clip times 1.25 in each coordinate.
     spread = 1.3 * CLIP * float(largest) * np.sqrt(sum(SIZES) / many)
     assert spread < 0.06
@@ -176,7 +181,9 @@ def test_a_plan_says_its_weights_and_daemons_and_server_follow_it(weights, arriv
     terms = _coinless(offer.shares["gradient"])
     each = counted_each(plan, None, len(arrived))
     count = sum(sizes[silo_index] for silo_index in arrived)
-    found = mean_of_total(total, door.silo, point, point, terms, records=count, each=each)["linear"]
+    found = mean_of_total(total, usable_clips(door.silo.release, point), point, terms, records=count, each=each)[
+        "linear"
+    ]
     p = np.full(3, 1 / 3) if weights == "equal" else np.asarray(sizes) / sum(sizes)
     truth = sum(p[silo_index] * means[silo_index] for silo_index in arrived) * 3 / len(arrived)
     step = 2 * 0.7 / terms.grid * each

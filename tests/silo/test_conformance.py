@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 
 from tacit.channel import weighted_mean
+from tacit.channel.shuffled_sum import ShareTerms, mean_of_total
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
 from tacit.silo import SiloView, enrol, step_keys
 from tacit.silo.batches import SecretBatch
 from tacit.silo.door import Door, no_noise
-from tacit.silo.shares import BinomialShare, ShareTerms, mean_of_total, no_coins
+from tacit.silo.release import usable_clips
+from tacit.silo.shares import BinomialShare, no_coins
 from tacit.silo.simulated import batch_of
 from tacit.simulate.compiled import simulate
 from tacit.simulate.loop import _answerer, _bring, _desk
@@ -139,7 +141,9 @@ def test_a_shuffled_sum_without_coins_is_the_exact_mean_to_the_grid(problem):
         door.records = table
         total = total + door.release(point, door.batch(0, None), mechanism)
         means.append(answer(_bring(_desk(exact, keys, table, silo_index)), point, (), 0, 0, -1)[0])
-    found = mean_of_total(total, part.silo, point, point, own, records=2 * SIZE, each=1 / (2 * SIZE))
+    found = mean_of_total(
+        total, usable_clips(part.silo.release, point), point, own, records=2 * SIZE, each=1 / (2 * SIZE)
+    )
     expected = jax.tree.map(lambda *leaves: sum(leaves) / 2, *means)
     step = 2 * 0.7 / own.grid
     # Variance at most a quarter of a step squared for each of the records.

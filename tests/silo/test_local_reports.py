@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tacit.algorithm import Release, Silo
+from tacit.channel.shuffled_reports import MOST_LOCAL, ReportTerms, mean_of_reports, report_terms
 from tacit.privacy.randomisers import direction, terms_of
 from tacit.silo import door as shipped
 from tacit.silo import local_reports
 from tacit.silo.door import Door, DoorError
 from tacit.silo.local_reports import (
-    MOST_LOCAL,
     LocalReports,
-    ReportTerms,
-    mean_of_reports,
-    report_terms,
     reports_of,
     threshold,
 )
+from tacit.silo.release import usable_clips
 
 
 def silo_with(clip=1.0, batch=None, sampling="full"):
@@ -91,7 +89,11 @@ def test_the_mean_of_reports_is_that_of_the_vectors(norm):
     reports = reports_of(np.tile(unit, (number, 1)), epsilon)
     terms = {"": ReportTerms(epsilon, dimension)}
     own = {"each": 1 / number}
-    mean = np.asarray(mean_of_reports({"": reports}, silo_with(clip=3.0), None, jnp.zeros(dimension), terms, **own))
+    mean = np.asarray(
+        mean_of_reports(
+            {"": reports}, usable_clips(silo_with(clip=3.0).release, None), jnp.zeros(dimension), terms, **own
+        )
+    )
     spread = 3.0 * terms_of("duchi", dimension, epsilon).deviation / math.sqrt(number)
     assert np.max(np.abs(mean - 3.0 * unit)) < 5 * spread
     assert np.linalg.norm(mean - 3.0 * unit) > 0.05 * spread
@@ -148,7 +150,7 @@ def test_each_block_is_a_stream_of_its_own():
     found = reported(silo, records, terms)
     assert len({r[:8] for own in found.values() for r in own}) == 12_000
     shape = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
-    mean = mean_of_reports(found, silo, None, shape, terms, each=1 / 6000)
+    mean = mean_of_reports(found, usable_clips(silo.release, None), shape, terms, each=1 / 6000)
     np.testing.assert_allclose(mean["a"], [0.3, 0.4], atol=6 * terms_of("duchi", 2, 5.0).deviation / 6000**0.5)
     np.testing.assert_allclose(mean["b"], [1.2], atol=12 * terms_of("duchi", 1, 2.5).deviation / 6000**0.5)
 
@@ -163,7 +165,7 @@ def test_nonsense_among_reports_counts_as_zero():
     terms = {"": ReportTerms(2.0, 2)}
     good = reports_of(np.ones((1, 2)) / 2, 2.0)
     alone, beside = (
-        np.asarray(mean_of_reports({"": some}, silo_with(), None, jnp.zeros(2), terms, each=0.5))
+        np.asarray(mean_of_reports({"": some}, usable_clips(silo_with().release, None), jnp.zeros(2), terms, each=0.5))
         for some in (good, [*good, b"x", bytes(8) + b"\x02"])
     )
     assert np.any(alone)

@@ -13,18 +13,17 @@ from scipy import stats
 
 from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import Release, Silo
+from tacit.channel.shuffled_sum import ShareTerms, mean_of_total, share_terms
 from tacit.errors import TacitError
 from tacit.privacy.binomial import rounding_bound
 from tacit.silo.door import Door, DoorError
+from tacit.silo.release import usable_clips
 from tacit.silo.shares import (
     BinomialShare,
-    ShareTerms,
     checked_share,
     count_heads,
-    mean_of_total,
     no_coins,
     randomly_rounded,
-    share_terms,
 )
 from tacit.silo.shuffled import flips_each, grid_steps
 
@@ -256,7 +255,9 @@ def test_shares_of_two_silos_add_up_to_the_mean_with_the_noise_that_was_priced()
             door.release(None, door.batch(0, None), BinomialShare(door.engine, terms, count_heads, 1.0))
             for door in doors
         ]
-        found.append(mean_of_total(sum(shares), silo, None, jnp.zeros(3), terms, records=100, each=0.01))
+        found.append(
+            mean_of_total(sum(shares), usable_clips(silo.release, None), jnp.zeros(3), terms, records=100, each=0.01)
+        )
     error = np.asarray(found) - truth
     deviation = VectorSum(contributors=100, honest=100, dimension=3, grid=40, bits=500).deviation_of_mean
     assert np.all(np.abs(error.mean(axis=0)) < 6 * deviation / math.sqrt(300))
@@ -273,7 +274,9 @@ def test_blocks_follow_one_another_in_the_order_of_their_names():
     terms = {"b": ShareTerms(8, 2, 2), "a": ShareTerms(16, 4, 1)}
     share = share_of(silo, records, terms, coins=lambda number, dimension: np.full(dimension, number // 2))
     assert (share - [4, 2, 2]).tolist() == [1, 1, 3]
-    mean = mean_of_total(share, silo, None, {"b": jnp.zeros(2), "a": jnp.zeros(1)}, terms, records=2, each=0.5)
+    mean = mean_of_total(
+        share, usable_clips(silo.release, None), {"b": jnp.zeros(2), "a": jnp.zeros(1)}, terms, records=2, each=0.5
+    )
     np.testing.assert_allclose(mean["a"], [0.25])
     np.testing.assert_allclose(mean["b"], [0.125, 0.375])
     with pytest.raises(DoorError, match="each block"):
@@ -288,7 +291,9 @@ def test_a_hostile_clip_says_nothing(clip):
     silo = silo_with(clip)
     share = share_of(silo, {"x": np.ones((5, 2), np.float32)}, terms)
     assert share.tolist() == [0, 0]
-    assert not np.any(mean_of_total(share + 3, silo, None, jnp.zeros(2), terms, records=5, each=0.2))
+    assert not np.any(
+        mean_of_total(share + 3, usable_clips(silo.release, None), jnp.zeros(2), terms, records=5, each=0.2)
+    )
 
 
 def test_records_that_are_not_finite_or_not_there_add_nothing():

@@ -36,6 +36,8 @@ from tacit.audit.worst_case import (
     start_point,
 )
 from tacit.channel.sealing import new_secret, public_key
+from tacit.channel.shuffled_reports import MOST_LOCAL, total_of_reports
+from tacit.channel.shuffled_sum import in_order
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker
@@ -47,8 +49,6 @@ from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy import Price, price
 from tacit.privacy.anonymity import counted_silos
 from tacit.silo.batches import pass_order
-from tacit.silo.local_reports import MOST_LOCAL, total_of_reports
-from tacit.silo.shares import in_order
 from tacit.studies.run import Prepared
 
 # The shape of a record of the attacker's problem.

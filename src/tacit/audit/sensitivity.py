@@ -28,6 +28,7 @@ from jax import Array
 
 from tacit.algorithm import Algorithm, Broadcast, Silo, Work
 from tacit.audit.worst_case import hostile_broadcasts, message_shapes
+from tacit.channel.shuffled_sum import BlockTerms, in_order, share_terms
 from tacit.objectives import Objective
 from tacit.privacy.binomial import rounding_bound
 from tacit.privacy.plan import events_of
@@ -36,7 +37,7 @@ from tacit.silo.batches import SecretBatch
 from tacit.silo.door import DiscreteGaussian, Door, no_noise
 from tacit.silo.integers import BOUND, usable_clip
 from tacit.silo.release import Task, in_blocks
-from tacit.silo.shares import BinomialShare, BlockTerms, in_order, no_coins, share_terms
+from tacit.silo.shares import BinomialShare, no_coins
 
 Table = dict[str, np.ndarray]
 Blocks = dict[str, np.ndarray]

@@ -1,92 +1,70 @@
-"""The blind shuffler: it hands on reports in an order that says nothing, and only if enough of them came.
+"""Shuffled reports: one for each record, in an order that says nothing, from the terms all agree on to the mean of all.
 
-A report must not tell its silo by anything but its content. The norm of a report follows from the clip, so a server
-that shows one silo other points than the rest would know that silo's reports again: every silo seals with its reports a
-digest of the broadcast that it answered, and the shuffler hands on nothing unless all are the same.
+    terms     `report_terms`     epsilon_0 and the dimension of a stream
+    encode    `encoded`          a seed, which stands for a direction, and a sign, in nine bytes
+    decode    `total_of_reports`, `mean_of_reports`
+
+Reports are made by the silo (`tacit.silo.local_reports`), and by the simulator in float32.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+from jaxtyping import Float
 
-from tacit.channel.shuffled_sum import TooFewError
-from tacit.errors import TacitError
-from tacit.privacy.randomisers import Terms, expand
+from tacit.algorithm import PerBlock
+from tacit.channel.direct import shaped
+from tacit.privacy.randomisers import direction, duchi_scale
 
+REPORT_BYTES = 9
+MOST_LOCAL = 30.0
+"""The largest epsilon_0 in use; a larger one becomes this one, which is more private."""
 
-class MismatchError(TacitError):
-    """Silos answered different broadcasts, so their reports can be told apart; nothing is handed on."""
-
-
-def digest(broadcast: Any) -> str:
-    """A fingerprint of a broadcast: its form and every bit of its numbers.
-
-    >>> digest({"w": np.zeros(2)}) == digest({"w": np.zeros(2)})
-    True
-    >>> digest({"w": np.zeros(2)}) == digest({"w": np.ones(2)})
-    False
-    """
-    leaves, form = jax.tree.flatten(broadcast)
-    found = hashlib.sha256(str(form).encode())
-    for leaf in leaves:
-        array = np.asarray(leaf)
-        found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    return found.hexdigest()
+_REPORT = struct.Struct(">QB")
 
 
-class ReportShuffler:
-    """Collects the reports of a round, stream by stream; the price counts on at least ``min_silos`` of them in each.
+class ReportTerms(NamedTuple):
+    """What all silos of a round agree on for one stream: epsilon_0 and the number of coordinates."""
 
-    The shuffler refuses, and not the server, which gains from a small crowd. A silo's reports count once and whole.
-
-    >>> shuffler = ReportShuffler(least=3)
-    >>> shuffler.receive("a", "f00d", {"gradient": ["a1", "a2"]}); shuffler.receive("b", "f00d", {"gradient": ["b1"]})
-    >>> sorted(shuffler.open(np.random.default_rng(0))["gradient"])
-    ['a1', 'a2', 'b1']
-    """
-
-    def __init__(self, min_silos: int) -> None:
-        if min_silos < 2:
-            raise TacitError(f"Expected min_silos={min_silos} >= 2: nobody hides in a crowd of one.")
-        self.min_silos = min_silos
-        self._arrived: dict[str, tuple[str, dict[str, list[Any]]]] = {}
-
-    def receive(self, sender: str, broadcast: str, reports: dict[str, Sequence[Any]]) -> None:
-        """Take a silo's reports with the digest of what it answered; a repeated delivery is ignored."""
-        own = {stream: list(some) for stream, some in reports.items()}
-        if len({len(some) for some in own.values()}) > 1:
-            raise TacitError("Expected one report of each record in every stream.")
-        self._arrived.setdefault(sender, (broadcast, own))
-
-    def open(self, generator: np.random.Generator) -> dict[str, list[Any]]:
-        """All reports of each stream, each stream in a random order of its own; or an error."""
-        if len({said for said, _ in self._arrived.values()}) > 1:
-            raise MismatchError(
-                "Expected one broadcast for all silos, got several; the server showed silos different points. Repeat "
-                "the round with one broadcast."
-            )
-        streams: dict[str, list[Any]] = {}
-        for _, own in self._arrived.values():
-            for stream, some in own.items():
-                streams.setdefault(stream, []).extend(some)
-        smallest = min((len(some) for some in streams.values()), default=0)
-        if smallest < self.min_silos:
-            raise TooFewError(
-                f"Expected at least {self.min_silos} reports in each stream, got {smallest}; the price counts on "
-                "them. Repeat the round with everyone, or plan for a smaller honest share."
-            )
-        return {stream: [some[i] for i in generator.permutation(len(some))] for stream, some in streams.items()}
+    local_epsilon: float
+    dimension: int
 
 
-def mean_of_reports(reports: Iterable[tuple[int, int]], terms: Terms, bound: float) -> np.ndarray:
-    """The mean that the server computes from reports that came as a seed and a sign."""
-    vectors = [expand(seed, sign, terms, bound) for seed, sign in reports]
-    if not vectors:
-        raise TacitError("Expected at least one report.")
-    mean: np.ndarray = np.mean(vectors, axis=0)
-    return mean
+def report_terms(noise_multiplier: float, dimension: int) -> ReportTerms:
+    """The terms of a stream whose noise multiplier is the reciprocal of epsilon_0."""
+    return ReportTerms(min(1.0 / noise_multiplier, MOST_LOCAL), dimension)
+
+
+def encoded(seed: int, sign: bool) -> bytes:
+    """A report as it travels."""
+    return _REPORT.pack(seed, int(sign))
+
+
+def total_of_reports(reports: Sequence[bytes], terms: ReportTerms) -> Float[np.ndarray, " dimension"]:
+    """The sum of vectors of norm at most one that the reports of a stream stand for; nonsense counts as zero."""
+    total = np.zeros(terms.dimension)
+    for report in reports:
+        seed, sign = _REPORT.unpack(report) if len(report) == REPORT_BYTES else (0, -1)
+        if sign in (0, 1):
+            total += (1 if sign else -1) * direction(seed, terms.dimension)
+    return duchi_scale(terms.dimension, terms.local_epsilon) * total
+
+
+def mean_of_reports(
+    reports: Mapping[str, Sequence[bytes]],
+    bounds: PerBlock,
+    shape: Any,
+    terms: Mapping[str, ReportTerms],
+    *,
+    each: float,
+) -> Any:
+    """The mean that reports stand for, by the clips ``bounds``; a record of weight one counts ``each``."""
+    means = {}
+    for name, own in terms.items():
+        mean = (bounds[name] if name else bounds) * total_of_reports(reports[name], own) * each
+        means[name] = shaped(shape[name] if name else shape, mean)
+    return means.get("", means)

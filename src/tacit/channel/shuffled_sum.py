@@ -1,58 +1,111 @@
-"""The aggregating shuffler: it adds up sealed contributions, opens the sum only if enough arrived, and says no more.
+"""The shuffled sum: shares that only their sum makes sense of, from the terms all agree on to the mean of all.
 
-Also the protocol bit by bit, for small sizes: what it would cost to shuffle g + b labelled bits for every record and
-coordinate, and the analyser that counts them. It exists to prove that drawing the sum at once draws the same.
+    terms     `share_terms`      grid and coins, from noise and the anonymity set
+    encode    `parts_of`         a share in as many random parts as there are shufflers, which add up to it modulo 2^64
+    decode    `joined`, `mean_of_total`     the parts' sums put together, and the mean that they stand for
 
-Lowy, Ghafelebashi and Razaviyayn (arXiv:2203.06735), Algorithms 4 and 5 after Cheu, Joseph, Mao and Peng, with two
-corrections: the noise of all N contributors is taken off (p b N, not p b n), and a vector shifted by L lies in
-[0, 2L], so that the sum is recentred by N L.
+A share is made by the silo (`tacit.silo.shares`), and by the simulator in float32 (`mean_of_shares` is its mean).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int64, UInt64
 
-from tacit.algorithm import Message
-from tacit.channel.mean import weighted_mean
+from tacit.algorithm import Message, PerBlock
+from tacit.channel.direct import shaped, weighted_mean
 from tacit.errors import TacitError
+from tacit.privacy.anonymity import counted_silos
+from tacit.privacy.binomial import bits_for, grid_for
+
+MOST_COINS = 1 << 35
+"""The most coins of one answer: counting more would take longer than anyone waits."""
+
+_MOST_INTEGER = 1 << 40
 
 
-class TooFewError(TacitError):
-    """Fewer contributors arrived than the noise was made for; the sum stays shut."""
+class ShareTerms(NamedTuple):
+    """What all silos of a round agree on: grid, coins per record and coordinate, coordinates."""
+
+    grid: int
+    coins: int
+    dimension: int
 
 
-class SumShuffler:
-    """Adds contributions up; the noise was calibrated for at least ``min_silos`` contributors.
+BlockTerms = ShareTerms | Mapping[str, ShareTerms]
+"""The terms of a whole statistic, or of each of its blocks."""
 
-    The shuffler refuses, and not the server, which gains from a small crowd. A contribution counts once and whole.
 
-    >>> shuffler = SumShuffler(least=2)
-    >>> shuffler.receive("a", np.ones(3)); shuffler.receive("b", 2 * np.ones(3))
-    >>> shuffler.open().tolist()
-    [3.0, 3.0, 3.0]
+def in_order(terms: BlockTerms) -> list[tuple[str | None, ShareTerms]]:
+    """The blocks of a share in the order in which they lie; a statistic without blocks is one that has no name."""
+    return [(name, terms[name]) for name in sorted(terms)] if isinstance(terms, Mapping) else [(None, terms)]
+
+
+def share_terms(
+    noise_multiplier: float, sizes: Sequence[int], *, min_silos: int, honest: float, dimension: int
+) -> ShareTerms:
+    """Grid and coins for a round in which silos bring these numbers of records, and at least ``min_silos`` silos come.
+
+    Formal guarantee: if a share ``honest`` of all silos keep their coins secret, the sum is as private for each record
+    as a Gaussian release with this noise multiplier. All that collude may come, and of the others only the smallest:
+    so the coins of the smallest are counted.
     """
+    if not 2 <= min_silos <= len(sizes):
+        raise TacitError(f"Expected 2 <= min_silos={min_silos} <= {len(sizes)} silos; nobody hides in a crowd of one.")
+    counted = counted_silos(len(sizes), min_silos, honest)
+    grid = grid_for(sum(sizes), dimension)
+    if max(sizes) * grid // 2 >= _MOST_INTEGER:
+        raise TacitError(f"Expected {max(sizes)} records x grid {grid} / 2 < {_MOST_INTEGER}; use smaller batches.")
+    coins = bits_for(noise_multiplier, grid, dimension, sum(sorted(sizes)[:counted]))
+    if coins * max(sizes) * dimension > MOST_COINS:
+        raise TacitError(
+            f"Expected at most {MOST_COINS} coins for one answer, got {coins * max(sizes) * dimension}: a model of "
+            f"{dimension} parameters is too large for exact binomial noise at this price; raise epsilon."
+        )
+    return ShareTerms(grid, coins, dimension)
 
-    def __init__(self, min_silos: int) -> None:
-        if min_silos < 2:
-            raise TacitError(f"Expected min_silos={min_silos} >= 2: nobody hides in a crowd of one.")
-        self.min_silos = min_silos
-        self._arrived: dict[str, np.ndarray] = {}
 
-    def receive(self, sender: str, share: np.ndarray) -> None:
-        """Take a contributor's share; a repeated one is ignored, so that a retry adds nothing."""
-        self._arrived.setdefault(sender, np.asarray(share))
+def parts_of(share: Int64[np.ndarray, " coordinates"], count: int) -> list[UInt64[np.ndarray, " coordinates"]]:
+    """A share as ``count`` parts that add up to it modulo 2^64.
 
-    def open(self) -> np.ndarray:
-        """The sum of all shares, or an error if too few arrived."""
-        if len(self._arrived) < self.min_silos:
-            raise TooFewError(
-                f"Expected at least {self.min_silos} contributors, got {len(self._arrived)}; the noise of fewer "
-                "does not hide a record. Repeat the round with everyone, or plan for a smaller honest share."
-            )
-        return np.sum(list(self._arrived.values()), axis=0)
+    Formal guarantee: any count - 1 of the parts are uniformly random and independent of the share.
+    """
+    masks = np.frombuffer(os.urandom(8 * share.size * (count - 1)), "<u8").reshape(count - 1, share.size)
+    with np.errstate(over="ignore"):
+        rest = share.astype("<i8").view("<u8") - masks.sum(axis=0, dtype=np.uint64)
+    return [*masks, rest]
+
+
+def joined(parts: Iterable[UInt64[np.ndarray, " coordinates"]]) -> Int64[np.ndarray, " coordinates"]:
+    """The sum of parts modulo 2^64, as the signed integers that it stands for."""
+    with np.errstate(over="ignore"):
+        total = np.asarray(sum(parts, np.uint64(0)), np.uint64)
+    return total.view(np.int64)
+
+
+def mean_of_total(
+    total: Int64[np.ndarray, " coordinates"],
+    bounds: PerBlock,
+    shape: Any,
+    terms: BlockTerms,
+    *,
+    records: int,
+    each: float,
+) -> Any:
+    """The mean that a sum of shares stands for, by the clips ``bounds``; a record of weight one counts ``each``."""
+    at, means = 0, {}
+    for name, own in in_order(terms):
+        part = np.asarray(total[at : at + own.dimension], np.float64)
+        bound = bounds if name is None else bounds[name]
+        centred = (part - own.coins * records / 2) * each
+        means[name] = shaped(shape if name is None else shape[name], 2.0 * bound / own.grid * centred)
+        at += own.dimension
+    return means.get(None, means)
 
 
 def mean_of_shares(shares: Message, sizes: jax.Array, largest: jax.Array, silos: int) -> Message:
@@ -62,29 +115,3 @@ def mean_of_shares(shares: Message, sizes: jax.Array, largest: jax.Array, silos:
     the ``largest``. Of all ``silos`` some may be away, which does not change what is expected.
     """
     return weighted_mean(shares, sizes * largest * silos / (sizes > 0).sum())
-
-
-def contributor_bits(
-    rng: np.random.Generator, vector: np.ndarray, *, bound: float, grid: int, bits: int, chance: float, reach: float
-) -> np.ndarray:
-    """The local randomiser bit by bit: (coordinates, grid + bits) zeros and ones, whose order says nothing."""
-    y = (vector + bound) * grid / (2 * bound)
-    rounded = np.full(len(vector), grid // 2)
-    for _ in range(64):
-        drawn = np.floor(y).astype(int) + (rng.random(len(y)) < y - np.floor(y))
-        if np.linalg.norm(drawn - grid / 2) <= reach:
-            rounded = drawn
-            break
-    ones = rounded + rng.binomial(1, chance, (len(vector), bits)).sum(axis=1)
-    return (np.arange(grid + bits) < ones[:, None]).astype(np.int8)
-
-
-def shuffle_bits(rng: np.random.Generator, contributions: Iterable[np.ndarray]) -> np.ndarray:
-    """All bits of each coordinate, in random order."""
-    return rng.permuted(np.concatenate(list(contributions), axis=1), axis=1)
-
-
-def analyse(shuffled: np.ndarray, *, bound: float, grid: int, bits: int, chance: float) -> np.ndarray:
-    """The estimate of the sum: ones counted, noise and shift of the contributors that really arrived taken off."""
-    arrived = shuffled.shape[1] // (grid + bits)
-    return 2 * bound / grid * (shuffled.sum(axis=1) - chance * bits * arrived) - arrived * bound

@@ -19,6 +19,8 @@ import numpy as np
 
 from tacit.algorithm import Algorithm
 from tacit.channel.sealing import Binding, PublicKey, public_key
+from tacit.channel.shuffled_reports import ReportTerms, report_terms
+from tacit.channel.shuffled_sum import BlockTerms, share_terms
 from tacit.deploy.wire import Plan, RefusalError
 from tacit.plans.assemble import Builder, builder_of, problem_of
 from tacit.plans.price import Seat, afford
@@ -26,8 +28,6 @@ from tacit.plans.shapes import coordinates, record_shape
 from tacit.plans.spec import study_from
 from tacit.privacy import Event, Price
 from tacit.privacy.plan import AnonymitySet, Budget
-from tacit.silo.local_reports import ReportTerms, report_terms
-from tacit.silo.shares import BlockTerms, share_terms
 
 REPORTS = "shuffled-reports"
 Streams = Mapping[str, Mapping[str, ReportTerms]]

@@ -159,11 +159,6 @@ def _ravel(statistics: Any) -> Any:
     return jnp.concatenate([leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in leaves], axis=1)
 
 
-def shaped(shape: Any, vector: np.ndarray) -> Any:
-    """A vector as a statistic of this shape, in float32."""
-    return jax.tree.map(jnp.asarray, _unravel(shape, vector.astype(np.float32)))
-
-
 def _unravel(shape: Any, flat: np.ndarray) -> Any:
     leaves, form = jax.tree.flatten(shape)
     cuts = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]

@@ -15,41 +15,21 @@ from __future__ import annotations
 
 import math
 import os
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
-from tacit.algorithm import Silo, Work
-from tacit.privacy.randomisers import direction, duchi_scale
+from tacit.channel.shuffled_reports import ReportTerms, encoded
+from tacit.privacy.randomisers import direction
 from tacit.silo.door import DoorError, Engine
-from tacit.silo.engine import shaped
-from tacit.silo.integers import unit_vectors, usable_clip
+from tacit.silo.integers import unit_vectors
 from tacit.silo.release import Task, in_blocks
 
-REPORT_BYTES = 9
-MOST_LOCAL = 30.0
-"""The largest epsilon_0 in use; a larger one becomes this one, which is more private."""
-
-_REPORT = struct.Struct(">QB")
 # Far above what a float loses, far below what anybody would notice.
 _MARGIN = 1e-12
-
-
-class ReportTerms(NamedTuple):
-    """What all silos of a round agree on for one stream: epsilon_0 and the number of coordinates."""
-
-    local_epsilon: float
-    dimension: int
-
-
-def report_terms(noise_multiplier: float, dimension: int) -> ReportTerms:
-    """The terms of a stream whose noise multiplier is the reciprocal of epsilon_0."""
-    return ReportTerms(min(1.0 / noise_multiplier, MOST_LOCAL), dimension)
 
 
 def threshold(local_epsilon: float) -> int:
@@ -78,7 +58,7 @@ def reports_of(units: Float[np.ndarray, "records dimension"], local_epsilon: flo
     reports = []
     for unit, seed, turned, coin in zip(units, seeds.tolist(), away.tolist(), coins.tolist(), strict=True):
         side = bool(direction(seed, units.shape[1]) @ unit >= 0)
-        reports.append(_REPORT.pack(seed, int((side != turned) == (coin < kept))))
+        reports.append(encoded(seed, (side != turned) == (coin < kept)))
     return reports
 
 
@@ -106,30 +86,3 @@ class LocalReports:
                 units = self.weight * unit_vectors(stored[name], float(in_blocks(bound, name)))
                 reports[name] += reports_of(np.where(there[:, None], units, 0.0)[:slots], own.local_epsilon)
         return reports
-
-
-def total_of_reports(reports: Sequence[bytes], terms: ReportTerms) -> Float[np.ndarray, " dimension"]:
-    """The sum of vectors of norm at most one that the reports of a stream stand for; nonsense counts as zero."""
-    total = np.zeros(terms.dimension)
-    for report in reports:
-        seed, sign = _REPORT.unpack(report) if len(report) == REPORT_BYTES else (0, -1)
-        if sign in (0, 1):
-            total += (1 if sign else -1) * direction(seed, terms.dimension)
-    return duchi_scale(terms.dimension, terms.local_epsilon) * total
-
-
-def mean_of_reports(
-    reports: Mapping[str, Sequence[bytes]],
-    kind: Silo,
-    work: Work,
-    shape: Any,
-    terms: Mapping[str, ReportTerms],
-    *,
-    each: float,
-) -> Any:
-    """The mean that reports stand for, nonsense as zero; ``each`` is what a record of weight one counts."""
-    bounds, means = kind.release.clip(work), {}
-    for name, own in terms.items():
-        mean = usable_clip(bounds[name] if name else bounds) * total_of_reports(reports[name], own) * each
-        means[name] = shaped(shape[name] if name else shape, mean)
-    return means.get("", means)

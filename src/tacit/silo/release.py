@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
+from tacit.silo.integers import usable_clip
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ def own_entry(value: Any, silo_index: Array | int) -> Any:
     """A silo's own entry of a term that may differ by silo."""
     value = jnp.asarray(value)
     return value[silo_index] if value.ndim else value
+
+
+def usable_clips(terms: Release, work: Work) -> PerBlock:
+    """The clips of a round as silos use them and the server reads them, where they are one for all silos."""
+    return jax.tree.map(usable_clip, terms.clip(work))
 
 
 def own_clip(terms: Release, work: Work, silo_index: Array | int) -> PerBlock:

@@ -6,78 +6,29 @@ system flips. And the share is made of stored integers, whose norms are checked 
     share = sum over records of (xhat - g/2)  +  heads among K b coins            in every coordinate
 
 with g steps of the grid, b coins per record and K records. Blocks have grids and coins of their own and follow one
-another in the order of their names. Everybody can compute what a sum means (`mean_of_total`). A share by itself is
+another in the order of their names. `tacit.channel.shuffled_sum` says what a sum means. A share by itself is
 *not* private: it leaves only as sealed parts, which only the sum puts together.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from tacit.algorithm import Silo, Work
-from tacit.errors import TacitError
-from tacit.privacy.anonymity import counted_silos
-from tacit.privacy.binomial import bits_for, grid_for, rounding_bound
+from tacit.channel.shuffled_sum import BlockTerms, ShareTerms, in_order
+from tacit.privacy.binomial import rounding_bound
 from tacit.silo.door import DoorError, Engine
-from tacit.silo.engine import shaped
-from tacit.silo.integers import unit_vectors, usable_clip
+from tacit.silo.integers import unit_vectors
 from tacit.silo.release import Task, in_blocks
-
-MOST_COINS = 1 << 35
-"""The most coins of one answer: counting more would take longer than anyone waits."""
 
 Coins = Callable[[int, int], Int64[np.ndarray, " dimension"]]
 """Heads among so many fair coins, for each of so many coordinates."""
 
-_MOST_INTEGER = 1 << 40
 _CHUNK = 1 << 22
-
-
-class ShareTerms(NamedTuple):
-    """What all silos of a round agree on: grid, coins per record and coordinate, coordinates."""
-
-    grid: int
-    coins: int
-    dimension: int
-
-
-BlockTerms = ShareTerms | Mapping[str, ShareTerms]
-"""The terms of a whole statistic, or of each of its blocks."""
-
-
-def in_order(terms: BlockTerms) -> list[tuple[str | None, ShareTerms]]:
-    """The blocks of a share in the order in which they lie; a statistic without blocks is one that has no name."""
-    return [(name, terms[name]) for name in sorted(terms)] if isinstance(terms, Mapping) else [(None, terms)]
-
-
-def share_terms(
-    noise_multiplier: float, sizes: Sequence[int], *, min_silos: int, honest: float, dimension: int
-) -> ShareTerms:
-    """Grid and coins for a round in which silos bring these numbers of records, and at least ``min_silos`` silos come.
-
-    Formal guarantee: if a share ``honest`` of all silos keep their coins secret, the sum is as private for each record
-    as a Gaussian release with this noise multiplier. All that collude may come, and of the others only the smallest:
-    so the coins of the smallest are counted.
-    """
-    if not 2 <= min_silos <= len(sizes):
-        raise TacitError(f"Expected 2 <= min_silos={min_silos} <= {len(sizes)} silos; nobody hides in a crowd of one.")
-    counted = counted_silos(len(sizes), min_silos, honest)
-    grid = grid_for(sum(sizes), dimension)
-    if max(sizes) * grid // 2 >= _MOST_INTEGER:
-        raise TacitError(f"Expected {max(sizes)} records x grid {grid} / 2 < {_MOST_INTEGER}; use smaller batches.")
-    coins = bits_for(noise_multiplier, grid, dimension, sum(sorted(sizes)[:counted]))
-    if coins * max(sizes) * dimension > MOST_COINS:
-        raise TacitError(
-            f"Expected at most {MOST_COINS} coins for one answer, got {coins * max(sizes) * dimension}: a model of "
-            f"{dimension} parameters is too large for exact binomial noise at this price; raise epsilon."
-        )
-    return ShareTerms(grid, coins, dimension)
 
 
 def count_heads(coins: int, dimension: int) -> Int64[np.ndarray, " dimension"]:
@@ -158,24 +109,3 @@ def checked_share(
     inside = (np.abs(real) <= terms.grid / 2).all(axis=1)
     near = np.einsum("rj,rj->r", real, real) <= rounding_bound(terms.grid, terms.dimension) ** 2
     return np.where((present & inside & near)[:, None], rounded, 0).sum(axis=0, dtype=np.int64)
-
-
-def mean_of_total(
-    total: Int64[np.ndarray, " coordinates"],
-    kind: Silo,
-    work: Work,
-    shape: Any,
-    terms: BlockTerms,
-    *,
-    records: int,
-    each: float,
-) -> Any:
-    """The mean that a sum of shares stands for; ``each`` is what a record of weight one counts."""
-    bounds, at, means = kind.release.clip(work), 0, {}
-    for name, own in in_order(terms):
-        part = np.asarray(total[at : at + own.dimension], np.float64)
-        bound = usable_clip(bounds if name is None else bounds[name])
-        centred = (part - own.coins * records / 2) * each
-        means[name] = shaped(shape if name is None else shape[name], 2.0 * bound / own.grid * centred)
-        at += own.dimension
-    return means.get(None, means)

@@ -17,6 +17,7 @@ import pytest
 
 from experiments.consortium import frames_in
 from tacit.channel.sealing import open_layer
+from tacit.channel.shuffled_sum import ShareTerms
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import load_checkpoint
 from tacit.deploy.server.coordinator import fresh_state
@@ -28,7 +29,7 @@ from tacit.silo import enrol
 from tacit.silo.chain import replay
 from tacit.silo.door import Door
 from tacit.silo.ledger import inspect
-from tacit.silo.shares import BinomialShare, ShareTerms, no_coins
+from tacit.silo.shares import BinomialShare, no_coins
 from tacit.simulate.compiled import simulate
 from tacit.simulate.participation import participation, roster
 from tacit.simulate.program import split_keys

@@ -9,6 +9,7 @@ import pytest
 import tomli_w
 
 from tacit.channel.sealing import new_secret
+from tacit.channel.shuffled_sum import ShareTerms
 from tacit.deploy.contract import bound_to
 from tacit.deploy.server.coordinator import StalledError
 from tacit.deploy.server.study import lead
@@ -21,7 +22,6 @@ from tacit.privacy.randomisers import terms_of
 from tacit.silo import clipped_sum
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
-from tacit.silo.shares import ShareTerms
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
 from tests.deploy.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, simulated, travelled

@@ -8,11 +8,12 @@ import pytest
 
 from tacit.algorithm import Release, Silo
 from tacit.channel.sealing import Binding, new_secret, seal
+from tacit.channel.shuffled_reports import mean_of_reports, report_terms
 from tacit.deploy.shuffler.client import LeftOutError, _collect, mixed_reports, sum_over
 from tacit.deploy.shuffler.deposits import Sender, _frame, check_deposit, header_of, report_deposit, sum_deposits
 from tacit.deploy.shuffler.messages import Relay
 from tacit.deploy.wire import RefusalError, frame
-from tacit.silo.local_reports import mean_of_reports, report_terms
+from tacit.silo.release import usable_clips
 from tests.deploy.shuffler.parties import signers, two_desks, wrapped
 
 BINDING = Binding(b"c" * 32, 0, b"h" * 32)
@@ -119,7 +120,7 @@ def test_nonsense_moves_no_sum(nonsense):
     terms = {"": report_terms(0.5, 3)}
     report = (7).to_bytes(8, "big") + b"\x01"
     one, both = (
-        mean_of_reports({"": some}, silo, None, jnp.zeros(3), terms, each=0.5)
+        mean_of_reports({"": some}, usable_clips(silo.release, None), jnp.zeros(3), terms, each=0.5)
         for some in ([report], [report, nonsense])
     )
     assert np.abs(one).max() > 0

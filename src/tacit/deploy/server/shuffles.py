@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from tacit.channel.sealing import Binding, SecretKey, public_key, sealed_size
+from tacit.channel.shuffled_reports import REPORT_BYTES, mean_of_reports
+from tacit.channel.shuffled_sum import BlockTerms, mean_of_total
 from tacit.deploy import contract
 from tacit.deploy.shuffler.client import Caller, mixed_reports, sum_over
 from tacit.deploy.shuffler.deposits import Sender, check_deposit, header_of
@@ -18,8 +20,7 @@ from tacit.errors import TacitError
 from tacit.plans.price import releases_of
 from tacit.plans.shapes import Shapes, coordinates, shapes_of
 from tacit.privacy import Event
-from tacit.silo.local_reports import REPORT_BYTES, mean_of_reports
-from tacit.silo.shares import BlockTerms, mean_of_total
+from tacit.silo.release import usable_clips
 
 Answers = Mapping[str, tuple[Any, bytes]]
 
@@ -88,7 +89,9 @@ class Sums(Shuffled):
         records = dict(zip(self._silos, self._shuffle.records, strict=True))
         count = sum(records[name] if size is None else int(np.max(size)) for name in answers)
         each = counted_each(self._plan, size, len(answers))
-        return mean_of_total(total, silo, broadcast, shape, self.terms[kind], records=count, each=each)
+        return mean_of_total(
+            total, usable_clips(silo.release, broadcast), shape, self.terms[kind], records=count, each=each
+        )
 
 
 class Reports(Shuffled):
@@ -131,7 +134,7 @@ class Reports(Shuffled):
         reports = dict(zip(self.streams[kind], mixed, strict=True))
         silo, shape = self._algorithm.rounds[kind].silo, self._shapes.messages[kind]
         each = counted_each(self._plan, silo.release.batch_size, len(frames))
-        return mean_of_reports(reports, silo, broadcast, shape, self.streams[kind], each=each)
+        return mean_of_reports(reports, usable_clips(silo.release, broadcast), shape, self.streams[kind], each=each)
 
     def _expected(self, kind: str, silo: str, binding: Binding) -> Deposit:
         sender = self._sender(silo, max(2, contract.min_silos_of(self._algorithm, self._plan, kind)))

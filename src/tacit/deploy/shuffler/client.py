@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tacit.channel.sealing import Binding, SealError, SecretKey, open_layer, unpad
+from tacit.channel.shuffled_sum import joined
 from tacit.deploy.client import Connection
 from tacit.deploy.shuffler.deposits import Integers
 from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, fields_of, parse_response
@@ -135,14 +136,13 @@ def sum_over(
         for name, caller in callers.items()
     }
     hand_in(list(batches.values()), reasons)
-    total: Any = 0
+    totals = []
     for name, batch in batches.items():
         header, payload = _released(batch, _collect(binding, list(deposits), "sum"))
         if not isinstance(header, Total) or set(header.silos) != set(deposits):
             raise TacitError(f"Expected a sum over {len(deposits)} silos from shuffler {name}.")
-        with np.errstate(over="ignore"):
-            total = total + np.frombuffer(payload, "<u8")
-    return np.asarray(total, np.uint64).view(np.int64)
+        totals.append(np.frombuffer(payload, "<u8"))
+    return joined(totals)
 
 
 def mixed_reports(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from tacit.channel.sealing import Binding, PublicKey, Signer, seal
+from tacit.channel.shuffled_sum import parts_of
 from tacit.deploy.shuffler.messages import Deposit, Mode, fields_of, parse_request
 from tacit.deploy.wire import RefusalError, frame, read_frame
 from tacit.errors import TacitError
@@ -53,17 +53,11 @@ def sum_deposits(
 ) -> list[bytes]:
     """A silo's share of a sum, as one frame for each aggregating shuffler.
 
-    The share is split into as many uniformly random vectors as there are shufflers, which add up to it modulo 2^64.
-
     Formal guarantee: all shufflers but one, together with the server, learn nothing about the share but what the sum
     over all silos tells.
     """
-    count = len(shufflers)
-    masks = np.frombuffer(os.urandom(8 * share.size * (count - 1)), "<u8").reshape(count - 1, share.size)
-    with np.errstate(over="ignore"):
-        rest = share.astype("<i8").view("<u8") - masks.sum(axis=0, dtype=np.uint64)
     frames = []
-    for (name, key), part in zip(shufflers.items(), [*masks, rest], strict=True):
+    for (name, key), part in zip(shufflers.items(), parts_of(share, len(shufflers)), strict=True):
         raw = np.ascontiguousarray(part, "<u8").tobytes()
         header = header_of("sum", name, binding, sender)
         frames.append(_frame(header, [seal(raw, [key], header.binding, size=len(raw))], signer))

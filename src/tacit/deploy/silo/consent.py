@@ -13,6 +13,8 @@ import numpy as np
 
 from tacit.algorithm import Algorithm, Release
 from tacit.channel.sealing import SealError, public_key, sealed_size
+from tacit.channel.shuffled_reports import REPORT_BYTES
+from tacit.channel.shuffled_sum import BlockTerms
 from tacit.deploy import contract
 from tacit.deploy.contract import REPORTS, Streams, builder_from
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
@@ -26,10 +28,8 @@ from tacit.privacy import Event, Price
 from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
-from tacit.silo.local_reports import REPORT_BYTES
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
-from tacit.silo.shares import BlockTerms
 
 # Schedules grow with the product of a plan's counts; beyond this none is worth building.
 _MOST_WORK = 10**7

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tacit.channel.sealing import Binding, Signer, public_key
+from tacit.channel.shuffled_reports import REPORT_BYTES
+from tacit.channel.shuffled_sum import BlockTerms
 from tacit.deploy.contract import Streams, bound_to, route_of, stream_binding, stream_name
 from tacit.deploy.shuffler.deposits import Integers, Sender, report_deposit, sum_deposits
 from tacit.deploy.wire import Answer, Plan, Sealed, broadcast_digest
-from tacit.silo.local_reports import REPORT_BYTES
-from tacit.silo.shares import BlockTerms
 
 
 class Sealer(NamedTuple):
