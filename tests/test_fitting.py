@@ -50,7 +50,7 @@ def test_any_function_of_a_problem_and_terms_is_an_algorithm():
         (0.7, 5, "wor", "direct", "record")
     }
     assert seen[0].noise_multiplier == 1.0
-    assert seen[1].noise_multiplier.shape == (3,)
+    assert seen[-1].noise_multiplier.shape == (3,)
 
 
 def test_batches_are_poisson_unless_something_else_is_said():

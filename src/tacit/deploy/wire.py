@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from tacit.errors import TacitError
 from tacit.privacy.anonymity import record_weights
 
+REPORTS = "shuffled-reports"
 VERSION = 2
 MOST_HEADER = 1 << 16
 MOST_FRAME = 1 << 26

@@ -13,7 +13,7 @@ from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError,
 from tacit.deploy.server.shuffles import Reports, Sums, cut, frames_of
 from tacit.deploy.shuffler.client import LeftOutError, _collect, sum_over
 from tacit.deploy.shuffler.deposits import Sender, header_of, sum_deposits
-from tacit.deploy.silo.sealing import Sealer
+from tacit.deploy.silo.shuffled import Sealer
 from tacit.deploy.wire import Answer, RefusalError, Sealed, broadcast_digest, write_arrays
 from tacit.plans.shapes import coordinates
 from tacit.simulate.participation import participation
@@ -184,7 +184,7 @@ def sealed_by(name, silo_index, plan, shuffled, request, payload):
         header, body = sealer.share(own, shuffled.terms, request, payload, share)
     else:
         reports = {"": [os.urandom(8) + b"\x01" for _ in range(SIZES[silo_index])]}
-        header, body = sealer.reports(own, shuffled.streams, request, payload, reports, min_silos=3)
+        header, body = sealer.reports(own, shuffled.streams, request, payload, reports, shuffled._algorithm)
     return Sealed.model_validate_json(header), body
 
 

@@ -10,12 +10,12 @@ import tomli_w
 
 from tacit.channel.sealing import new_secret
 from tacit.channel.shuffled_sum import ShareTerms
-from tacit.deploy.contract import bound_to
 from tacit.deploy.server.coordinator import StalledError
 from tacit.deploy.server.study import lead
 from tacit.deploy.server.transport import SocketTransport
-from tacit.deploy.silo.consent import check_shuffle
+from tacit.deploy.shuffling import bound_to
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
+from tacit.deploy.silo.shuffled import check_shuffle
 from tacit.deploy.wire import Plan, Propose, RefusalError, Shuffle
 from tacit.privacy import price
 from tacit.privacy.randomisers import terms_of

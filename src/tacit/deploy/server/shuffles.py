@@ -11,11 +11,11 @@ import numpy as np
 from tacit.channel.sealing import Binding, SecretKey, public_key, sealed_size
 from tacit.channel.shuffled_reports import REPORT_BYTES, mean_of_reports
 from tacit.channel.shuffled_sum import BlockTerms, mean_of_total
-from tacit.deploy import contract
+from tacit.deploy import contract, shuffling
 from tacit.deploy.shuffler.client import Caller, mixed_reports, sum_over
 from tacit.deploy.shuffler.deposits import Sender, check_deposit, header_of
 from tacit.deploy.shuffler.messages import Deposit
-from tacit.deploy.wire import Consent, Plan, RefusalError, Sealed
+from tacit.deploy.wire import REPORTS, Consent, Plan, RefusalError, Sealed
 from tacit.errors import TacitError
 from tacit.plans.price import releases_of
 from tacit.plans.shapes import Shapes, coordinates, shapes_of
@@ -65,8 +65,8 @@ class Sums(Shuffled):
 
     def __init__(self, plan: Plan, silos: Sequence[str], callers: Mapping[str, Caller], *, coins: bool = True) -> None:
         super().__init__(plan, silos, callers)
-        terms = contract.share_terms_of(self._algorithm, plan, self._shapes.messages)
-        self._bound = contract.bound_to(plan, terms, noise=coins)
+        terms = shuffling.share_terms_of(self._algorithm, plan, self._shapes.messages)
+        self._bound = shuffling.bound_to(plan, terms, noise=coins)
         self.terms = terms if coins else {kind: _coinless(own) for kind, own in terms.items()}
 
     def carries(self, kind: str) -> bool:
@@ -113,17 +113,17 @@ class Reports(Shuffled):
             seat = contract.seat_of(plan.model_copy(update={"silo_index": silo_index}), records)
             by_kind |= {event.kind: event for event in releases_of(self._algorithm, seat)}
         self._events = tuple(by_kind.values())
-        self.streams = contract.streams_of(self._algorithm, self._shapes.messages)
-        self._bound = contract.bound_to(plan, self.streams, noise=noise)
+        self.streams = shuffling.streams_of(self._algorithm, self._shapes.messages)
+        self._bound = shuffling.bound_to(plan, self.streams, noise=noise)
 
     def carries(self, kind: str) -> bool:
         """Rounds in turn leave directly."""
-        return self._algorithm.rounds[kind].silo.release.channel == contract.REPORTS
+        return self._algorithm.rounds[kind].silo.release.channel == REPORTS
 
     def mean(self, kind: str, round_index: int, digest: bytes, broadcast: Any, answers: Answers) -> Any:
         """The mean of all reports, stream by stream."""
         bindings = {
-            contract.stream_name(stream): contract.stream_binding(self._bound, stream, round_index, digest)
+            shuffling.stream_name(stream): shuffling.stream_binding(self._bound, stream, round_index, digest)
             for stream in self.streams[kind]
         }
         frames, reasons = frames_of(
@@ -137,11 +137,11 @@ class Reports(Shuffled):
         return mean_of_reports(reports, usable_clips(silo.release, broadcast), shape, self.streams[kind], each=each)
 
     def _expected(self, kind: str, silo: str, binding: Binding) -> Deposit:
-        sender = self._sender(silo, max(2, contract.min_silos_of(self._algorithm, self._plan, kind)))
+        sender = self._sender(silo, max(2, shuffling.min_silos_of(self._algorithm, self._plan, kind)))
         header = header_of("reports", next(iter(self._callers)), binding, sender)
         batch = self._algorithm.rounds[kind].silo.release.batch_size
         count = self._shuffle.records[sender.silo_index] if batch is None else int(np.max(batch))
-        size = sealed_size(REPORT_BYTES, contract.route_of(self._plan))
+        size = sealed_size(REPORT_BYTES, shuffling.route_of(self._plan))
         return header.model_copy(update={"count": count, "size": size})
 
 

@@ -18,7 +18,6 @@ import jax
 
 from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
-from tacit.deploy.contract import REPORTS
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
@@ -27,6 +26,7 @@ from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
+from tacit.deploy.wire import REPORTS
 from tacit.errors import TacitError
 from tacit.plans.spec import Study, load_study
 from tacit.simulate.participation import Participation, participation

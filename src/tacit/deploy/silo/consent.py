@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from tacit.algorithm import Algorithm, Release
-from tacit.channel.sealing import SealError, public_key, sealed_size
-from tacit.channel.shuffled_reports import REPORT_BYTES
-from tacit.channel.shuffled_sum import BlockTerms
-from tacit.deploy import contract
-from tacit.deploy.contract import REPORTS, Streams, builder_from
+from tacit.algorithm import Algorithm
+from tacit.deploy.contract import affordable, builder_from
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
-from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, Plan, RefusalError
+from tacit.deploy.wire import REPORTS, Plan, RefusalError
 from tacit.errors import TacitError
 from tacit.plans.assemble import Builder
 from tacit.plans.catalogue import ALGORITHMS
-from tacit.plans.price import LEAST_DELTA, MOST_KEPT, samples_of
+from tacit.plans.price import MOST_KEPT, samples_of
 from tacit.plans.shapes import Shapes, coordinates, pass_positions, shapes_of
 from tacit.privacy import Event, Price
-from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
+
+if TYPE_CHECKING:
+    from tacit.channel.shuffled_sum import BlockTerms
+    from tacit.deploy.shuffling import Streams
 
 # Schedules grow with the product of a plan's counts; beyond this none is worth building.
 _MOST_WORK = 10**7
@@ -91,7 +91,7 @@ def consider(
     """
     _check_allowed(plan, allow)
     if plan.shuffle is not None:
-        check_shuffle(plan, records, allow, shuffle)
+        _shuffled().check_shuffle(plan, records, allow, shuffle)
     try:
         return _offer(build(plan, records), plan, records, record, allow, shuffle)
     except TacitError:
@@ -107,35 +107,24 @@ def _offer(
     unit = builder.build(noise_multiplier=1.0)
     shapes = shapes_of(unit, builder.problem, record)
     _check_built(unit, shapes, allow, _channels(plan))
-    is_sum = _channels(plan) == ("shuffled-sum",)
-    if is_sum:
-        check_sums(unit)
-    elif plan.shuffle is not None:
-        check_reports(unit, plan, policy)
-    algorithm, events, cost = contract.affordable(builder, plan, records, shapes.dimensions)
+    if plan.shuffle is not None:
+        _shuffled().check_rounds(unit, plan, policy)
+    algorithm, events, cost = affordable(builder, plan, records, shapes.dimensions)
     samples = samples_of(events, shapes.dimensions)
     _check_noise(algorithm, plan, samples)
-    shares = contract.share_terms_of(algorithm, plan, shapes.messages) if is_sum else {}
-    streams = contract.streams_of(algorithm, shapes.messages)
-    check_streams(streams, algorithm, plan, records, policy)
+    shuffled: dict[str, Any] = {}
+    if plan.shuffle is not None:
+        shuffled = _shuffled().shuffled_terms(algorithm, plan, shapes, records, policy)._asdict()
     grids = {e.kind: e.grid_sigma for e in events if e.grid_sigma is not None}
     memory = _first_memory(algorithm, shapes.params)
     _rehearse(algorithm, plan, shapes, memory, record)
-    weights, positions = _weights(plan, algorithm, (*shares, *streams)), pass_positions(algorithm)
-    return Offer(
-        plan, algorithm, events, cost, grids, shapes.broadcasts, memory, positions, shares, streams, weights, samples
-    )
+    rest = {"positions": pass_positions(algorithm), "samples": samples, **shuffled}
+    return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, **rest)
 
 
-def _weights(plan: Plan, algorithm: Algorithm, kinds: Iterable[str]) -> dict[str, float]:
-    """What this silo's records count in the sums and reports of each kind of round."""
-    weights = {}
-    for kind in kinds:
-        assert plan.shuffle is not None
-        size = algorithm.rounds[kind].silo.release.batch_size
-        relative, _ = plan.shuffle.record_weights(None if size is None else int(np.max(size)))
-        weights[kind] = float(relative[plan.silo_index])
-    return weights
+def _shuffled() -> ModuleType:
+    """What shuffled rounds need, which a daemon loads with its first plan through shufflers."""
+    return importlib.import_module("tacit.deploy.silo.shuffled")
 
 
 def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
@@ -216,78 +205,3 @@ def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, chan
             raise RefusalError("not-allowed", f"expected every release through {' or '.join(allow.channels)}")
         if part.silo.release.protects != "record":
             raise RefusalError("not-allowed", "expected every release to protect whole records")
-
-
-def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: ShuffleSection | None) -> None:
-    """Refuse a plan whose shufflers or anonymity set the owner does not allow."""
-    shuffle = plan.shuffle
-    if shuffle is None or policy is None:
-        raise RefusalError("not-allowed", "the owner has named no shufflers")
-    if shuffle.records[plan.silo_index] != records:
-        raise RefusalError("bad-plan", f"expected shuffle.records[{plan.silo_index}] = {records}, this silo's own")
-    if shuffle.min_silos < allow.min_silos:
-        raise RefusalError("not-allowed", f"expected shuffle.min_silos of at least {allow.min_silos} silos")
-    if colluding_silos(plan.silos, shuffle.honest) < policy.colluding:
-        raise RefusalError("not-allowed", f"expected shuffle.honest to leave {policy.colluding} silos that may collude")
-    strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
-    if strange or len(shuffle.shufflers) < policy.min_shufflers:
-        raise RefusalError("not-allowed", f"expected {policy.min_shufflers} or more shufflers, all of the policy's")
-    try:
-        kinds = [public_key(key).kind for key in (*shuffle.shufflers.values(), shuffle.server) if key is not None]
-    except SealError as error:
-        raise RefusalError("bad-plan", str(error)) from None
-    if policy.post_quantum and "x25519" in kinds:
-        raise RefusalError("not-allowed", "expected sealing keys of the hybrid kind")
-    if plan.delta < LEAST_DELTA:
-        raise RefusalError("unpriceable", f"expected delta >= {LEAST_DELTA} for binomial noise, with its short tails")
-
-
-def check_sums(algorithm: Algorithm) -> None:
-    """Refuse a plan whose rounds are not sums over a fixed count of records of many silos."""
-    for part in algorithm.rounds.values():
-        release = part.silo.release
-        if part.participants == "in turn" or release.mechanism != "gaussian":
-            raise RefusalError("not-allowed", "expected rounds of many silos, with fresh noise, through shufflers")
-        check_one_batch(release)
-        if release.sampling in ("poisson", "wr"):
-            text = 'expected sampling "full", "wor" or "one-pass": the anonymity set has a fixed size'
-            raise RefusalError("bad-plan", text)
-
-
-def check_one_batch(release: Release) -> None:
-    """Refuse batch sizes that differ by silo: each silo counts on as many coins, or reports, of every other."""
-    if any(term is not None and np.ndim(term) for term in (release.batch_size, release.capacity)):
-        raise RefusalError("bad-plan", "expected one batch size for all silos through shufflers")
-
-
-def check_reports(algorithm: Algorithm, plan: Plan, policy: ShuffleSection | None) -> None:
-    """Refuse a plan whose reports cannot be made, or whose counts would tell silos apart."""
-    if plan.shuffle is None or plan.shuffle.server is None or policy is None:
-        raise RefusalError("bad-plan", "expected shuffle.server, the key that single reports are sealed to")
-    for part in contract.reporting(algorithm).values():
-        release = part.silo.release
-        if part.participants == "in turn" or release.mechanism != "gaussian":
-            raise RefusalError("not-allowed", "expected rounds of many silos through shuffled reports")
-        if release.sampling not in ("full", "wor"):
-            raise RefusalError("bad-plan", 'expected sampling "full" or "wor" through shuffled reports')
-        check_one_batch(release)
-        if release.randomiser not in ("auto", "duchi"):
-            text = 'expected randomiser "auto" or "duchi": reports of others are floating-point numbers'
-            raise RefusalError("not-allowed", text)
-
-
-def check_streams(
-    streams: Streams, algorithm: Algorithm, plan: Plan, records: int, policy: ShuffleSection | None
-) -> None:
-    """Refuse reports that reveal too much by themselves, or too many of them for one message."""
-    most = 0.0 if policy is None or policy.max_local_epsilon is None else policy.max_local_epsilon
-    for kind, own in streams.items():
-        # All the protection that a record has if every shuffler colludes: its reports of one round together.
-        local = sum(terms.local_epsilon for terms in own.values())
-        if local > most:
-            numbers = {"local_epsilon": local, "limit": most}
-            raise RefusalError("not-allowed", f"expected reports with epsilon_0 of at most {most:g} a round", numbers)
-        size = algorithm.rounds[kind].silo.release.batch_size
-        count = records if size is None else int(size)
-        if len(own) * (count * sealed_size(REPORT_BYTES, contract.route_of(plan)) + MOST_HEADER) > MOST_FRAME:
-            raise RefusalError("not-allowed", f"{count} reports do not fit a message; use a smaller batch")

@@ -12,28 +12,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from tacit import __version__
-from tacit.channel.sealing import Signer
 from tacit.deploy import wire
-from tacit.deploy.contract import min_silos_of
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.silo import account as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
 from tacit.deploy.silo.refusals import RefusalLog
-from tacit.deploy.silo.sealing import Sealer
 from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, parse_request, refuse
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.ledger import Ledger, Reply
 from tacit.silo.spending import Account, LedgerError
+
+if TYPE_CHECKING:
+    from tacit.deploy.silo.shuffled import Sealer
 
 NOISE_OFF = "TACIT_INSECURE_TEST"
 """The environment variable without which no noise can be switched off."""
@@ -98,7 +98,9 @@ class SiloService:
         self._count = len(self._records["y"])
         self._sealer: Sealer | None = None
         if policy.shuffle is not None:
-            self._sealer = Sealer(policy.name, Signer(read_secret(home.folder / policy.shuffle.key)), self._noise)
+            from tacit.deploy.silo.shuffled import sealer
+
+            self._sealer = sealer(policy.name, read_secret(home.folder / policy.shuffle.key), noise=self._noise)
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals = threading.Lock(), RefusalLog()
@@ -338,8 +340,7 @@ class SiloService:
             return *sealer.share(offer.plan, offer.shares, request, payload, share), kept
         if kind in offer.streams and sealer is not None:
             reports = worker.reports(request.round, broadcast, kept)
-            min_silos = min_silos_of(offer.algorithm, offer.plan, kind)
-            return *sealer.reports(offer.plan, offer.streams, request, payload, reports, min_silos), kept
+            return *sealer.reports(offer.plan, offer.streams, request, payload, reports, offer.algorithm), kept
         arrays, after = worker.answer(request.round, broadcast, kept)
         specs, body = wire.write_arrays(arrays)
         return wire.Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
