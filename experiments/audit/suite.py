@@ -13,12 +13,12 @@ from typing import Any
 from experiments.audit.fair import printed_fair_claim
 from experiments.audit.journal import Journal, Part, code
 from experiments.audit.papers import EPSILONS, printed_claim
+from experiments.audit.sensitivity import SensitivityResult, audit_extremes, audit_hostile_points, audit_sensitivity
 from experiments.audit.table import SETTINGS, Setting, Subject, parameters_for, subject, subjects
+from experiments.audit.training import audit_training
 from experiments.folder import render
 from tacit.audit.mechanism import AuditResult, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
-from tacit.audit.sensitivity import SensitivityResult, audit_extremes, audit_hostile_points, audit_sensitivity
-from tacit.audit.training import audit_training
 from tacit.audit.worst_case import CANARIES
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, squared
 from tacit.plans.catalogue import ALGORITHMS, find

@@ -15,12 +15,10 @@ from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Sampli
 from tacit.data import Federation
 from tacit.errors import TacitError
 from tacit.objectives import Problem
-from tacit.plans.assemble import capacity_for
+from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.plans.price import plan_silos
-from tacit.plans.shapes import shapes_of
-from tacit.privacy.doubts import doubts
-from tacit.privacy.plan import Budget, SiloPlan
+from tacit.privacy.plan import Budget, SiloPlan, doubts
 from tacit.recipe import Recipe
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Progress, Seed, simulate_grid

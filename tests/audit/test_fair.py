@@ -5,8 +5,8 @@ No daemon holds a sensitive attribute.
 
 import pytest
 
+from experiments.audit.sensitivity import audit_extremes, audit_sensitivity
 from tacit.audit.mechanism import audit_mechanism
-from tacit.audit.sensitivity import audit_extremes, audit_sensitivity
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.worst_case import attackers_problem
 from tacit.objectives import Objective, Problem, linear, logistic

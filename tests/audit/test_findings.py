@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.audit.training import audit_training
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.audit.mechanism import AuditError
 from tacit.audit.reconstruction import draw_picture, reconstruct
-from tacit.audit.training import audit_training
 from tacit.plans.spec import load_study
 from tacit.privacy.plan import events_of
 from tacit.simulate.participation import participation, roster

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.audit.sensitivity import audit_extremes, audit_hostile_points, audit_sensitivity
 from experiments.audit.table import Setting, parameters_for
 from tacit.algorithm import Release, Silo
-from tacit.audit.sensitivity import audit_extremes, audit_hostile_points, audit_sensitivity
 from tacit.objectives import Objective, Problem, linear, mlp, squared
 from tacit.plans.catalogue import find
 from tacit.silo.door import Door

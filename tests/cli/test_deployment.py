@@ -7,8 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.channel.sealing import public_key
-from tacit.cli import app
-from tacit.cli.common import AUTHORITY, need_file
+from tacit.cli import AUTHORITY, app, need_file
 from tacit.deploy.server.deployment import deployment_from
 from tacit.deploy.shuffler.config import load_terms
 from tacit.errors import TacitError

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from scipy import special
 
 from tacit.privacy import Event, PricingError, calibrate, capped, gaussian_mu, gdp_mu, price
-from tacit.privacy.filter import Rule, conversion, cost, filter_order, rule_for
+from tacit.privacy.filter import Rule, conversion, cost, filter_order, release_divergence, rule_for
 from tacit.privacy.pld import connect_dots
-from tacit.privacy.renyi import release_divergence
 from tacit.privacy.schedule import profile_for
 
 DELTA = 1e-5

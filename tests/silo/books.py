@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tacit.privacy import Event
+from tacit.silo.chain import Limit
 from tacit.silo.ledger import Ledger, Reply
-from tacit.silo.rules import Limit
 from tacit.silo.spending import LedgerError
 
 IDENTITY = {"records": 100, "digest": "abc", "test": False}

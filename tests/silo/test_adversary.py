@@ -11,7 +11,7 @@ from tacit.privacy import gdp_mu, price
 from tacit.privacy.filter import cost
 from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.schedule import profile_for
-from tacit.silo.rules import Limit
+from tacit.silo.chain import Limit
 from tacit.silo.spending import LedgerError
 from tests.silo.books import Home, debit, event, refused, reserve
 

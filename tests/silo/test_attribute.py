@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tacit.algorithm import Release, Silo
 from tacit.objectives import GradientQuery, Objective, Problem, SaddleQuery, ermi, linear, logistic, mlp, softmax
-from tacit.objectives.minimax import Saddle
+from tacit.objectives.query import Saddle
 from tacit.plans.catalogue import find
 from tacit.privacy import events_of
 from tacit.silo import SLACK, answer, clipped_sum, exact_statistic, view_of

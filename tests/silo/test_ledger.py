@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.privacy import PricingError, gdp_mu, price
-from tacit.silo.chain import Counter, replay
+from tacit.silo.chain import Counter, Limit, replay
 from tacit.silo.ledger import YEAR, Ledger, Reply, inspect
-from tacit.silo.rules import Limit
 from tacit.silo.spending import Account, Charge, LedgerError, joint_price, share
 from tests.silo.books import IDENTITY, LIMIT, Home, debit, event, refused, reserve
 

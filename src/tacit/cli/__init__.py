@@ -1,30 +1,25 @@
-"""The command ``tacit``."""
+"""The command ``tacit``: its table of commands, and what they share."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import json
+import math
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column, Table
 
 from tacit import __version__
-from tacit.cli.accounting import calibrate_command, price_command
-from tacit.cli.audit import audit_command
-from tacit.cli.choose import choose_command
-from tacit.cli.data import data_command
-from tacit.cli.gallery import reproduce_command
-from tacit.cli.init import init_command
-from tacit.cli.plan import plan_command
-from tacit.cli.server import server_app
-from tacit.cli.shuffler import shuffler_app
-from tacit.cli.silo import ledger_command, silo_app
-from tacit.cli.study import algorithms_command, report_command, run_command, studies_command
-from tacit.cli.tune import tune_command
 from tacit.errors import TacitError
 from tacit.stopping import was_told
 
@@ -33,32 +28,144 @@ _STOPPED = 130  # what shells expect of a command that was interrupted
 # With rich, typer would escape the brackets in plain help.
 typer.core.HAS_RICH = False
 
-app = typer.Typer(
-    name="tacit",
-    help="Private federated learning without a trusted server.\n\nExample: tacit run heart-disease",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+Study = Annotated[str, typer.Argument(help="Name of a study that ships with Tacit, or a path to a TOML file.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override a field; may be repeated. VALUE none leaves an optional field out; "
+        "run.grid.SECTION.KEY=[1,4] tries several values (epsilon and numbers of the algorithm).",
+    ),
+]
+Out = Annotated[Path, typer.Option(help="Folder in which the run folder is made.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+JsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-app.command("run")(run_command)
-app.command("plan")(plan_command)
-app.command("price")(price_command)
-app.command("calibrate")(calibrate_command)
-app.command("algorithms")(algorithms_command)
-app.command("studies")(studies_command)
-app.command("data")(data_command)
-app.command("init")(init_command)
-app.command("choose")(choose_command)
-app.command("tune")(tune_command)
-app.command("report")(report_command)
-app.command("audit")(audit_command)
-app.command("ledger")(ledger_command)
-app.command("reproduce")(reproduce_command)
-app.add_typer(silo_app)
-app.add_typer(shuffler_app)
-app.add_typer(server_app)
+AUTHORITY = "give --authority the consortium's ca.pem, see Certificates in docs/deployment.md"
+UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
+
+_ROOMY = 120
+"""From this many columns on there is room for everything as it comes."""
+
+
+def group(name: str, text: str) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(name=name, help=text, no_args_is_help=True, rich_markup_mode=None)
+
+
+def need_file(path: Path, cure: str) -> None:
+    """Raise unless there is a file that this user can read; ``cure`` says what to give instead."""
+    try:
+        with path.open("rb"):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        wrong = f"No file at {path};"
+    except IsADirectoryError:
+        wrong = f"Expected a file, got the folder {path};"
+    except PermissionError:
+        wrong = f"This user may not read {path}; allow it (chmod, chown), or"
+    raise TacitError(f"{wrong} {cure}.")
+
+
+def template(name: str, folder: Path) -> str:
+    """A file to start from, for a party that is called like its folder."""
+    text = (resources.files("tacit.cli") / "templates" / name).read_text(encoding="utf-8")
+    return text.replace("{name}", folder.resolve().name)
+
+
+def print_json(value: Any) -> None:
+    """Plain data as one line of strict JSON: what is not finite becomes null."""
+    typer.echo(json.dumps(_finite(value)))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_listing(title: str, rows: Sequence[Mapping[str, str]], *, whole: Collection[str]) -> None:
+    """Rows as a table; words of the ``whole`` columns (names, numbers of papers) are neither cut nor broken."""
+    console = Console()
+
+    def column(key: str) -> Column:
+        words = [word for row in rows for word in row[key].split()]
+        is_tight = key in whole and console.width < _ROOMY
+        return Column(key, width=max(map(len, [key, *words])) if is_tight else None, overflow="fold")
+
+    table = Table(*map(column, rows[0]), title=title)
+    for row in rows:
+        table.add_row(*(escape(value) for value in row.values()))
+    console.print(table)
+
+
+def print_warnings(warnings: list[str], console: Console) -> None:
+    """What makes a budget promise little."""
+    for line in warnings:
+        console.print(f"[bold red]Warning:[/] {line}", highlight=False)
+
+
+def point_cells(point: dict[str, Any]) -> list[str]:
+    """The values of one point of a grid, for a table."""
+    return [f"{v:g}" if isinstance(v, int | float) else str(v) for v in point.values()]
+
+
+def numeral(value: float | None, digits: int = 3) -> str:
+    """A number in a table; none where there is none."""
+    return "none" if value is None else f"{value:.{digits}f}"
+
+
+COMMANDS = {
+    "run": "study.run_command",
+    "plan": "plan.plan_command",
+    "price": "accounting.price_command",
+    "calibrate": "accounting.calibrate_command",
+    "algorithms": "study.algorithms_command",
+    "studies": "study.studies_command",
+    "data": "data.data_command",
+    "init": "init.init_command",
+    "choose": "choose.choose_command",
+    "tune": "tune.tune_command",
+    "report": "study.report_command",
+    "audit": "audit.audit_command",
+    "ledger": "silo.ledger_command",
+    "reproduce": "gallery.reproduce_command",
+    "silo": "silo.silo_app",
+    "shuffler": "shuffler.shuffler_app",
+    "server": "server.server_app",
+}
+"""Where each command lies in this folder. Only the one that is called is loaded: a daemon is a small process."""
+
+
+def assembled(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands."""
+    typed = typer.Typer(
+        name="tacit",
+        help="Private federated learning without a trusted server.\n\nExample: tacit run heart-disease",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for name in names:
+        module, _, attribute = COMMANDS[name].partition(".")
+        command = getattr(importlib.import_module(f"tacit.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            typed.add_typer(command)
+        else:
+            typed.command(name)(command)
+    typed.callback()(_options)
+    _keep_examples_whole(typed)
+    return typed
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return assembled()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _whole(text: str) -> str:
@@ -76,16 +183,12 @@ def _keep_examples_whole(typed: typer.Typer) -> None:
             _keep_examples_whole(group.typer_instance)
 
 
-_keep_examples_whole(app)
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"tacit {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
@@ -94,8 +197,9 @@ def _options(
 
 def main() -> None:
     """Run the command line; a mistake that a user can put right is told without a traceback, with exit code 2."""
+    called = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        app()
+        assembled([called] if called in COMMANDS else COMMANDS)()
     except (TacitError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(2)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.common import print_json
+from tacit.cli import print_json
 from tacit.privacy import (
     SILO_SAMPLING,
     Accountant,

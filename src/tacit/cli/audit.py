@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import Json, Set, Study, numeral, print_json
+from tacit.cli import Json, Set, Study, numeral, print_json
 
 
 def audit_command(

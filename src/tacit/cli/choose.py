@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tacit.cli.common import Json, print_json
+from tacit.cli import Json, print_json
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:

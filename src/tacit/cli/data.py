@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.common import JsonObject, print_json
+from tacit.cli import JsonObject, print_json
 from tacit.data import DataError, Federation, load, names, plot_partition, summary
 from tacit.data.catalogue import OWN
 from tacit.data.partition import PARTITIONS

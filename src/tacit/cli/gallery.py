@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import tacit
-from tacit.cli.common import Json, print_json, print_listing
+from tacit.cli import Json, print_json, print_listing
 from tacit.errors import TacitError
 
 

@@ -15,14 +15,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tacit.cli import choose
-from tacit.cli.common import JsonObject, print_json, template
+from tacit.cli import JsonObject, choose, print_json, template
 from tacit.data import discover
 from tacit.data.discover import Declared, Draft, Folder, look
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
 from tacit.errors import TacitError, counted
-from tacit.privacy.doubts import MOST_DELTA
+from tacit.privacy.plan import MOST_DELTA
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.common import UNPRICED, Json, Set, Study, numeral, point_cells, print_json, print_warnings
+from tacit.cli import UNPRICED, Json, Set, Study, numeral, point_cells, print_json, print_warnings
 from tacit.stopping import stops_at_once
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import tomli_w
 import typer
 from rich.console import Console
 
-from tacit.cli.common import AUTHORITY, Out, group, need_file
+from tacit.cli import AUTHORITY, Out, group, need_file
 from tacit.errors import TacitError
 
 server_app = group(

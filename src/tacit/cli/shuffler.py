@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli.common import group, template
+from tacit.cli import group, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.common import AUTHORITY, Json, group, need_file, print_json, template
+from tacit.cli import AUTHORITY, Json, group, need_file, print_json, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 

@@ -23,9 +23,8 @@ from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.plans.price import TAILS
 from tacit.privacy import price
-from tacit.silo.chain import Counter, Entry, replay
+from tacit.silo.chain import Counter, Entry, promised, replay, settled
 from tacit.silo.ledger import inspect, waiting
-from tacit.silo.rules import promised, settled
 from tacit.silo.spending import Charge, joint_price, over_budget, percent, rule_words, share
 
 

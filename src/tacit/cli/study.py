@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli.common import UNPRICED, Json, Out, Set, numeral, point_cells, print_json, print_listing, print_warnings
+from tacit.cli import UNPRICED, Json, Out, Set, numeral, point_cells, print_json, print_listing, print_warnings
 from tacit.cli.live import live_view
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli.common import UNPRICED, Json, Out, Set, Study, print_json
+from tacit.cli import UNPRICED, Json, Out, Set, Study, print_json
 from tacit.cli.live import progress_bars
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once

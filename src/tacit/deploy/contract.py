@@ -9,9 +9,8 @@ import jax
 
 from tacit.algorithm import Algorithm
 from tacit.deploy.wire import Plan
-from tacit.plans.assemble import Builder, builder_of, problem_of
+from tacit.plans.assemble import Builder, builder_of, problem_of, record_shape
 from tacit.plans.price import Seat, afford
-from tacit.plans.shapes import record_shape
 from tacit.plans.spec import study_from
 from tacit.privacy import Event, Price
 from tacit.privacy.plan import AnonymitySet, Budget

@@ -22,7 +22,7 @@ from tacit.channel.shuffled_reports import ReportTerms, report_terms
 from tacit.channel.shuffled_sum import BlockTerms, share_terms
 from tacit.deploy.contract import seat_of
 from tacit.deploy.wire import REPORTS, Plan, RefusalError
-from tacit.plans.shapes import coordinates
+from tacit.plans.assemble import coordinates
 
 Streams = Mapping[str, Mapping[str, ReportTerms]]
 """The terms of shuffled reports, by kind of round and stream."""

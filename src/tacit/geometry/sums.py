@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tacit.errors import TacitError
-from tacit.geometry.penalties import with_squared_l2
-from tacit.geometry.proximal import Regulariser, Scalar
+from tacit.geometry.proximal import Regulariser, Scalar, with_squared_l2
 
 ORDER = ("l1", "group-lasso", "box", "l2-ball", "frobenius-ball")
 """The operators of a closed sum are applied in this order."""
@@ -43,7 +42,7 @@ def add(terms: Sequence[tuple[str, Regulariser]], squared_l2: Scalar = 0.0) -> R
     Balls must be around zero, and a Frobenius ball per leaf goes with groups that lie within leaves.
 
     >>> import jax.numpy as jnp
-    >>> from tacit.geometry.penalties import l1
+    >>> from tacit.geometry.proximal import l1
     >>> from tacit.geometry.sets import box
     >>> add([("box", box(0.0, 1.0)), ("l1", l1(0.5))]).prox(jnp.array([-1.0, 1.0, 3.0]), 1.0).tolist()
     [0.0, 0.5, 1.0]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tacit.errors import TacitError, unknown
-from tacit.geometry.penalties import elastic_net, group_lasso, l1, squared_l2, zero
-from tacit.geometry.proximal import Regulariser
+from tacit.geometry.proximal import Regulariser, elastic_net, group_lasso, l1, squared_l2, zero
 from tacit.geometry.sets import box, frobenius_ball, l1_ball, l2_ball, simplex
 from tacit.geometry.sums import add
 

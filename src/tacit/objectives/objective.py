@@ -21,6 +21,7 @@ from jax import Array
 
 from tacit.algorithm import Params, Record
 from tacit.errors import TacitError
+from tacit.geometry import Regulariser, zero
 
 _MEASURED_FLOATS = 2**22  # of features at once: layers of a network may hold many times as many
 Tap = Callable[[str, Array, Array], Array]  # (layer, inputs, outputs) -> the outputs that the model goes on with
@@ -140,3 +141,24 @@ class Objective:
         x, y = (jnp.pad(leaf, [(0, size * parts - len(leaf))] + [(0, 0)] * (leaf.ndim - 1)) for leaf in (x, y))
         outcomes = jax.lax.map(lambda some: of(*some), (x.reshape(parts, size, *x.shape[1:]), y.reshape(parts, size)))
         return {name: values.reshape(-1)[: len(records["y"])].mean() for name, values in outcomes.items()}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Minimise the mean of the objective's losses plus a regulariser that is known by its proximal operator.
+
+    The constants are public bounds where they are known: ``lipschitz`` (L) and ``smoothness`` (beta) of each record's
+    loss, ``strong_convexity`` (mu) of the average, ``radius`` of a ball that holds the initial point and an optimum.
+    The objective of a saddle problem is a `Saddle`, which descent-ascent alone can read.
+    """
+
+    objective: Objective
+    regulariser: Regulariser = field(default_factory=zero)
+    lipschitz: float | None = None
+    smoothness: float | None = None
+    strong_convexity: float | None = None
+    radius: float | None = None
+
+    def descend(self, params: Params, direction: Params, step: float | Array) -> Params:
+        """The proximal step ``prox_{step h}(params - step x direction)``."""
+        return self.regulariser.prox(jax.tree.map(lambda w, g: w - step * g, params, direction), step)

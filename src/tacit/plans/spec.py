@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tacit.algorithm import Channel, Sampling
 from tacit.errors import TacitError, known_keys, unknown
-from tacit.privacy.doubts import MOST_DELTA
+from tacit.privacy.plan import MOST_DELTA
 
 FORMAT = 1
 """The version of the study format that this Tacit reads."""

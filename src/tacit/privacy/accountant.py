@@ -14,8 +14,7 @@ from typing import Literal, get_args
 
 from tacit.privacy.curve import curve_of
 from tacit.privacy.events import Event, PricingError, probability
-from tacit.privacy.participations import is_split_exactly, worst_allocation
-from tacit.privacy.schedule import payable
+from tacit.privacy.schedule import is_split_exactly, payable, worst_allocation
 
 Accountant = Literal["tight", "rdp", "zcdp"]
 
@@ -97,7 +96,7 @@ def capped(events: Iterable[Event], max_participations: int | None) -> tuple[Eve
     """The events of a silo that answers at most this many rounds, of all kinds together.
 
     A plan is priced at this cap, and the silo refuses to answer beyond it. The server chooses which kinds are
-    answered, so `price` counts the dearest choice (`tacit.privacy.participations`).
+    answered, so `price` counts the dearest choice (`tacit.privacy.schedule`).
 
     >>> plan = Event(kind="g", noise_multiplier=9.0, count=50, records=99, batch=99, sampling="full")
     >>> capped([plan], 20)[0].count

@@ -8,8 +8,7 @@ from tacit.privacy import cache
 from tacit.privacy.accountant import Accountant, price
 from tacit.privacy.events import Event, PricingError, positive, probability
 from tacit.privacy.gaussian import gdp_mu
-from tacit.privacy.participations import worst_allocation
-from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled, payable
+from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled, payable, worst_allocation
 
 _AIM = 2e-4
 _MOST_STEPS = 60

@@ -16,8 +16,7 @@ from tacit.privacy.accountant import Price
 from tacit.privacy.curve import curve_of
 from tacit.privacy.events import Event, PricingError, non_negative, probability
 from tacit.privacy.gaussian import gdp_tpr
-from tacit.privacy.participations import worst_allocation
-from tacit.privacy.schedule import payable
+from tacit.privacy.schedule import payable, worst_allocation
 
 FALSE_POSITIVE_RATE = 0.01
 # The delta that a curve is made for where no price says one; readings hang on it by less than what they print.

@@ -28,9 +28,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tacit.algorithm import PerBlock, Record, Statistic, Work
-from tacit.objectives.minimax import SaddleQuery
 from tacit.objectives.objective import Objective
-from tacit.objectives.query import GradientQuery
+from tacit.objectives.query import GradientQuery, SaddleQuery
 from tacit.silo.gradients import (
     MICRO_BATCH_FLOATS,
     TINY,

@@ -19,8 +19,7 @@ import numpy as np
 from jaxtyping import Array
 
 from tacit.algorithm import Record, Silo, Statistic, Work
-from tacit.objectives.minimax import SaddleQuery
-from tacit.objectives.query import GradientQuery, differences, gradient_at
+from tacit.objectives.query import GradientQuery, SaddleQuery, differences, gradient_at
 from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped, total_of
 from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
 

@@ -33,9 +33,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tacit.algorithm import Params, PerBlock, Record, Statistic, Work
-from tacit.objectives.minimax import SaddleQuery
 from tacit.objectives.objective import Model, Objective, untapped
-from tacit.objectives.query import GradientQuery, differences, gradient_at, is_zero
+from tacit.objectives.query import GradientQuery, SaddleQuery, differences, gradient_at, is_zero
 
 Mask = Bool[Array, " records"]
 """Which of the records of a batch are there."""

@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 
 from tacit.privacy import Event, PricingError
 from tacit.privacy.filter import Rule
-from tacit.silo.chain import Counter, Entry, entry_after, lock, replay, verify
-from tacit.silo.rules import Limit, rule_body, rules_in, settled
+from tacit.silo.chain import Counter, Entry, Limit, entry_after, lock, replay, rule_body, rules_in, settled, verify
 from tacit.silo.spending import Account, Charge, LedgerError, over_budget, share
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ class Ledger:
     """One ledger, held by one process.
 
     ``identity`` says what the ledger protects (digest and number of the records, whether this is a test build); a
-    ledger that was opened for something else refuses. ``limit`` is the owner's budget and rule (`tacit.silo.rules`).
+    ledger that was opened for something else refuses. ``limit`` is the owner's budget and rule (`tacit.silo.spending`).
     ``checked`` is a moment that the owner has vouched for.
     """
 

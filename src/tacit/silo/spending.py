@@ -17,8 +17,7 @@ from typing import NamedTuple
 from tacit.errors import TacitError
 from tacit.privacy import Event, Price, PricingError, price
 from tacit.privacy.filter import Rule, cost
-from tacit.privacy.participations import is_whole, limit_of, worst_allocation
-from tacit.privacy.schedule import gaussian_mu, is_subsampled, payable
+from tacit.privacy.schedule import gaussian_mu, is_subsampled, is_whole, limit_of, payable, worst_allocation
 from tacit.silo.sampler import sampler_delta
 
 # A reciprocal in float arithmetic may round to the cheap side; this is far above what it loses.

@@ -13,17 +13,15 @@ import numpy as np
 
 from tacit.algorithm import CROWDED, GUARANTEES
 from tacit.objectives import Problem
-from tacit.plans.assemble import Builder
+from tacit.plans.assemble import Builder, shapes_of
 from tacit.plans.catalogue import find
 from tacit.plans.price import Seat, plan_silos, releases_of
-from tacit.plans.shapes import shapes_of
 from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, PaperNoise, PricingError, price, risk_of_price, user_level
 from tacit.privacy.anonymity import colluding_silos
-from tacit.privacy.doubts import doubts
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan
+from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, doubts
 from tacit.studies.bound import bound_json, bound_of, left_for_training
 from tacit.studies.centralisation import crossings
 from tacit.studies.noise import said_over_clip

@@ -15,7 +15,7 @@ from tacit.deploy.shuffler.client import LeftOutError, _collect, sum_over
 from tacit.deploy.shuffler.deposits import Sender, header_of, sum_deposits
 from tacit.deploy.silo.shuffled import Sealer
 from tacit.deploy.wire import Answer, RefusalError, Sealed, broadcast_digest, write_arrays
-from tacit.plans.shapes import coordinates
+from tacit.plans.assemble import coordinates
 from tacit.simulate.participation import participation
 from tests.deploy.server.world import KEY, NAMES, SIZES, plan_like
 from tests.deploy.shuffler.parties import signers, two_desks

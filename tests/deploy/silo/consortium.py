@@ -27,8 +27,8 @@ from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
 from tacit.deploy.wire import Hello, Plan, read_frame, write_arrays
+from tacit.plans.assemble import coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
-from tacit.plans.shapes import coordinates, shapes_of
 from tacit.privacy.binomial import grid_for
 
 SEED = 7

@@ -9,8 +9,7 @@ import pytest
 
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.silo.policy import PolicyError, load_policy, load_records, policy_from
-from tacit.deploy.silo.refusals import MOST_IN_AN_HOUR, RefusalLog
-from tacit.deploy.silo.service import NOISE_OFF, SiloService
+from tacit.deploy.silo.service import MOST_IN_AN_HOUR, NOISE_OFF, RefusalLog, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for

@@ -27,7 +27,7 @@ from tacit.deploy.server.transport import NONSENSE, Replies, Transport, fitting,
 from tacit.deploy.shuffler.client import LeftOutError
 from tacit.deploy.wire import Consent, Error, Plan, Receipt, RefusalError, Welcome, frame
 from tacit.errors import TacitError
-from tacit.plans.shapes import shapes_of
+from tacit.plans.assemble import shapes_of
 from tacit.plans.spec import StudyError
 from tacit.privacy import PricingError
 from tacit.simulate.participation import Participation, Roster, everyone, participation, roster

@@ -17,8 +17,8 @@ from tacit.deploy.shuffler.deposits import Sender, check_deposit, header_of
 from tacit.deploy.shuffler.messages import Deposit
 from tacit.deploy.wire import REPORTS, Consent, Plan, RefusalError, Sealed
 from tacit.errors import TacitError
+from tacit.plans.assemble import Shapes, coordinates, shapes_of
 from tacit.plans.price import releases_of
-from tacit.plans.shapes import Shapes, coordinates, shapes_of
 from tacit.privacy import Event
 from tacit.silo.release import usable_clips
 

@@ -17,10 +17,9 @@ from tacit.deploy.contract import affordable, builder_from
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import REPORTS, Plan, RefusalError
 from tacit.errors import TacitError
-from tacit.plans.assemble import Builder
+from tacit.plans.assemble import Builder, Shapes, coordinates, pass_positions, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import MOST_KEPT, samples_of
-from tacit.plans.shapes import Shapes, coordinates, pass_positions, shapes_of
 from tacit.privacy import Event, Price
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of

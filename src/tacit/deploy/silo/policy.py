@@ -16,10 +16,10 @@ from tacit.deploy.sections import Count, Section, checked, read_toml
 from tacit.deploy.wire import Name
 from tacit.errors import TacitError, unknown
 from tacit.privacy.cache import cache_folder
-from tacit.privacy.doubts import MOST_DELTA
 from tacit.privacy.filter import RuleName
+from tacit.privacy.plan import MOST_DELTA
 from tacit.silo import check_records
-from tacit.silo.rules import Limit
+from tacit.silo.chain import Limit
 
 MOST_EPSILON = 40.0
 _log = logging.getLogger("tacit.silo")

@@ -14,7 +14,7 @@ from tacit.deploy.permissions import check_silo
 from tacit.deploy.silo.policy import PolicyError, files_of, load_policy, load_records
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.privacy.cache import cache_folder
-from tacit.privacy.doubts import doubts
+from tacit.privacy.plan import doubts
 
 _log = logging.getLogger("tacit.silo")
 _MOST_CALLERS = 32

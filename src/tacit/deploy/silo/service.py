@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +25,6 @@ from tacit.deploy.silo import account as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
-from tacit.deploy.silo.refusals import RefusalLog
 from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, parse_request, refuse
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
@@ -362,3 +362,37 @@ def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
         raise RefusalError("round", f"round {round_index} is another silo's turn")
     if plan.max_participations is not None and account.answers >= plan.max_participations:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")
+
+
+_log = logging.getLogger("tacit.silo")
+_HOUR = 3600.0
+MOST_IN_AN_HOUR = 100
+"""How many refusals are logged in an hour; a server could send thousands in a second."""
+_LONGEST = 400
+
+
+class RefusalLog:
+    """Logs refusals as they are made."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._begun, self._count = clock, clock(), 0
+        self._recent: deque[str] = deque(maxlen=MOST_IN_AN_HOUR)
+
+    def refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
+        """The frame of a refusal; it is logged unless the same was logged lately."""
+        self._note(code, text, numbers or {})
+        return refuse(code, text, numbers)
+
+    def _note(self, code: str, text: str, numbers: Mapping[str, float]) -> None:
+        if self._clock() - self._begun >= _HOUR:
+            self._begun, self._count = self._clock(), 0
+            self._recent.clear()
+        listed = f" ({', '.join(f'{name} {value:.6g}' for name, value in numbers.items())})" if numbers else ""
+        line = f"refused, {code}: {text}{listed}".encode("unicode_escape").decode("ascii")[:_LONGEST]
+        if line in self._recent or self._count > MOST_IN_AN_HOUR:
+            return
+        self._count += 1
+        self._recent.append(line)
+        if self._count > MOST_IN_AN_HOUR:
+            line = f"more than {MOST_IN_AN_HOUR} different refusals within an hour; the next ones are not logged"
+        _log.warning("%s", line)

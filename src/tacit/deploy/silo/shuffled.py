@@ -32,8 +32,8 @@ from tacit.deploy.shuffling import (
 )
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, REPORTS, Answer, Plan, RefusalError, Sealed, broadcast_digest
+from tacit.plans.assemble import Shapes
 from tacit.plans.price import LEAST_DELTA
-from tacit.plans.shapes import Shapes
 from tacit.privacy.anonymity import colluding_silos
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from tacit.privacy import PricingError, gdp_mu, price
 from tacit.privacy.filter import conversion, cost, rule_for
-from tacit.silo.chain import replay
+from tacit.silo.chain import Limit, promised, replay, rules_in, settled
 from tacit.silo.ledger import inspect
-from tacit.silo.rules import Limit, promised, rules_in, settled
 from tacit.silo.spending import Charge, share
 from tests.silo.books import Home, debit, event, refused, reserve
 

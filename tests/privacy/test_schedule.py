@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit.privacy import Event, PricingError, calibrate, capped, gaussian_mu, gdp_epsilon, price, risk_of
-from tacit.privacy.participations import limit_of, worst_allocation
 from tacit.privacy.pld import Composition
-from tacit.privacy.schedule import loss_parts
+from tacit.privacy.schedule import limit_of, loss_parts, worst_allocation
 
 DELTA = 1e-5
 

@@ -10,10 +10,9 @@ import pytest
 from scipy import special
 
 from tacit.privacy import Event, PricingError
-from tacit.privacy.filter import conversion
+from tacit.privacy.filter import conversion, masses, profile_divergence, release_divergence
 from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.profiles import poisson
-from tacit.privacy.renyi import masses, profile_divergence, release_divergence
 
 ORDERS = [1.2, 2.0, 3.0, 7.5, 16.0]
 TAIL = 1e-15
