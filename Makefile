@@ -11,7 +11,7 @@ endif
 
 .PHONY: demo consortium test check lint types format docs bench bench-peers audit soak clean
 
-demo: $(VENV)/installed
+demo: $(VENV)/base
 	$(BIN)/tacit run heart-disease
 
 # Four hospitals, two shufflers and a server as processes of their own on this machine: two studies, start to stop.
@@ -75,8 +75,13 @@ soak: $(VENV)/installed
 	$(BIN)/python -m soak.load --silos 50 --rounds 20
 	$(BIN)/python -m soak.deployment --kills 12 --cuts 3
 
-$(VENV)/installed: pyproject.toml constraints.txt
+# What users have; and with the tools of developers.
+$(VENV)/base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/installed: $(VENV)/base
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
