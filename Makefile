@@ -63,14 +63,15 @@ audit: $(VENV)/installed
 	$(BIN)/python -m experiments.audit --trials 100000 --seed 0 --jobs 2
 
 # Kill daemons at random points and send them a hundred thousand hostile messages; hold twenty thousand answers to hostile
-# broadcasts against their clips; price two thousand extreme schedules; fifty daemons at once; kill every party of a consortium over Flower, and cut its network
-# (the last needs root).
+# broadcasts, and six hundred shuffled sums of such, against their clips; price two thousand extreme schedules; fifty
+# daemons at once; kill every party of a consortium over Flower, and cut its network (the last needs root).
 soak: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[soak]"
 	$(BIN)/python -m soak.kill --times 200
 	$(BIN)/python -m soak.fuzz --messages 100000
 	$(BIN)/python -m soak.bytes --runs 50000
 	$(BIN)/python -m soak.attack --answers 20000 --seed 0
+	$(BIN)/python -m soak.sums --sums 600 --seed 0
 	$(BIN)/python -m soak.accountant
 	$(BIN)/python -m soak.load --silos 50 --rounds 20
 	$(BIN)/python -m soak.deployment --kills 12 --cuts 3

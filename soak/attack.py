@@ -8,8 +8,7 @@ A violation is an answer beyond that; a number that is not finite; noise that is
 kind or size depends on the broadcast; another reply to a repeated request; a refusal without its documented code; a
 daemon that ends; a ledger that is overdrawn. Then the exit code is 1.
 
-Shuffled channels are not attacked: what leaves a silo is sealed, and docs/protocol.md does not say how sums and reports
-are decoded. `judge_shuffled` is where they would be judged.
+Through shufflers what leaves a silo is sealed: soak/sums.py attacks the sums that a server reads.
 """
 
 from __future__ import annotations
@@ -75,11 +74,6 @@ class Outcome:
             numbers = f"{row.answers:7} {row.worst:9.3g} {row.refused:7} {row.seconds:8.1f}"
             lines.append(f"{algorithm:21} {model:7} {scale:9} {numbers}{' <-- violated' if row.worst > 1.0 else ''}")
         return "\n".join(lines)
-
-
-def judge_shuffled(total: bytes) -> float:
-    """The ratio of a shuffled sum to what its clip and noise allow, once docs/protocol.md says how it is decoded."""
-    raise NotImplementedError("Expected docs/protocol.md to say how a shuffled sum is decoded; judge it here then.")
 
 
 class Attack:
