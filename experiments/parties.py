@@ -22,12 +22,12 @@ import numpy as np
 import tomli_w
 
 from experiments.certificates import Authority, Pair
-from tacit.channel.sealing import Signer, new_signing_key
 from tacit.deploy.flower.commands import environment, node_key, register, superlink_command, write_connection
 from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys
+from tacit.deploy.signing import Signer, new_signing_key
 from tacit.errors import TacitError
 
 _PATIENCE = 90.0

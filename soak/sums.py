@@ -21,10 +21,10 @@ import numpy as np
 
 from experiments.certificates import Authority
 from soak.broadcasts import draw
-from tacit.channel.sealing import Signer, new_signing_key
 from tacit.channel.shuffled_sum import in_order
 from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.shuffles import Sums
+from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.wire import Answer, Plan, Propose, Shuffle, broadcast_digest, write_arrays
 from tacit.silo.release import usable_clips
 from tests.deploy.shuffler.parties import Party

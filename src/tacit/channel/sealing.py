@@ -14,7 +14,6 @@ sealed cannot be handed in by another.
 from __future__ import annotations
 
 import base64
-import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 from tacit.errors import TacitError
 
 try:
-    from cryptography.exceptions import InvalidSignature, InvalidTag
-    from cryptography.hazmat.primitives.asymmetric import ed25519, mlkem, x25519
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.asymmetric import mlkem, x25519
     from cryptography.hazmat.primitives.hpke import (
         AEAD,
         KDF,
@@ -207,40 +206,3 @@ def unpad(blob: bytes) -> bytes:
     if length > len(blob) - 4 or any(blob[4 + length :]):
         raise SealError("Expected a padded report, got something else.")
     return blob[4 : 4 + length]
-
-
-class Signer:
-    """Who somebody is: an Ed25519 key that signs what they send."""
-
-    def __init__(self, raw: bytes) -> None:
-        self._key = ed25519.Ed25519PrivateKey.from_private_bytes(raw)
-
-    @property
-    def public(self) -> str:
-        """The key to check signatures with, as text."""
-        return "ed25519:" + base64.b64encode(self._key.public_key().public_bytes_raw()).decode()
-
-    def sign(self, header: bytes, payload: bytes) -> str:
-        """A signature of header and payload together."""
-        return base64.b64encode(self._key.sign(_signed(header, payload))).decode()
-
-
-def new_signing_key() -> bytes:
-    """A fresh signing key."""
-    return ed25519.Ed25519PrivateKey.generate().private_bytes_raw()
-
-
-def check_signature(public: str, signature: str, header: bytes, payload: bytes) -> None:
-    """Raise unless the holder of the key signed exactly this."""
-    kind, _, body = public.partition(":")
-    try:
-        if kind != "ed25519":
-            raise ValueError
-        key = ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(body, validate=True))
-        key.verify(base64.b64decode(signature, validate=True), _signed(header, payload))
-    except (InvalidSignature, ValueError):
-        raise SealError("The signature is not that of the silo's key.") from None
-
-
-def _signed(header: bytes, payload: bytes) -> bytes:
-    return b"tacit signed 1" + hashlib.sha256(header).digest() + hashlib.sha256(payload).digest()

@@ -12,7 +12,7 @@ import tomli_w
 import typer
 from rich.console import Console
 
-from tacit.cli import AUTHORITY, Out, group, need_file
+from tacit.cli import AUTHORITY, Out, group, need_file, template
 from tacit.errors import TacitError
 
 server_app = group(
@@ -73,12 +73,37 @@ def register_command(
     typer.echo(f"{name} may join.")
 
 
+@server_app.command("keys")
+def keys_command(
+    folder: Annotated[Path, typer.Argument(help="Where the key is kept; of the user who leads studies alone.")],
+    name: Annotated[str, typer.Option(help="The name by which silos' policies know this proposer.")],
+) -> None:
+    """Make a proposer's key, once, and print the line for silos' policies.
+
+    proposer.toml beside it lists the silos' public keys: write into it what their owners print with `tacit silo keys`.
+
+    Example: tacit server keys proposer --name university
+    """
+    from tacit.deploy.permissions import read_secret, write_secret
+    from tacit.deploy.signing import Signer, new_signing_key
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (folder / "proposer.key").exists():
+        write_secret(folder / "proposer.key", new_signing_key())
+    if not (folder / "proposer.toml").exists():
+        text = template("proposer.toml", folder).replace("{proposer}", name)
+        (folder / "proposer.toml").write_text(text, encoding="utf-8")
+    typer.echo("For each silo's policy.toml:\n\n[proposers]")
+    typer.echo(f'{name} = "{Signer(read_secret(folder / "proposer.key")).public}"')
+
+
 @server_app.command("run")
 def run_command(
     study: Annotated[str, typer.Argument(help="Name of a study, or a path to a TOML file.")],
     superlink: Link,
     authority: Authority,
     silos: Annotated[int, typer.Option(help="How many silos take part.")],
+    keys: Annotated[Path, typer.Option(help="The folder of the proposer's key, from `tacit server keys`.")],
     shufflers: Annotated[
         Path | None, typer.Option(help="TOML file with [[shufflers]]; see docs/deployment.md.")
     ] = None,
@@ -94,9 +119,10 @@ def run_command(
 ) -> None:
     """Lead a study, on the SuperLink's machine: propose it to the silos, train, and write a run folder.
 
-    Example: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4
+    Example: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4 --keys proposer
     """
     need_file(authority, AUTHORITY)
+    proposer = _read_proposer(keys)
     listed = [] if shufflers is None else _read_shufflers(shufflers)
 
     from tacit.deploy.flower.commands import write_connection
@@ -112,6 +138,9 @@ def run_command(
         "evaluate": evaluate,
         "record": record,
         "shufflers": listed,
+        "proposer": proposer["name"],
+        "key": str((keys / "proposer.key").resolve()),
+        "pins": proposer["silos"],
         # The process that writes the report is Flower's child, whose own arguments hold a secret.
         "command": typed_command(),
     }
@@ -137,6 +166,18 @@ def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> 
     folder = new_folder(out, resolved).resolve()
     write_study(folder, resolved)
     return folder
+
+
+def _read_proposer(keys: Path) -> dict[str, Any]:
+    """The proposer's name, and the silos whose keys are pinned."""
+    need_file(keys / "proposer.key", f"make it with: tacit server keys {keys} --name NAME")
+    from tacit.deploy.sections import read_toml
+
+    path = keys / "proposer.toml"
+    tree = read_toml(path, TacitError, f"No file at {path}; make it with: tacit server keys {keys} --name NAME")
+    if not isinstance(tree.get("name"), str) or not tree.get("silos"):
+        raise TacitError(f"{path}: expected name, and [silos] with the key of each silo.")
+    return tree
 
 
 def _read_shufflers(path: Path) -> list[Any]:

@@ -124,9 +124,9 @@ def keys_command(folder: Folder) -> None:
 
     Example: tacit silo keys clinic
     """
-    from tacit.channel.sealing import Signer, new_signing_key
     from tacit.deploy.flower.commands import node_key
     from tacit.deploy.permissions import read_secret, write_secret
+    from tacit.deploy.signing import Signer, new_signing_key
 
     if not (folder / "sign.key").exists():
         write_secret(folder / "sign.key", new_signing_key())

@@ -11,7 +11,18 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from tacit.deploy.wire import Error, RefusalError, Strict, frame, parse_response, read_frame
+from tacit.deploy.signing import Proposer
+from tacit.deploy.wire import (
+    Error,
+    RefusalError,
+    Strict,
+    frame,
+    parse_response,
+    parse_signed_reply,
+    read_frame,
+    unframed,
+)
+from tacit.errors import TacitError
 
 _PAUSE = 0.02
 
@@ -83,11 +94,25 @@ class Connection(ABC):
 
 
 class Client(Connection):
-    """A connection to one silo's daemon, over its socket at ``path``."""
+    """A connection to one silo's daemon, over its socket at ``path``.
 
-    def __init__(self, path: Path, patience: float = 0.0) -> None:
+    ``proposer`` signs what is asked, of the silo of this name. Who carries frames that are signed already needs none.
+    """
+
+    def __init__(self, path: Path, patience: float = 0.0, *, proposer: Proposer | None = None, silo: str = "") -> None:
         super().__init__(patience)
-        self._path = path
+        self._path, self._proposer, self._silo = path, proposer, silo
+
+    def send(self, raw: bytes) -> tuple[Any, bytes]:
+        """Sign the request of a frame and send it; otherwise like ``ask``. Whose the reply is, is not checked."""
+        if self._proposer is None:
+            raise TacitError("Expected a proposer to sign what is asked.")
+        header, payload = unframed(raw)
+        signed, body = self.exchange(self._proposer.request(header.decode(errors="replace"), payload, silo=self._silo))
+        response = self.parse(parse_signed_reply(signed).reply.encode())
+        if isinstance(response, Error):
+            raise RefusalError(response.code, response.text, response.numbers)
+        return response, body
 
     def connect(self) -> socket.socket:
         """A connection to the daemon's socket."""

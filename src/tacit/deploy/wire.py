@@ -22,7 +22,7 @@ from tacit.errors import TacitError
 from tacit.privacy.anonymity import record_weights
 
 REPORTS = "shuffled-reports"
-VERSION = 2
+VERSION = 3
 MOST_HEADER = 1 << 16
 MOST_FRAME = 1 << 26
 
@@ -280,6 +280,27 @@ class Error(Strict):
 Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt | Error, Field(discriminator="type")]
 
 
+class SignedRequest(Strict):
+    """A request and who has signed it, for which silo; later requests of a proposer have larger counters."""
+
+    type: Literal["signed-request"] = "signed-request"
+    proposer: Name
+    silo: Annotated[str, Field(max_length=64)]
+    counter: Annotated[int, Field(ge=0, lt=1 << 63)]
+    request: str
+    signature: Annotated[str, Field(max_length=128)]
+
+
+class SignedReply(Strict):
+    """A reply, the silo that has signed it, and the digest of the request that it answers."""
+
+    type: Literal["signed-reply"] = "signed-reply"
+    silo: Annotated[str, Field(max_length=64)]
+    request: StudyId
+    reply: str
+    signature: Annotated[str, Field(max_length=128)]
+
+
 def parse(messages: TypeAdapter[Any], header: bytes) -> Any:
     """The message in a header; a refusal repeats nothing of it but the names of fields."""
     try:
@@ -294,6 +315,16 @@ def parse(messages: TypeAdapter[Any], header: bytes) -> Any:
 
 parse_request = partial(parse, TypeAdapter(Request))
 parse_response = partial(parse, TypeAdapter(Response))
+parse_signed_reply = partial(parse, TypeAdapter(SignedReply))
+_parse_signed_request = partial(parse, TypeAdapter(SignedRequest))
+
+
+def parse_signed_request(header: bytes) -> SignedRequest:
+    """The signed request in a header; anything else is refused as unsigned."""
+    try:
+        return _parse_signed_request(header)
+    except RefusalError as error:
+        raise RefusalError("unsigned", f"expected a signed request: {error}") from None
 
 
 def frame(header: Strict | str | bytes, payload: bytes = b"") -> bytes:
@@ -301,6 +332,17 @@ def frame(header: Strict | str | bytes, payload: bytes = b"") -> bytes:
     text = header.model_dump_json() if isinstance(header, Strict) else header
     head = text.encode() if isinstance(text, str) else text
     return struct.pack(">II", 4 + len(head) + len(payload), len(head)) + head + payload
+
+
+def unframed(raw: bytes) -> tuple[bytes, bytes]:
+    """Header and payload of a frame that was made here."""
+    head = 8 + _length(raw[4:8])
+    return raw[8:head], raw[head:]
+
+
+def study_of(request: Any) -> str:
+    """The study that a request is about; none of a `Hello`."""
+    return str(request.plan.study if isinstance(request, Propose) else getattr(request, "study", ""))
 
 
 def refuse(code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:

@@ -41,6 +41,10 @@ CREATE TABLE replies(study TEXT NOT NULL, round INTEGER NOT NULL, request TEXT N
   payload BLOB NOT NULL, PRIMARY KEY(study, round));
 """
 
+_REQUESTS = (
+    "CREATE TABLE IF NOT EXISTS requests(scope TEXT PRIMARY KEY, counter INTEGER NOT NULL, digest TEXT NOT NULL)"
+)
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -92,6 +96,7 @@ class Ledger:
         try:
             fresh = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
             entries = [] if fresh else _read_entries(self._database)
+            self._database.execute(_REQUESTS)
         except sqlite3.Error as error:
             raise LedgerError("ledger", f"The ledger {self.path} cannot be read: {error}.") from None
         self._head = verify(entries)
@@ -270,6 +275,16 @@ class Ledger:
         columns = "request, header, payload"
         row = self._ask(f"SELECT {columns} FROM replies WHERE study = ? AND round = ?", study, round_number)
         return None if row is None else Reply(*row)
+
+    def accept(self, scope: str, counter: int, digest: str) -> None:
+        """Write down a signed request of a proposer and study; refuse one that is older than the newest, or its twin.
+
+        The newest itself may come again: a lost reply is asked for once more.
+        """
+        row = self._ask("SELECT counter, digest FROM requests WHERE scope = ?", scope)
+        if row is not None and (counter, digest) != tuple(row) and counter <= row[0]:
+            raise LedgerError("replayed", "expected a request with a larger counter than the last one")
+        self._note("INSERT OR REPLACE INTO requests VALUES(?, ?, ?)", scope, counter, digest)
 
     def state(self, study: str) -> bytes:
         """What the silo must remember about a study between rounds."""

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from experiments.certificates import Authority
-from tacit.channel.sealing import Signer, new_signing_key
-from tacit.deploy.permissions import write_secret
+from tacit.deploy.signing import Signer
 from tests.deploy.server.world import NAMES, SIZES
 from tests.deploy.shuffler.parties import Party
-from tests.deploy.silo.consortium import Daemon, fork_server, make_home, records_of
+from tests.deploy.silo.consortium import Daemon, fork_server, make_home, records_of, silo_key
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +21,7 @@ def tables():
 def world(tmp_path_factory, tables):
     """Four daemons without noise, and two shufflers."""
     root = tmp_path_factory.mktemp("w")
-    keys = {name: new_signing_key() for name in NAMES}
-    silos = {name: Signer(raw) for name, raw in keys.items()}
+    silos = {name: Signer(silo_key(name)) for name in NAMES}
     authority = Authority(root / "certificates")
     first = Party(root / "a", authority, silos)
     parties = [first, Party(root / "b", authority, silos, layer=1, before={"a": first.keys.sign.public})]
@@ -34,7 +32,6 @@ def world(tmp_path_factory, tables):
         allow = {"channels": ["direct", "shuffled-sum", "shuffled-reports"]}
         changes = {"test": True, "allow": allow, "shuffle": shuffle}
         make_home(root / name, table, **changes)
-        write_secret(root / name / "sign.key", keys[name])
         daemons.append(Daemon(root / name, context, noise_off=True))
     for daemon in daemons:
         daemon.ready()

@@ -7,12 +7,12 @@ from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.shuffles import Reports, Sums
-from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.server.transport import SignedTransport, SocketTransport
 from tacit.deploy.wire import Shuffle
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tests.algorithms.table import largest_difference
-from tests.deploy.silo.consortium import SEED, as_direct, plan_of
+from tests.deploy.silo.consortium import PROPOSER, SEED, as_direct, pins, plan_of
 
 SIZES = (30, 17, 24, 21)
 NAMES = ("s0", "s1", "s2", "s3")
@@ -32,6 +32,7 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
     daemons, parties, _ = world
     path = folder / "checkpoint.npz"
     transport = transport or SocketTransport([daemon.home.socket for daemon in daemons])
+    transport = SignedTransport(transport, PROPOSER, pins(*NAMES))
     tell = (lambda event, facts: None) if events is None else (lambda event, facts: events.append((event, facts)))
     found = meet(transport, min_silos, patience, tell)
     point = (

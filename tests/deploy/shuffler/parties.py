@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.certificates import Authority
-from tacit.channel.sealing import _SUITES, Binding, PublicKey, Signer, new_secret, new_signing_key
+from tacit.channel.sealing import _SUITES, Binding, PublicKey, new_secret
 from tacit.deploy.shuffler.client import Address, Caller
 from tacit.deploy.shuffler.config import Keys, make_keys, terms_from
 from tacit.deploy.shuffler.messages import parse_response
 from tacit.deploy.shuffler.server import ShufflerServer, server_context
 from tacit.deploy.shuffler.service import ShufflerService
+from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.wire import Error, RefusalError, frame, read_frame
 
 

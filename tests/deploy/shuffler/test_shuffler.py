@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from experiments.certificates import Authority
-from tacit.channel.sealing import Binding, SealError, Signer, new_secret, new_signing_key, open_layer
+from tacit.channel.sealing import Binding, SealError, new_secret, open_layer
 from tacit.deploy.shuffler.client import Caller, _collect, greet, mixed_reports, sum_over
 from tacit.deploy.shuffler.config import ShufflerError
 from tacit.deploy.shuffler.deposits import Sender, report_deposit, sum_deposits
 from tacit.deploy.shuffler.messages import Deposit, parse_request, sender_of
 from tacit.deploy.shuffler.service import ShufflerService
+from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.wire import RefusalError, frame
 from tests.deploy.shuffler.parties import Party, signers
 

@@ -7,6 +7,7 @@ was killed is back in a moment.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import math
 import multiprocessing
@@ -23,15 +24,27 @@ import tomli_w
 from tacit.deploy.client import Client
 from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.permissions import write_secret
+from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
-from tacit.deploy.wire import Hello, Plan, read_frame, write_arrays
+from tacit.deploy.wire import Hello, Plan, parse_signed_reply, read_frame, write_arrays
 from tacit.plans.assemble import coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
 
 SEED = 7
+PROPOSER = Proposer("tester", Signer(hashlib.sha256(b"tester").digest()))
+
+
+def silo_key(name: str) -> bytes:
+    """The signing key of a silo of the tests."""
+    return hashlib.sha256(b"silo " + name.encode()).digest()
+
+
+def pins(*names: str) -> dict[str, str]:
+    """The public keys of silos of the tests."""
+    return {name: Signer(silo_key(name)).public for name in names}
 
 
 def fork_server() -> Any:
@@ -50,6 +63,7 @@ def policy_tree(name: str = "silo", **changes: Any) -> dict[str, Any]:
         "allow": {"algorithms": sorted(ALGORITHMS), "min_silos": 2},
         "approval": {"mode": "auto"},
         "data": {"file": "records.npz", "task": "binary", "classes": 2},
+        "proposers": {PROPOSER.name: PROPOSER.signer.public},
         "counter": "../apart/counter-" + name,
         "pad_seconds": 0.0,
     }
@@ -73,6 +87,7 @@ def make_home(folder: Path, records: dict[str, np.ndarray], **changes: Any) -> t
     np.savez(folder / "records.npz", allow_pickle=False, **records)
     (folder / "records.npz").chmod(0o600)
     write_secret(folder / "policy.toml", tomli_w.dumps(policy_tree(folder.name, **changes)))
+    write_secret(folder / "sign.key", silo_key(folder.name))
     policy = load_policy(folder / "policy.toml")
     return home_of(folder, policy), policy
 
@@ -101,7 +116,7 @@ class Daemon:
 
     def client(self, patience: float = 0.0) -> Client:
         """A connection to it."""
-        return Client(self.home.socket, patience)
+        return Client(self.home.socket, patience, proposer=PROPOSER, silo=self.folder.name)
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -123,11 +138,17 @@ class Daemon:
         return self._process.exitcode
 
 
+def said(client: Client, request: Any, payload: bytes = b"") -> tuple[bytes, bytes]:
+    """Header and payload of the reply to a signed request, refusals included."""
+    signed, body = client.exchange(PROPOSER.request(request, payload, silo=client._silo))
+    return parse_signed_reply(signed).reply.encode(), body
+
+
 class LocalClient(Client):
     """A client of a steward in this process; every reply is checked to be one well-formed frame."""
 
     def __init__(self, service: SiloService) -> None:
-        super().__init__(service.home.socket)
+        super().__init__(service.home.socket, proposer=PROPOSER, silo=service.policy.name)
         self.service = service
 
     def exchange(self, raw: bytes) -> tuple[bytes, bytes]:

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tacit.deploy.signing import digest_of, opened_reply
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import (
     Answer,
@@ -24,11 +25,13 @@ from tacit.deploy.wire import (
     RefusalError,
     frame,
     parse_response,
+    parse_signed_reply,
     read_frame,
     refuse,
+    unframed,
 )
 from tacit.silo.spending import joint_price
-from tests.deploy.silo.consortium import broadcast_of, make_home, plan_of, records_of
+from tests.deploy.silo.consortium import PROPOSER, broadcast_of, make_home, pins, plan_of, records_of
 
 _CODES = (
     "answered bad-frame bad-message bad-plan busy changed closed exhausted expired finished not-allowed over-budget "
@@ -318,11 +321,31 @@ def _talk(service: SiloService, raw: bytes) -> tuple[bytes, bytes]:
     except RefusalError as refusal:
         reply = refuse(refusal.code, str(refusal))
     else:
-        reply = refuse("bad-frame", "nothing was said") if found is None else service.handle(*found)
+        if found is None:
+            reply = refuse("bad-frame", "nothing was said")
+        else:
+            _unsigned(service, *found)
+            reply = _inside(service, *found)
     answer = read_frame(io.BytesIO(reply).read)
     assert answer is not None
     assert 8 + len(answer[0]) + len(answer[1]) == len(reply)
     return answer
+
+
+def _unsigned(service: SiloService, header: bytes, payload: bytes) -> None:
+    """Nobody but a pinned proposer is heard at all."""
+    signed, body = unframed(service.handle(header, payload))
+    assert parse_response(parse_signed_reply(signed).reply.encode()).code == "unsigned"
+    assert body == b""
+
+
+def _inside(service: SiloService, header: bytes, payload: bytes) -> bytes:
+    """The reply inside the signed one, to the same request signed by the server that the owner pinned."""
+    asked = unframed(PROPOSER.request(header.decode(errors="replace"), payload, silo=service.policy.name))
+    signed, body = unframed(service.handle(*asked))
+    own = pins(service.policy.name)
+    _, inner = opened_reply(signed, body, request=digest_of(*asked), silos=own)
+    return frame(inner, body)
 
 
 def besiege(folder: Path, messages: int, *, seed: int, sampled: bool = False, report: Any = None) -> Siege:

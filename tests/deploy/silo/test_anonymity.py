@@ -5,11 +5,12 @@ import dataclasses
 
 import pytest
 
-from tacit.channel.sealing import SealError, new_secret, new_signing_key, public_key
+from tacit.channel.sealing import SealError, new_secret, public_key
 from tacit.deploy.contract import builder_from, record_of, seat_of
 from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.shuffles import cut
 from tacit.deploy.shuffler.messages import parse_request
+from tacit.deploy.signing import new_signing_key
 from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.silo.service import NOISE_OFF, SiloService

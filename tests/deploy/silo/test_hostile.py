@@ -24,7 +24,7 @@ from tacit.deploy.wire import (
     read_frame,
     write_arrays,
 )
-from tests.deploy.silo.consortium import Daemon, fork_server, make_home, plan_of, records_of
+from tests.deploy.silo.consortium import Daemon, fork_server, make_home, plan_of, records_of, said
 from tests.deploy.silo.hostile import CODES, Siege, besiege
 
 
@@ -178,7 +178,7 @@ def test_the_door_survives_a_crowd(daemon):
         assert parse_response(header).code == "busy"
     client = daemon.client(patience=20.0)
     for _ in range(200):
-        response = parse_response(client.exchange(frame(Hello().model_dump_json()))[0])
+        response = parse_response(said(client, Hello())[0])
         if response.type == "welcome":
             break
         client.close()

@@ -10,11 +10,11 @@ import pytest
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.silo.policy import PolicyError, load_policy, load_records, policy_from
 from tacit.deploy.silo.service import MOST_IN_AN_HOUR, NOISE_OFF, RefusalLog, SiloService
-from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, frame, read_arrays
+from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for
 from tacit.silo.spending import LedgerError
-from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of
+from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
 
 RECORDS = records_of(0, 40)
 DAY = 86_400.0
@@ -366,12 +366,12 @@ def test_what_records_hold_changes_no_refusal_and_no_size(make):
     transcripts = []
     for records in (RECORDS, extreme):
         silo = make(records)
-        said = [silo.client.exchange(frame(Propose(plan=MB).model_dump_json()))]
+        replies = [said(silo.client, Propose(plan=MB))]
         for number, value in ((0, 0.0), (1, math.nan), (2, 1e30), (9, 0.0), (2, 1.0)):
             request, payload = silo.ask(MB, number, value)
-            header, body = silo.client.exchange(frame(request.model_dump_json(), payload))
-            said.append((header, len(body)))
-        transcripts.append(said)
+            header, body = said(silo.client, request, payload)
+            replies.append((header, len(body)))
+        transcripts.append(replies)
     assert transcripts[0] == transcripts[1]
 
 
@@ -473,7 +473,7 @@ def test_policies_are_checked(tmp_path):
         ({"surprise": 1}, "surprise"),
         ({"allow": {"algorithms": ["mbsgd"]}}, "allow.algorithms: Unknown algorithm 'mbsgd'; did you mean 'mb-sgd'"),
         ({"allow": {"min_silo": 3}}, "allow.min_silo: Unknown key 'min_silo'; did you mean 'min_silos'"),
-        ({"shuffle": {"shufflers": {}, "colluding": 0, "kee": "a"}}, "shuffle.kee: .*did you mean 'key'"),
+        ({"shuffle": {"shufflers": {}, "colluding": 0, "coluding": 1}}, "shuffle.coluding: .*mean 'colluding'"),
         ({"pad_second": 0.1}, "Unknown key 'pad_second'; did you mean 'pad_seconds'"),
     ):
         with pytest.raises(PolicyError, match=field):

@@ -13,7 +13,7 @@ from tacit.algorithm import CROWDED
 from tacit.channel.sealing import PublicKey
 from tacit.deploy.sections import Count, Section, checked
 from tacit.deploy.shuffler.client import Address
-from tacit.deploy.wire import Plan, Shuffle, Welcome
+from tacit.deploy.wire import Name, Plan, Shuffle, Welcome
 from tacit.errors import TacitError
 from tacit.plans.assemble import check_parameters
 from tacit.plans.catalogue import find
@@ -44,11 +44,15 @@ class ShufflerEntry(Section):
 class Deployment(Section):
     """``silos`` is how many take part. A round waits ``round_seconds`` for silos that it can do without, and
     ``patience`` seconds for those that it needs. ``evaluate`` measures on the study's own public data set. ``record``
-    keeps everything that silos send. ``command`` is what the user typed, for the report.
+    keeps everything that silos send. ``command`` is what the user typed, for the report. ``proposer`` is who leads the
+    study, with the key in the file ``key``; ``pins`` are the public keys of silos, by name.
     """
 
     silos: Count
     folder: str
+    proposer: Name
+    key: str
+    pins: dict[str, str]
     round_seconds: Seconds = 60.0
     patience: Seconds = 600.0
     seed: int = 0

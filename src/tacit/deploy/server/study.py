@@ -18,14 +18,16 @@ import jax
 
 from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
+from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
-from tacit.deploy.server.transport import Recorder, Transport
+from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
+from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.wire import REPORTS
 from tacit.errors import TacitError
 from tacit.plans.spec import Study, load_study
@@ -52,10 +54,13 @@ def lead(folder: Path, transport: Transport) -> None:
         raise
 
 
-def _lead(folder: Path, transport: Transport, journal: Tell) -> None:
+def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     patience = Patience(terms.round_seconds, terms.patience)
+    transport: Transport = SignedTransport(
+        carrier, Proposer(terms.proposer, Signer(read_secret(Path(terms.key)))), terms.pins
+    )
     transport = Recorder(transport, folder / "received.bin") if terms.record else transport
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})

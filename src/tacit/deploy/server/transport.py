@@ -15,7 +15,8 @@ import numpy as np
 
 from tacit.channel import weighted_mean
 from tacit.deploy.client import Client
-from tacit.deploy.wire import Error, Message, RefusalError, Sealed, frame, parse_response, read_arrays
+from tacit.deploy.signing import Proposer, digest_of, opened_reply
+from tacit.deploy.wire import Error, Message, RefusalError, Sealed, frame, parse_response, read_arrays, unframed
 
 NONSENSE = "nonsense"
 """The code of a reply that cannot be what the plan asked for."""
@@ -73,6 +74,39 @@ class SocketTransport:
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class SignedTransport:
+    """Signs what goes to silos, and lets through only what pinned silos have signed in reply.
+
+    ``silos`` pins each silo's public key to its name. Which silo is at which address is known once it has answered.
+    """
+
+    def __init__(self, inner: Transport, proposer: Proposer, silos: Mapping[str, str]) -> None:
+        self._inner, self._proposer, self._silos = inner, proposer, silos
+        self._names: dict[str, str] = {}
+
+    def present(self) -> list[str]:
+        """As the transport inside."""
+        return self._inner.present()
+
+    def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
+        """As the transport inside, with signed frames; replies that no pinned silo has signed count as none."""
+        signed = {at: [self._signed(at, raw) for raw in frames] for at, frames in requests.items()}
+        believed = {}
+        for at, replies in self._inner.ask(signed, seconds, enough).items():
+            with contextlib.suppress(RefusalError, ValueError):
+                believed[at] = [self._opened(at, *pair) for pair in zip(signed[at], replies, strict=True)]
+        return believed
+
+    def _signed(self, at: str, raw: bytes) -> bytes:
+        header, payload = unframed(raw)
+        return self._proposer.request(header.decode(), payload, silo=self._names.get(at, ""))
+
+    def _opened(self, at: str, raw: bytes, reply: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        silo, header = opened_reply(*reply, request=digest_of(*unframed(raw)), silos=self._silos)
+        self._names[at] = silo
+        return header, reply[1]
 
 
 class Recorder:

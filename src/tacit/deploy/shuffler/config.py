@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tacit.channel.sealing import Kind, SecretKey, Signer, new_secret, new_signing_key
+from tacit.channel.sealing import Kind, SecretKey, new_secret
 from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.sections import Count, Section, checked, read_toml
+from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.wire import Name
 from tacit.errors import TacitError
 

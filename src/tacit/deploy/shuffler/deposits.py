@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from tacit.channel.sealing import Binding, PublicKey, Signer, seal
+from tacit.channel.sealing import Binding, PublicKey, seal
 from tacit.channel.shuffled_sum import parts_of
 from tacit.deploy.shuffler.messages import Deposit, Mode, fields_of, parse_request
+from tacit.deploy.signing import Signer
 from tacit.deploy.wire import RefusalError, frame, read_frame
 from tacit.errors import TacitError
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
-from tacit.channel.sealing import Binding, Signer, check_signature
+from tacit.channel.sealing import Binding
+from tacit.deploy.signing import Signer, check_signature
 from tacit.deploy.wire import Error, Name, Strict, parse
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

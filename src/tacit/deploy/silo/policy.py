@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tacit.algorithm import SAMPLINGS, Sampling
 from tacit.deploy.sections import Count, Section, checked, read_toml
+from tacit.deploy.signing import verifying_key
 from tacit.deploy.wire import Name
 from tacit.errors import TacitError, unknown
 from tacit.privacy.cache import cache_folder
@@ -68,9 +69,9 @@ class ShuffleSection(Section):
     """Which shufflers are trusted, by their sealing keys, and how many silos may collude with the server.
 
     ``colluding`` is a count, not a share: the server chooses the silos of a plan, and all that collude may be in a
-    small one. ``key`` is the file of the silo's signing key, from ``tacit silo keys``. ``max_local_epsilon`` bounds
-    what a record's reports of one round reveal by themselves: all its protection if every shuffler colludes, or if the
-    first one cheats. It must be set where shuffled reports are allowed.
+    small one. ``max_local_epsilon`` bounds what a record's reports of one round reveal by themselves: all its
+    protection if every shuffler colludes, or if the first one cheats. It must be set where shuffled reports are
+    allowed.
     """
 
     shufflers: dict[str, str]
@@ -78,7 +79,6 @@ class ShuffleSection(Section):
     min_shufflers: Count = 2
     post_quantum: bool = False
     max_local_epsilon: Annotated[float, Field(gt=0)] | None = None
-    key: str = "sign.key"
 
 
 class ApprovalSection(Section):
@@ -108,6 +108,8 @@ class DataSection(Section):
 class Policy(Section):
     """The owner's policy.
 
+    ``proposers`` pins the public key of everybody who may propose and lead studies, as ``tacit server keys`` prints it.
+    ``key`` is the file of the silo's own key, from ``tacit silo keys``, which signs all that the silo says.
     ``clock_checked`` is a day on which the owner found the clock to be right, needed only where nothing was written to
     the ledger for more than a year.
     """
@@ -118,11 +120,20 @@ class Policy(Section):
     approval: ApprovalSection = ApprovalSection()
     shuffle: ShuffleSection | None = None
     data: DataSection
+    proposers: Annotated[dict[Name, str], Field(default_factory=dict)]
+    key: str = "sign.key"
     expires: datetime.datetime | datetime.date | None = None
     clock_checked: datetime.datetime | datetime.date | None = None
     counter: str | None = None
     pad_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
     test: bool = False
+
+    @field_validator("proposers")
+    @classmethod
+    def _keys(cls, proposers: dict[str, str]) -> dict[str, str]:
+        for public in proposers.values():
+            verifying_key(public)
+        return proposers
 
     @model_validator(mode="after")
     def _shufflers_named(self) -> Policy:
@@ -169,7 +180,7 @@ def policy_from(tree: dict[str, Any]) -> Policy:
 
 def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
     """What the daemon relies on: policy, records and their schema, key, ledger, approvals, counter, stored prices."""
-    named = [policy.data.file, policy.data.columns, None if policy.shuffle is None else policy.shuffle.key]
+    named = [policy.data.file, policy.data.columns, policy.key]
     state = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
     kept = cache_folder("prices")
     prices = [] if kept is None else [kept / "any"]

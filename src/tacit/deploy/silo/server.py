@@ -74,6 +74,8 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     records = load_records(policy, folder)
     for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):
         _log.warning("policy.toml: %s", doubt)
+    if not policy.proposers:
+        _log.warning("policy.toml names no proposers: every request is refused; see [proposers] in docs/deployment.md")
     service = SiloService(policy, records, home, noise_off=noise_off)
     server = SiloServer(service, home.socket, socket_mode)
     if noise_off:

@@ -21,11 +21,12 @@ import numpy as np
 from tacit import __version__
 from tacit.deploy import wire
 from tacit.deploy.permissions import read_secret
+from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
 from tacit.deploy.silo import account as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
-from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, parse_request, refuse
+from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, refuse, study_of
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.silo.integers import MOST_RECORDS
@@ -96,11 +97,14 @@ class SiloService:
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
+        if not (home.folder / policy.key).exists():
+            raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
+        self._signer = Signer(read_secret(home.folder / policy.key))
         self._sealer: Sealer | None = None
         if policy.shuffle is not None:
-            from tacit.deploy.silo.shuffled import sealer
+            from tacit.deploy.silo.shuffled import Sealer
 
-            self._sealer = sealer(policy.name, read_secret(home.folder / policy.shuffle.key), noise=self._noise)
+            self._sealer = Sealer(policy.name, self._signer, self._noise)
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals = threading.Lock(), RefusalLog()
@@ -123,10 +127,26 @@ class SiloService:
                 self._ledger.close()
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
-        """The frame that answers a request; whatever is sent, this returns one."""
+        """The signed frame that answers a signed request; whatever is sent, this returns one.
+
+        Formal guarantee: a request that no pinned proposer has signed for this silo, or that is older than the last one
+        of its study, is refused before anything is priced or read.
+        """
+        asked = digest_of(header, payload)
+        head, body = wire.unframed(self._reply(header, payload, asked))
+        return signed_reply(head, body, request=asked, silo=self.policy.name, signer=self._signer)
+
+    def _reply(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
         try:
             with self._lock:
-                return self._dispatch(parse_request(header), payload)
+                signed = wire.parse_signed_request(header)
+                policy = self.policy
+                request = opened_request(signed, payload, silo=policy.name, proposers=policy.proposers)
+                ledger = self._opened()
+                study = study_of(request)
+                known = study in ledger.accounts or study in ledger.pending()
+                ledger.accept(f"{signed.proposer}/{study if known else ''}", signed.counter, asked.hex())
+                return self._dispatch(ledger, request, payload)
         except (RefusalError, LedgerError) as error:
             return self._refusals.refuse(error.code, str(error), error.numbers)
         except PricingError as error:
@@ -138,12 +158,11 @@ class SiloService:
             _log.error("request failed: %s", type(error).__name__)
             return refuse("internal", "the request could not be served")
 
-    def _dispatch(self, request: Any, payload: bytes) -> bytes:
+    def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
         if payload and not isinstance(request, Answer):
             raise RefusalError("bad-message", "only a broadcast has a payload")
         if isinstance(request, Hello):
             return self._hello(request)
-        ledger = self._opened()
         try:
             # The ledger's time never runs backwards, so a clock set back revives nothing.
             if ledger.now() >= self.policy.last_second:

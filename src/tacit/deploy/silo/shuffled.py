@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tacit.algorithm import Algorithm, Release
-from tacit.channel.sealing import Binding, SealError, Signer, public_key, sealed_size
+from tacit.channel.sealing import Binding, SealError, public_key, sealed_size
 from tacit.channel.shuffled_reports import REPORT_BYTES
 from tacit.channel.shuffled_sum import BlockTerms
 from tacit.deploy.shuffler.deposits import Integers, Sender, report_deposit, sum_deposits
@@ -30,6 +30,7 @@ from tacit.deploy.shuffling import (
     stream_name,
     streams_of,
 )
+from tacit.deploy.signing import Signer
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, REPORTS, Answer, Plan, RefusalError, Sealed, broadcast_digest
 from tacit.plans.assemble import Shapes
@@ -54,11 +55,6 @@ def shuffled_terms(
     streams = streams_of(algorithm, shapes.messages)
     check_streams(streams, algorithm, plan, records, policy)
     return ShuffledTerms(shares, streams, _weights(plan, algorithm, (*shares, *streams)))
-
-
-def sealer(silo: str, secret: bytes, *, noise: bool) -> Sealer:
-    """What seals a silo's answers, with its secret key."""
-    return Sealer(silo, Signer(secret), noise)
 
 
 class Sealer(NamedTuple):
