@@ -157,6 +157,10 @@ class Terms:
     def drawn(self, batch_size: Number | None, sampling: Sampling | None, capacity: Number | None = None) -> Terms:
         """The same terms for batches that are drawn otherwise; as they are, where no sampling is given."""
         if sampling is None:
+            if batch_size is not None or capacity is not None:
+                raise ValueError(
+                    f"Expected a sampling for batches of their own, of batch_size={batch_size}; none is given."
+                )
             return self
         return replace(self, batch_size=batch_size, sampling=sampling, capacity=capacity)
 
