@@ -12,6 +12,7 @@ import pytest
 import tacit
 from tacit.algorithm import Terms
 from tacit.objectives import Problem
+from tacit.plans import catalogue
 from tacit.plans.catalogue import ALGORITHMS, find, paper_noise
 from tacit.privacy import PricingError, Setting
 from tacit.recipe import Fixed, preset, recipe
@@ -34,6 +35,8 @@ def test_a_recipe_holds_a_name_and_parameters_and_makes_an_algorithm():
 def test_every_algorithm_is_a_function_of_tacit(name):
     function = getattr(tacit, name.replace("-", "_"))
     assert function is find(name).recipe
+    completes = f"from tacit.algorithms.{find(name).file} import {function.__name__} as {function.__name__}"
+    assert completes in inspect.getsource(catalogue), "editors and type checkers need this import in the catalogue"
     assert function.__name__ in dir(tacit)
     assert inspect.getdoc(function)
     own = inspect.signature(function).parameters
