@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import tacit
-from tacit.algorithm import Terms
+from tacit.algorithm import Fixed, Terms, preset, recipe
 from tacit.objectives import Problem
 from tacit.plans import catalogue
 from tacit.plans.catalogue import ALGORITHMS, find, paper_noise
 from tacit.privacy import PricingError, Setting
-from tacit.recipe import Fixed, preset, recipe
 from tests.algorithms.table import CASES, LOGISTIC
 
 TERMS = Terms(clip_norm=0.5, noise_multiplier=2.0, batch_size=None, sampling="full")

@@ -57,3 +57,9 @@ def test_forwarding_by_name_is_more_than_allowed():
 def test_little_is_imports_signatures_and_forwarding(path):
     text = path.read_text()
     assert len(overhead(text)) <= allowed(text), "say less, or hand the parameters on as one object (a preset does)"
+
+
+def test_at_most_an_eighth_of_all_files_is_imports_signatures_and_forwarding():
+    texts = [path.read_text() for path in FILES]
+    share = sum(len(overhead(text)) for text in texts) / sum(len(text.splitlines()) for text in texts)
+    assert share <= 0.12, share

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from tacit.algorithm import Algorithm, Channel, Terms
+from tacit.algorithm import Algorithm, Channel, Recipe, Terms
 from tacit.errors import TacitError, unknown
 from tacit.objectives import Problem
-from tacit.recipe import Recipe
 
 if TYPE_CHECKING:
     from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd as accelerated_mb_sgd
