@@ -19,8 +19,7 @@ _TINY = 2.0**-126  # smaller numbers may be taken for zero
 _PAIRED = ("prox-svrg", "pl-svrg", "prox-spider", "alternate-spider")
 _MOMENTUM = ("ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg")
 _DIFFERENCES = ("diff2-gd", "diff2-bvr-lsgd")
-_GRADIENTS = ("mb-sgd", "accelerated-mb-sgd", "one-pass-accelerated", "prox-sgd")
-ATTACKED = (*_GRADIENTS, *_PAIRED, *_MOMENTUM, *_DIFFERENCES, "mu2-sgd", "sgda", "fedfdp", "local-sgd")
+_ALONE = {"mu2-sgd": "increment", "sgda": "step", "fedfdp": "step", "local-sgd": "local"}
 REFUSED = ("steffle", "lagrangian-dual")  # they read a sensitive attribute, which a daemon's records do not have
 
 
@@ -54,10 +53,8 @@ def _over(far: float, allowed: float) -> float:
 
 
 def kind_of(algorithm: dict[str, Any], number: int) -> str:
-    """What kind of round a round is, for a consortium of one silo."""
+    """What kind of round a round is, for a consortium of one silo; of algorithms that are not named, a gradient."""
     name, phase = algorithm["name"], algorithm.get("phase_length")
-    if name in _GRADIENTS:
-        return "gradient"
     if name in _PAIRED:
         fresh = "gradient" if name.endswith("spider") else "anchor"
         return fresh if number % (phase or 2) == 0 else "difference"
@@ -67,13 +64,18 @@ def kind_of(algorithm: dict[str, Any], number: int) -> str:
             return "local"
         step = number // 2 if turns else number
         return "gradient" if step == 0 or (phase and step % phase == 0) else "estimate"
-    return {"mu2-sgd": "increment", "sgda": "step", "fedfdp": "step", "local-sgd": "local"}[name]
+    return _ALONE.get(name, "gradient")
 
 
 def rounds_of(algorithm: dict[str, Any]) -> int:
     """How many rounds a study has: local rounds of one silo in turn count too."""
     in_turn = algorithm["name"] in (*_MOMENTUM, *_DIFFERENCES) and algorithm.get("local_steps", 1) > 1
     return algorithm["num_rounds"] * (2 if in_turn else 1)
+
+
+def kinds_of(algorithm: dict[str, Any]) -> set[str]:
+    """The kinds of all rounds of a study; a silo's consent must name the same."""
+    return {kind_of(algorithm, number) for number in range(rounds_of(algorithm))}
 
 
 def broadcast_of(algorithm: dict[str, Any], kind: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from soak.releases import ATTACKED
+from soak.releases import REFUSED
 
 _ONE_PASS = ("one-pass-accelerated", "prox-sgd")
 _FULL = ("ce-psgm-fg", "mb-psgm-fg")
@@ -218,4 +218,4 @@ def _objective(rng: np.random.Generator, silo: Silo, name: str) -> dict[str, Any
 
 def known(names: list[str]) -> list[str]:
     """The algorithms to attack, of those that Tacit lists."""
-    return [name for name in names if name in ATTACKED]
+    return [name for name in names if name not in REFUSED]

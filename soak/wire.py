@@ -103,10 +103,15 @@ class Daemon:
 
     def _wait(self) -> None:
         until = time.monotonic() + _PATIENCE
-        while not self.socket.exists():
+        while not self._listens():
             if not self.alive or time.monotonic() > until:
                 raise RuntimeError(f"The daemon does not serve: {self._log.read_text()}")
             time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        """Whether it answers calls: its socket is there a moment before."""
+        with socket.socket(socket.AF_UNIX) as call:
+            return call.connect_ex(str(self.socket)) == 0
 
     @property
     def socket(self) -> Path:

@@ -12,21 +12,20 @@ import tacit
 ROOT = Path(tacit.__file__).parent
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 LEAVES = {"errors", "stopping", "__version__"}
-MATHS = {"algorithm", "recipe", "objectives", "geometry", "privacy"}
+MATHS = {"algorithm", "objectives", "geometry", "privacy"}
 ENGINE = MATHS | {"silo", "channel"}
 ALLOWED = {
     "errors": set(),
     "stopping": set(),
     "keeping": set(),
     "algorithm": set(),
-    "recipe": {"algorithm", "objectives"},  # for annotations
     "geometry": set(),
     "objectives": {"algorithm", "geometry"},
     "fairness": set(),
     "data": set(),
     "privacy": {"algorithm"},
     "theory": {"algorithm", "objectives", "geometry", "privacy"},
-    "algorithms": {"algorithm", "recipe", "objectives", "geometry"},
+    "algorithms": {"algorithm", "objectives", "geometry"},
     "silo": {"algorithm", "objectives", "privacy", "channel"},
     "channel": {"algorithm", "privacy"},
     "plans": MATHS | {"algorithms", "silo", "channel"},
@@ -43,7 +42,7 @@ ALLOWED = {
     "cli": ENGINE
     | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit"}
     | {"deploy", "deploy/silo", "deploy/server", "deploy/shuffler", "deploy/flower"},
-    "__init__": {"algorithm", "plans", "recipe", "objectives", "privacy", "fitting"},
+    "__init__": {"algorithm", "plans", "objectives", "privacy", "fitting"},
     "__main__": {"cli"},
 }
 """What each trust domain may see, besides itself and the leaves."""

@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tacit.algorithm import Recipe as Recipe
     from tacit.algorithm import Terms as Terms
     from tacit.fitting import Fit as Fit
     from tacit.fitting import fit as fit
     from tacit.objectives import Problem as Problem
     from tacit.plans.catalogue import *  # noqa: F403
     from tacit.privacy import Budget as Budget
-    from tacit.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
 __all__ = ["Budget", "Fit", "Problem", "Recipe", "Terms", "__version__", "fit"]
@@ -32,7 +32,7 @@ _HOMES = {
     "Budget": "tacit.privacy",
     "Fit": "tacit.fitting",
     "Problem": "tacit.objectives",
-    "Recipe": "tacit.recipe",
+    "Recipe": "tacit.algorithm",
     "Terms": "tacit.algorithm",
     "fit": "tacit.fitting",
 }

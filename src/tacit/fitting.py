@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Sampling, Terms
+from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Recipe, Sampling, Terms
 from tacit.data import Federation
 from tacit.errors import TacitError
 from tacit.objectives import Problem
@@ -19,7 +19,6 @@ from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.plans.price import plan_silos
 from tacit.privacy.plan import Budget, SiloPlan, doubts
-from tacit.recipe import Recipe
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Progress, Seed, simulate_grid
 from tacit.simulate.participation import participation

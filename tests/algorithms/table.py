@@ -26,6 +26,7 @@ class Case:
     """An algorithm with small parameters and terms for the shared tests, and what makes it converge without noise.
 
     ``convergence`` is ``None`` where one pass ends before the optimum; such an algorithm has a test of its own.
+    ``slow_step`` is a step so small that 400 rounds end far from both start and optimum.
     A preset is another algorithm with some parameters settled, and the same program as that.
     """
 
@@ -33,6 +34,7 @@ class Case:
     parameters: dict[str, Any] = field(default_factory=dict)
     convergence: dict[str, Any] | None = field(default_factory=dict)
     samplings: tuple[str, ...] = ("full", "wor", "wr", "poisson", "one-pass")
+    slow_step: float = 0.002
     preset_of: str | None = None
     settles: dict[str, Any] = field(default_factory=dict)
 
@@ -57,7 +59,7 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
     for case in (
         Case("mb-sgd", convergence={"output": "last"}),
         Case("local-sgd", {"local_steps": 2, "num_rounds": 3}),
-        Case("accelerated-mb-sgd", {"stages": None, "strong_convexity": 0.1}),
+        Case("accelerated-mb-sgd", {"stages": None, "strong_convexity": 0.1}, slow_step=1e-4),
         Case(
             "one-pass-accelerated",
             {"sampling": "one-pass", "batch_size": 2},
@@ -94,7 +96,13 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
             convergence={"multiplier_step": 0.0},
             samplings=("full", "one-pass"),
         ),
-        Case("mu2-sgd", {"step_size": 0.05}, convergence={"step_size": 0.02}, samplings=("full", "one-pass")),
+        Case(
+            "mu2-sgd",
+            {"step_size": 0.05},
+            convergence={"step_size": 0.02},
+            samplings=("full", "one-pass"),
+            slow_step=2e-5,
+        ),
         Case("ce-psgm", {**PSGM, "local_steps": 3, "num_rounds": 4}, samplings=("wor", "full")),
         Case("ce-psgm-fg", {**PSGM, "local_steps": 2, "num_rounds": 4}, samplings=("full",), preset_of="ce-psgm"),
         Case("mb-psgm", PSGM, samplings=("wor", "full"), preset_of="ce-psgm", settles={"local_steps": 1}),

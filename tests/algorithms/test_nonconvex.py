@@ -11,7 +11,7 @@ from tacit.plans.catalogue import find
 from tacit.privacy import events_of, price
 from tacit.silo import clipped_sum, enrol
 from tacit.simulate.compiled import simulate
-from tests.algorithms.table import LOGISTIC, MLP, largest_difference, least_squares, start, tables
+from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, least_squares, start, tables
 
 COMMON = {"step_size": 0.3, "clip_norm": 0.7, "noise_multiplier": 0.2, "batch_size": None, "sampling": "full"}
 LASSO = Problem(LOGISTIC.objective, geometry.l1(0.05))
@@ -184,3 +184,9 @@ def test_proximal_sgd_takes_the_step_of_its_theorem():
 def test_mistakes_are_named(name, parameters, message):
     with pytest.raises(ValueError, match=message):
         find(name).build(MLP, **{"num_rounds": 4, **COMMON, **parameters})
+
+
+@pytest.mark.parametrize("name", ["prox-spider", "prox-svrg"])
+def test_batches_of_differences_need_a_sampling_of_their_own(name):
+    with pytest.raises(ValueError, match="batch_size=5"):
+        CASES[name].build(MLP, difference_batch_size=5)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import tacit
-from tacit.algorithm import Terms
+from tacit.algorithm import Fixed, Terms, preset, recipe
 from tacit.objectives import Problem
+from tacit.plans import catalogue
 from tacit.plans.catalogue import ALGORITHMS, find, paper_noise
 from tacit.privacy import PricingError, Setting
-from tacit.recipe import Fixed, preset, recipe
 from tests.algorithms.table import CASES, LOGISTIC
 
 TERMS = Terms(clip_norm=0.5, noise_multiplier=2.0, batch_size=None, sampling="full")
@@ -34,6 +34,8 @@ def test_a_recipe_holds_a_name_and_parameters_and_makes_an_algorithm():
 def test_every_algorithm_is_a_function_of_tacit(name):
     function = getattr(tacit, name.replace("-", "_"))
     assert function is find(name).recipe
+    completes = f"from tacit.algorithms.{find(name).file} import {function.__name__} as {function.__name__}"
+    assert completes in inspect.getsource(catalogue), "editors and type checkers need this import in the catalogue"
     assert function.__name__ in dir(tacit)
     assert inspect.getdoc(function)
     own = inspect.signature(function).parameters

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from soak.attack import attack
-from soak.releases import ATTACKED, Block, Facts, blocks_of
+from soak.attack import Attack, Outcome, attack
+from soak.releases import Block, Facts, blocks_of
+from soak.studies import Study, silos
+from tacit.plans.catalogue import ALGORITHMS
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +26,20 @@ def test_no_answer_is_beyond_its_clip_and_noise(outcome):
 
 def test_every_algorithm_was_attacked_and_answered(outcome):
     answered = {algorithm for (algorithm, _, _), row in outcome.rows.items() if row.answers}
-    assert answered == set(ATTACKED)
+    expected = {name for name, entry in ALGORITHMS.items() if not entry.reads_attribute}
+    assert answered == expected, dict(outcome.refusals)
     assert outcome.answers >= 500
     assert {model for _, model, _ in outcome.rows} == {"linear", "mlp", "cnn"}
+
+
+def test_rounds_that_are_not_described_are_told():
+    """A silo that consents to other rounds than those that the attacker knows is a finding, not a broken attacker."""
+    own = {"name": "sgda", "num_rounds": 2, "clip_norm": 1.0}
+    study = Study(0, "zeros", own, {"model": "linear", "loss": "squared"}, 2.0)
+    consent = SimpleNamespace(header={"type": "consent", "study": "0", "noise_multipliers": {"gradient": 1.0}})
+    line, found = SimpleNamespace(ask=lambda header: consent), Outcome()
+    assert Attack(study, silos()["zeros"], line, found, 0).run("0") == 0
+    assert [one["what"] for one in found.violations] == ["kinds"]
 
 
 def test_noise_was_heard_where_nothing_else_is_said(outcome):

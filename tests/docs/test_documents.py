@@ -18,6 +18,7 @@ from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tacit.studies.run import prepare
 from tests.algorithms import test_conformance as conformance
+from tests.algorithms import test_shape as shape
 from tests.algorithms.table import CASES, LOGISTIC, Case, largest_difference, start, tables
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,11 @@ def test_one_file_and_one_row_pass_the_shared_tests(heavy_ball):
     conformance.test_without_noise_it_converges_to_the_known_solution("heavy-ball")
     conformance.test_error_falls_as_noise_falls("heavy-ball")
     conformance.test_the_open_channel_needs_no_clip_and_no_noise("heavy-ball")
+
+
+def test_the_skeleton_is_short_enough():
+    [code, _] = blocks("CONTRIBUTING.md", "python")
+    assert len(shape.overhead(code)) <= shape.allowed(code)
 
 
 def test_one_file_and_one_row_are_an_algorithm_for_everybody(heavy_ball):

@@ -77,10 +77,11 @@ def test_every_algorithm_has_one_page_with_equation_theorem_assumptions_and_stud
         [names] = re.findall(r"<!-- facts: (.+) -->", text)
         for part in ("**Equation.**", "**Theorem", "**Assumes**", "**Studies.**", "$$"):
             assert part in text, f"{path.name} lacks {part}"
+        assert f"algorithms/{path.name}" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), "nav lacks a line"
         for name in names.split(", "):
             assert name not in found
             found[name] = path.name
-    assert set(found) == set(ALGORITHMS)
+    assert set(found) == set(ALGORITHMS), "each algorithm stands in the facts line of one page"
 
 
 def test_the_pictures_are_those_of_the_code():

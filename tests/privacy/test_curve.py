@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from tacit.privacy import Event, PricingError, gauss_delta, price, risk, risk_of, risk_of_price
-from tacit.privacy import curve as module
+from tacit.privacy import Event, PricingError, gauss_delta, pld, price, risk, risk_of, risk_of_price
 from tacit.privacy.curve import PrivacyCurve, curve_of
 
 
@@ -50,12 +49,12 @@ def test_price_and_risk_lie_on_one_curve_that_says_what_proved_it(events, accoun
 def test_price_and_risk_are_read_from_one_composition(monkeypatch):
     made = []
 
-    class Counted(module.Composition):
+    class Counted(pld.Composition):
         def __init__(self, *arguments, **options):
             made.append(arguments)
             super().__init__(*arguments, **options)
 
-    monkeypatch.setattr(module, "Composition", Counted)
+    monkeypatch.setattr(pld, "Composition", Counted)
     curve_of.cache_clear()
     risk_of_price(price([event()], delta=1e-6))
     assert len(made) == 1

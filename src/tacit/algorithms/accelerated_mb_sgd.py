@@ -31,9 +31,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
 from tacit.objectives import Problem, gradient_at
-from tacit.recipe import Fixed, preset, recipe
 
 
 class AcceleratedState(NamedTuple):

@@ -41,11 +41,10 @@ from typing import Any, NamedTuple, Required, TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Number, Params, Randomiser, Round, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Randomiser, Round, Server, Silo, Terms, preset, recipe
 from tacit.algorithms.differences import TwoPoints, check_phase, info_of, scheduled
 from tacit.algorithms.psgm_silo import estimate_silo, is_none, local_silo, local_terms
 from tacit.objectives import Problem, gradient_at
-from tacit.recipe import Fixed, preset, recipe
 
 
 class PsgmState(NamedTuple):

@@ -27,10 +27,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Memory, Message, Number, Params, Record, Round, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Memory, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
 from tacit.algorithms.sgda import shared_noise
 from tacit.objectives import Problem, Saddle, SaddleQuery, Tap
-from tacit.recipe import recipe
 
 
 class FedFdpWork(NamedTuple):

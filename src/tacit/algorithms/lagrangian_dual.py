@@ -25,10 +25,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
 from tacit.algorithms.sgda import SgdaPoint, shared_noise
 from tacit.objectives import Ermi, Frequencies, Notion, Problem, Saddle, SaddleQuery, Tap, ermi
-from tacit.recipe import recipe
 
 
 class LagrangianState(NamedTuple):

@@ -18,9 +18,8 @@ post-processing of them.
 
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Statistic, Terms
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Statistic, Terms, recipe
 from tacit.objectives import Problem, gradient_at
-from tacit.recipe import recipe
 
 
 @recipe

@@ -27,10 +27,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Message, Number, Params, Round, Server, Silo, Terms, recipe
 from tacit.geometry import tree_norm
 from tacit.objectives import GradientQuery, Problem
-from tacit.recipe import recipe
 
 
 class Mu2Points(NamedTuple):

@@ -31,10 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Number, Params, Round, Sampling, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
 from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at, scheduled
 from tacit.objectives import Problem, gradient_at
-from tacit.recipe import Fixed, preset, recipe
 
 
 class SvrgState(NamedTuple):

@@ -28,10 +28,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm, Message, Number, Params, PerBlock, Round, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Message, Number, Params, PerBlock, Round, Server, Silo, Terms, recipe
 from tacit.geometry import frobenius_ball, tree_norm, zero
 from tacit.objectives import Problem, Saddle, SaddleQuery, lifted
-from tacit.recipe import recipe
 
 Output = Literal["random", "last", "average"]
 

@@ -38,10 +38,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms
+from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
 from tacit.algorithms.sgda import Output, decayed, descent_ascent, shared_noise
 from tacit.objectives import Ermi, Frequencies, Notion, Problem, Saddle, SaddleQuery, Tap, ermi, gradient_at
-from tacit.recipe import recipe
 
 _HISTOGRAM_SHARE = 0.05  # of the budget, which a private histogram takes
 

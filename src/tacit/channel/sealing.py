@@ -133,7 +133,7 @@ def new_secret(kind: Kind = "x25519") -> SecretKey:
 
 
 def _contributes(raw: bytes) -> bool:
-    """Whether what is sealed to this X25519 key is secret; what is sealed to a point of low order is not."""
+    """Whether what is sealed to this X25519 key stays secret; to a point of low order it does not."""
     try:
         x25519.X25519PrivateKey.from_private_bytes(bytes(_RAW)).exchange(x25519.X25519PublicKey.from_public_bytes(raw))
     except ValueError:
@@ -144,7 +144,7 @@ def _contributes(raw: bytes) -> bool:
 def public_key(text: str) -> PublicKey:
     """A public key from its text, or an error that says what is wrong with it.
 
-    Keys that anybody could open (all zero, and the few other points of low order) are none.
+    Points of low order, such as all zeros, are refused: anybody could open what is sealed to them.
     """
     kind, _, body = text.partition(":")
     lengths = {"x25519": _RAW, "mlkem768-x25519": _MLKEM_PUBLIC + _RAW}

@@ -52,8 +52,8 @@ def share_terms(
     """Grid and coins for a round in which silos bring these numbers of records, and at least ``min_silos`` silos come.
 
     Formal guarantee: if a share ``honest`` of all silos keep their coins secret, the sum is as private for each record
-    as a Gaussian release with this noise multiplier. All that collude may come, and of the others only the smallest:
-    so the coins of the smallest are counted.
+    as a Gaussian release with this noise multiplier. All that collude may come, and of the others only the smallest. So
+    only the coins of these smallest are counted.
     """
     if not 2 <= min_silos <= len(sizes):
         raise TacitError(f"Expected 2 <= min_silos={min_silos} <= {len(sizes)} silos; nobody hides in a crowd of one.")
@@ -112,6 +112,6 @@ def mean_of_shares(shares: Message, sizes: jax.Array, largest: jax.Array, silos:
     """The mean that silos' shares stand for; shares have a leading axis of silos, and ``sizes`` of zero are away.
 
     Each share is a silo's mean over ``sizes`` records, weighted as `tacit.privacy.anonymity.record_weights` says beside
-    the ``largest``. Of all ``silos`` some may be away, which does not change what is expected.
+    the ``largest``. Some of all ``silos`` may be away; the expected mean is the same.
     """
     return weighted_mean(shares, sizes * largest * silos / (sizes > 0).sum())

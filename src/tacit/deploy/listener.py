@@ -27,8 +27,8 @@ class Listener:
     """Hands every frame to ``handle`` and sends back the frame that it returns, with one thread for each caller.
 
     ``secure`` wraps a fresh connection in TLS, before its handshake. Callers beyond ``most`` at once are refused, or
-    cut off where they speak TLS. Handshakes take no caller's slot: as many may be under way, and the oldest makes room
-    for the next.
+    cut off where they speak TLS. Handshakes take no caller's slot: ``most`` more may be under way, and the oldest makes
+    room for the next.
     """
 
     def __init__(

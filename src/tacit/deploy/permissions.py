@@ -47,9 +47,9 @@ def read_secret(path: Path) -> bytes:
 
 
 def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = (), because: str = _COURIER) -> None:
-    """Raise unless the folder of a silo (or a shuffler) and its files are their owner's alone, and stay in place.
+    """Raise unless the files of a silo (or a shuffler) are their owner's alone and nobody else can replace them.
 
-    Anybody may read ``public`` files, and nobody else change them. ``because`` says what there is to fear.
+    Anybody may read ``public`` files, but only their owner may change them. ``because`` says what there is to fear.
 
     The folder itself may let its group pass through (0710). Folders above, also of files that do not exist yet, must
     belong to root or the owner and be writable by nobody else, or be sticky.
@@ -101,7 +101,7 @@ def mending(modes: dict[Path, int]) -> str:
 def check_courier(folder: Path) -> str | None:
     """Raise if this process could read or change the silo's files without being their owner.
 
-    The owner may run the courier too, on trial: then the result says what is given up.
+    The owner may run the courier on trial; the result then says what that gives up.
     """
     if not folder.is_dir():
         raise PermissionsError(f"Expected a silo's folder at {folder}, which this user may pass through (mode 0710).")

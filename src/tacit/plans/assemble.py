@@ -1,4 +1,4 @@
-"""From a study to the things it names, problem and algorithm, and to the shapes of everything that is said."""
+"""From a study to its problem and algorithm, and to the shapes of broadcasts and messages."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def problem_of(study: Study, facts: Facts) -> Problem:
     except ValueError as error:
         raise StudyError(f"objective.regulariser: {error}") from None
     objective = Objective(_model(section, facts, outputs), _LOSSES[name](section))
-    # Strong convexity that a regulariser brings is not the losses', of which the theorems speak.
+    # The theorems speak of the losses' strong convexity, which no regulariser adds to.
     norm = facts.feature_norm if study.preprocessing is None else study.preprocessing.norm
     known = constants(objective, feature_norm=norm)
     return Problem(objective, regulariser, lipschitz=known.lipschitz, smoothness=known.smoothness)

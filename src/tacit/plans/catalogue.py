@@ -1,7 +1,7 @@
 """The table of algorithms: what a study can name, what each promises and assumes, and what its paper prints.
 
-One row for each, and the row is all there is: the function that people call, its theorem, its paper's letters and noise
-are found here. `tacit.NAME` is the function of the row.
+A row leads to everything about an algorithm: the function that people call (`tacit.NAME`), its theorem, its paper's
+letters and noise.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from tacit.algorithm import Algorithm, Channel, Terms
+from tacit.algorithm import Algorithm, Channel, Recipe, Terms
 from tacit.errors import TacitError, unknown
 from tacit.objectives import Problem
-from tacit.recipe import Recipe
 
 if TYPE_CHECKING:
     from tacit.algorithms.accelerated_mb_sgd import accelerated_mb_sgd as accelerated_mb_sgd
@@ -50,11 +49,11 @@ _ROW = re.compile(r"^ {4}(\S.*?) {2,}(.*)$", re.MULTILINE)
 class Entry:
     """One algorithm of the table.
 
-    It has the name as typed in a study; its function has underscores for hyphens and lies in ``file`` of
-    `tacit.algorithms`. Files load when they are used: a daemon loads no algorithm but that of its study. ``noise``
-    names the function of `tacit.privacy.theorems` with the noise that its paper prints, ``through`` the channel that it
-    is printed for (``None``: any). ``theorem`` names the function of `tacit.theory` with its conditions and bound.
-    ``reads_attribute`` says that it reads the field ``s`` of records, and can protect it alone.
+    ``name`` is typed in a study. The function has underscores for hyphens and lies in ``file`` of `tacit.algorithms`.
+    Files load when they are used: a daemon loads no algorithm but that of its study. ``noise`` names the function of
+    `tacit.privacy.theorems` with the noise that its paper prints, ``through`` the channel that it is printed for
+    (``None``: any). ``theorem`` names the function of `tacit.theory` with its conditions and bound. ``reads_attribute``
+    says that it reads the field ``s`` of records, and can protect it alone.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """One price for everybody: the noise that fits a budget, and what an algorithm's releases then cost each silo.
 
-`fit`, `plan` and `run` price all silos here, a daemon its own, a server those that it needs. All price the releases
-that a silo's door makes: integers with discrete Gaussian noise, binomial shares, local reports. The simulator adds
-noise of the same size, in float32.
+`fit`, `plan` and `run` price all silos here, a daemon itself, a server those that it needs. All price the releases that
+a silo's door makes: integers with discrete Gaussian noise, binomial shares, local reports. The simulator adds noise of
+the same size, in float32.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MOST_KEPT = 1e-3
 draw more."""
 
 MOST_SIZES = 8
-"""Of how many sizes of silos an anonymity set is priced: the smallest, which pay most. One costs seconds, and a plan
+"""How many sizes of silos in an anonymity set are priced: the smallest, which pay most. Each takes seconds, and a plan
 may list thousands."""
 
 _UNSEEN = 1e-4  # prices are rounded up on grids of their own: room for a silo that was not looked at
 LEAST_DELTA = 1e-9
-"""The least delta of a shuffled sum, whose noise has short tails."""
+"""The smallest delta that a shuffled sum may have: its noise has short tails."""
 
 _DISCRETE = ("cumulative", "discrete-gaussian")
 
@@ -113,7 +113,7 @@ def afford(
     """The least noise with which the releases of an algorithm cost each of these silos no more than the budget.
 
     Silos that hide among each other must add the same noise, so there the strictest decides. ``before`` holds what each
-    silo releases besides, at noise that is settled: it is priced together with the algorithm and leaves it the rest.
+    silo releases besides, with noise that is settled. Both are priced together, and the algorithm has the rest.
     ``dimensions`` are those of the statistic of each kind of round; without them the noise is for simulation alone.
 
     Formal guarantee: an algorithm built with the noise returned here makes, at each of these silos, releases that are

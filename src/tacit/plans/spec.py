@@ -308,7 +308,7 @@ def unknown_parameters(section: Mapping[str, Any]) -> dict[str, str]:
     if entry is None:
         return {}
     known = set(entry.parameters) | set(AlgorithmSection.model_fields)
-    # A study may set the capacity of its batches, but need not: it is no key to name.
+    # A study may set the capacity of its batches, but nobody needs to: it is not suggested.
     return {
         key: unknown(f"parameter of {entry.name}", key, known) for key in section if key not in (*known, "capacity")
     }
@@ -360,7 +360,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 def _explain(error: ValidationError, tree: Mapping[str, Any]) -> str:
     section = tree.get("algorithm")
-    # A name that is misspelt there is no error by itself, and the reason for others: for what seems to be missing.
+    # A misspelt parameter is no validation error, but the right one then seems to be missing: name it too.
     strange = unknown_parameters(section) if isinstance(section, dict) else {}
     lines: dict[str, str] = {f"algorithm.{key}": f"algorithm.{key}: {text}" for key, text in strange.items()}
     for problem in error.errors():

@@ -1,4 +1,4 @@
-"""Compiled programs kept on disk, so that a study that ran before starts at once in the next process.
+"""Compiled programs kept on disk, so that a study that ran before starts sooner in the next process.
 
 They lie beside the prices, under `TACIT_CACHE`: whoever may write there decides what a simulation computes. A silo's
 daemon never reads them. Every kind of processor has a folder of its own.
@@ -18,7 +18,7 @@ _WORTH_KEEPING = 0.2  # seconds of compilation
 
 
 def keep_compiled() -> Path | None:
-    """Let jax keep what it compiles, and find it again; the folder, or none if `TACIT_CACHE` is empty.
+    """Let jax keep what it compiles; returns the folder, or none if `TACIT_CACHE` is empty.
 
     A folder set elsewhere (`JAX_COMPILATION_CACHE_DIR`) stays. Call this before the first compilation.
     """
@@ -35,7 +35,7 @@ def keep_compiled() -> Path | None:
 
 
 def _processor() -> str:
-    """A name for this processor's instructions: a program for others could stop half-way."""
+    """A name for this processor's instruction set: a program compiled for another one could crash."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -233,5 +233,5 @@ def stack_seeds(seeds: Sequence[Seed]) -> Seed:
 
 
 def _stride(total: int) -> int:
-    """How many rounds to play at once: equally many each time, at least ten times, so that one program serves all."""
+    """How many rounds to play at once: a divisor of all, so that one program serves, and at most a tenth, or one."""
     return max((k for k in range(1, total // 10 + 1) if total % k == 0), default=1)

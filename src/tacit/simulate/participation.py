@@ -1,8 +1,8 @@
 """Who takes part in a round: all silos, a fixed number drawn at random, a random number, or one in turn.
 
-Sampling silos amplifies nothing at record level: a silo that is in or out shifts a whole batch, and the noise hides
-one record. Silos are not always there, that is all. Who comes is settled in a roster before training, from a key
-alone, and no silo is asked more often than it agreed to.
+Drawing silos amplifies nothing at record level: a silo that comes or stays away shifts a whole batch, and the noise
+hides one record. It is there because real silos may be away. A roster settles who comes before training, from a key
+alone; no silo is asked more often than it agreed to.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def participation(
 
 
 class Roster(NamedTuple):
-    """Who takes part in each round: rows are rounds, columns are places, of which some may stay empty.
+    """Who takes part in each round: rows are rounds, columns are slots, of which some may stay empty.
 
-    ``silo_indices`` has the silo at each place (within a program, ``None``: all, in order), ``weights`` the weight of
+    ``silo_indices`` has the silo in each slot (within a program, ``None``: all, in order), ``weights`` the weight of
     its message in the mean, ``taken`` whether anybody is there, ``before`` the round in which the silo last answered
     this kind of round (-1: never).
     """
@@ -81,7 +81,7 @@ class Roster(NamedTuple):
 
 
 def width(kind: str, who: Participation, silos: int) -> int:
-    """How many places a kind of round has."""
+    """How many slots a kind of round has."""
     return {"in turn": 1, "all": silos}.get(kind, who.most)
 
 

@@ -208,7 +208,7 @@ def _exact_mean(
     weigh_alike: bool,
     at_desks: Callable[[Callable[[SiloView, Memory, Array], Any]], Any],
 ) -> tuple[Message, PerBlock | None]:
-    """The mean of all messages before noise, and silos' deviations; in one sum over all batches if that is the same.
+    """The mean of all messages before noise, and silos' deviations; if all batches count alike, in one sum over them.
 
     One product of large matrices takes a fraction of the time of a small one for each silo.
     """
@@ -253,11 +253,11 @@ def batch_sizes(kind: Round, counts: Array) -> Array:
 
 
 def crowd_of(kind: Round, sizes: Array, who: Participation) -> AnonymityCounts | None:
-    """In how many records one hides through a shuffled channel when the fewest and smallest silos come."""
+    """The records that hide one in a shuffled round, if only ``min_silos`` come and the honest are the smallest."""
     if kind.silo.release.channel not in CROWDED:
         return None
     least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.min_silos)
-    # All that collude may be among those that come, and the others may be the smallest.
+    # All that collude may come, and the others that come may be the smallest.
     honest = counted_silos(len(sizes), least, who.honest)
     counted = jnp.sum(jnp.sort(sizes)[:honest]).astype(jnp.float32)
     return AnonymityCounts(jnp.sum(sizes).astype(jnp.float32), counted, record_weights(who.weights, sizes)[0])
@@ -325,7 +325,7 @@ def _remembered(before: Memory, after: Memory, present: Roster) -> Memory:
     def one(old: Array, new: Array) -> Array:
         shape = (-1,) + (1,) * (new.ndim - 1)
         kept = jnp.where(present.taken.reshape(shape), new, old[present.silo_indices])
-        # Empty places point nowhere, lest they write over a silo that was there.
+        # Empty slots point nowhere, or they would write over the memory of a silo that was there.
         return old.at[jnp.where(present.taken, present.silo_indices, old.shape[0])].set(kept, mode="drop")
 
     return jax.tree.map(one, before, after)

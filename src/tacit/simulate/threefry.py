@@ -39,13 +39,13 @@ def _threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
             y = ((y << jnp.uint32(turn)) | (y >> jnp.uint32(32 - turn))) ^ x
         x = x + parts[group % 3]
         y = y + parts[(group + 1) % 3] + jnp.uint32(group)
-    # Every consumer would compute the rounds anew.
+    # Without it every consumer would compute the rounds again.
     drawn: tuple[Array, Array] = lax.optimization_barrier((x, y))
     return drawn
 
 
 def _numbered(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Two words for each place of an array, from the number of the place."""
+    """Two words for each entry of an array, from its position."""
     if math.prod(shape) > _MOST:
         raise ValueError(f"Expected at most 2**32 numbers in one draw, got a shape of {shape}.")
     low = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)

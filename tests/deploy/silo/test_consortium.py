@@ -13,6 +13,7 @@ from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, 
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.wire import Propose, RefusalError
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy import price
 from tacit.silo import enrol
 from tacit.silo.batches import pass_order
@@ -26,7 +27,7 @@ from tests.algorithms.table import CASES, largest_difference
 from tests.deploy.silo.consortium import SEED, Daemon, fork_server, make_home, plan_of, records_of
 
 SIZES = (30, 17, 24, 21)
-FAIR = ("steffle", "lagrangian-dual")
+FAIR = tuple(name for name, entry in ALGORITHMS.items() if entry.reads_attribute)
 """They read a sensitive attribute, which these silos do not hold."""
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tacit.deploy import wire
 from tacit.deploy.silo.policy import policy_from
+from tacit.plans.catalogue import find
+from tests.algorithms.table import CASES, LOGISTIC
 from tests.deploy.silo.hostile import CODES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -29,6 +31,17 @@ def test_the_driver_of_the_protocol_is_code():
     assert scope["plan"].study
     with pytest.raises(FileNotFoundError):
         scope["Client"](Path("nowhere")).ask(wire.Hello())
+
+
+def test_rounds_that_are_no_gradients_have_a_row():
+    """All others are a mean gradient at the broadcast point, says the table; the hostile server holds them to it."""
+    text = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    table = text[text.index("| algorithm | kind of round |") :].split("\n\n")[0]
+    for name, case in CASES.items():
+        kinds = set(case.build(LOGISTIC, channel="direct").rounds) - {"gradient"}
+        if kinds and not find(name).reads_attribute:
+            missing = [word for word in (name, *kinds) if f"`{word}`" not in table]
+            assert not missing, f"docs/protocol.md: no row for {missing}"
 
 
 def test_every_code_and_limit_is_explained():

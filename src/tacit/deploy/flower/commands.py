@@ -73,7 +73,7 @@ def superlink_command(
 
 
 def supernode_command(*, superlink: str, authority: Path, key: Path, socket: Path, port: int) -> list[str]:
-    """A SuperNode that shows its key and whose courier knows the daemon's socket; ``port`` is for itself alone."""
+    """A SuperNode with its key, and with the daemon's socket for its courier; ``port`` is for its own use."""
     if '"' in str(socket):
         raise TacitError(f"Expected a path without quotation marks, got {socket}.")
     return [
@@ -97,7 +97,7 @@ def node_key(path: Path) -> None:
 def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 5.0) -> None:
     """Run a command until SIGTERM, and start it again whenever it ends.
 
-    A SuperNode ends when the SuperLink refuses it, which it does for a minute after the SuperNode has crashed.
+    A SuperNode ends when the SuperLink refuses it. For a minute after a SuperNode has crashed, it is refused.
     """
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())

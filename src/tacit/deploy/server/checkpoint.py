@@ -19,8 +19,8 @@ from tacit.keeping import load_arrays, plain, restored, save_arrays
 class Checkpoint:
     """The plan (at index 0), the silos by index, the next round, and the algorithm's state before it.
 
-    ``decided`` names the silos of the next round once they are settled, before shufflers are asked, which release a
-    round once and in one way. ``answers`` are their sealed answers, so that a server that starts again need not ask.
+    ``decided`` names the silos of the next round. They are settled before shufflers are asked, which release a round
+    only once. ``answers`` are their sealed answers, so that a server that starts again need not ask for them.
     ``history`` has a row for every finished round.
     """
 
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: Path, like: Any) -> Checkpoint:
-    """A checkpoint whose state has the form of ``like(plan)``, which builds a fresh state."""
+    """A checkpoint; its state has the form of ``like(plan, records)``, a fresh state."""
     try:
         meta, arrays = load_arrays(path)
     except (OSError, ValueError, KeyError) as error:

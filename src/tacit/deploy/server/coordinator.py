@@ -2,9 +2,9 @@
 
     meet -> propose -> for each round: ask -> (mean, or what shufflers release) -> tell -> checkpoint -> finish
 
-A round that was asked before a crash is asked again with the same broadcast, and silos send their stored answers.
-Silos may be late, vanish and come back: a round needs as many as the study says, and waits for them. When patience
-ends, so does the run, with a checkpoint to go on from.
+A round that was asked before a crash is asked again with the same broadcast, and silos send their stored answers. Silos
+may be late, vanish and come back: a round needs as many as the study says, and waits for them. When patience ends, the
+run ends too, with a checkpoint to go on from.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Coordinator:
         return frame(wire.Propose(plan=self._plans[name]))
 
     def _ask(self, requests: Mapping[str, list[bytes]], enough: Any = None) -> dict[str, Replies]:
-        """As the transport does, by silos' names; those without an address are not asked."""
+        """Ask through the transport, by silos' names; those without an address are not asked."""
         names = {self._addresses[name]: name for name in requests if name in self._addresses}
         frames = {at: requests[name] for at, name in names.items()}
         ready = None if enough is None else lambda came: enough({names[at] for at in came})
@@ -271,7 +271,7 @@ class Coordinator:
                 if refusal.is_open and len(left) >= min_silos:
                     answers = left
                     continue
-                # If somebody changed an answer on its way, the silo still has it, and will be asked for it again.
+                # If somebody changed an answer on its way, the silo still has the right one, and is asked for it again.
                 self._settle(None if refusal.is_open else self.point.decided, None)
                 needs = f"needs {min_silos} silos" if refusal.is_open else f"was settled with {len(answers)} silos"
                 raise StalledError(f"Round {round_index + 1} {needs}, but shufflers do not take {refusal}.") from None
@@ -343,14 +343,14 @@ class Coordinator:
             if (response.study, response.round) == (self._plans[name].study, round_index):
                 answers[name] = (response, body)
         elif isinstance(response, Error):
-            # What the silo has against the study says more than that it knows of none.
+            # Why the silo refused the plan says more than that it knows no such study.
             reason = first if isinstance(first, Error) else response
             self._tell("refusal", {"silo": name, "code": reason.code, "text": reason.text})
             if reason.code in _FINAL or reason.code in ("round", NONSENSE):
                 gone[name] = f"{reason.code}: {reason.text}"
 
     def finish(self) -> dict[str, Receipt]:
-        """Close the study; a silo that cannot be reached gives back what it reserved when its time is up."""
+        """Close the study; a silo that cannot be reached closes it by itself when the study expires there."""
         requests = {n: [frame(wire.Finish(study=plan.study))] for n, plan in self._plans.items()}
         receipts = {}
         for name, replies in self._ask(requests).items():

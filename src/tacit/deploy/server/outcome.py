@@ -27,7 +27,7 @@ from tacit.studies.folder import provenance
 from tacit.studies.report import write_report
 
 _SAME = 1e-3
-"""How far the price of a schedule may lie, relatively, from the silo's own to be taken for the silo's schedule."""
+"""How far, relatively, the server's price of a silo's schedule may lie from the silo's own."""
 
 
 def write_outcome(
@@ -39,7 +39,7 @@ def write_outcome(
     *,
     command: str,
 ) -> None:
-    """Write result, metrics, model and report; ``command`` is the user's, as this process' own holds a secret."""
+    """Write result, metrics, model and report. ``command`` is the user's: that of this process holds a secret."""
     history = coordinator.point.history
     measured = [row for row in history if row.get("measured")]
     last = measured[-1]["measured"] if measured else {}
@@ -128,7 +128,7 @@ def spent(coordinator: Coordinator) -> float | None:
 def _risk(coordinator: Coordinator, silo_index: int) -> dict[str, Any] | None:
     """How well an attacker could do against a silo, from its schedule of releases, as in a simulation.
 
-    None where the schedule is not known, or has another price than the silo named.
+    None where the schedule is not known, or its price here is not the one that the silo named.
     """
     point = coordinator.point
     events = _releases(coordinator, silo_index)

@@ -146,7 +146,7 @@ class Reports(Shuffled):
 
 
 def counted_each(plan: Plan, batch_size: Any, arrived: int) -> float:
-    """What a record of weight one counts in the mean, where so many silos' contributions arrived."""
+    """What a record of weight one counts in the mean, if the contributions of ``arrived`` silos came."""
     assert plan.shuffle is not None
     _, largest = plan.shuffle.record_weights(None if batch_size is None else int(np.max(batch_size)))
     return float(largest) * plan.silos / arrived
@@ -155,9 +155,9 @@ def counted_each(plan: Plan, batch_size: Any, arrived: int) -> float:
 def frames_of(
     answers: Answers, names: Sequence[str], expected: Callable[[str, str], Deposit]
 ) -> tuple[dict[str, dict[str, bytes]], dict[str, str]]:
-    """Frames by silo and name where each holds the deposit that the plan has there; and what is wrong with others.
+    """Frames by silo and name, of silos whose deposits are those that the plan asks for; what is wrong with others.
 
-    The plan settles everything about a deposit but what is sealed in it and its signature.
+    The plan fixes everything about a deposit but its sealed content and its signature.
     """
     frames, reasons = {}, {}
     for silo, answer in answers.items():

@@ -1,4 +1,4 @@
-"""Lead a study among real silos from its run folder, which gets the files of a simulation.
+"""Lead a study among real silos from its run folder, which gets the same files as that of a simulation.
 
 The folder holds ``study.toml`` and ``deployment.toml`` before, ``progress.jsonl`` and ``checkpoint.npz`` during, and
 result, metrics, model and report after the run. Leading it again goes on where it stopped.

@@ -34,7 +34,7 @@ class Transport(Protocol):
         ...
 
     def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
-        """Send frames, and return the replies that came before all answered, ``enough`` did, or time was up."""
+        """Send frames; return the replies that are there once all have come, ``enough`` is true, or time is up."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""The shuffler's own process: takes sealed contributions of many silos, and says only what hides who sent what."""
+"""The shuffler's own process: takes deposits of many silos, and releases nothing that tells who sent what."""

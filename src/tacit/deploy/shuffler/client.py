@@ -112,7 +112,7 @@ def hand_in(batches: Sequence[Batch], reasons: Mapping[str, str] | None = None) 
 
 
 def _released(batch: Batch, request: Collect) -> tuple[Any, bytes]:
-    """The release of a round; contributions are handed in again, twice, if the shuffler has lost them."""
+    """The release of a round; if the shuffler has lost deposits, they are handed in again, up to twice."""
     for _ in range(2):
         try:
             return batch.caller.ask(request)

@@ -66,7 +66,7 @@ def sum_deposits(
 
 
 def header_of(mode: Mode, shuffler: str, binding: Binding, sender: Sender) -> Deposit:
-    """The header of a deposit whose blobs are not counted yet and that is not signed."""
+    """The header of a deposit, before its blobs are counted and it is signed."""
     return Deposit(mode=mode, shuffler=shuffler, count=1, size=1, **sender._asdict(), **fields_of(binding))
 
 

@@ -87,7 +87,7 @@ class Collect(_Bound):
 
 
 class Relay(_Signed):
-    """A shuffled batch, signed by the shuffler that made it: the answer to `Collect`, and what the next one takes."""
+    """A shuffled batch, signed by its shuffler: the answer to `Collect`, and what the next shuffler takes."""
 
     type: Literal["relay"] = "relay"
     silos: Count

@@ -1,7 +1,7 @@
 """The shuffler without its socket: keeps deposits until enough have come, and releases each round once.
 
-What is released, and that it was released, are one durable transaction before a reply leaves: a shuffler that was
-killed never releases a round in two ways, which would tell single silos apart. Deposits are only ever in memory.
+A release is stored in one durable transaction before it leaves. So a shuffler that was killed never releases a round in
+two ways, which would tell single silos apart. Deposits are only ever in memory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ShufflerService:
     Formal guarantee: for each round of a study at most one batch is ever released. It holds everything or nothing of
     each silo, all under the same study, round and broadcast, from at least as many distinct registered silos as each of
     them asked for, in uniformly random order or as a sum. A later shuffler of a cascade leaves out what does not open,
-    which no honest silo's reports can be.
+    which is never an honest silo's report.
     """
 
     def __init__(self, terms: Terms, keys: Keys, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -147,7 +147,7 @@ class ShufflerService:
         return frame(messages.Accepted(silos=len(pile.held)))
 
     def _open(self, blobs: list[bytes], request: Deposit) -> list[bytes]:
-        """The blobs of a deposit with one layer off; all of them open and are as they should be, or none is taken."""
+        """The blobs of a deposit with one layer off; if one does not open or is not as it should be, none is taken."""
         opened = [open_layer(blob, self._keys.seal, request.binding, layer=0) for blob in blobs]
         if request.mode == "reports":
             if len(set(opened)) != len(opened):
@@ -210,7 +210,7 @@ class ShufflerService:
 
         An honest silo seals for the keys that its owner pinned, so its reports open here. Only reports of colluding
         silos can be missing, and the price counts on none of these (`privacy.anonymity`). A dishonest shuffler before
-        this one gains nothing: what it can spoil it could as well have replaced by reports of its own.
+        this one gains nothing: instead of spoiling a report it could have replaced it.
         """
         if len(set(blobs)) != len(blobs):
             # No honest shuffler sends one twice; a dishonest one would find it again behind this shuffler.
@@ -230,8 +230,8 @@ class ShufflerService:
     def _mixed(
         self, request: Collect | Relay, blobs: list[bytes], silos: int, min_silos: int, layer: int
     ) -> tuple[Any, bytes]:
-        # Two colluding silos can seal the same report; nobody else has what is inside an honest silo's. Keeping one
-        # copy stops no round, links nothing, and takes no honest report away.
+        # Two colluding silos can seal the same report. Nobody can copy an honest silo's: it was sealed until now.
+        # Keeping one copy stops no round, links nothing, and takes no honest report away.
         blobs = list(dict.fromkeys(blobs))
         if len({len(blob) for blob in blobs}) != 1:
             raise RefusalError("size", "the reports inside are of different sizes")
@@ -291,7 +291,7 @@ def _check_signature(request: Deposit | Relay, public: str, payload: bytes) -> N
 
 
 def _check_alike(deposits: dict[str, Deposit]) -> None:
-    """Refuse deposits of which two have one index, or sizes differ; the refusal names the silos."""
+    """Refuse deposits that share an index or differ in size; the refusal names the silos."""
     by_index: dict[int, list[str]] = {}
     for name, deposit in deposits.items():
         by_index.setdefault(deposit.silo_index, []).append(name)

@@ -31,12 +31,12 @@ def charge_of(offer: Offer) -> Charge:
 
 
 def kept_of_plan(offer: Offer) -> float:
-    """What a plan keeps of its own delta."""
+    """The part of a plan's own delta that is kept for short tails and for the sampler."""
     return TAILS * bool(offer.shares) + sampler_delta(offer.samples, offer.plan.epsilon)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:
-    """Refuse releases of batches that are sampled in a way that the owner does not allow."""
+    """Refuse a sampling that the owner does not allow."""
     for event in offer.events:
         if event.sampling not in allow.sampling:
             listed = " or ".join(f'"{name}"' for name in allow.sampling)

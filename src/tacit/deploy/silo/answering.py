@@ -87,7 +87,7 @@ class Worker:
         self._passes = any(part.silo.release.sampling == "one-pass" for part in parts.values())
 
     def serving(self, plan: Plan) -> Worker:
-        """The same work for a plan of another name; what was compiled is shared, as nothing of a study is kept here."""
+        """The same worker for a plan that differs in name only: it shares what was compiled. No study is kept here."""
         twin = copy.copy(self)
         twin.offer = dataclasses.replace(self.offer, plan=plan)
         return twin
@@ -118,7 +118,7 @@ class Worker:
         return _leaves(answer.message), Remembered(kept.order_seed, _leaves(answer.memory), noise)
 
     def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
-        """The silo's share of a round's sum, which leaves only as sealed parts; nothing kept changes."""
+        """The silo's share of a round's sum, which leaves only as sealed parts; what is kept does not change."""
         kind, offer = self.offer.algorithm.schedule[round_index], self.offer
         shares = importlib.import_module("tacit.silo.shares")
         coins = getattr(shares, self._samplers.coins)

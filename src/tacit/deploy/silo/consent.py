@@ -42,8 +42,8 @@ class Offer:
 
     By kind of round: ``grid_sigma`` is the priced noise in grid units, ``broadcasts`` are shapes, ``shares`` are the
     terms of shuffled sums and ``streams`` those of shuffled reports, and ``weights`` say what this silo's records count
-    in either, relative to those that count most. ``memory`` is the silo's before the first round; ``positions`` say
-    where in a pass over the records each round begins; ``samples`` counts the discrete Gaussians that the study draws.
+    in either, beside those that count most. ``memory`` is the silo's before the first round; ``positions`` say where in
+    a pass over the records each round begins; ``samples`` counts the discrete Gaussians that the study draws.
     """
 
     plan: Plan
@@ -65,7 +65,7 @@ class Offer:
         return len(self.algorithm.schedule)
 
     def may_answer(self, round_index: int) -> bool:
-        """Whether a round is this silo's to answer: all are, but other silos' turns."""
+        """Whether a round is this silo's to answer: every round is, but for other silos' turns."""
         algorithm, plan = self.algorithm, self.plan
         in_turn = algorithm.rounds[algorithm.schedule[round_index]].participants == "in turn"
         return not in_turn or algorithm.turns[round_index] % plan.silos == plan.silo_index

@@ -23,7 +23,7 @@ _MOST_CALLERS = 32
 class SiloServer(Listener):
     """Listens on a socket and hands frames to the service, which serves one request at a time.
 
-    Replies leave at multiples of ``pad_seconds`` after their request, so that how long a computation took is blurred.
+    Replies leave at multiples of ``pad_seconds`` after their request, to hide how long a computation took.
     """
 
     def __init__(self, service: SiloService, path: Path, mode: int = 0o600) -> None:

@@ -1,4 +1,4 @@
-"""The silo without its socket: answers requests as policy and ledger allow; nothing leaves that is not debited.
+"""The silo without its socket: answers requests as policy and ledger allow; no message leaves undebited.
 
 It works on bytes, so that tests can send it everything that a server can.
 """
@@ -238,7 +238,7 @@ class SiloService:
         return accounts.consent(ledger, offer, accounts.reserved(ledger, study))
 
     def _considered(self, plan: Plan) -> Worker:
-        """A plan built and priced; of the last few, plans that differ in name only share what was compiled."""
+        """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
         data = self.policy.data
         if (plan.features, plan.task, plan.classes) != (tuple(self._record["x"].shape), data.task, data.classes):
             raise RefusalError("bad-plan", "the plan is for records of another shape or task; ask with hello")
@@ -322,7 +322,7 @@ class SiloService:
         return frame(receipt)
 
     def _set_aside(self, plan: Plan, account: Account) -> float:
-        """The delta that a plan sets aside; where this Tacit would not build the plan again, its account's."""
+        """The delta that a plan sets aside; its account's if this Tacit refuses the plan by now."""
         try:
             return accounts.kept_of_plan(self._considered(plan).offer)
         except TacitError:

@@ -150,7 +150,7 @@ def check_sums(algorithm: Algorithm) -> None:
 
 
 def check_one_batch(release: Release) -> None:
-    """Refuse batch sizes that differ by silo: each silo counts on as many coins, or reports, of every other."""
+    """Refuse batch sizes that differ by silo: each silo counts on one number of coins, or reports, from every other."""
     if any(term is not None and np.ndim(term) for term in (release.batch_size, release.capacity)):
         raise RefusalError("bad-plan", "expected one batch size for all silos through shufflers")
 
