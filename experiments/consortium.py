@@ -96,6 +96,7 @@ def train(consortium: Consortium, study: Study, out: Path, console: Console, **c
         "record": True,
         "shufflers": consortium.shuffler_entries() if shuffled else [],
         "command": "python -m experiments.consortium",
+        **consortium.proposer_entries,
         **changes,
     }
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")

@@ -23,7 +23,7 @@ import tomli_w
 
 from experiments.certificates import Authority, Pair
 from tacit.deploy.flower.commands import environment, node_key, register, superlink_command, write_connection
-from tacit.deploy.permissions import write_secret
+from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys
@@ -32,6 +32,7 @@ from tacit.errors import TacitError
 
 _PATIENCE = 90.0
 _GRACE = 15.0
+PROPOSER = "demo"
 TACIT = [sys.executable, "-c", "from tacit.cli import main; main()"]
 
 
@@ -154,6 +155,7 @@ class Consortium:
         self.home = root / "flower-cli"
         write_connection(self.home, superlink=self.superlink, authority=self.authority.certificate)
         self._signers = {silo.name: new_signing_key() for silo in silos}
+        write_secret(root / "proposer.key", new_signing_key())
         self.shufflers: dict[str, tuple[int, str]] = {}
         before: dict[str, str] = {}
         for layer, name in enumerate(shufflers):
@@ -206,6 +208,7 @@ class Consortium:
             "data": silo.data,
             "counter": f"../counter-{silo.name}",
             "pad_seconds": 0.1,
+            "proposers": {PROPOSER: Signer(read_secret(self.root / "proposer.key")).public},
             **silo.policy,
         }
         if not seals:
@@ -221,6 +224,12 @@ class Consortium:
     def address(self, name: str) -> Address:
         """How to call a shuffler."""
         return Address("127.0.0.1", self.shufflers[name][0], self.authority.certificate, *self.caller)
+
+    @property
+    def proposer_entries(self) -> dict[str, Any]:
+        """Who leads studies, and whose replies are believed, as a deployment lists them."""
+        pins = {name: Signer(raw).public for name, raw in self._signers.items()}
+        return {"proposer": PROPOSER, "key": str(self.root / "proposer.key"), "pins": pins}
 
     def shuffler_entries(self) -> list[dict[str, Any]]:
         """The shufflers as a deployment lists them."""

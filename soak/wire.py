@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import socket
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
+_KEY = ed25519.Ed25519PrivateKey.generate()  # the attacker is the proposer whom the owner trusts to ask
 _PATIENCE = 600.0  # pricing and compiling take seconds, on a busy machine minutes
 
 
@@ -43,17 +47,19 @@ class Connection:
     """One connection to a daemon's socket: requests and replies, one after another."""
 
     def __init__(self, path: Path):
+        self._silo = path.parents[1].name
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(_PATIENCE)
         self._socket.connect(str(path))
 
     def ask(self, header: dict[str, Any], payload: bytes = b"") -> Reply:
-        """Send one frame and read the reply."""
-        text = json.dumps(header).encode()
+        """Send one signed frame and read the reply inside the signed one."""
+        text = _signed(json.dumps(header), payload, self._silo)
         self._socket.sendall(struct.pack(">II", 4 + len(text) + len(payload), len(text)) + text + payload)
         body = self._read(struct.unpack(">I", self._read(4))[0])
         length = struct.unpack(">I", body[:4])[0]
-        return Reply(json.loads(body[4 : 4 + length]), body[4 + length :])
+        outer = json.loads(body[4 : 4 + length])
+        return Reply(json.loads(outer["reply"]) if outer["type"] == "signed-reply" else outer, body[4 + length :])
 
     def answer(self, study: str, number: int, arrays: list[np.ndarray]) -> Reply:
         """Ask for one round's answer to a broadcast."""
@@ -94,6 +100,7 @@ class Daemon:
         folder.mkdir(mode=0o700)
         np.savez(folder / "records.npz", x=records["x"], y=records["y"])
         (folder / "policy.toml").write_text(_policy(folder, task, classes, names))
+        tacit("silo", "keys", str(folder))
         for path in folder.iterdir():
             path.chmod(0o600)
         command = [sys.executable, "-m", "tacit", "silo", "serve", str(folder)]
@@ -133,11 +140,22 @@ class Daemon:
         return json.loads(tacit("ledger", str(self.folder), "--json"))
 
 
+def _signed(request: str, payload: bytes, silo: str) -> bytes:
+    """A signed request as docs/protocol.md has it."""
+    fields = {"type": "signed-request", "proposer": "attacker", "silo": silo, "counter": time.time_ns()}
+    unsigned = json.dumps({**fields, "request": request, "signature": ""}, separators=(",", ":"), ensure_ascii=False)
+    digest = hashlib.sha256(unsigned.encode()).digest() + hashlib.sha256(payload).digest()
+    signature = base64.b64encode(_KEY.sign(b"tacit signed 1" + digest)).decode()
+    return json.dumps({**fields, "request": request, "signature": signature}).encode()
+
+
 def _policy(folder: Path, task: str, classes: int | None, names: list[str]) -> str:
     return f"""
 name = "{folder.name}"
 pad_seconds = 0.0
 counter = "{folder}/counter"
+[proposers]
+attacker = "ed25519:{base64.b64encode(_KEY.public_key().public_bytes_raw()).decode()}"
 [budget]
 epsilon = 40.0
 delta = 0.05

@@ -72,28 +72,64 @@ def test_a_silos_keys_stay_the_same_also_when_one_was_moved(tmp_path):
         ("privacy.epsilon=[1.0,1.0,1.0,1.0]", "one epsilon"),
     ],
 )
-def test_a_study_that_cannot_be_deployed_is_refused_before_anything_starts(tmp_path, authority, change, message):
-    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--out", tmp_path / "runs")
+def test_a_study_that_cannot_be_deployed_is_refused_before_anything_starts(
+    tmp_path, authority, proposer, change, message
+):
+    options = (
+        "--superlink",
+        "localhost:1",
+        "--authority",
+        authority,
+        "--silos",
+        4,
+        "--keys",
+        proposer,
+        "--out",
+        tmp_path / "runs",
+    )
     with pytest.raises(TacitError, match=message):
         invoke("server", "run", "heart-disease", *options, "--set", change)
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, authority, monkeypatch):
+def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, authority, proposer, monkeypatch):
     pytest.importorskip("flwr")
     monkeypatch.setattr("tacit.deploy.flower.watch.follow", lambda folder, console: {})
     monkeypatch.setattr("sys.argv", ["/bin/tacit", "server", "run", "heart-disease", "--set", "title=Two words"])
-    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--out", tmp_path / "r")
+    options = (
+        "--superlink",
+        "localhost:1",
+        "--authority",
+        authority,
+        "--silos",
+        4,
+        "--keys",
+        proposer,
+        "--out",
+        tmp_path / "r",
+    )
     invoke("server", "run", "heart-disease", *options)
     (path,) = (tmp_path / "r").glob("*/deployment.toml")
     terms = deployment_from(tomllib.loads(path.read_text()))
     assert terms.command == "tacit server run heart-disease --set 'title=Two words'"
 
 
-def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, authority):
-    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4)
+def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, authority, proposer):
+    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--keys", proposer)
     with pytest.raises(TacitError, match="not a run folder"):
         invoke("server", "run", "heart-disease", *options, "--resume", tmp_path)
+
+
+def make_proposer(folder):
+    invoke("server", "keys", folder, "--name", "university")
+    with (folder / "proposer.toml").open("a") as file:
+        file.write('clinic = "ed25519:AAAA"\n')
+    return folder
+
+
+@pytest.fixture
+def proposer(tmp_path):
+    return make_proposer(tmp_path / "proposer")
 
 
 LINK = ("--superlink", "localhost:1")
@@ -101,7 +137,7 @@ CALLED = {
     "silo join": ("silo", "join", "clinic", *LINK),
     "server link": ("server", "link", "state", "--certificate", "there", "--key", "there"),
     "server register": ("server", "register", "clinic", "there", *LINK),
-    "server run": ("server", "run", "heart-disease", *LINK, "--silos", 4),
+    "server run": ("server", "run", "heart-disease", *LINK, "--silos", 4, "--keys", "proposer"),
 }
 
 
@@ -112,6 +148,7 @@ def nothing_starts(tmp_path, monkeypatch):
     invoke("silo", "init", "clinic")
     invoke("silo", "keys", "clinic")
     (tmp_path / "there").touch()
+    make_proposer(tmp_path / "proposer")
     for name in ("commands.keep_running", "commands.register", "watch.follow"):
         monkeypatch.setattr(f"tacit.deploy.flower.{name}", lambda *_: pytest.fail("it was started"))
     monkeypatch.setattr("os.execve", lambda *_: pytest.fail("it was started"))

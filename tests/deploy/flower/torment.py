@@ -121,7 +121,9 @@ def prepare_run(
     (folder / "study.toml").write_text(tomli_w.dumps(tree), encoding="utf-8")
     shufflers = consortium.shuffler_entries() if channel != "direct" else []
     terms = {"silos": len(SIZES), "folder": str(folder), "round_seconds": 40.0, "patience": 240.0}
-    (folder / "deployment.toml").write_text(tomli_w.dumps({**terms, "shufflers": shufflers}), encoding="utf-8")
+    (folder / "deployment.toml").write_text(
+        tomli_w.dumps({**terms, **consortium.proposer_entries, "shufflers": shufflers}), encoding="utf-8"
+    )
     write_connection(folder / "flower", superlink=consortium.superlink, authority=consortium.authority.certificate)
     return folder
 

@@ -25,7 +25,7 @@ from tacit.silo.ledger import inspect
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
 from tests.deploy.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, simulated, travelled
-from tests.deploy.silo.consortium import SEED, plan_of, rounding_of
+from tests.deploy.silo.consortium import SEED, led_by, plan_of, rounding_of
 
 
 def assert_simulated(plan, found, expected):
@@ -318,7 +318,9 @@ def test_a_study_through_reports_is_led_from_its_run_folder_to_its_report(world,
         files = {"authority": str(at.authority), "certificate": str(at.certificate), "key": str(at.key)}
         entries.append({"name": party.terms.name, "host": at.host, "port": at.port, **files})
     terms = {"silos": 4, "folder": str(tmp_path), "seed": SEED, "round_seconds": 30.0, "patience": 60.0}
-    (tmp_path / "deployment.toml").write_text(tomli_w.dumps({**terms, "shufflers": entries}))
+    (tmp_path / "deployment.toml").write_text(
+        tomli_w.dumps({**terms, **led_by(tmp_path, *NAMES), "shufflers": entries})
+    )
     lead(tmp_path, SocketTransport([daemon.home.socket for daemon in daemons]))
     result = json.loads((tmp_path / "result.json").read_text())
     assert (tmp_path / "server.key").stat().st_mode & 0o077 == 0

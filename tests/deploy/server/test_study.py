@@ -16,8 +16,8 @@ from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import RefusalError, read_frame
 from tacit.errors import TacitError
 from tacit.privacy import Event, risk, risk_of
-from tests.deploy.server.world import SIZES
-from tests.deploy.silo.consortium import SEED, make_home, records_of
+from tests.deploy.server.world import NAMES, SIZES
+from tests.deploy.silo.consortium import SEED, led_by, make_home, records_of
 
 TOKEN = "8660953f42b6c0ffee"
 COMMAND = "tacit server run led.toml --silos 4"
@@ -33,7 +33,7 @@ def folder(world, tmp_path_factory):
     tree = {"name": "led", "data": {"name": "silo"}, "algorithm": algorithm, "privacy": privacy}
     (root / "study.toml").write_text(tomli_w.dumps(tree))
     terms = {"silos": 4, "folder": str(root), "seed": SEED, "round_seconds": 60.0, "command": COMMAND, "record": True}
-    (root / "deployment.toml").write_text(tomli_w.dumps(terms))
+    (root / "deployment.toml").write_text(tomli_w.dumps({**terms, **led_by(root, *NAMES)}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["flwr-serverapp", "--runtime-api-address", "127.0.0.1:19092", "--token", TOKEN])
         lead(root, SocketTransport([daemon.home.socket for daemon in daemons]))
@@ -100,7 +100,9 @@ def prepare(root, epsilon=1.0):
     privacy = {"epsilon": epsilon, "delta": 1e-6}
     tree = {"name": "led", "data": {"name": "silo"}, "algorithm": algorithm, "privacy": privacy}
     (root / "study.toml").write_text(tomli_w.dumps(tree))
-    (root / "deployment.toml").write_text(tomli_w.dumps({"silos": 1, "folder": str(root), "patience": 60.0}))
+    (root / "deployment.toml").write_text(
+        tomli_w.dumps({"silos": 1, "folder": str(root), "patience": 60.0, **led_by(root, "clinic")})
+    )
 
 
 def followed(root, monkeypatch, begin):
@@ -146,7 +148,9 @@ def test_what_would_be_refused_again_is_not_to_be_resumed(manual, tmp_path, monk
 def test_what_can_be_waited_for_is_to_be_resumed(manual, tmp_path, monkeypatch):
     root = tmp_path / "run"
     prepare(root)
-    (root / "deployment.toml").write_text(tomli_w.dumps({"silos": 1, "folder": str(root), "patience": 0.1}))
+    (root / "deployment.toml").write_text(
+        tomli_w.dumps({"silos": 1, "folder": str(root), "patience": 0.1, **led_by(root, "clinic")})
+    )
 
     def begin():
         with pytest.raises(StalledError, match="waits for its owner's approval"):

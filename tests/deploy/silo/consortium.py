@@ -42,6 +42,13 @@ def silo_key(name: str) -> bytes:
     return hashlib.sha256(b"silo " + name.encode()).digest()
 
 
+def led_by(folder: Path, *names: str) -> dict[str, Any]:
+    """What a deployment says of its proposer and silos; the key is written into the folder."""
+    if not (folder / "proposer.key").exists():
+        write_secret(folder / "proposer.key", hashlib.sha256(b"tester").digest())
+    return {"proposer": PROPOSER.name, "key": str(folder / "proposer.key"), "pins": pins(*names)}
+
+
 def pins(*names: str) -> dict[str, str]:
     """The public keys of silos of the tests."""
     return {name: Signer(silo_key(name)).public for name in names}
