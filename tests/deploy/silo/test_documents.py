@@ -10,6 +10,7 @@ from tacit.deploy import wire
 from tacit.deploy.silo.policy import policy_from
 from tacit.plans.catalogue import find
 from tests.algorithms.table import CASES, LOGISTIC
+from tests.deploy.silo.consortium import PROPOSER
 from tests.deploy.silo.hostile import CODES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -30,7 +31,7 @@ def test_the_driver_of_the_protocol_is_code():
     exec(compile(block, "protocol.md", "exec"), scope)
     assert scope["plan"].study
     with pytest.raises(FileNotFoundError):
-        scope["Client"](Path("nowhere")).ask(wire.Hello())
+        scope["Client"](Path("nowhere"), proposer=PROPOSER).ask(wire.Hello())
 
 
 def test_rounds_that_are_no_gradients_have_a_row():

@@ -106,6 +106,10 @@ class SignedTransport:
     def _opened(self, at: str, raw: bytes, reply: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         silo, header = opened_reply(*reply, request=digest_of(*unframed(raw)), silos=self._silos)
         self._names[at] = silo
+        response = parse_response(header)
+        if isinstance(response, Error) and response.code == "replayed":
+            # Another request of this proposer has overtaken this one, which may be asked anew.
+            raise RefusalError(response.code, response.text)
         return header, reply[1]
 
 

@@ -142,11 +142,10 @@ class SiloService:
                 signed = wire.parse_signed_request(header)
                 policy = self.policy
                 request = opened_request(signed, payload, silo=policy.name, proposers=policy.proposers)
-                ledger = self._opened()
-                study = study_of(request)
-                known = study in ledger.accounts or study in ledger.pending()
-                ledger.accept(f"{signed.proposer}/{study if known else ''}", signed.counter, asked.hex())
-                return self._dispatch(ledger, request, payload)
+                self._accept(signed, study_of(request), asked)
+                reply = self._dispatch(self._opened(), request, payload)
+                self._accept(signed, study_of(request), asked)  # by now the study may be known
+                return reply
         except (RefusalError, LedgerError) as error:
             return self._refusals.refuse(error.code, str(error), error.numbers)
         except PricingError as error:
@@ -157,6 +156,12 @@ class SiloService:
             # The kind of error is safe to keep; its text might hold values.
             _log.error("request failed: %s", type(error).__name__)
             return refuse("internal", "the request could not be served")
+
+    def _accept(self, signed: wire.SignedRequest, study: str, asked: bytes) -> None:
+        """Refuse a request that is older than the last of its proposer about the study, or about none that is known."""
+        ledger = self._opened()
+        known = study in ledger.accounts or study in ledger.pending()
+        ledger.accept(f"{signed.proposer}/{study if known else ''}", signed.counter, asked.hex())
 
     def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
         if payload and not isinstance(request, Answer):
