@@ -1,7 +1,7 @@
 """Requests that nobody entitled has made: unsigned, with another key, altered, for somebody else, or from the past.
 
-`forge` sends them to a silo's service, between honest ones. It raises at the first that is not refused with the code that
-it deserves, or that moves the ledger. The latest honest request, byte for byte, gets its stored reply and no debit.
+`forge` sends them to a silo, between honest ones. It raises at the first that is not refused with the code that it
+deserves, or that moves the ledger. The latest honest request, byte for byte, gets its stored reply and no debit.
 """
 
 from __future__ import annotations
