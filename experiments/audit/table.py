@@ -12,7 +12,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tacit.algorithm import CROWDED, Channel, Sampling
+from tacit.algorithm import SHUFFLED_CHANNELS, Channel, Sampling
 from tacit.audit.deployed import SHUFFLER, DoorTarget, deploy, spare_key
 from tacit.audit.mechanism import Target
 from tacit.audit.simulated import Seat, SimulatedTarget
@@ -91,7 +91,7 @@ def subjects(*, epsilon: float, delta: float, algorithms: Container[str]) -> Ite
 
 def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Subject:
     """One algorithm in one setting; only the algorithm's own refusal makes it absent."""
-    if setting.channel in ("direct", *CROWDED):
+    if setting.channel in ("direct", *SHUFFLED_CHANNELS):
         try:
             plan = plan_of(entry, setting, epsilon=epsilon, delta=delta)
             return Subject(entry, setting, DoorTarget(deploy(plan, (setting.records,) * plan.silos)))
@@ -114,7 +114,7 @@ def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
     """The plan that a server would propose for a setting: to one silo, or to two of which the other colludes."""
     given = {name: value for name, value in parameters_for(entry, setting).items() if value is not None}
     anonymity = None
-    if setting.channel in CROWDED:
+    if setting.channel in SHUFFLED_CHANNELS:
         anonymity = Shuffle(
             records=(setting.records,) * 2,
             min_silos=2,

@@ -61,7 +61,7 @@ Participants = Literal["all", "sampled", "in turn"]
 
 SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
 CHANNELS: tuple[Channel, ...] = ("direct", "trusted", "shuffled-sum", "shuffled-reports", "open")
-CROWDED: tuple[Channel, ...] = ("shuffled-sum", "shuffled-reports")
+SHUFFLED_CHANNELS: tuple[Channel, ...] = ("shuffled-sum", "shuffled-reports")
 """Channels in which a record hides among those of other silos."""
 GUARANTEES: dict[Channel, str] = {
     "direct": "ISRL-DP: every message is private before it leaves its silo; nobody else is trusted",
@@ -121,7 +121,7 @@ class Release:
     def __post_init__(self) -> None:
         if (self.protects == "sensitive-attribute") != (self.groups is not None):
             raise ValueError('Expected groups, the number of values of s, exactly for protects="sensitive-attribute".')
-        if self.protects == "sensitive-attribute" and self.channel in CROWDED:
+        if self.protects == "sensitive-attribute" and self.channel in SHUFFLED_CHANNELS:
             raise ValueError('Expected protects="record" through shuffled channels; use channel="direct" to protect s.')
         if self.passes < 1 or (self.passes > 1 and (self.sampling != "one-pass" or _several(self.batch_size))):
             raise ValueError(
@@ -248,7 +248,7 @@ class Silo:
     reads: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        crowded = self.release.channel in ("trusted", *CROWDED)
+        crowded = self.release.channel in ("trusted", *SHUFFLED_CHANNELS)
         if self.release.mechanism == "cumulative" and self.release.channel == "shuffled-reports":
             raise ValueError(
                 "Expected fresh reports in every round; a running sum cannot be shuffled record by record."

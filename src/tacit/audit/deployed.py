@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tacit
-from tacit.algorithm import CROWDED, Algorithm, Broadcast
+from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Broadcast
 from tacit.audit.attack import Scene
 from tacit.audit.stored_engine import StoredEngine
 from tacit.audit.worst_case import (
@@ -91,7 +91,7 @@ def _offer(plan: Plan, records: int) -> Offer:
 
 def offer(plan: Plan, records: int, *, record: Any, build: Callable[[Plan, int], Builder]) -> Offer:
     """What a daemon offers whose owner allows everything."""
-    allow = AllowSection(algorithms=tuple(ALGORITHMS), channels=("direct", *CROWDED), min_silos=1)  # type: ignore[arg-type]
+    allow = AllowSection(algorithms=tuple(ALGORITHMS), channels=("direct", *SHUFFLED_CHANNELS), min_silos=1)  # type: ignore[arg-type]
     trusted = ShuffleSection(shufflers={SHUFFLER: spare_key(0)}, colluding=0, min_shufflers=1, max_local_epsilon=1e6)
     return consider(plan, records=records, record=record, allow=allow, shuffle=trusted, build=build)
 
@@ -112,7 +112,7 @@ def proposed(prepared: Prepared) -> Plan:
         )
         for silo in prepared.plan.silos
     ]
-    if study.algorithm.channel not in CROWDED:
+    if study.algorithm.channel not in SHUFFLED_CHANNELS:
         return plan_for(study, facts, {})
     return plan_for(study, facts, {SHUFFLER: spare_key(0)}, public_key(spare_key(1)))
 

@@ -175,7 +175,7 @@ def _player(
     """One kind of round, what the attacker sees of it flat and padded to the longest."""
     part = dataclasses.replace(part, silo=_louder(part.silo, loudness))
     # No other silo hides this one: its share is the whole sum.
-    anonymity = program.crowd_of(part, program.batch_sizes(part, jnp.asarray([desk.count])), participation(1))
+    anonymity = program.anonymity_of(part, program.batch_sizes(part, jnp.asarray([desk.count])), participation(1))
 
     def play(memory: Any, number: Array, at: Array, position: Array, last: Array) -> Any:
         broadcast = jax.tree.map(lambda leaf: leaf[at], said)

@@ -72,10 +72,10 @@ def _as_data(prepared: Prepared) -> dict[str, Any]:
 
     study, plan, federation = prepared.study, prepared.plan, prepared.federations[0]
     unit = prepared.builder.build(noise_multiplier=1.0)
-    private, fewest = study.privacy.private, min_silos_of(study, len(plan.silos))
+    private, min_silos = study.privacy.private, min_silos_of(study, len(plan.silos))
     points = points_of(study.run.grid) if study.run.grid and private else []
     return plan_json(plan) | {
-        "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, fewest) if private else {},
+        "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, min_silos) if private else {},
         "grid": [{"point": point, "noise_multiplier": noise_at(prepared, point).tolist()} for point in points],
         "released_before_training": study.preprocessing is not None,
         "preprocessing_private": federation.touches_private_data,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tacit.algorithm import CROWDED, Algorithm, Release
+from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Release
 from tacit.privacy import Event, Price, PricingError, calibrate, events_of, price
 from tacit.privacy.calibration import calibrate_beside
 from tacit.privacy.discrete import effective_multiplier
@@ -124,7 +124,7 @@ def afford(
     goals = _epsilons(budget, seats)
     if budget.noise_multiplier is not None:
         noise = [_rounded_up(budget.noise_multiplier)] * len(seats)
-    elif _is_crowded(ledger.unit):
+    elif _is_shuffled(ledger.unit):
         noise = [_common_noise(ledger, seats, goals)] * len(seats)
     else:
         rows = zip(seats, settled, goals, strict=True)
@@ -247,7 +247,7 @@ def plan_silos(
 
 def anonymity_set_of(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> AnonymitySet | None:
     """Among whom a record hides by the budget; none where no channel shuffles."""
-    hidden = [part for part in unit.rounds.values() if part.silo.release.channel in CROWDED]
+    hidden = [part for part in unit.rounds.values() if part.silo.release.channel in SHUFFLED_CHANNELS]
     if not hidden:
         return None
     if budget is None:  # Nothing is priced.
@@ -263,8 +263,8 @@ def anonymity_set_of(unit: Algorithm, records: tuple[int, ...], budget: Budget |
     return AnonymitySet(records, budget.honest, min_silos)
 
 
-def _is_crowded(unit: Algorithm) -> bool:
-    return any(part.silo.release.channel in CROWDED for part in unit.rounds.values())
+def _is_shuffled(unit: Algorithm) -> bool:
+    return any(part.silo.release.channel in SHUFFLED_CHANNELS for part in unit.rounds.values())
 
 
 def _check_whole_silos(unit: Algorithm) -> None:

@@ -112,7 +112,7 @@ def events_of(
 
 
 def _shuffled(event: Event, part: Round, silo_index: int, anonymity_set: AnonymitySet | None) -> Event:
-    """The event as it is priced: releases through shuffled reports hide among those of the company."""
+    """The event as it is priced: reports hide among those of the anonymity set."""
     release = part.silo.release
     if release.channel != "shuffled-reports":
         return event

@@ -17,7 +17,18 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool
 
-from tacit.algorithm import CROWDED, Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Statistic, Work
+from tacit.algorithm import (
+    SHUFFLED_CHANNELS,
+    Broadcast,
+    Memory,
+    Message,
+    PerBlock,
+    Record,
+    Release,
+    Silo,
+    Statistic,
+    Work,
+)
 from tacit.silo.attribute import attribute_sum
 from tacit.silo.gradients import by_block, clipped_sum, plain_sum, usable
 from tacit.silo.release import (
@@ -93,8 +104,8 @@ def privatise(
     terms = silo.release
     if terms.channel == "open":
         mechanism: Mechanism = _open
-    elif terms.channel in CROWDED:
-        crowd = _check_crowd(terms, anonymity)
+    elif terms.channel in SHUFFLED_CHANNELS:
+        crowd = _check_anonymity(terms, anonymity)
         key, weight = keys[1], crowd.weights[view.silo_index]
         mechanism = partial(_reports, key=key, weight=weight)
         if terms.channel == "shuffled-sum":
@@ -214,7 +225,7 @@ def _deviation(terms: Release, work: Work, view: SiloView, size: Any) -> PerBloc
     return standard_deviation(own_clip(terms, work, view.silo_index), own_multiplier(terms, view.silo_index), size)
 
 
-def _check_crowd(terms: Release, anonymity: AnonymityCounts | None) -> AnonymityCounts:
+def _check_anonymity(terms: Release, anonymity: AnonymityCounts | None) -> AnonymityCounts:
     """A random batch size would let the crowd shrink, so it must be fixed."""
     what = "the shuffled sum" if terms.channel == "shuffled-sum" else "shuffled reports"
     if terms.sampling in ("poisson", "wr"):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from tacit.algorithm import CROWDED, Algorithm, Message, Params, Record, Round
+from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Message, Params, Record, Round
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.privacy.anonymity import record_weights
 from tacit.silo import AnonymityCounts, SiloView, answer, view_of
@@ -22,8 +22,8 @@ from tacit.simulate.compiled import Outcome
 from tacit.simulate.participation import Participation, participation
 from tacit.simulate.program import (
     Keys,
+    anonymity_of,
     batch_sizes,
-    crowd_of,
     exact_answer,
     noised,
     silo_before,
@@ -59,7 +59,7 @@ def debug(
     counts = jnp.asarray([desk.count for desk in desks])
     sizes = {kind: batch_sizes(part, counts) for kind, part in algorithm.rounds.items()}
     compiled = {
-        kind: _answerer(part, keys, crowd_of(part, sizes[kind], who)) for kind, part in algorithm.rounds.items()
+        kind: _answerer(part, keys, anonymity_of(part, sizes[kind], who)) for kind, part in algorithm.rounds.items()
     }
     trace: list[dict[str, Array]] = []
     for number, kind in enumerate(algorithm.schedule):
@@ -78,7 +78,7 @@ def debug(
             means, deviations = stacked
             exact = weighted_mean(means, shares)
             mean = noised(algorithm.rounds[kind], exact, deviations, shares, keys, number, before[0])
-        elif algorithm.rounds[kind].silo.release.channel in CROWDED:
+        elif algorithm.rounds[kind].silo.release.channel in SHUFFLED_CHANNELS:
             largest = record_weights(who.weights, sizes[kind])[1]
             mean = mean_of_shares(stacked, sizes[kind][silo_indices[taken]], largest, len(tables))
         else:

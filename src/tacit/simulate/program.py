@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from tacit.algorithm import CROWDED, Algorithm, Memory, Message, Params, PerBlock, Round, State
+from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.privacy.anonymity import counted_silos, record_weights
 from tacit.silo import (
@@ -181,7 +181,7 @@ def _player(
             return carry._replace(state=kind.server.tell(carry.state, mean))
 
         sizes = batch_sizes(kind, silos.counts)
-        anonymity = crowd_of(kind, sizes, who)
+        anonymity = anonymity_of(kind, sizes, who)
 
         def one(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, Memory]:
             key, earlier = silo_key(keys, desk.silo_index, turn.round_index), silo_before(keys, desk.silo_index, last)
@@ -240,7 +240,7 @@ def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
     For a running sum the short cut needs everyone in every round: all silos' last noises are then of one round.
     """
     release = kind.silo.release
-    if release.channel in CROWDED:
+    if release.channel in SHUFFLED_CHANNELS:
         return False
     summed = noise == "summed" and kind.silo.says_what_it_released
     return release.channel == "trusted" or (summed and (in_order or release.mechanism != "cumulative"))
@@ -252,9 +252,9 @@ def batch_sizes(kind: Round, counts: Array) -> Array:
     return counts if size is None else jnp.broadcast_to(jnp.asarray(size, counts.dtype), counts.shape)
 
 
-def crowd_of(kind: Round, sizes: Array, who: Participation) -> AnonymityCounts | None:
+def anonymity_of(kind: Round, sizes: Array, who: Participation) -> AnonymityCounts | None:
     """The records that hide one in a shuffled round, if only ``min_silos`` come and the honest are the smallest."""
-    if kind.silo.release.channel not in CROWDED:
+    if kind.silo.release.channel not in SHUFFLED_CHANNELS:
         return None
     least = len(sizes) if kind.participants == "all" else (1 if kind.participants == "in turn" else who.min_silos)
     # All that collude may come, and the others that come may be the smallest.

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tacit.algorithm import CROWDED, Algorithm
+from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm
 from tacit.plans.spec import Study
 from tacit.privacy import Event
 from tacit.privacy.anonymity import counted_silos, record_weights
@@ -36,7 +36,7 @@ def mean_over_clip(study: Study, silos: tuple[SiloPlan, ...], algorithm: Algorit
         by_records = study.run.weights == "records"
         counts = np.asarray([silo.records for silo in silos], float)
         weights = counts / counts.sum() if by_records else np.full(len(silos), 1 / len(silos))
-        if channel in CROWDED:
+        if channel in SHUFFLED_CHANNELS:
             # The noise of a record is as large at a silo whose records count little.
             sizes = np.asarray([event.batch for event in events])
             weights = sizes * record_weights(weights, sizes)[1]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tacit.algorithm import CROWDED, GUARANTEES
+from tacit.algorithm import GUARANTEES, SHUFFLED_CHANNELS
 from tacit.objectives import Problem
 from tacit.plans.assemble import Builder, shapes_of
 from tacit.plans.catalogue import find
@@ -104,7 +104,7 @@ def min_silos_of(study: Study, silos: int) -> int:
 
 def counts_on(study: Study, silos: int) -> str | None:
     """What the price through a shuffled channel assumes of the other silos; none through others."""
-    if not study.privacy.private or study.algorithm.channel not in CROWDED:
+    if not study.privacy.private or study.algorithm.channel not in SHUFFLED_CHANNELS:
         return None
     colluding = colluding_silos(silos, study.run.honest)
     return (
@@ -164,7 +164,7 @@ def _paper(study: Study, records: int, silos: int, epsilon: float, delta: float)
 
 _SIMULATED = (
     "simulated: Gaussian in float32 from jax's generator; a silo's daemon draws discrete Gaussian noise on a grid from "
-    "the operating system's entropy and prices its rounding"
+    "the operating system's entropy, and that is what is priced"
 )
 NOISE: dict[str, str] = {
     "direct": _SIMULATED,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tacit.algorithm import CROWDED
+from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.channel.sealing import PublicKey
 from tacit.deploy.sections import Count, Section, checked
 from tacit.deploy.shuffler.client import Address
@@ -19,7 +19,7 @@ from tacit.plans.assemble import check_parameters
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError
 
-DEPLOYED = ("direct", *CROWDED)
+DEPLOYED = ("direct", *SHUFFLED_CHANNELS)
 """The channels that real silos answer through."""
 
 Seconds = Annotated[float, Field(gt=0)]
