@@ -9,8 +9,9 @@ import numpy as np
 import tomli_w
 
 from tacit.deploy.client import Client
+from tacit.deploy.permissions import write_secret
 from tacit.deploy.wire import Answer, Consent, Message, Propose, write_arrays
-from tests.deploy.silo.consortium import plan_of, policy_tree
+from tests.deploy.silo.consortium import PROPOSER, plan_of, policy_tree, silo_key
 
 TELLING = """
 import atexit, sys
@@ -33,6 +34,7 @@ def test_a_daemon_has_loaded_at_most_sixty_modules_after_a_round(tmp_path):
     (folder / "policy.toml").write_text(tomli_w.dumps(policy_tree("silo")))
     x = np.eye(3, dtype=np.float32)[np.arange(40) % 3]
     np.savez(folder / "records.npz", allow_pickle=False, x=x, y=np.arange(40, dtype=np.int32) % 2)
+    write_secret(folder / "sign.key", silo_key("silo"))
     for file in folder.iterdir():
         file.chmod(0o600)
     plan = plan_of({"name": "mb-sgd"}, features=(3,))
@@ -40,7 +42,7 @@ def test_a_daemon_has_loaded_at_most_sixty_modules_after_a_round(tmp_path):
     command = [sys.executable, "-c", TELLING, "silo", "serve", str(folder)]
     with report.open("w") as out, subprocess.Popen(command, stderr=out, stdout=out) as daemon:
         try:
-            client = Client(folder / "door" / "silo.sock", patience=60.0)
+            client = Client(folder / "door" / "silo.sock", 60.0, proposer=PROPOSER, silo="silo")
             wait_for(folder / "door" / "silo.sock", daemon, report)
             assert isinstance(client.ask(Propose(plan=plan))[0], Consent)
             assert isinstance(client.ask(Answer(study=plan.study, round=0, arrays=arrays[0]), arrays[1])[0], Message)

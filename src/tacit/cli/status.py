@@ -15,8 +15,7 @@ from typing import Any
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of
-from tacit.deploy.silo.account import charge_of, check_sampling
-from tacit.deploy.silo.consent import consider
+from tacit.deploy.silo.consent import charge_of, check_sampling, consider
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan

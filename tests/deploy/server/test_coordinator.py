@@ -6,12 +6,11 @@ import pytest
 
 from tacit.deploy.server.coordinator import Patience, StalledError
 from tacit.deploy.server.deployment import check_study
-from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.wire import RefusalError
 from tacit.plans.spec import StudyError, study_from
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
-from tests.deploy.server.world import NAMES, Flaky, conductor_of, plan_like, simulated
+from tests.deploy.server.world import NAMES, Flaky, LocalTransport, conductor_of, plan_like, simulated
 
 
 def test_direct_rounds_equal_the_simulation(world, tables, tmp_path):
@@ -41,7 +40,7 @@ def test_rounds_go_on_without_silos_that_may_be_missed_and_they_may_come_back(wo
         assert receipts[name].answers == sum(name in row["silos"] for row in history)
 
 
-class Babbling(SocketTransport):
+class Babbling(LocalTransport):
     """What one silo says in rounds is spoilt on its way."""
 
     def __init__(self, sockets, at, spoil):

@@ -24,7 +24,17 @@ from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
-from tests.deploy.server.world import KEY, NAMES, SIZES, Flaky, conductor_of, plan_like, simulated, travelled
+from tests.deploy.server.world import (
+    KEY,
+    NAMES,
+    SIZES,
+    Flaky,
+    LocalTransport,
+    conductor_of,
+    plan_like,
+    simulated,
+    travelled,
+)
 from tests.deploy.silo.consortium import SEED, led_by, plan_of, rounding_of
 
 
@@ -136,7 +146,7 @@ def test_silos_that_drop_out_of_a_shuffled_study_come_back_even_to_a_server_that
     assert second.consents["s3"].epsilon <= plan.epsilon
 
 
-class Meddling(SocketTransport):
+class Meddling(LocalTransport):
     """A courier of one silo that changes what it carries: ``change`` gets frames on the way there, or replies back."""
 
     def __init__(self, sockets, victim, *, there=lambda raw: raw, back=lambda reply: reply):

@@ -31,8 +31,7 @@ def plan_like(seals=None, *, min_silos=4, algorithm=None, server=None, **changes
 def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=None, seed=0, events=None, min_silos=4):
     daemons, parties, _ = world
     path = folder / "checkpoint.npz"
-    transport = transport or SocketTransport([daemon.home.socket for daemon in daemons])
-    transport = SignedTransport(transport, PROPOSER, pins(*NAMES))
+    transport = transport or LocalTransport([daemon.home.socket for daemon in daemons])
     tell = (lambda event, facts: None) if events is None else (lambda event, facts: events.append((event, facts)))
     found = meet(transport, min_silos, patience, tell)
     point = (
@@ -67,7 +66,14 @@ def travelled(plan, found):
     return largest_difference(found, builder_from(plan, SIZES[0]).problem.objective.init(jax.random.key(0)))
 
 
-class Flaky(SocketTransport):
+class LocalTransport(SignedTransport):
+    """Daemons on this machine; what is changed around it was said by the server, or by a silo."""
+
+    def __init__(self, sockets):
+        super().__init__(SocketTransport(sockets), PROPOSER, pins(*NAMES))
+
+
+class Flaky(LocalTransport):
     """Some silos cannot be reached in some asks."""
 
     def __init__(self, sockets, down):

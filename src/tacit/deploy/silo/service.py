@@ -22,7 +22,7 @@ from tacit import __version__
 from tacit.deploy import wire
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
-from tacit.deploy.silo import account as accounts
+from tacit.deploy.silo import consent as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
