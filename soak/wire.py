@@ -133,7 +133,7 @@ class Daemon:
     def stop(self) -> None:
         """End the process."""
         self._process.terminate()
-        self._process.wait(60)
+        self._process.wait(_PATIENCE)
 
     def ledger(self) -> dict[str, Any]:
         """What `tacit ledger` shows, its chain verified."""

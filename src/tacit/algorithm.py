@@ -29,6 +29,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Any, Concatenate, Literal, ParamSpec, get_args, get_type_hints
 
 import numpy as np
@@ -340,6 +341,12 @@ class Algorithm:
             found.append(seen.get(kind, 0))
             seen[kind] = found[-1] + 1
         return tuple(found)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """For each round of the schedule, how many records of its pass a silo has used up before."""
+        silos = [self.rounds[kind].silo for kind in self.schedule]
+        return tuple(accumulate((silo.stride * silo.local_steps for silo in silos[:-1]), initial=0)) if silos else ()
 
 
 P = ParamSpec("P")

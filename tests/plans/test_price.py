@@ -12,7 +12,7 @@ from tacit.errors import TacitError
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import Seat, plan_silos, releases_of
 from tacit.plans.spec import study_from
-from tacit.privacy import Budget, price
+from tacit.privacy import Budget, Event, price
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare
 from tests.algorithms.table import CASES
@@ -112,3 +112,17 @@ def test_noise_that_is_given_is_priced_as_it_is():
     [silo], noise = plan_silos(build, ["a"], [100], Budget(noise_multiplier=3.0, delta=1e-5), dimensions={})
     assert noise[0] == 3.0
     assert silo.multipliers == {"gradient": 3.0}
+
+
+def test_what_is_released_before_leaves_a_shuffled_sum_the_rest():
+    """Private statistics and training through shufflers are priced together, at every silo."""
+    build = prepare(study_of("mb-sgd", "shuffled-sum")).builder.noised
+    names, records, budget = ["a", "b"], [60, 90], Budget(**BUDGET, honest=1.0, min_silos=2)
+    _, free = plan_silos(build, names, records, budget, dimensions={})
+    before = [
+        (Event(kind="statistics", noise_multiplier=20.0, count=1, records=n, batch=n, sampling="full"),)
+        for n in records
+    ]
+    plans, noise = plan_silos(build, names, records, budget, dimensions={}, before=before)
+    assert noise[0] == noise[1] > free[0]
+    assert all(plan.events[0].kind == "statistics" and plan.price.epsilon <= 2.0 for plan in plans)

@@ -32,7 +32,7 @@ jax.jit(lambda x: jax.numpy.sin(x).sum())(jax.numpy.arange(9.0)).block_until_rea
 
 
 def run(program, cache, **more):
-    """Run a program without the folder that this session has for its tests."""
+    """Run a program without the folder of compiled programs that tests share."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COMPILATION", "JAX_PERSIST"))}
     env = {**own, "TACIT_CACHE": cache, **more}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True)

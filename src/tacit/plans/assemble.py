@@ -239,13 +239,3 @@ def shapes_of(algorithm: Algorithm, problem: Problem, record: Any) -> Shapes:
 def coordinates(tree: Any) -> int:
     """How many numbers a tree of shapes has."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
-
-
-def pass_positions(algorithm: Algorithm) -> tuple[int, ...]:
-    """How many records of its pass a silo has used up before each round."""
-    positions, used = [], 0
-    for kind in algorithm.schedule:
-        positions.append(used)
-        silo = algorithm.rounds[kind].silo
-        used += silo.stride * silo.local_steps
-    return tuple(positions)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ Build = Callable[[Any], Algorithm]
 
 
 class Seat(NamedTuple):
-    """One silo as its price sees it: which of how many, its records, how often it answers, among whom it hides."""
+    """All of a silo that its price depends on: its index and records, its limit of answers, its anonymity set."""
 
     silo_index: int
     silos: int
@@ -125,7 +125,7 @@ def afford(
     if budget.noise_multiplier is not None:
         noise = [_rounded_up(budget.noise_multiplier)] * len(seats)
     elif _is_shuffled(ledger.unit):
-        noise = [_common_noise(ledger, seats, goals)] * len(seats)
+        noise = [_common_noise(ledger, list(zip(seats, settled, goals, strict=True)))] * len(seats)
     else:
         rows = zip(seats, settled, goals, strict=True)
         noise = [ledger.noise(seat, first, epsilon) for seat, first, epsilon in rows]
@@ -144,6 +144,7 @@ class _Pricing:
     def __init__(self, build: Build, budget: Budget, dimensions: Mapping[str, int]) -> None:
         self.unit, self.budget, self._dimensions = build(1.0), budget, dimensions
         self._build = lru_cache(maxsize=256)(build)
+        self._unit_releases = lru_cache(maxsize=None)(partial(releases_of, self.unit))
         self._tails = _tails(self.unit, budget.delta)
         if budget.user_level:
             _check_whole_silos(self.unit)
@@ -152,7 +153,7 @@ class _Pricing:
         """The part of delta that is kept for tails and tables; none for tables where no door would draw the noise."""
         if epsilon is None or not self._dimensions:
             return self._tails
-        tables = sampler_delta(samples_of(releases_of(self.unit, seat), self._dimensions), epsilon)
+        tables = sampler_delta(samples_of(self._unit_releases(seat), self._dimensions), epsilon)
         return self._tails + (tables if tables <= MOST_KEPT * self.budget.delta else 0.0)
 
     def events(self, noise: np.float32, seat: Seat) -> tuple[Event, ...]:
@@ -166,7 +167,7 @@ class _Pricing:
 
     def factor(self, seat: Seat, first: tuple[Event, ...], epsilon: float) -> float:
         """The noise multiplier, before it is rounded to what is added."""
-        events, budget = releases_of(self.unit, seat), self.budget
+        events, budget = self._unit_releases(seat), self.budget
         if first and budget.user_level:
             raise PricingError("Expected an epsilon, not of whole silos, to price other releases together with these.")
         delta = budget.delta - self.kept(seat, epsilon)
@@ -179,9 +180,9 @@ class _Pricing:
         factor = self.factor(seat, first, epsilon)
         if self.budget.user_level:
             return _rounded_up(factor)
-        return self.fitting(factor, lambda noise: self.fits(noise, seat, epsilon, first))
+        return self.fitting(factor, lambda noise: self.fits(noise, seat, first, epsilon))
 
-    def fits(self, noise: np.float32, seat: Seat, epsilon: float, first: tuple[Event, ...] = ()) -> bool:
+    def fits(self, noise: np.float32, seat: Seat, first: tuple[Event, ...], epsilon: float) -> bool:
         """Whether the releases with this noise cost no more than epsilon."""
         return self.price((*first, *self.events(noise, seat)), self.kept(seat, epsilon)).epsilon <= epsilon
 
@@ -196,13 +197,15 @@ class _Pricing:
         raise PricingError(f"No noise was found that fits epsilon={self.budget.epsilon}.")
 
 
-def _common_noise(ledger: _Pricing, seats: Sequence[Seat], goals: Sequence[float | None]) -> np.float32:
-    looked, room = [(seat, goal or 0.0) for seat, goal in zip(seats, goals, strict=True)], 1.0
-    if len(set(goals)) == 1 and goals[0] is not None:
-        strictest, skipped = strictest_seats(ledger.unit, seats[0])
-        looked, room = [(seat, goals[0]) for seat in strictest], 1 + _UNSEEN * skipped
-    factor = room * max(ledger.factor(seat, (), epsilon) for seat, epsilon in looked)
-    return ledger.fitting(factor, lambda noise: all(ledger.fits(noise, seat, epsilon) for seat, epsilon in looked))
+def _common_noise(ledger: _Pricing, rows: list[tuple[Seat, tuple[Event, ...], float | None]]) -> np.float32:
+    """The noise of silos that hide among each other, from what each releases besides and its epsilon."""
+    looked, room = [(seat, first, goal or 0.0) for seat, first, goal in rows], 1.0
+    if len({row[1:] for row in looked}) == 1:
+        [(seat, first, epsilon), *_] = looked
+        strictest, skipped = strictest_seats(ledger.unit, seat)
+        looked, room = [(seat, first, epsilon) for seat in strictest], 1 + _UNSEEN * skipped
+    factor = room * max(ledger.factor(*row) for row in looked)
+    return ledger.fitting(factor, lambda noise: all(ledger.fits(noise, *row) for row in looked))
 
 
 def strictest_seats(unit: Algorithm, seat: Seat) -> tuple[list[Seat], bool]:
@@ -246,7 +249,7 @@ def plan_silos(
 
 
 def anonymity_set_of(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> AnonymitySet | None:
-    """Among whom a record hides by the budget; none where no channel shuffles."""
+    """The anonymity set that the budget describes; none where no channel shuffles."""
     hidden = [part for part in unit.rounds.values() if part.silo.release.channel in SHUFFLED_CHANNELS]
     if not hidden:
         return None

@@ -94,7 +94,7 @@ def permutation(count: int) -> Int64[np.ndarray, " count"]:
 
 
 def pass_order(seed: bytes, count: int) -> Int64[np.ndarray, " count"]:
-    """The order of a study's pass, from a seed that is drawn once; it must not look at records, but is not secret."""
+    """A study's order of records: drawn once from a seed, without a look at any record. It need not be secret."""
     if len(seed) != SEED_BYTES:
         raise ValueError(f"Expected a seed of {SEED_BYTES} bytes, got {len(seed)}.")
     words = np.frombuffer(hashlib.shake_256(seed).digest(8 * count), "<u8")

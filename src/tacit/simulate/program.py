@@ -98,13 +98,10 @@ def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos
     measured = np.zeros(total, bool)
     if measure_every:
         measured = ((index + 1) % measure_every == 0) | (index == total - 1)
-    positions, used = [], 0
-    for name in algorithm.schedule:
-        positions.append(used)
-        silo = algorithm.rounds[name].silo
-        used += silo.stride * silo.local_steps
     kind = np.asarray([kinds.index(name) for name in algorithm.schedule], np.int32)
-    return Turn(index, kind, np.asarray(positions, np.int32), measured, roster(keys.choice, algorithm, who, silos))
+    return Turn(
+        index, kind, np.asarray(algorithm.positions, np.int32), measured, roster(keys.choice, algorithm, who, silos)
+    )
 
 
 def _check_running_sums(algorithm: Algorithm, who: Participation, silos: int) -> None:

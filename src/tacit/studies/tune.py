@@ -28,9 +28,10 @@ import numpy as np
 
 from tacit.algorithm import Channel, Terms
 from tacit.algorithms.validation_score import validation_score
+from tacit.plans.price import Seat
 from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
-from tacit.privacy.plan import AnonymitySet, events_of
+from tacit.privacy.plan import AnonymitySet
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
 from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu, watched_epsilon
 from tacit.silo import enrol
@@ -209,14 +210,9 @@ def _check_points(prepared: Prepared, points: Sequence[Point]) -> None:
 
 def _unit_events(prepared: Prepared, silo_index: int, point: Point) -> tuple[Event, ...]:
     study, records = prepared.study, prepared.records
-    return events_of(
-        prepared.builder.build(noise_multiplier=1.0, **changes_of(point)),
-        silo_index=silo_index,
-        silos=len(records),
-        records=records[silo_index],
-        max_participations=study.privacy.max_participations,
-        anonymity_set=AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records))),
-    )
+    anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
+    seat = Seat(silo_index, len(records), records[silo_index], study.privacy.max_participations, anonymity_set)
+    return seat.events(prepared.builder.build(noise_multiplier=1.0, **changes_of(point)))
 
 
 def _silo_price(

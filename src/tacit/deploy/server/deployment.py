@@ -18,6 +18,7 @@ from tacit.errors import TacitError
 from tacit.plans.assemble import check_parameters
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError
+from tacit.studies.plan import min_silos_of
 
 DEPLOYED = ("direct", *SHUFFLED_CHANNELS)
 """The channels that real silos answer through."""
@@ -108,7 +109,7 @@ def plan_for(
     if shufflers:
         shuffle = Shuffle(
             records=tuple(fact.records for fact in facts),
-            min_silos=run.participants if isinstance(run.participants, int) else (run.participants or (silos,))[0],
+            min_silos=min_silos_of(study, silos),
             honest=run.honest,
             shufflers=shufflers,
             server=None if server is None else str(server),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import io
 import os
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +22,14 @@ from tacit.silo.sampler import discrete_gaussian
 
 
 class Samplers(NamedTuple):
-    """Where a silo's noise comes from; ``coins`` names the function of `tacit.silo.shares` that flips them."""
+    """Where a silo's noise comes from, and whether it flips the coins of shuffled sums."""
 
     gaussian: Sampler
-    coins: Literal["count_heads", "no_coins"]
+    flips: bool
 
 
-EXACT = Samplers(discrete_gaussian, "count_heads")
-TEST_BUILD = Samplers(no_noise, "no_coins")
+EXACT = Samplers(discrete_gaussian, flips=True)
+TEST_BUILD = Samplers(no_noise, flips=False)
 """Zeros in place of noise, in a test build only. Reports are randomised there too."""
 
 Integers = Int64[np.ndarray, " coordinates"]
@@ -120,16 +119,18 @@ class Worker:
     def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
         """The silo's share of a round's sum, which leaves only as sealed parts; what is kept does not change."""
         kind, offer = self.offer.algorithm.schedule[round_index], self.offer
-        shares = importlib.import_module("tacit.silo.shares")
-        coins = getattr(shares, self._samplers.coins)
-        mechanism = shares.BinomialShare(self._doors[kind].engine, offer.shares[kind], coins, offer.weights[kind])
+        from tacit.silo.shares import BinomialShare, count_heads, no_coins
+
+        coins = count_heads if self._samplers.flips else no_coins
+        mechanism = BinomialShare(self._doors[kind].engine, offer.shares[kind], coins, offer.weights[kind])
         return self._release(round_index, broadcast, kept, mechanism)
 
     def reports(self, round_index: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
         """The reports of each stream of a round, which leave only sealed."""
         kind, offer = self.offer.algorithm.schedule[round_index], self.offer
-        local_reports = importlib.import_module("tacit.silo.local_reports")
-        mechanism = local_reports.LocalReports(self._doors[kind].engine, offer.streams[kind], offer.weights[kind])
+        from tacit.silo.local_reports import LocalReports
+
+        mechanism = LocalReports(self._doors[kind].engine, offer.streams[kind], offer.weights[kind])
         return self._release(round_index, broadcast, kept, mechanism)
 
     def _release(self, round_index: int, broadcast: Any, kept: Remembered, mechanism: Any) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -18,7 +16,7 @@ from tacit.deploy.contract import affordable, builder_from
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import REPORTS, Consent, Plan, RefusalError, frame
 from tacit.errors import TacitError
-from tacit.plans.assemble import Builder, Shapes, coordinates, pass_positions, shapes_of
+from tacit.plans.assemble import Builder, Shapes, coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import MOST_KEPT, TAILS, samples_of
 from tacit.privacy import Event, Price, PricingError
@@ -93,7 +91,9 @@ def consider(
     """
     _check_allowed(plan, allow)
     if plan.shuffle is not None:
-        _shuffled().check_shuffle(plan, records, allow, shuffle)
+        from tacit.deploy.silo.shuffled import check_shuffle
+
+        check_shuffle(plan, records, allow, shuffle)
     try:
         return _offer(build(plan, records), plan, records, record, allow, shuffle)
     except TacitError:
@@ -106,27 +106,24 @@ def consider(
 def _offer(
     builder: Builder, plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None
 ) -> Offer:
-    unit = builder.build(noise_multiplier=1.0)
+    unit = builder.noised(1.0)
     shapes = shapes_of(unit, builder.problem, record)
     _check_built(unit, shapes, allow, _channels(plan))
     if plan.shuffle is not None:
-        _shuffled().check_rounds(unit, plan, policy)
+        from tacit.deploy.silo.shuffled import check_rounds, shuffled_terms
+
+        check_rounds(unit, plan, policy)
     algorithm, events, cost = affordable(builder, plan, records, shapes.dimensions)
     samples = samples_of(events, shapes.dimensions)
     _check_noise(algorithm, plan, samples)
     shuffled: dict[str, Any] = {}
     if plan.shuffle is not None:
-        shuffled = _shuffled().shuffled_terms(algorithm, plan, shapes, records, policy)._asdict()
+        shuffled = shuffled_terms(algorithm, plan, shapes, records, policy)._asdict()
     grids = {e.kind: e.grid_sigma for e in events if e.grid_sigma is not None}
     memory = _first_memory(algorithm, shapes.params)
     _rehearse(algorithm, plan, shapes, memory, record)
-    rest = {"positions": pass_positions(algorithm), "samples": samples, **shuffled}
+    rest = {"positions": algorithm.positions, "samples": samples, **shuffled}
     return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, **rest)
-
-
-def _shuffled() -> ModuleType:
-    """What shuffled rounds need, which a daemon loads with its first plan through shufflers."""
-    return importlib.import_module("tacit.deploy.silo.shuffled")
 
 
 def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
