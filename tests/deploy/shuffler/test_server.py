@@ -8,7 +8,7 @@ import pytest
 
 from experiments.certificates import Authority
 from tacit.deploy import listener
-from tacit.deploy.shuffler.client import Caller, greet
+from tacit.deploy.shuffler.client import greet
 from tacit.deploy.shuffler.server import _MOST_CALLERS
 from tests.deploy.shuffler.parties import Party, signers
 
@@ -46,7 +46,7 @@ def test_strangers_keep_no_caller_out(party):
         for _ in range(_MOST_CALLERS + 40):
             strangers.enter_context(socket.create_connection(("127.0.0.1", party.port)))
         assert greet(party.caller()).name == "a"
-        assert len(party._entrance._greeting) <= _MOST_CALLERS
+        assert len(party._entrance._strangers) <= _MOST_CALLERS
         # And a caller that is in stays in.
         caller = party.caller()
         greet(caller)
@@ -67,7 +67,7 @@ def test_a_handshake_that_drips_is_broken_off(party, monkeypatch):
 
 def test_a_frame_that_drips_is_broken_off(party, monkeypatch):
     monkeypatch.setattr(listener, "WHOLE_FRAME", 0.5)
-    caller = Caller(party.address())
+    caller = party.caller()
     with caller.connect() as connection:
         connection.sendall((1 << 20).to_bytes(4, "big") + (100).to_bytes(4, "big"))
         found = dripped_until_closed(connection, zeros(), 5.0)
@@ -78,6 +78,6 @@ def test_a_frame_that_drips_is_broken_off(party, monkeypatch):
 
 def test_seats_are_given_back(party):
     for _ in range(2 * _MOST_CALLERS):
-        caller = Caller(party.address(), patience=5.0)
+        caller = party.caller(5.0)
         greet(caller)
         caller.close()
