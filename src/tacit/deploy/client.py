@@ -35,7 +35,8 @@ class BusyError(ConnectionError):
 class Connection(ABC):
     """Exchanges frames; a lost connection is made again for up to ``patience`` seconds and the request repeated.
 
-    So is one that the other side is too busy for, with longer and longer pauses. Repeating is always safe: daemons and shufflers give the stored reply to a request that they have answered.
+    So is one that the other side is too busy for, with longer and longer pauses. Repeating is always safe: daemons and
+    shufflers give the stored reply to a request that they have answered.
     """
 
     parse = staticmethod(parse_response)
