@@ -345,7 +345,7 @@ def _check_signature(request: Deposit | Relay, public: str, payload: bytes) -> N
     try:
         request.check(public, payload)
     except SignatureError:
-        raise RefusalError("forged", "whose it is said to be has not signed it") from None
+        raise RefusalError("forged", "the silo or shuffler that it names has not signed it") from None
 
 
 def _check_alike(deposits: dict[str, Deposit]) -> None:
