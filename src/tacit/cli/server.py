@@ -18,7 +18,8 @@ from tacit.errors import TacitError
 server_app = group(
     "server",
     "The server of a consortium: a SuperLink, and studies that run over it."
-    "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4",
+    "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4 "
+    "--keys proposer",
 )
 
 Link = Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")]

@@ -108,6 +108,8 @@ def test_what_no_pinned_caller_has_signed_for_this_shuffler_leaves_no_trace(a):
         assert kept(a) == before
     assert a.service.knows(*unframed(good))
     assert a.carry(good)[0].silos == 1
+    # Who repeats what a caller has sent is no caller, though the last request may come again.
+    assert not a.service.knows(*unframed(good))
     assert kept(a) != before
 
 

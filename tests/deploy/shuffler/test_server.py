@@ -11,6 +11,7 @@ import pytest
 from experiments.certificates import Authority
 from tacit.deploy import listener
 from tacit.deploy.shuffler.client import Caller, greet
+from tacit.deploy.shuffler.messages import Hello
 from tacit.deploy.shuffler.server import _MOST_CALLERS
 from tacit.deploy.wire import frame
 from tests.deploy.shuffler.parties import CALLER, Party, signers
@@ -82,6 +83,21 @@ SLOW = {
     "a certificate and half a frame": lambda party: member(party, (1 << 16).to_bytes(4, "big") + b"\0\0\4"),
     "a certificate and an unsigned frame": lambda party: member(party, frame(b'{"type":"hello"}')),
 }
+
+
+def test_who_repeats_a_request_of_the_servers_is_no_caller(party):
+    """As somebody would who once stood between server and shuffler."""
+    old = CALLER.request(Hello(), silo="shuffler/a")
+    with contextlib.ExitStack() as crowd:
+        for number in range(70):
+            line = crowd.enter_context(member(party, old))
+            assert b"signed-reply" in line.recv(5000)
+            if number == 0:
+                inside = party.caller()
+                greet(inside)
+        assert len(party._entrance._callers) <= 2
+        assert greet(inside).name == "a"
+        assert greet(party.caller(5.0)).name == "a"
 
 
 @pytest.mark.parametrize("kind", SLOW)

@@ -88,10 +88,12 @@ class ShufflerService:
             self._record.close()
 
     def knows(self, header: bytes, payload: bytes) -> bool:
-        """Whether a pinned caller has signed this for this shuffler, old or new."""
+        """Whether a pinned caller has signed this for this shuffler, and it has not come before."""
         with contextlib.suppress(RefusalError):
-            self._request_in(header, payload)
-            return True
+            signed, request = self._request_in(header, payload)
+            with self._lock:
+                newest = self._newest(self._scope(signed, request))
+            return newest is None or signed.counter > newest[0]
         return False
 
     def _request_in(self, header: bytes, payload: bytes) -> tuple[SignedRequest, Any]:
@@ -134,16 +136,25 @@ class ShufflerService:
         The last one itself may come again: a lost reply is asked for once more. Returns the scope of the counter; what
         was accepted in the scope ``before`` is not written twice.
         """
-        study = getattr(request, "consortium", "")
-        scope = f"{signed.proposer}/{study if self._is_known(study) else ''}"
+        scope = self._scope(signed, request)
         if scope == before:
             return scope
-        row = self._released.execute("SELECT counter, digest FROM requests WHERE scope = ?", (scope,)).fetchone()
-        if row is None or signed.counter > row[0]:
+        newest = self._newest(scope)
+        if newest is None or signed.counter > newest[0]:
             self._released.execute("INSERT OR REPLACE INTO requests VALUES(?, ?, ?)", (scope, signed.counter, asked))
-        elif (signed.counter, asked) != row:
+        elif (signed.counter, asked) != newest:
             raise RefusalError("replayed", "expected a request with a larger counter than the last one")
         return scope
+
+    def _scope(self, signed: SignedRequest, request: Any) -> str:
+        study = getattr(request, "consortium", "")
+        return f"{signed.proposer}/{study if self._is_known(study) else ''}"
+
+    def _newest(self, scope: str) -> tuple[int, str] | None:
+        """Counter and digest of the last request in a scope."""
+        query = "SELECT counter, digest FROM requests WHERE scope = ?"
+        row: tuple[int, str] | None = self._released.execute(query, (scope,)).fetchone()
+        return row
 
     def _is_known(self, study: str) -> bool:
         """Whether anything of a study waits or was released."""
