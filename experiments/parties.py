@@ -27,7 +27,7 @@ from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys
-from tacit.deploy.signing import Signer, new_signing_key
+from tacit.deploy.signing import Proposer, Signer, new_signing_key
 from tacit.errors import TacitError
 
 _PATIENCE = 90.0
@@ -156,11 +156,14 @@ class Consortium:
         write_connection(self.home, superlink=self.superlink, authority=self.authority.certificate)
         self._signers = {silo.name: new_signing_key() for silo in silos}
         write_secret(root / "proposer.key", new_signing_key())
+        self.proposer = Proposer(PROPOSER, Signer(read_secret(root / "proposer.key")))
         self.shufflers: dict[str, tuple[int, str]] = {}
+        self._signs: dict[str, str] = {}
         before: dict[str, str] = {}
         for layer, name in enumerate(shufflers):
             port, keys = self._make_shuffler(name, layer, before)
             self.shufflers[name], before = (port, str(keys.seal.public)), {name: keys.sign.public}
+            self._signs |= before
         for silo in silos:
             self._make_silo(silo)
 
@@ -185,6 +188,7 @@ class Consortium:
             "layer": layer,
             "before": dict(before),
             "record": "received.bin",
+            "callers": {PROPOSER: self.proposer.signer.public},
             "silos": {silo: Signer(raw).public for silo, raw in self._signers.items()},
             "tls": {
                 "certificate": str(pair.certificate),
@@ -208,7 +212,7 @@ class Consortium:
             "data": silo.data,
             "counter": f"../counter-{silo.name}",
             "pad_seconds": 0.1,
-            "proposers": {PROPOSER: Signer(read_secret(self.root / "proposer.key")).public},
+            "proposers": {PROPOSER: self.proposer.signer.public},
             **silo.policy,
         }
         if not seals:
@@ -223,7 +227,8 @@ class Consortium:
 
     def address(self, name: str) -> Address:
         """How to call a shuffler."""
-        return Address("127.0.0.1", self.shufflers[name][0], self.authority.certificate, *self.caller)
+        port, authority = self.shufflers[name][0], self.authority.certificate
+        return Address(name, self._signs[name], "127.0.0.1", port, authority, *self.caller)
 
     @property
     def proposer_entries(self) -> dict[str, Any]:
@@ -236,6 +241,7 @@ class Consortium:
         return [
             {
                 "name": name,
+                "sign": self._signs[name],
                 "host": "127.0.0.1",
                 "port": port,
                 "authority": str(self.authority.certificate),
@@ -322,7 +328,7 @@ class Consortium:
             self._wait(f"shuffler-{name}", lambda name=name: self._knock(name))
 
     def _knock(self, name: str) -> None:
-        caller = Caller(self.address(name))
+        caller = Caller(self.address(name), self.proposer)
         try:
             greet(caller)
         finally:

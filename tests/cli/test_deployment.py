@@ -1,5 +1,6 @@
 """The commands of a deployment that can be tried without one."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tacit.channel.sealing import public_key
 from tacit.cli import AUTHORITY, app, need_file
 from tacit.deploy.server.deployment import deployment_from
 from tacit.deploy.shuffler.config import load_terms
+from tacit.deploy.signing import verifying_key
 from tacit.errors import TacitError
 
 
@@ -35,7 +37,7 @@ def test_a_shufflers_keys_are_made_once_and_its_terms_are_valid(tmp_path, option
     seal = next(line.split()[1] for line in printed.splitlines() if line.startswith("seal"))
     assert public_key(seal).kind == kind
     assert printed.endswith(invoke("shuffler", "keys", folder))
-    assert load_terms(folder).name == "a"
+    assert (load_terms(folder).name, load_terms(folder).callers) == ("a", {})
     assert (folder / "seal.key").stat().st_mode & 0o777 == 0o600
     assert (folder / "sign.key").stat().st_mode & 0o777 == 0o600
     assert (folder / "shuffler.toml").stat().st_mode & 0o777 == 0o600
@@ -121,7 +123,10 @@ def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, authority, proposer
 
 
 def make_proposer(folder):
-    invoke("server", "keys", folder, "--name", "university")
+    printed = invoke("server", "keys", folder, "--name", "university")
+    [policy, terms] = [tomllib.loads(part) for part in re.findall(r"(?m)^\[[a-z]+\]\n.*$", printed)]
+    assert policy["proposers"] == terms["callers"]
+    verifying_key(terms["callers"]["university"])
     with (folder / "proposer.toml").open("a") as file:
         file.write('clinic = "ed25519:AAAA"\n')
     return folder

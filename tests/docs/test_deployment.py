@@ -15,6 +15,8 @@ from typer.main import get_command
 from tacit.cli import app
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.server.deployment import deployment_from
+from tacit.deploy.shuffler.config import terms_from
+from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.silo.policy import files_of, load_policy, policy_from
 from tacit.errors import TacitError
 
@@ -22,9 +24,13 @@ TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding
 
 
 def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
-    policy, shufflers = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL))
+    public = Signer(new_signing_key()).public
+    found = re.findall(r"```toml\n(.*?)```", TEXT.replace("ed25519:...", public), flags=re.DOTALL)
+    terms, policy, shufflers = (tomllib.loads(block) for block in found)
+    assert set(terms_from(terms).callers) == {"university"}
     assert policy_from(policy).shuffle.colluding == 1
-    assert deployment_from({"silos": 4, "folder": "x", **shufflers}).shufflers[0].port == 9400
+    led = {"proposer": "university", "key": "proposer.key", "pins": {}}
+    assert deployment_from({"silos": 4, "folder": "x", **led, **shufflers}).shufflers[0].port == 9400
 
 
 def commands():

@@ -18,7 +18,8 @@ from tacit.errors import TacitError
 server_app = group(
     "server",
     "The server of a consortium: a SuperLink, and studies that run over it."
-    "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4",
+    "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4 "
+    "--keys proposer",
 )
 
 Link = Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")]
@@ -78,7 +79,7 @@ def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where the key is kept; of the user who leads studies alone.")],
     name: Annotated[str, typer.Option(help="The name by which silos' policies know this proposer.")],
 ) -> None:
-    """Make a proposer's key, once, and print the line for silos' policies.
+    """Make a proposer's key, once, and print the line for silos' policies and shufflers' terms.
 
     proposer.toml beside it lists the silos' public keys: write into it what their owners print with `tacit silo keys`.
 
@@ -93,8 +94,9 @@ def keys_command(
     if not (folder / "proposer.toml").exists():
         text = template("proposer.toml", folder).replace("{proposer}", name)
         (folder / "proposer.toml").write_text(text, encoding="utf-8")
-    typer.echo("For each silo's policy.toml:\n\n[proposers]")
-    typer.echo(f'{name} = "{Signer(read_secret(folder / "proposer.key")).public}"')
+    line = f'{name} = "{Signer(read_secret(folder / "proposer.key")).public}"'
+    typer.echo(f"For each silo's policy.toml:\n\n[proposers]\n{line}")
+    typer.echo(f"\nFor each shuffler's shuffler.toml:\n\n[callers]\n{line}")
 
 
 @server_app.command("run")

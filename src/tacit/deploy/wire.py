@@ -281,21 +281,24 @@ Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt |
 
 
 class SignedRequest(Strict):
-    """A request and who has signed it, for which silo; later requests of a proposer have larger counters."""
+    """A request and who has signed it, for which silo; later requests of a proposer have larger counters.
+
+    ``silo`` is the address: a silo's name, or ``shuffler/NAME``.
+    """
 
     type: Literal["signed-request"] = "signed-request"
     proposer: Name
-    silo: Annotated[str, Field(max_length=64)]
+    silo: Annotated[str, Field(max_length=80)]
     counter: Annotated[int, Field(ge=0, lt=1 << 63)]
     request: str
     signature: Annotated[str, Field(max_length=128)]
 
 
 class SignedReply(Strict):
-    """A reply, the silo that has signed it, and the digest of the request that it answers."""
+    """A reply, the silo (or ``shuffler/NAME``) that has signed it, and the digest of the request that it answers."""
 
     type: Literal["signed-reply"] = "signed-reply"
-    silo: Annotated[str, Field(max_length=64)]
+    silo: Annotated[str, Field(max_length=80)]
     request: StudyId
     reply: str
     signature: Annotated[str, Field(max_length=128)]

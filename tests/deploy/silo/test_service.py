@@ -1,5 +1,6 @@
 """The contract: priced by the silo, consented by its owner, then only the next round, once, for the stored reply."""
 
+import logging
 import math
 import os
 import re
@@ -7,9 +8,10 @@ import re
 import numpy as np
 import pytest
 
+from tacit.deploy.listener import MOST_IN_AN_HOUR, RefusalLog
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.silo.policy import PolicyError, load_policy, load_records, policy_from
-from tacit.deploy.silo.service import MOST_IN_AN_HOUR, NOISE_OFF, RefusalLog, SiloService
+from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for
@@ -425,7 +427,7 @@ def test_the_log_says_what_waits_and_what_was_refused_with_its_numbers(make, cap
 
 def test_the_log_of_refusals_is_one_line_each_and_cannot_be_flooded(caplog):
     now = [0.0]
-    log = RefusalLog(lambda: now[0])
+    log = RefusalLog(logging.getLogger("tacit.silo"), lambda: now[0])
     log.refuse("bad-plan", "first\nsecond line \x1b[2J")
     assert "first\\nsecond line" in caplog.messages[0]
     for number in range(1000):

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.channel.sealing import PublicKey
 from tacit.deploy.sections import Count, Section, checked
 from tacit.deploy.shuffler.client import Address
+from tacit.deploy.signing import verifying_key
 from tacit.deploy.wire import Name, Plan, Shuffle, Welcome
 from tacit.errors import TacitError
 from tacit.plans.assemble import check_parameters
@@ -27,9 +28,10 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ShufflerEntry(Section):
-    """A shuffler to use, and the certificates to call it with."""
+    """A shuffler to use, its public key ``sign`` from `tacit shuffler keys`, and the certificates to call it with."""
 
-    name: str
+    name: Name
+    sign: str
     host: str
     port: int
     authority: str
@@ -39,7 +41,14 @@ class ShufflerEntry(Section):
     @property
     def address(self) -> Address:
         """Where to call it, and with what."""
-        return Address(self.host, self.port, Path(self.authority), Path(self.certificate), Path(self.key))
+        files = Path(self.authority), Path(self.certificate), Path(self.key)
+        return Address(self.name, self.sign, self.host, self.port, *files)
+
+    @field_validator("sign")
+    @classmethod
+    def _key(cls, public: str) -> str:
+        verifying_key(public)
+        return public
 
 
 class Deployment(Section):

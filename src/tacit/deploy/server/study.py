@@ -58,9 +58,8 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     patience = Patience(terms.round_seconds, terms.patience)
-    transport: Transport = SignedTransport(
-        carrier, Proposer(terms.proposer, Signer(read_secret(Path(terms.key)))), terms.pins
-    )
+    proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
+    transport: Transport = SignedTransport(carrier, proposer, terms.pins)
     transport = Recorder(transport, folder / "received.bin") if terms.record else transport
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})
@@ -68,7 +67,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     # Silos that are away when a study goes on may come back later.
     needed = participation(terms.silos, study.run.participants).min_silos if path.exists() else terms.silos
     met = meet(transport, needed, patience, journal)
-    callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
+    callers = {entry.name: Caller(entry.address, proposer, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
     coordinator = Coordinator(
         point,

@@ -43,7 +43,7 @@ class SiloServer(Listener):
         finally:
             os.umask(before)
         listening.listen(_MOST_CALLERS)
-        super().__init__(listening, self._reply, most=_MOST_CALLERS)
+        super().__init__(listening, self._reply, knows=service.knows, most=_MOST_CALLERS, log=_log)
 
     def _reply(self, header: bytes, payload: bytes) -> bytes:
         begun = time.monotonic()

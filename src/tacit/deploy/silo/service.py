@@ -5,12 +5,12 @@ It works on bytes, so that tests can send it everything that a server can.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 
 from tacit import __version__
 from tacit.deploy import wire
+from tacit.deploy.listener import RefusalLog
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
 from tacit.deploy.silo import consent as accounts
@@ -107,7 +108,7 @@ class SiloService:
             self._sealer = Sealer(policy.name, self._signer, self._noise)
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
-        self._lock, self._refusals = threading.Lock(), RefusalLog()
+        self._lock, self._refusals = threading.Lock(), RefusalLog(_log)
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
         self._ledger: Ledger | None = self._open()
@@ -126,6 +127,17 @@ class SiloService:
             if self._ledger is not None:
                 self._ledger.close()
 
+    def knows(self, header: bytes, payload: bytes) -> bool:
+        """Whether a pinned proposer has signed this for this silo, old or new."""
+        with contextlib.suppress(RefusalError):
+            self._request_in(header, payload)
+            return True
+        return False
+
+    def _request_in(self, header: bytes, payload: bytes) -> tuple[wire.SignedRequest, Any]:
+        signed = wire.parse_signed_request(header)
+        return signed, opened_request(signed, payload, silo=self.policy.name, proposers=self.policy.proposers)
+
     def handle(self, header: bytes, payload: bytes) -> bytes:
         """The signed frame that answers a signed request; whatever is sent, this returns one.
 
@@ -138,10 +150,9 @@ class SiloService:
 
     def _reply(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
         try:
+            # Before the lock: who is unknown does not wait while an answer is computed, and keeps nobody waiting.
+            signed, request = self._request_in(header, payload)
             with self._lock:
-                signed = wire.parse_signed_request(header)
-                policy = self.policy
-                request = opened_request(signed, payload, silo=policy.name, proposers=policy.proposers)
                 self._accept(signed, study_of(request), asked)
                 reply = self._dispatch(self._opened(), request, payload)
                 self._accept(signed, study_of(request), asked)  # by now the study may be known
@@ -386,37 +397,3 @@ def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
         raise RefusalError("round", f"round {round_index} is another silo's turn")
     if plan.max_participations is not None and account.answers >= plan.max_participations:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")
-
-
-_log = logging.getLogger("tacit.silo")
-_HOUR = 3600.0
-MOST_IN_AN_HOUR = 100
-"""How many refusals are logged in an hour; a server could send thousands in a second."""
-_LONGEST = 400
-
-
-class RefusalLog:
-    """Logs refusals as they are made."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._begun, self._count = clock, clock(), 0
-        self._recent: deque[str] = deque(maxlen=MOST_IN_AN_HOUR)
-
-    def refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
-        """The frame of a refusal; it is logged unless the same was logged lately."""
-        self._note(code, text, numbers or {})
-        return refuse(code, text, numbers)
-
-    def _note(self, code: str, text: str, numbers: Mapping[str, float]) -> None:
-        if self._clock() - self._begun >= _HOUR:
-            self._begun, self._count = self._clock(), 0
-            self._recent.clear()
-        listed = f" ({', '.join(f'{name} {value:.6g}' for name, value in numbers.items())})" if numbers else ""
-        line = f"refused, {code}: {text}{listed}".encode("unicode_escape").decode("ascii")[:_LONGEST]
-        if line in self._recent or self._count > MOST_IN_AN_HOUR:
-            return
-        self._count += 1
-        self._recent.append(line)
-        if self._count > MOST_IN_AN_HOUR:
-            line = f"more than {MOST_IN_AN_HOUR} different refusals within an hour; the next ones are not logged"
-        _log.warning("%s", line)
