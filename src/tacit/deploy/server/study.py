@@ -21,14 +21,14 @@ from tacit.channel.sealing import SecretKey, new_secret
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
-from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
+from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for, unknown_meaning
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
-from tacit.deploy.wire import REPORTS
+from tacit.deploy.wire import REPORTS, Description
 from tacit.errors import TacitError
 from tacit.plans.spec import Study, load_study
 from tacit.simulate.participation import Participation, participation
@@ -70,6 +70,9 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     met = meet(transport, needed, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
+    doubt = unknown_meaning([met[name][1] for name in point.silos if name in met])
+    if doubt is not None:
+        journal("warning", {"text": doubt})
     coordinator = Coordinator(
         point,
         path,
@@ -80,6 +83,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         seed=terms.seed,
         shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
+        description=_description(point, met),
     )
     measure = measure_of(study, terms)
 
@@ -105,6 +109,12 @@ def _who(study: Study, point: Checkpoint) -> Participation:
         cap=study.privacy.max_participations,
         honest=study.run.honest,
     )
+
+
+def _description(point: Checkpoint, met: Mapping[str, Any]) -> Description | None:
+    """What the plan's records mean, as a silo told it."""
+    told = [welcome.description for _, welcome in met.values()]
+    return next((one for one in told if one is not None and one.digest == point.plan.schema_digest), None)
 
 
 def _shuffled(
