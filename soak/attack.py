@@ -32,7 +32,19 @@ from soak.wire import Connection, Daemon, Reply, tacit
 
 # Of docs/protocol.md, without those that say that the silo itself is out of order.
 _CODES = {"bad-frame", "bad-message", "version", "bad-plan", "schema", "unpriceable", "not-allowed", "over-budget"} | {
-    *("busy", "pending", "unknown-study", "finished", "expired", "closed", "round", "answered", "exhausted", "shape", "changed")
+    *(
+        "busy",
+        "pending",
+        "unknown-study",
+        "finished",
+        "expired",
+        "closed",
+        "round",
+        "answered",
+        "exhausted",
+        "shape",
+        "changed",
+    )
 }
 _ROUNDS = 60
 _TRIES = 3

@@ -58,10 +58,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     patience = Patience(terms.round_seconds, terms.patience)
-    transport: Transport = SignedTransport(
-        carrier, Proposer(terms.proposer, Signer(read_secret(Path(terms.key)))), terms.pins
-    )
-    transport = Recorder(transport, folder / "received.bin") if terms.record else transport
+    transport = _transport(folder, carrier, terms)
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})
     path = folder / "checkpoint.npz"
@@ -99,6 +96,13 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     journal("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
+
+
+def _transport(folder: Path, carrier: Transport, terms: Deployment) -> Transport:
+    """Signed requests and replies through a carrier; recorded, if that was asked for."""
+    proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
+    transport = SignedTransport(carrier, proposer, terms.pins)
+    return Recorder(transport, folder / "received.bin") if terms.record else transport
 
 
 def _who(study: Study, point: Checkpoint) -> Participation:
