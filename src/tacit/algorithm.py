@@ -175,8 +175,6 @@ class Terms:
             raise ValueError(
                 f'Expected capacity={capacity} only for sampling="poisson", got {sampling!r}; leave it out.'
             )
-                f'Expected capacity={capacity} only for sampling="poisson", got {sampling!r}; leave it out.'
-            )
         return replace(self, batch_size=batch_size, sampling=sampling, capacity=capacity)
 
     def release(
