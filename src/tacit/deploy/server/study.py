@@ -67,9 +67,6 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     met = meet(transport, needed, patience, journal)
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
-    doubt = unknown_meaning([met[name][1] for name in point.silos if name in met])
-    if doubt is not None:
-        journal("warning", {"text": doubt})
     coordinator = Coordinator(
         point,
         path,
@@ -80,7 +77,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         seed=terms.seed,
         shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
-        description=_description(point, met),
+        description=_description(point, met, journal),
     )
     measure = measure_of(study, terms)
 
@@ -115,8 +112,11 @@ def _who(study: Study, point: Checkpoint) -> Participation:
     )
 
 
-def _description(point: Checkpoint, met: Mapping[str, Any]) -> Description | None:
-    """What the plan's records mean, as a silo told it."""
+def _description(point: Checkpoint, met: Mapping[str, Any], tell: Tell) -> Description | None:
+    """What the plan's records mean, as a silo told it; where that is little, it is said."""
+    doubt = unknown_meaning([met[name][1] for name in point.silos if name in met])
+    if doubt is not None:
+        tell("warning", {"text": doubt})
     told = [welcome.description for _, welcome in met.values()]
     return next((one for one in told if one is not None and one.digest == point.plan.schema_digest), None)
 
