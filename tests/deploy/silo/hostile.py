@@ -35,7 +35,7 @@ from tests.deploy.silo.consortium import PROPOSER, broadcast_of, make_home, pins
 
 _CODES = (
     "answered bad-frame bad-message bad-plan busy changed closed exhausted expired finished not-allowed over-budget "
-    "pending round shape study unknown-study unpriceable version "
+    "pending round schema shape study unknown-study unpriceable version "
     "unsigned proposer signature addressed replayed"
 )
 CODES = set(re.findall(r"\S+", _CODES))

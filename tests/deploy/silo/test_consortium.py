@@ -201,4 +201,4 @@ def test_the_door_is_closed_to_others(daemons):
 def test_a_plan_for_other_records_is_refused(clients):
     with pytest.raises(RefusalError) as caught:
         clients[0].ask(Propose(plan=plan_of({"name": "mb-sgd"}, features=(6,))))
-    assert caught.value.code == "bad-plan"
+    assert caught.value.code == "schema"

@@ -340,7 +340,7 @@ def test_a_clock_that_has_jumped_by_years_is_not_believed_until_the_owner_vouche
         ("bad-plan", plan_of({"name": "mb-sgd", "surprise": 1})),
         ("bad-plan", plan_of({"name": "mb-sgd", "output": "sideways"})),
         ("bad-plan", plan_of({"name": "mb-sgd"}, {"loss": "squared"})),
-        ("bad-plan", plan_of({"name": "mb-sgd"}, classes=3, task="multiclass")),
+        ("schema", plan_of({"name": "mb-sgd"}, classes=3, task="multiclass")),
         ("unpriceable", plan_of({"name": "mb-sgd", "batch_size": 41})),
         ("unpriceable", plan_of({"name": "mb-sgd", "batch_size": 8}, delta=1e-12)),
         ("unpriceable", plan_of({"name": "mb-sgd", "sampling": "one-pass", "batch_size": 20})),

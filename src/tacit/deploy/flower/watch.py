@@ -18,7 +18,7 @@ from tacit.stopping import ToldInterrupt
 
 _LOOK = 0.5
 _ASK = 30.0
-_PRINTED = ("met", "waiting", "consent", "refusal", "round", "failed")
+_PRINTED = ("met", "warning", "waiting", "consent", "refusal", "round", "failed")
 """Events that are printed line by line where there is no terminal to draw on."""
 
 _FINAL = "Asking again would end in the same way: change the study, and start it anew without --resume."
@@ -48,6 +48,8 @@ class View:
             facts |= {"note": row.get("text", ""), "final": row.get("final", False)}
         elif event == "met":
             facts["note"] = f"met {row['silo']} ({row['records']} records)"
+        elif event == "warning":
+            facts["note"] = row["text"]
         elif event == "waiting":
             facts["note"] = f"{row['silo']} waits for {row['for']}; compare {row['compare']}"
         elif event == "refusal":

@@ -21,14 +21,14 @@ from tacit.channel.sealing import SecretKey, new_secret
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
-from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
+from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for, unknown_meaning
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
-from tacit.deploy.wire import REPORTS
+from tacit.deploy.wire import REPORTS, Description
 from tacit.errors import TacitError
 from tacit.plans.spec import Study, load_study
 from tacit.simulate.participation import Participation, participation
@@ -59,8 +59,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     patience = Patience(terms.round_seconds, terms.patience)
     proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
-    transport: Transport = SignedTransport(carrier, proposer, terms.pins)
-    transport = Recorder(transport, folder / "received.bin") if terms.record else transport
+    transport = _transport(folder, SignedTransport(carrier, proposer, terms.pins), terms)
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})
     path = folder / "checkpoint.npz"
@@ -79,6 +78,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         seed=terms.seed,
         shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
+        description=_description(point, met, journal),
     )
     measure = measure_of(study, terms)
 
@@ -96,6 +96,11 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         caller.close()
 
 
+def _transport(folder: Path, signed: Transport, terms: Deployment) -> Transport:
+    """Recorded, if that was asked for."""
+    return Recorder(signed, folder / "received.bin") if terms.record else signed
+
+
 def _who(study: Study, point: Checkpoint) -> Participation:
     return participation(
         len(point.silos),
@@ -104,6 +109,15 @@ def _who(study: Study, point: Checkpoint) -> Participation:
         cap=study.privacy.max_participations,
         honest=study.run.honest,
     )
+
+
+def _description(point: Checkpoint, met: Mapping[str, Any], tell: Tell) -> Description | None:
+    """What the plan's records mean, as a silo told it; where that is little, it is said."""
+    doubt = unknown_meaning([met[name][1] for name in point.silos if name in met])
+    if doubt is not None:
+        tell("warning", {"text": doubt})
+    told = [welcome.description for _, welcome in met.values()]
+    return next((one for one in told if one is not None and one.digest == point.plan.schema_digest), None)
 
 
 def _shuffled(

@@ -27,7 +27,19 @@ from tacit.deploy.silo import consent as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest
-from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, refuse, study_of
+from tacit.deploy.wire import (
+    Answer,
+    Description,
+    Finish,
+    Hello,
+    Plan,
+    Propose,
+    RefusalError,
+    Status,
+    frame,
+    refuse,
+    study_of,
+)
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.silo.integers import MOST_RECORDS
@@ -75,8 +87,9 @@ class SiloService:
     """One silo's records, policy and ledger.
 
     Formal guarantee: every message that leaves is a release of a plan that the policy allows. It was reserved, it is
-    debited durably before it leaves, and the server cannot know its noise. Refusals depend on requests, policy, ledger
-    and the number of records, never on the content of a record.
+    debited durably before it leaves, and the server cannot know its noise. Refusals depend on requests, policy, schema,
+    ledger and the number of records, never on the content of a record. Only a plan for records of this meaning, by its
+    digest, is priced. Without a ``description`` shape, task and number of classes are all that is known of it.
     """
 
     def __init__(
@@ -87,6 +100,7 @@ class SiloService:
         *,
         noise_off: bool = False,
         clock: Callable[[], float] = time.time,
+        description: Description | None = None,
     ) -> None:
         if noise_off and not (policy.test and os.environ.get(NOISE_OFF) == "1"):
             raise PolicyError(
@@ -98,6 +112,9 @@ class SiloService:
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
+        data, shape = policy.data, tuple(self._record["x"].shape)
+        weak = Description(features=shape, task=data.task, classes=data.classes)
+        self._description = weak if description is None else description
         if not (home.folder / policy.key).exists():
             raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
         self._signer = Signer(read_secret(home.folder / policy.key))
@@ -185,7 +202,7 @@ class SiloService:
                 raise RefusalError("expired", "the silo's policy has expired")
             self._tidy(ledger)
             if isinstance(request, Propose):
-                return self._propose(ledger, request.plan)
+                return self._propose(ledger, request.plan, request.description)
             if isinstance(request, Status):
                 return self._status(ledger, request)
             if isinstance(request, Finish):
@@ -228,11 +245,15 @@ class SiloService:
             task=self.policy.data.task,
             classes=self.policy.data.classes,
             noise="discrete-gaussian" if self._noise else "off (test build)",
+            schema_digest=self._description.digest,
+            description=self._description.sent,
         )
         return frame(welcome)
 
-    def _propose(self, ledger: Ledger, plan: Plan) -> bytes:
+    def _propose(self, ledger: Ledger, plan: Plan, told: Description | None) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
+        if account is None:
+            self._check_schema(plan, told)
         if account is not None and not account.live:
             raise RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
         is_new = account is None and study not in ledger.pending()
@@ -255,9 +276,7 @@ class SiloService:
 
     def _considered(self, plan: Plan) -> Worker:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
-        data = self.policy.data
-        if (plan.features, plan.task, plan.classes) != (tuple(self._record["x"].shape), data.task, data.classes):
-            raise RefusalError("bad-plan", "the plan is for records of another shape or task; ask with hello")
+        self._check_schema(plan)
         terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
         if terms not in self._prepared:
             policy = self.policy
@@ -267,6 +286,22 @@ class SiloService:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[terms] = Worker(offer, self._records, self._samplers)
         return self._prepared[terms].serving(plan)
+
+    def _check_schema(self, plan: Plan, told: Description | None = None) -> None:
+        """Refuse a plan for records that mean something else, in words where the server has told what it means."""
+        own, said = self._description, plan.described
+        wanted = plan.schema_digest or said.digest
+        shape = Description(features=own.features, task=own.task, classes=own.classes)
+        if wanted == own.digest and said == shape:
+            return
+        from tacit.deploy.descriptions import differences, sentence
+
+        if told is not None and told.digest == wanted:
+            lines = differences(own, told)
+        else:
+            lines = differences(own, said) if plan.schema_digest is None else differences(shape, said)
+        unsaid = f"its digest is {own.digest[:16]}..., expected {wanted[:16]}...; ask with hello what it means"
+        raise RefusalError("schema", f"this silo's schema is not the plan's: {sentence(lines) or unsaid}")
 
     def _is_approved(self, study: str) -> bool:
         return (self.home.approved / study).is_file()
