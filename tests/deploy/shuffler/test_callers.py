@@ -143,6 +143,26 @@ def test_counters_outlive_a_restart(tmp_path):
     again.close()
 
 
+def test_a_request_stays_old_once_its_deposits_were_forgotten(a):
+    first, second = (asked(raw) for raw in deposits(a))
+    a.carry(first)
+    a.carry(second)
+    # As after a restart, or when nobody has collected them.
+    a.service._piles.clear()
+    before = kept(a)
+    assert refused(a, first) == "replayed"
+    assert kept(a) == before
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "[" * 5000, "", "null", "1e999", '{"type":"hello","version":NaN}'])
+def test_nonsense_that_a_pinned_caller_has_signed_is_refused(a, text):
+    signed = CALLER.request(text, silo=TO)
+    assert not a.service.knows(*unframed(signed))
+    assert refused(a, signed) == "bad-message"
+    odd = unframed(signed)[0].replace(b'"proposer":"tester"', b'"proposer":"\\ud800"')
+    assert refused(a, frame(odd)) == "unsigned"
+
+
 def test_two_studies_of_one_proposer_have_counters_of_their_own(a):
     """A large request of one is not refused because small ones of the other have overtaken it."""
     for raw in [*deposits(a), *deposits(a, OTHER)]:

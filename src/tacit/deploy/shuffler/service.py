@@ -88,8 +88,8 @@ class ShufflerService:
             self._record.close()
 
     def knows(self, header: bytes, payload: bytes) -> bool:
-        """Whether a pinned caller has signed this for this shuffler, and it has not come before."""
-        with contextlib.suppress(RefusalError):
+        """Whether a pinned caller has signed this for this shuffler, and it has not come before; never raises."""
+        with contextlib.suppress(Exception):
             signed, request = self._request_in(header, payload)
             with self._lock:
                 newest = self._newest(self._scope(signed, request))
@@ -148,7 +148,9 @@ class ShufflerService:
 
     def _scope(self, signed: SignedRequest, request: Any) -> str:
         study = getattr(request, "consortium", "")
-        return f"{signed.proposer}/{study if self._is_known(study) else ''}"
+        own = f"{signed.proposer}/{study}"
+        # A study whose deposits were forgotten keeps its counter: what came before that stays old.
+        return own if self._is_known(study) or self._newest(own) else f"{signed.proposer}/"
 
     def _newest(self, scope: str) -> tuple[int, str] | None:
         """Counter and digest of the last request in a scope."""

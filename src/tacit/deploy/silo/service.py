@@ -145,8 +145,8 @@ class SiloService:
                 self._ledger.close()
 
     def knows(self, header: bytes, payload: bytes) -> bool:
-        """Whether a pinned proposer has signed this for this silo, old or new."""
-        with contextlib.suppress(RefusalError):
+        """Whether a pinned proposer has signed this for this silo, old or new; never raises."""
+        with contextlib.suppress(Exception):
             self._request_in(header, payload)
             return True
         return False
