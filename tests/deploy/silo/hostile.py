@@ -231,7 +231,8 @@ class Attacker:
     def small_talk(self) -> bytes:
         """Hello, status and finish, for studies that exist and studies that do not."""
         study = self.rng.choice(sorted(self.live)) if self.live else self._known().study
-        talk = [{"type": "hello"}, {"type": "hello", "version": 2}, {"type": "status", "study": study}]
+        talk = [{"type": "hello"}, *({"type": "hello", "version": number} for number in (2, 3))]
+        talk += [{"type": "status", "study": study}]
         talk += [{"type": "finish", "study": study}] * 4 + [{"type": "finish", "study": "f" * 64}, {"type": "goodbye"}]
         return frame(json.dumps(self.rng.choice(talk)))
 

@@ -12,7 +12,8 @@ import pytest
 import tomli_w
 
 from tacit.data.csv_silos import silo_records
-from tacit.data.schema import schema_from, schema_text
+from tacit.data.schema import ENCODING, schema_from, schema_text
+from tacit.deploy.descriptions import differences
 from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.study import lead
 from tacit.deploy.silo.policy import PolicyError, load_description, load_policy, load_records
@@ -393,3 +394,44 @@ def test_the_digest_is_of_what_the_protocol_says():
     }
     text = json.dumps(clean, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert described(TREE).digest == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("place", [0, 5, 11])
+def test_long_lists_are_shown_from_where_they_differ(place):
+    levels = [f"l{number}" for number in range(12)]
+    other = [*levels[:place], "odd", *levels[place + 1 :]]
+    found, expected = (described(changed(city={"kind": "category", "levels": own})) for own in (other, levels))
+    (line,) = differences(found, expected)
+    assert "odd" in line
+    assert f"l{place}" in line
+    assert "12 in all" in line
+
+
+def test_a_name_cannot_steer_the_terminal_of_whoever_reads_it():
+    odd = {"\x1b[2Jage\n" + "x" * 500: NUMBER}
+    (line,) = differences(described(changed(**odd)), described(TREE))
+    assert line.startswith("one column more: ?[2Jage?xxx")
+    assert len(line) < 100
+
+
+@pytest.mark.parametrize(("tree", "words"), OTHERS)
+def test_words_and_digests_agree(tree, words):
+    assert described(tree).digest != described(TREE).digest
+    assert words in differences(described(tree), described(TREE))
+    assert differences(described(tree), described(tree)) == []
+
+
+def test_what_a_schema_makes_of_cells_is_what_its_version_says(tmp_path):
+    """If this fails, the map from cells to features has changed: count ENCODING up, and write the new numbers here."""
+    tree = changed(income={"kind": "number", "low": 0.0, "high": 1e6, "log": True, "missing": True})
+    (tmp_path / "schema.toml").write_text(schema_text(schema_from(tree, "test")))
+    rows = ["age,sex,city,income,ill", "55,f,oslo,1000,no", "-3,m,rome,,yes"]
+    (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
+    records = silo_records(tmp_path / "a.csv", tmp_path / "schema.toml", tell=lambda line: None)
+    scaled = np.array([[0, -1, 1, 0, 0, 2 * np.log1p(1e3) / np.log1p(1e6) - 1, 0], [-1, 1, 0, 0, 0, 0, 1]])
+    middle = 2 * np.log1p(5e5) / np.log1p(1e6) - 1
+    scaled[1, 5] = middle
+    expected = scaled / np.maximum(1, np.linalg.norm(scaled, axis=1, keepdims=True))
+    np.testing.assert_allclose(records["x"], expected, atol=2e-6)
+    assert records["y"].tolist() == [0, 1]
+    assert ENCODING == 1
