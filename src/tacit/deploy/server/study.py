@@ -67,7 +67,12 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     path = folder / "checkpoint.npz"
     # Silos that are away when a study goes on may come back later.
     needed = participation(terms.silos, study.run.participants).min_silos if path.exists() else terms.silos
-    met = meet(transport, needed, patience, journal)
+    met = meet(transport, needed, patience, journal, () if path.exists() else terms.only)
+    if not path.exists() and len(met) > terms.silos:
+        raise TacitError(
+            f"{len(met)} silos are online, and this study takes {terms.silos} of them: {', '.join(sorted(met))}. Say "
+            f"which, with --only {','.join(sorted(met)[: terms.silos])}"
+        )
     callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
     coordinator = Coordinator(
@@ -134,7 +139,7 @@ def _point(
     path = folder / "checkpoint.npz"
     if path.exists():
         return load_checkpoint(path, fresh_state)
-    names = tuple(sorted(met))[: terms.silos]
+    names = tuple(sorted(met))
     facts = [met[name][1] for name in names]
     seals = {name: greet(caller).seal for name, caller in callers.items()}
     plan = plan_for(study, facts, seals, _server_key(folder).public if study.algorithm.channel == REPORTS else None)
