@@ -121,7 +121,7 @@ def serve_command(
 
 @silo_app.command("keys")
 def keys_command(folder: Folder) -> None:
-    """Make the silo's keys, once, and print the public ones: for proposers and shufflers (sign), and for the server (node).
+    """Make the silo's keys, once, and print the public ones: `sign` for proposers and shufflers, `node` for the server.
 
     Example: tacit silo keys clinic
     """

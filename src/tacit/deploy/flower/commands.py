@@ -96,8 +96,8 @@ def read_control(path: Path) -> Control:
     """Read a SuperLink's ``control.toml``, which must be its owner's alone."""
     if not path.exists():
         raise TacitError(
-            f"No file at {path}; give --control the control.toml of the SuperLink's folder (tacit server link), or your "
-            "copy of it."
+            f"No file at {path}; give --control the control.toml of the SuperLink's folder (tacit server link), or "
+            "your copy of it."
         )
     try:
         tree = tomllib.loads(read_secret(path).decode())

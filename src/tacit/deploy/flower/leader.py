@@ -130,7 +130,8 @@ def _replies(frames: list[bytes] | None) -> Replies:
 
 def _end_with_parent() -> None:
     """The command that started this process holds the other end of its input."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

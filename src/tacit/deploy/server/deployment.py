@@ -45,9 +45,10 @@ class ShufflerEntry(Section):
 class Deployment(Section):
     """``silos`` is how many take part; ``only`` names them where more are online.
 
-    A round waits ``round_seconds`` for silos that it can do without, and ``patience`` seconds for those that it needs. ``evaluate`` measures on the study's own public data set. ``record``
-    keeps everything that silos send. ``command`` is what the user typed, for the report. ``proposer`` is who leads the
-    study, with the key in the file ``key``; ``pins`` are the public keys of silos, by name.
+    A round waits ``round_seconds`` for silos that it can do without, and ``patience`` seconds for those that it needs.
+    ``evaluate`` measures on the study's own public data set. ``record`` keeps everything that silos send. ``command``
+    is what the user typed, for the report. ``proposer`` is who leads the study, with the key in the file ``key``;
+    ``pins`` are the public keys of silos, by name.
     """
 
     silos: Count

@@ -1,0 +1,119 @@
+"""The front of a SuperLink: nodes pass, and nothing else does, however it is spelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed")
+
+import httpx
+from fastapi.routing import APIRoute, iter_route_contexts
+from flwr.superlink.main import create_app
+
+from tacit.deploy.flower import front
+from tacit.deploy.flower.private import FLEET_PATHS
+
+
+def ask(
+    method="POST", path="/v1/fleet/pull-messages", *, content=b"x", headers=(), raw_path=None, query=b"", fails=False
+):
+    """Status and body that the front gives, and what the SuperLink behind it got."""
+    got = []
+
+    def superlink(request):
+        got.append(request)
+        if fails:
+            raise httpx.ConnectError("away")
+        return httpx.Response(
+            200, content=b"fine", headers={"content-type": "application/x-protobuf", "set-cookie": "a"}
+        )
+
+    async def run():
+        upstream = httpx.AsyncClient(transport=httpx.MockTransport(superlink), base_url="https://127.0.0.1:1")
+        events, sent = [{"type": "http.request", "body": content, "more_body": False}], []
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode() if raw_path is None else raw_path,
+            "query_string": query,
+            "headers": list(headers),
+        }
+
+        async def receive():
+            return events.pop(0)
+
+        async def send(event):
+            sent.append(event)
+
+        await front.Front(upstream)(scope, receive, send)
+        await upstream.aclose()
+        return sent
+
+    start, body = asyncio.run(run())
+    return start, body["body"], got
+
+
+@pytest.mark.parametrize("path", sorted(FLEET_PATHS))
+def test_what_nodes_need_passes_with_their_headers_alone(path):
+    headers = [(b"flwr-signature", b"s"), (b"content-type", b"application/x-protobuf"), (b"flwr-superexec-ts", b"t")]
+    headers += [(b"authorization", b"Bearer x"), (b"host", b"elsewhere"), (b"transfer-encoding", b"chunked")]
+    start, body, [request] = ask(path=path, headers=headers)
+    assert (start["status"], body) == (200, b"fine")
+    assert dict(start["headers"])[b"content-type"] == b"application/x-protobuf"
+    assert b"set-cookie" not in dict(start["headers"])
+    assert (request.method, request.url.path, request.content) == ("POST", path, b"x")
+    assert request.headers["flwr-signature"] == "s"
+    assert request.headers["host"] == "127.0.0.1:1"
+    assert not {"authorization", "transfer-encoding"} & set(request.headers)
+
+
+def routes():
+    app = create_app()
+    return sorted({route.route.path for route in iter_route_contexts(app.routes) if isinstance(route.route, APIRoute)})
+
+
+def test_every_other_route_of_a_superlink_is_not_there():
+    known = routes()
+    shut = [path for path in known if path not in FLEET_PATHS]
+    assert set(known) >= FLEET_PATHS
+    assert {"/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"} <= set(shut)
+    assert {"/v1/fleet/get-fab", "/v1/fleet/get-run", "/v1/fleet/register-node"} <= set(shut)
+    for path in [*shut, "/docs", "/openapi.json", "/"]:
+        for method in ("POST", "GET"):
+            start, body, got = ask(method, path)
+            assert (start["status"], body, got) == (404, b"", []), path
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        ("/v1/fleet/pull-messages/../../control/start-run", None),
+        ("/v1/fleet/pull-messages", b"/v1/fleet/%70ull-messages"),
+        ("/v1/fleet/pull-messages", b"/v1/control/start-run"),
+        ("//v1/fleet/pull-messages", None),
+        ("/v1/fleet/pull-messages/", None),
+        ("/v1/fleet/Pull-messages", None),
+        ("/v1/fleet/pull-messages;a", None),
+        ("", b"https://127.0.0.1:1/v1/fleet/pull-messages"),
+    ],
+)
+def test_no_other_spelling_passes(path, raw):
+    start, _, got = ask(path=path, raw_path=raw)
+    assert (start["status"], got) == (404, [])
+
+
+def test_neither_other_methods_nor_questions_pass():
+    for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD", "post"):
+        assert ask(method)[2] == []
+    assert ask(query=b"a=1")[2] == []
+
+
+def test_a_body_that_is_too_large_is_refused_and_a_superlink_that_is_away_is_told(monkeypatch):
+    monkeypatch.setattr(front, "_MOST_BODY", 10)
+    start, _, got = ask(content=b"x" * 11)
+    assert (start["status"], got) == (413, [])
+    assert ask(content=b"x" * 10)[0]["status"] == 200
+    assert ask(fails=True)[0]["status"] == 503
