@@ -284,7 +284,7 @@ class Consortium:
     def start_nodes(self) -> None:
         """Let the silos' nodes in, and start them."""
         self._wait("superlink", lambda: socket.create_connection((self.host, self.port), 1.0).close())
-        with contextlib.closing(Link(read_control(self.control))) as link:
+        with Link(read_control(self.control)) as link:
             for silo in self.silos:
                 link.register(silo.name, (self.folder(silo.name) / "node.key.pub").read_bytes())
         for silo in self.silos:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,7 +85,7 @@ def register_command(
     from tacit.deploy.flower.private import Link, check_flower
 
     check_flower()
-    with contextlib.closing(Link(found)) as link:
+    with Link(found) as link:
         if any(row.name == name for row in link.nodes()):
             raise TacitError(
                 f"A node of the name {name} is registered; shut it out first: tacit server unregister {name}"
@@ -110,7 +109,7 @@ def unregister_command(
     from tacit.deploy.flower.private import Link, check_flower
 
     check_flower()
-    with contextlib.closing(Link(found)) as link:
+    with Link(found) as link:
         nodes = [row.node for row in link.nodes() if row.name == name]
         if not nodes:
             raise TacitError(f"No node of the name {name} is registered; see: tacit server silos")

@@ -202,6 +202,9 @@ class FakeRun:
     def beat(self):
         self._call()
 
+    def close(self):
+        assert self.ended
+
 
 class FakeLink:
     def __init__(self, *runs):

@@ -113,6 +113,8 @@ def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certific
         stdin=subprocess.DEVNULL,
         preexec_fn=_end_with_parent,
         start_new_session=True,
+        # Its database holds the tokens of runs.
+        umask=0o077,
     )
     try:
         _wait_for(superlink, control_port)

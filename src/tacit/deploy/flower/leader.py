@@ -82,17 +82,22 @@ class LinkTransport:
 
     def _forget(self, run: Run) -> None:
         with self._lock:
-            self._run = None if self._run is run else self._run
+            if self._run is run:
+                self._run = None
+                run.close()
 
     def beat(self) -> None:
         """Keep the run alive, if there is one."""
         run = self._run
-        with contextlib.suppress(httpx.HTTPError):
-            try:
-                if run is not None:
-                    run.beat()
-            except EndedError:
-                self._forget(run) if run is not None else None
+        if run is None:
+            return
+        try:
+            run.beat()
+        except EndedError:
+            self._forget(run)
+        except (httpx.HTTPError, RuntimeError):
+            # Away, or hung up meanwhile.
+            pass
 
     def close(self) -> None:
         """End the run and hang up."""

@@ -6,10 +6,14 @@ that a SuperLink ships are never fetched, and messages are data.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import inspect
+import io
 import random
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,19 +68,23 @@ _EXPECTED = {
     "flwr.app.message:remove_content_from_message": "message",
     "flwr.common.serde:message_from_proto": "message_proto",
     "flwr.common.serde:message_to_proto": "message",
-    "flwr.cli.build:build_fab_from_files": "files",
 } | {f"{client}.{name}": "self request" for client, names in _CALLS.items() for name in names}
 """Names of Flower's that Tacit relies on, and the names of their parameters."""
 
-_APP = {
-    "pyproject.toml": (
-        b'[project]\nname = "tacit"\nversion = "1.0.0"\ndescription = "Nobody executes it."\ndependencies = []\n\n'
-        b'[tool.flwr.app]\npublisher = "tacit"\n\n[tool.flwr.app.components]\nserverapp = "tacit_study:app"\n'
-        b'clientapp = "tacit_study:app"\n'
-    ),
-    "tacit_study.py": b'raise SystemExit("nobody executes this app")\n\napp = None\n',
-}
-"""Flower wants an app for every run. Nobody executes this one."""
+_APP = b"""\
+[project]
+name = "tacit"
+version = "1.0.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tacit"
+
+[tool.flwr.app.components]
+serverapp = "none:app"
+clientapp = "none:app"
+"""
+"""Flower wants an app for every run; this one has no code."""
 
 _OBJECT_SECONDS = 60.0
 _PAUSE, _MOST_PAUSE = 0.05, 2.0
@@ -139,7 +147,7 @@ class Fleet:
         self._fleet, self._heartbeat, self._messages, self._node_type = fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
         self._public = public_pem(own.public_key())
         self._client = FleetHttpClient.from_server_address(
-            superlink, False, str(authority), [NodeAuthHttpInterceptor(own, own.public_key())]
+            superlink, False, authority.read_bytes(), [NodeAuthHttpInterceptor(own, own.public_key())]
         )
         self.node: int | None = None
 
@@ -282,14 +290,9 @@ class Link:
         Whoever reaches the SuperLink can start runs. Those of others are never executed, but ended; they cost no more
         than the time for that. Where two processes begin at once, one may end the other's run, which then starts anew.
         """
-        from flwr.cli.build import build_fab_from_files
-        from flwr.common.serde import fab_to_proto
-        from flwr.supercore.fab import Fab
+        from flwr.proto.fab_pb2 import Fab
 
-        raw, _ = build_fab_from_files(_APP)
-        import hashlib
-
-        fab = fab_to_proto(Fab(hashlib.sha256(raw).hexdigest(), raw, {}))
+        fab = Fab(hash_str=hashlib.sha256(_app()).hexdigest(), content=_app())
         deadline = time.monotonic() + _BEGIN_SECONDS
         while time.monotonic() < deadline:
             own = self._ask(self._control.StartRun, self._control_types.StartRunRequest(fab=fab)).run_id
@@ -326,6 +329,14 @@ class Link:
         self._control.close()
         self._executor.close()
 
+    def __enter__(self) -> Link:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up."""
+        self.close()
+
 
 class Run:
     """A run that this process executes: messages to nodes, and their replies."""
@@ -358,7 +369,11 @@ class Run:
         except httpx.HTTPError:
             pass
         finally:
-            self._client.close()
+            self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
 
     def nodes(self) -> list[int]:
         """Nodes that are connected."""
@@ -426,6 +441,15 @@ class Run:
             if error.response.status_code in _GONE:
                 raise EndedError("The run has ended.") from None
             raise
+
+
+@functools.cache
+def _app() -> bytes:
+    """Flower's form of an app: a ZIP archive."""
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("pyproject.toml"), _APP)
+    return raw.getvalue()
 
 
 def public_pem(key: Any) -> bytes:

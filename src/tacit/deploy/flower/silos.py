@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ _TWICE = "two nodes speak for silos of this name: stop one"
 def silos_of(control: Path, proposer: str, key: Path, pins: Mapping[str, str], seconds: float) -> list[dict[str, Any]]:
     """A row for each registered node, with the public facts that its silo has signed."""
     with connected(control) as transport:
-        with contextlib.closing(Link(read_control(control))) as link:
+        with Link(read_control(control)) as link:
             nodes = link.nodes()
         signed = SignedTransport(transport, Proposer(proposer, Signer(read_secret(key))), pins)
         replies = signed.ask({str(row.node): [frame(Hello())] for row in nodes if row.online}, seconds)

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from tacit.deploy.flower.commands import read_control
+from tacit.deploy.flower.private import Link
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt
 
@@ -117,7 +119,9 @@ def follow(
 
 
 def start(folder: Path, control: Path) -> subprocess.Popen[bytes]:
-    """Start the process that leads a study; it ends with this one."""
+    """Start the process that leads a study, if there is a SuperLink; it ends with this one."""
+    with Link(read_control(control)) as link:
+        link.nodes()
     command = [sys.executable, "-m", "tacit.deploy.flower.leader", str(folder), str(control)]
     with (folder / "leader.log").open("ab") as log:
         # A session of its own, so that an interrupt reaches it through this process only.
