@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +19,8 @@ import httpx
 from fastapi.routing import APIRoute, iter_route_contexts
 from flwr.superlink.main import create_app
 
+from experiments.certificates import Authority
+from experiments.parties import TACIT, below, free_port
 from tacit.deploy.flower import front
 from tacit.deploy.flower.private import FLEET_PATHS
 
@@ -117,3 +126,65 @@ def test_a_body_that_is_too_large_is_refused_and_a_superlink_that_is_away_is_tol
     assert (start["status"], got) == (413, [])
     assert ask(content=b"x" * 10)[0]["status"] == 200
     assert ask(fails=True)[0]["status"] == 503
+
+
+@pytest.fixture
+def link(tmp_path):
+    """Starts `tacit server link` and waits until nodes can reach it; gives the process and its two ports."""
+    pair = Authority(tmp_path / "ca").issue("front")
+    ports, started = (free_port(), free_port()), []
+
+    def start():
+        command = [*TACIT, "server", "link", str(tmp_path / "state"), "--port", str(ports[0])]
+        command += ["--certificate", str(pair.certificate), "--key", str(pair.key), "--control-port", str(ports[1])]
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        started.append(process)
+        assert until(lambda: answers(ports[0]) or process.poll() is not None)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        return process, *ports
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def answers(port):
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+        return True
+    return False
+
+
+def until(holds, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return holds()
+
+
+def listening(port):
+    """The addresses that somebody listens on at a port, as the kernel writes them."""
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
+
+
+def test_a_link_listens_on_loopback_and_ends_as_a_whole(link, tmp_path):
+    process, port, control_port = link()
+    assert listening(port) == listening(control_port) == {"0100007F"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()}
+    assert {mode for name, mode in modes.items() if name != "loopback.pem"} == {0o600}, modes
+    # Killed, the front takes the SuperLink with it; otherwise the port would stay taken.
+    process.kill()
+    assert until(lambda: not answers(control_port), 15.0)
+    process, *_ = link()
+    [superlink] = [pid for pid, command in below(process.pid).items() if "flower-superlink" in command]
+    os.kill(superlink, signal.SIGKILL)
+    assert process.wait(30) == 2
+    assert "The SuperLink has ended" in (tmp_path / "log").read_text()
+    process, *_ = link()
+    process.terminate()
+    assert process.wait(30) == 0
+    assert not answers(port)
+    assert not answers(control_port)

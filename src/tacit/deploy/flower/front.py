@@ -105,7 +105,7 @@ def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certific
         timeout_graceful_shutdown=3,
     )
     front = uvicorn.Server(config)
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = superlink_command(files, port=control_port)
     superlink = subprocess.Popen(
         command,
