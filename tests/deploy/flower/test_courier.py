@@ -151,19 +151,29 @@ def refusing(fleet, times=3):
     return join
 
 
+class Waits(threading.Event):
+    """An event that is never set, and notes how long was waited for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.pauses = []
+
+    def wait(self, timeout=None):
+        self.pauses.append(timeout)
+        time.sleep(timeout)
+        return False
+
+
 def test_the_node_looks_often_while_a_study_runs_and_seldom_when_idle(door, monkeypatch):
-    monkeypatch.setattr(node, "_STUDY", 0.2)
-    monkeypatch.setattr(node, "_BUSY", 0.02)
-    monkeypatch.setattr(node, "_IDLE", 0.1)
-    monkeypatch.setattr(node, "_SLOWER", 2.0)
-    fleet = FakeFleet(Parcel("a", []), *[None] * 16)
+    for name, value in (("_STUDY", 0.5), ("_BUSY", 0.02), ("_IDLE", 0.1), ("_SLOWER", 2.0)):
+        monkeypatch.setattr(node, name, value)
+    fleet, lost = FakeFleet(*[None] * 6, Parcel("a", []), *[None] * 40), Waits()
     with pytest.raises(KeyboardInterrupt):
-        node.carry(fleet, door[0], threading.Event())
-    pauses = [b - a for a, b in zip(fleet.looks, fleet.looks[1:], strict=False)]
-    assert pauses[0] < 0.02
-    assert min(pauses[1:4]) >= 0.02
-    assert sum(pauses[-3:]) >= 0.25
+        node.carry(fleet, door[0], lost)
     assert fleet.answered == [("a", [])]
+    assert lost.pauses[:6] == [0.04, 0.08, 0.1, 0.1, 0.1, 0.1]
+    assert lost.pauses[6:9] == [0.02] * 3
+    assert lost.pauses[-3:] == [0.1] * 3
 
 
 def test_a_node_that_is_lost_stops_carrying(door):

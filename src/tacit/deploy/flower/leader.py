@@ -24,7 +24,7 @@ from tacit.deploy.flower.private import EndedError, FlowerError, Link, Run, chec
 from tacit.deploy.server.transport import Enough, Frames, Replies
 from tacit.deploy.wire import RefusalError, read_frame
 
-_POLL = 0.1
+_POLL = 0.2
 _BEAT = 10.0
 
 

@@ -92,7 +92,6 @@ def carry(fleet: Fleet, socket: Path, lost: threading.Event) -> None:
                 pause, latest = _BUSY, time.monotonic()
                 if parcel.frames is not None:
                     fleet.answer(parcel, exchange(socket, parcel.frames))
-                continue
         except httpx.HTTPStatusError as error:
             if error.response.status_code != httpx.codes.FORBIDDEN:
                 raise

@@ -59,11 +59,8 @@ _EXPECTED = {
     "flwr.supercore.interceptors:SuperExecAuthHttpInterceptor": "master_secret protected_methods",
     f"{_OBJECTS}:get_all_nested_objects": "obj",
     f"{_OBJECTS}:get_object_tree": "obj",
-    f"{_OBJECTS}:iterate_object_tree": "tree",
     f"{_OBJECTS}:no_object_id_recompute": "",
-    "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": (
-        "object_id object_contents keep_object_contents objects"
-    ),
+    "flwr.app:ConfigRecord.inflate": "object_content children",
     "flwr.app.message:make_message": "metadata content error",
     "flwr.app.message:remove_content_from_message": "message",
     "flwr.common.serde:message_from_proto": "message_proto",
@@ -129,7 +126,7 @@ def is_away(error: Exception) -> bool:
 
 
 class Parcel(NamedTuple):
-    """Frames for the daemon, and the message that they came in; ``frames`` is None where it could not be read."""
+    """Frames for the daemon, and the head of their message; ``frames`` is None where they could not be read."""
 
     message: Any
     frames: list[bytes] | None
@@ -197,10 +194,10 @@ class Fleet:
             request = self._messages.PullObjectRequest(node=self._self, run_id=run, object_id=part)
             return self._insist(self._client.PullObject, request)
 
-        message = _inflated(tree, number, pull)
+        frames = _frames(tree, pull)
         confirm = self._messages.ConfirmMessageReceivedRequest(node=self._self, run_id=run, message_object_id=number)
         self._insist(self._client.ConfirmMessageReceived, confirm)
-        return Parcel(message, _frames_in(message))
+        return Parcel(head, frames)
 
     def answer(self, parcel: Parcel, replies: Sequence[bytes]) -> None:
         """Bring the daemon's replies to a message."""
@@ -407,12 +404,12 @@ class Run:
         replies: dict[str, list[bytes] | None] = {}
         for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
             number = head.metadata.message_id
-            message = _inflated(tree, number, pull)
+            frames = _frames(tree, pull)
             confirm = self._messages.ConfirmMessageReceivedRequest(
                 node=self._self, run_id=self._run, message_object_id=number
             )
             self._ask(self._client.ConfirmMessageReceived, confirm)
-            replies[str(head.metadata.reply_to_message_id)] = _frames_in(message)
+            replies[str(head.metadata.reply_to_message_id)] = frames
         return replies
 
     def _message(self, node: int, frames: Sequence[bytes], seconds: float) -> Any:
@@ -466,37 +463,30 @@ def _runtime_client(control: Control, *interceptors: Any) -> Any:
     )
 
 
-def _frames_in(message: Any) -> list[bytes] | None:
-    """The frames in a message; None where there are none."""
+def _frames(tree: Any, pull: Callable[[str], Any]) -> list[bytes] | None:
+    """The frames in a message of one record, whose object may still be on its way; None where it is something else.
+
+    Of the tree of objects (message, records by name, record) only the record is fetched: the rest says nothing new.
+    """
+    from flwr.app import ConfigRecord
+
+    for _ in range(2):
+        if len(tree.children) != 1:
+            return None
+        tree = tree.children[0]
+    deadline, pause = time.monotonic() + _OBJECT_SECONDS, _PAUSE
+    while not (found := pull(tree.object_id)).object_available:
+        if not found.object_found or time.monotonic() > deadline:
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, _MOST_PAUSE)
     try:
-        found = None if message is None or message.has_error() else message.content[RECORD][FRAMES]
-    except (KeyError, TypeError, AttributeError):
-        return None
-    good = isinstance(found, list) and all(isinstance(raw, bytes) for raw in found)
-    return list(found) if found is not None and good else None
-
-
-def _inflated(tree: Any, number: str, pull: Callable[[str], Any]) -> Any:
-    """The message of a tree of objects, each of which may still be on its way; None where they make no message."""
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-    deadline, contents = time.monotonic() + _OBJECT_SECONDS, {}
-    for part in iterate_object_tree(tree):
-        pause = _PAUSE
-        while not (found := pull(part.object_id)).object_available:
-            if not found.object_found or time.monotonic() > deadline:
-                return None
-            time.sleep(pause)
-            pause = min(2 * pause, _MOST_PAUSE)
-        contents[part.object_id] = found.object_content
-    try:
-        message: Any = inflate_object_from_contents(tree.object_id, contents)
-        message.metadata.__dict__["_message_id"] = number
+        frames: Any = ConfigRecord.inflate(found.object_content)[FRAMES]
     except Exception:
         # Whatever was sent, a node and a server go on.
         return None
-    return message
+    good = isinstance(frames, list) and all(isinstance(raw, bytes) for raw in frames)
+    return list(frames) if good else None
 
 
 @contextmanager
@@ -520,5 +510,8 @@ def _deflated(messages: Sequence[Any]) -> Iterator[tuple[list[Any], list[Any], d
 
 
 def _push_missing(found: Any, objects: Mapping[str, Any], push: Callable[[str, str, bytes], Any]) -> None:
-    for part in found.objects_to_push:
+    """Push objects: the record last, because the other side waits for it, and then has the others deleted."""
+    from flwr.app import ConfigRecord
+
+    for part in sorted(found.objects_to_push, key=lambda part: isinstance(objects[part], ConfigRecord)):
         push(found.session_id, part, objects[part].deflate())
