@@ -24,7 +24,8 @@ TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding
 def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
     policy, shufflers = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL))
     assert policy_from(policy).shuffle.colluding == 1
-    assert deployment_from({"silos": 4, "folder": "x", **shufflers}).shufflers[0].port == 9400
+    led = {"silos": 4, "folder": "x", "proposer": "university", "key": "k", "pins": {}}
+    assert deployment_from({**led, **shufflers}).shufflers[0].port == 9400
 
 
 def commands():
