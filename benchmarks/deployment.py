@@ -14,17 +14,21 @@ from pathlib import Path
 from experiments.consortium import demo_study, hospital
 from experiments.parties import Consortium
 from tacit.data.heart_disease import HOSPITALS
+from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.server.shuffles import Sums
-from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.server.transport import SignedTransport, SocketTransport
 from tacit.deploy.shuffler.client import Caller, greet
+from tacit.deploy.signing import Proposer, Signer
 
 
 def seconds_per_round(consortium: Consortium, channel: str, rounds: int) -> list[float]:
     sockets = [consortium.folder(name) / "door" / "silo.sock" for name in HOSPITALS]
-    transport, patience = SocketTransport(sockets), Patience(60.0, 120.0)
+    carrier, patience, entries = SocketTransport(sockets), Patience(60.0, 120.0), consortium.proposer_entries
+    proposer = Proposer(entries["proposer"], Signer(read_secret(Path(entries["key"]))))
+    transport = SignedTransport(carrier, proposer, entries["pins"])
     met = meet(transport, len(sockets), patience, lambda event, facts: None)
     names = tuple(sorted(met))
     shuffled = channel == "shuffled-sum"
@@ -39,7 +43,7 @@ def seconds_per_round(consortium: Consortium, channel: str, rounds: int) -> list
     Coordinator(point, path, transport, addresses, patience=patience, shuffled=sums).run()
     for caller in callers.values():
         caller.close()
-    transport.close()
+    carrier.close()
     return [row["seconds"] for row in point.history]
 
 

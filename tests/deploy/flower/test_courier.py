@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 import subprocess
@@ -15,7 +16,8 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 import httpx
 
-from tacit.deploy.flower import node, private
+from experiments.certificates import Authority
+from tacit.deploy.flower import commands, node, private
 from tacit.deploy.flower.courier import exchange
 from tacit.deploy.flower.leader import LinkTransport
 from tacit.deploy.flower.private import EndedError, FlowerError, Parcel
@@ -125,7 +127,7 @@ def test_the_node_brings_replies_and_passes_over_nonsense_and_runs_that_are_over
 def test_the_node_joins_again_after_any_failure_and_says_why_once(door, monkeypatch):
     monkeypatch.setattr(node, "_FIRST", 0.01)
     away = httpx.ConnectError("away")
-    fleet, said = FakeFleet(away, refusal(401), refusal(500), away, ValueError("nonsense"), refusal(404)), []
+    fleet, said = FakeFleet(away, refusal(401), refusal(500), away, KeyError("nonsense"), refusal(404)), []
     with pytest.raises(KeyboardInterrupt):
         node._keep_carrying(fleet, door[0], said.append)
     assert fleet.joins == 7
@@ -174,6 +176,20 @@ def test_the_node_looks_often_while_a_study_runs_and_seldom_when_idle(door, monk
     assert lost.pauses[:6] == [0.04, 0.08, 0.1, 0.1, 0.1, 0.1]
     assert lost.pauses[6:9] == [0.02] * 3
     assert lost.pauses[-3:] == [0.1] * 3
+
+
+def test_a_server_cannot_send_the_courier_elsewhere(tmp_path):
+    commands.node_key(tmp_path / "node.key")
+    authority = Authority(tmp_path / "ca").certificate
+    with contextlib.closing(private.Fleet("localhost:1", authority, tmp_path / "node.key")) as fleet:
+        redirect = httpx.Response(307, headers={"location": "https://inside/v1/fleet/activate-node"})
+        asked = []
+        fleet._client._client._transport = httpx.MockTransport(
+            lambda request: asked.append(request.url.host) or redirect
+        )
+        with pytest.raises(httpx.HTTPStatusError, match="307"):
+            fleet.join()
+    assert asked == ["localhost"]
 
 
 def test_a_node_that_is_lost_stops_carrying(door):

@@ -126,6 +126,42 @@ def test_a_body_that_is_too_large_is_refused_and_a_superlink_that_is_away_is_tol
     assert (start["status"], got) == (413, [])
     assert ask(content=b"x" * 10)[0]["status"] == 200
     assert ask(fails=True)[0]["status"] == 503
+    monkeypatch.setattr(front, "_MOST_HELD", 9)
+    start, _, got = ask(content=b"x" * 10)
+    assert (start["status"], got) == (503, [])
+
+
+def test_what_was_held_is_let_go():
+    held = []
+
+    async def run():
+        upstream = httpx.AsyncClient(
+            transport=httpx.MockTransport(lambda request: held.append(own._held) or httpx.Response(200)),
+            base_url="https://x",
+        )
+        own = front.Front(upstream)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "raw_path": b"/v1/fleet/push-object",
+            "query_string": b"",
+            "headers": [],
+        }
+        for last in ({"type": "http.request", "body": b"67"}, {"type": "http.disconnect"}):
+            events = [{"type": "http.request", "body": b"12345", "more_body": True}, last]
+
+            async def receive(events=events):
+                return events.pop(0)
+
+            async def send(event):
+                held.append(own._held)
+
+            await own(scope, receive, send)
+            held.append(own._held)
+        await upstream.aclose()
+
+    asyncio.run(run())
+    assert held == [7, 7, 7, 0, 5, 5, 0]
 
 
 @pytest.fixture

@@ -25,7 +25,9 @@ from tacit.deploy.flower.commands import LOOPBACK, LinkFiles, environment, super
 from tacit.deploy.flower.private import FLEET_PATHS
 from tacit.errors import TacitError
 
-_MOST_BODY = 80 << 20
+_MOST_BODY, _MOST_HELD = 80 << 20, 512 << 20
+"""Bytes of one request, and of all at once: nobody has shown a key before a request was read."""
+
 _MOST_CALLS = 256
 _START_SECONDS = 60.0
 _GRACE = 10.0
@@ -42,7 +44,7 @@ class Front:
     """
 
     def __init__(self, upstream: httpx.AsyncClient, paths: frozenset[str] = FLEET_PATHS) -> None:
-        self._upstream, self._paths = upstream, paths
+        self._upstream, self._paths, self._held = upstream, paths, 0
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -52,10 +54,32 @@ class Front:
         if path is None or scope["method"] != "POST" or scope["query_string"]:
             await _reply(send, 404, b"")
             return
-        body = await _body(receive)
-        if body is None:
-            await _reply(send, 413, b"")
-            return
+        parts: list[bytes] = []
+        try:
+            status = await self._read(receive, parts)
+            if status is None:
+                await self._pass(path, b"".join(parts), scope, send)
+            else:
+                await _reply(send, status, b"")
+        finally:
+            self._held -= sum(map(len, parts))
+
+    async def _read(self, receive: Receive, parts: list[bytes]) -> int | None:
+        """Read a request's body; a status where it is too large, or the caller has gone."""
+        size, more = 0, True
+        while more:
+            event = await receive()
+            if event["type"] != "http.request":
+                return 400
+            more = bool(event.get("more_body", False))
+            parts.append(event.get("body", b""))
+            size, self._held = size + len(parts[-1]), self._held + len(parts[-1])
+            if size > _MOST_BODY or self._held > _MOST_HELD:
+                return 413 if size > _MOST_BODY else 503
+        return None
+
+    async def _pass(self, path: str, body: bytes, scope: Mapping[str, Any], send: Send) -> None:
+        """Ask the SuperLink, and reply what it says."""
         headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1").startswith(_PASSED)]
         try:
             found = await self._upstream.post(path, content=body, headers=headers)
@@ -64,21 +88,6 @@ class Front:
             return
         kind = found.headers.get("content-type", "application/octet-stream")
         await _reply(send, found.status_code, found.content, kind.encode("latin-1"))
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """The body of a request; None where it is too large, or the caller has gone."""
-    parts, size = [], 0
-    while True:
-        event = await receive()
-        if event["type"] != "http.request":
-            return None
-        parts.append(event.get("body", b""))
-        size += len(parts[-1])
-        if size > _MOST_BODY:
-            return None
-        if not event.get("more_body", False):
-            return b"".join(parts)
 
 
 async def _reply(send: Send, status: int, content: bytes, kind: bytes = b"text/plain") -> None:

@@ -71,7 +71,8 @@ def _keep_carrying(fleet: Fleet, socket: Path, say: Say) -> None:
             pause, told = _FIRST, ""
             with _beating(fleet, lost):
                 carry(fleet, socket, lost)
-        except (httpx.HTTPError, ValueError) as error:
+        except Exception as error:
+            # Also what no honest server causes.
             reason = reason_of(error)
         else:
             reason = "the SuperLink does not know this node any more."

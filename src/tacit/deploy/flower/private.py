@@ -146,6 +146,8 @@ class Fleet:
         self._client = FleetHttpClient.from_server_address(
             superlink, False, authority.read_bytes(), [NodeAuthHttpInterceptor(own, own.public_key())]
         )
+        # A server must not send the courier to other machines of the silo's network.
+        self._client._client.follow_redirects = False
         self.node: int | None = None
 
     def join(self) -> None:
@@ -293,7 +295,7 @@ class Link:
         deadline = time.monotonic() + _BEGIN_SECONDS
         while time.monotonic() < deadline:
             own = self._ask(self._control.StartRun, self._control_types.StartRunRequest(fab=fab)).run_id
-            while (found := self._acquired()) is not None:
+            while time.monotonic() < deadline and (found := self._acquired()) is not None:
                 task, token = found
                 run = Run(self._to, int(task.run_id), int(task.task_id), token)
                 if task.run_id == own:
