@@ -172,7 +172,7 @@ def kill_parties(root: Path, *, kills: int, rounds: int, seed: int, report: Any 
             over = threading.Event()
 
             def torment(over: threading.Event = over) -> None:
-                while not over.wait(rng.uniform(8.0, 25.0)) and len(tally.done) < kills:
+                while not over.wait(rng.uniform(3.0, 10.0)) and len(tally.done) < kills:
                     hit = strike(consortium, VICTIMS[len(tally.done) % len(VICTIMS)], rng)
                     if hit is not None:
                         tally.done.append(hit)
