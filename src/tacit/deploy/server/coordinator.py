@@ -10,7 +10,7 @@ run ends too, with a checkpoint to go on from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,31 +68,48 @@ class Patience:
     total_seconds: float
 
 
-def meet(transport: Transport, silos: int, patience: Patience, tell: Tell) -> dict[str, tuple[str, Welcome]]:
-    """Address and public facts of silos by name, once at least ``silos`` of them have answered."""
+Met = dict[str, tuple[str, Welcome]]
+
+
+def meet(transport: Transport, silos: int, patience: Patience, tell: Tell, only: Collection[str] = ()) -> Met:
+    """Address and public facts of silos by name, once at least ``silos`` of them, or ``only`` those, have answered."""
     deadline = time.monotonic() + patience.total_seconds
-    known: dict[str, tuple[str, Welcome]] = {}
+    known: Met = {}
     while True:
         for name, found in newcomers(transport, {at for at, _ in known.values()}, patience.round_seconds).items():
+            if name in known:
+                raise StalledError(_twice(name))
             known[name] = found
             tell("met", {"silo": name, "records": found[1].records, "of": silos})
-        if len(known) >= silos:
-            return known
+        if len(known) >= silos and set(only) <= set(known):
+            return {name: found for name, found in known.items() if not only or name in only}
         if time.monotonic() > deadline:
-            raise StalledError(f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}.")
+            missing = f"; missing: {', '.join(sorted(set(only) - set(known)))}" if only else ""
+            raise StalledError(
+                f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}{missing}."
+            )
         time.sleep(_PAUSE)
 
 
-def newcomers(transport: Transport, known: set[str], seconds: float) -> dict[str, tuple[str, Welcome]]:
+def newcomers(transport: Transport, known: set[str], seconds: float) -> Met:
     """Address and public facts, by name, of silos at addresses that are not known yet."""
     hello = frame(wire.Hello())
     fresh = {at: [hello] for at in transport.present() if at not in known}
-    found = {}
+    found: Met = {}
     for at, replies in transport.ask(fresh, seconds).items() if fresh else ():
         response = response_in(replies[0]) if replies else None
         if isinstance(response, Welcome):
+            if response.silo in found:
+                raise StalledError(_twice(response.silo))
             found[response.silo] = (at, response)
     return found
+
+
+def _twice(name: str) -> str:
+    return (
+        f"Two nodes speak for a silo of the name {name}: it has joined twice, or a copy of its folder serves somewhere "
+        "else. Look with `tacit server silos`, and stop one."
+    )
 
 
 class Coordinator:

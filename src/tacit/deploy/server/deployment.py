@@ -54,13 +54,16 @@ class ShufflerEntry(Section):
 
 
 class Deployment(Section):
-    """``silos`` is how many take part. A round waits ``round_seconds`` for silos that it can do without, and
-    ``patience`` seconds for those that it needs. ``evaluate`` measures on the study's own public data set. ``record``
-    keeps everything that silos send. ``command`` is what the user typed, for the report. ``proposer`` is who leads the
-    study, with the key in the file ``key``; ``pins`` are the public keys of silos, by name.
+    """``silos`` is how many take part; ``only`` names them where more are online.
+
+    A round waits ``round_seconds`` for silos that it can do without, and ``patience`` seconds for those that it needs.
+    ``evaluate`` measures on the study's own public data set. ``record`` keeps everything that silos send. ``command``
+    is what the user typed, for the report. ``proposer`` is who leads the study, with the key in the file ``key``;
+    ``pins`` are the public keys of silos, by name.
     """
 
     silos: Count
+    only: tuple[Name, ...] = ()
     folder: str
     proposer: Name
     key: str
@@ -76,7 +79,15 @@ class Deployment(Section):
 
 def deployment_from(tree: dict[str, Any]) -> Deployment:
     """A deployment from plain values."""
-    return checked(Deployment, tree, TacitError, "The deployment")
+    found = checked(Deployment, tree, TacitError, "The deployment")
+    if found.only and len(set(found.only)) != found.silos:
+        raise TacitError(f"Expected --only to name --silos={found.silos} silos, got {len(set(found.only))}.")
+    unknown = sorted(set(found.only) - set(found.pins))
+    if unknown:
+        raise TacitError(
+            f"Expected the keys of all silos in proposer.toml, under [silos]; missing: {', '.join(unknown)}."
+        )
+    return found
 
 
 def check_study(study: Study, shufflers: int) -> None:

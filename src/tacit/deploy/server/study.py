@@ -20,7 +20,7 @@ from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
+from tacit.deploy.server.coordinator import Coordinator, Met, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for, unknown_meaning
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
@@ -63,9 +63,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
     begun = time.monotonic()
     journal("started", {"study": study.name, "silos": terms.silos})
     path = folder / "checkpoint.npz"
-    # Silos that are away when a study goes on may come back later.
-    needed = participation(terms.silos, study.run.participants).min_silos if path.exists() else terms.silos
-    met = meet(transport, needed, patience, journal)
+    met = _met(transport, study, terms, journal, begun=path.exists())
     callers = {entry.name: Caller(entry.address, proposer, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
     coordinator = Coordinator(
@@ -99,6 +97,20 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
 def _transport(folder: Path, signed: Transport, terms: Deployment) -> Transport:
     """Recorded, if that was asked for."""
     return Recorder(signed, folder / "received.bin") if terms.record else signed
+
+
+def _met(transport: Transport, study: Study, terms: Deployment, journal: Tell, *, begun: bool) -> Met:
+    """The silos of a study; those that are away when it goes on, once ``begun``, may come back later."""
+    patience = Patience(terms.round_seconds, terms.patience)
+    if begun:
+        return meet(transport, participation(terms.silos, study.run.participants).min_silos, patience, journal)
+    met = meet(transport, terms.silos, patience, journal, terms.only)
+    if len(met) > terms.silos:
+        raise TacitError(
+            f"{len(met)} silos are online, and this study takes {terms.silos} of them: {', '.join(sorted(met))}. Say "
+            f"which, with --only {','.join(sorted(met)[: terms.silos])}"
+        )
+    return met
 
 
 def _who(study: Study, point: Checkpoint) -> Participation:
@@ -147,7 +159,7 @@ def _point(
     path = folder / "checkpoint.npz"
     if path.exists():
         return load_checkpoint(path, fresh_state)
-    names = tuple(sorted(met))[: terms.silos]
+    names = tuple(sorted(met))
     facts = [met[name][1] for name in names]
     seals = {name: greet(caller).seal for name, caller in callers.items()}
     plan = plan_for(study, facts, seals, _server_key(folder).public if study.algorithm.channel == REPORTS else None)
