@@ -345,7 +345,7 @@ def _visit(
                 outcome.violated("dead", silo=batch[0].silo, study=study.number, log=log)
                 return
         last = Connection(daemon.socket)
-        if last.ask({"type": "hello", "version": 2}).header["type"] != "welcome":
+        if last.ask({"type": "hello", "version": 3}).header["type"] != "welcome":
             outcome.violated("deaf", silo=batch[0].silo)
         last.close()
     finally:

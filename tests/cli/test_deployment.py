@@ -1,5 +1,6 @@
 """The commands of a deployment that can be tried without one."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -229,3 +230,23 @@ def test_a_file_that_this_user_may_not_read_is_told(monkeypatch, authority):
 def test_the_section_that_errors_name_is_in_the_docs():
     docs = Path(__file__).parents[2] / "docs" / "deployment.md"
     assert "\n## Certificates\n" in docs.read_text(encoding="utf-8")
+
+
+def test_nodes_are_listed_and_two_silos_of_one_name_are_told_so(nothing_starts, control, monkeypatch):
+    from tacit.deploy.flower import silos
+
+    def row(name, silo, node):
+        facts = {"tacit": "0.1", "records": 5} if silo else {"tacit": None, "records": None}
+        return {"node": node, "name": name, "online": silo is not None, "silo": silo, "note": "", **facts}
+
+    def found(*_):
+        return silos._told_apart([row("b", "a", "2"), row("a", "a", "1"), row("c", "d", "3"), row("e", None, "4")])
+
+    monkeypatch.setattr("tacit.deploy.flower.silos.silos_of", found)
+    monkeypatch.setenv("COLUMNS", "200")
+    command = (*CALLED["server silos"], "--control", control)
+    rows = json.loads(invoke(*command, "--json"))
+    assert [entry["name"] for entry in rows] == ["a", "b", "c", "e"]
+    assert all("two nodes speak for silos of this name" in entry["note"] for entry in rows[:2])
+    assert [entry["note"] for entry in rows[2:]] == ["registered as c, but speaks for d", ""]
+    invoke(*command)

@@ -198,6 +198,7 @@ class Online:
             "task": "binary",
             "classes": 2,
             "noise": "on",
+            "schema_digest": "0" * 64,
         }
         return {at: [(Welcome(silo=self._names[int(at)], **facts).model_dump_json().encode(), b"")] for at in requests}
 
