@@ -188,9 +188,9 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     if not ran:
         typer.echo("It has not run before: nothing has been spent.")
     typer.echo(account_words(facts["account"]))
-    table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
+    table = Table("name", Column("study", no_wrap=True), "answers", "until", title="open studies")
     for row in facts["open"]:
-        table.add_row(row["study"][:_SHORT], str(row["answers"]), row["expires"])
+        table.add_row(row["name"], row["study"][:_SHORT], str(row["answers"]), row["expires"])
     Console().print(table if facts["open"] else "No studies are open.")
     for row in facts["pending"]:
         typer.echo(described(row, folder))
@@ -215,6 +215,47 @@ def approve_command(
     typer.echo(f"Approved {study}.")
     for name, text in prices(row).items():
         typer.echo(f"  {name:<10} {text}")
+
+
+Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]
+
+
+@silo_app.command("reject")
+def reject_command(folder: Folder, study: Study) -> None:
+    """Reject a study that waits for approval: its proposer is told, and it is not considered again.
+
+    Example: tacit silo reject clinic 9f86d081
+    """
+    _end(folder, study, "reject")
+
+
+@silo_app.command("close")
+def close_command(folder: Folder, study: Study) -> None:
+    """Close an open study for good: no more answers, and what it did not use goes back, where the rule is a filter.
+
+    Example: tacit silo close clinic heart-disease
+    """
+    _end(folder, study, "close")
+
+
+@silo_app.command("revoke")
+def revoke_command(folder: Folder, study: Study) -> None:
+    """Withdraw an approval or a consent: no more answers, and the same plan is refused from now on, under any name.
+
+    What was released stays released, and paid for.
+
+    Example: tacit silo revoke clinic heart-disease
+    """
+    _end(folder, study, "revoke")
+
+
+def _end(folder: Path, study: str, verb: str) -> None:
+    from tacit.cli.status import end
+
+    done = end(folder, study, verb)
+    runs = "the daemon answers nothing more of it from its next request on"
+    waits = "the daemon does not run; the ledger's entry is made when it starts, before anything is answered"
+    typer.echo(f"{done['name']} ({done['study']}): {verb}. {(runs if done['daemon'] else waits).capitalize()}.")
 
 
 def ledger_command(

@@ -16,6 +16,7 @@ from typing import Any
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of
 from tacit.deploy.silo.consent import charge_of, check_sampling, consider
+from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
@@ -30,18 +31,17 @@ from tacit.silo.spending import Charge, joint_price, over_budget, percent, rule_
 def status_of(folder: Path) -> dict[str, Any]:
     """Whether a silo's daemon runs and has run, its account, and the studies that are open or wait for approval."""
     policy, home = _home(folder)
-    runs = False
-    with contextlib.suppress(OSError):
-        Client(home.socket).connect().close()
-        runs = True
     entries = _books(home)
     live = {study: account for study, account in replay(entries).items() if account.live}
-    plans = waiting(home.ledger) if entries else {}
+    plans, names = waiting(home.ledger) if entries else {}, plans_in(entries)
     return {
-        "daemon": runs,
+        "daemon": is_running(home),
         "ran": bool(entries),
         "account": account_now(policy, entries),
-        "open": [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()],
+        "open": [
+            {"study": s, "name": _name(names[s]), "answers": a.answers, "expires": _moment(a.expires)}
+            for s, a in live.items()
+        ],
         "pending": [proposal(plan, policy, entries) for plan in plans.values()],
     }
 
@@ -53,9 +53,64 @@ def approve(folder: Path, study: str) -> dict[str, Any]:
     if study not in plans:
         listed = ", ".join(plans) or "none"
         raise TacitError(f"Expected a study that waits for approval, got {study!r}; waiting: {listed}.")
-    home.approved.mkdir(mode=0o700, exist_ok=True)
-    (home.approved / study).touch(mode=0o600)
+    decide(home.approved, study, "approve")
     return proposal(plans[study], policy, _books(home))
+
+
+def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
+    """Reject, close or revoke a study, by its identity, the beginning of it, or its name.
+
+    The daemon makes an entry of it before it answers anything more, or when it is started.
+    """
+    _, home = _home(folder)
+    study, name, state = _named(_studies(home), words)
+    allowed = {"reject": ("pending",), "close": ("open",), "revoke": ("pending", "open", "ended")}[verb]
+    if state not in allowed:
+        way = {"pending": "reject or revoke", "open": "close or revoke", "ended": "revoke"}[state]
+        raise TacitError(f"Expected a study that is {' or '.join(allowed)} to {verb}, but {name} is {state}; {way} it.")
+    decide(home.decided, study, verb)
+    return {"study": study, "name": name, "decision": verb, "daemon": is_running(home)}
+
+
+def is_running(home: Home) -> bool:
+    """Whether a daemon listens on the silo's socket."""
+    with contextlib.suppress(OSError):
+        Client(home.socket).connect().close()
+        return True
+    return False
+
+
+def _studies(home: Home) -> dict[str, tuple[str, str]]:
+    """Name and state of every study that a silo knows, by identity."""
+    entries = _books(home)
+    accounts, pending = replay(entries), waiting(home.ledger) if entries else {}
+    found = {study: (_name(plan), "pending") for study, plan in pending.items()}
+    for study, plan in plans_in(entries).items():
+        found[study] = (_name(plan), "open" if accounts[study].live else "ended")
+    return found
+
+
+def _named(studies: Mapping[str, tuple[str, str]], words: str) -> tuple[str, str, str]:
+    """The one study that somebody means; those that have ended give way to others."""
+    fitting = [s for s, (name, _) in studies.items() if words in (s, name) or (len(words) >= 4 and s.startswith(words))]
+    living = [study for study in fitting if studies[study][1] != "ended"] or fitting
+    if len(living) != 1:
+        listed = "; ".join(f"{name} {study} ({state})" for study, (name, state) in studies.items()) or "none"
+        found = "no study" if not living else f"{len(living)} studies"
+        raise TacitError(f"Expected one study, but {found} of this silo fit {words!r}; there are: {listed}.")
+    return living[0], *studies[living[0]]
+
+
+def _name(plan: str) -> str:
+    try:
+        return str(json.loads(plan)["name"])
+    except (ValueError, KeyError, TypeError):
+        return "(unnamed)"
+
+
+def plans_in(entries: list[Entry]) -> dict[str, str]:
+    """The plans of all studies that were ever reserved."""
+    return {entry.study: str(entry.data.get("plan", "")) for entry in entries if entry.kind == "reserve"}
 
 
 def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
@@ -161,7 +216,7 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
 
 
 def described(row: Mapping[str, Any], folder: Path) -> str:
-    """A waiting study in lines for its owner, with the command that approves it."""
+    """A waiting study in lines for its owner, with the commands that approve and reject it."""
     plan = row["plan"]
     algorithm, objective, shuffle = plan["algorithm"], plan["objective"], plan.get("shuffle")
     come = "all of them in every round" if plan["everyone"] else "some of them in each round"
@@ -178,6 +233,7 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
         # The whole of both: a part of either might be that of two plans.
         "compare": f"{row['comparison']} (the same at every silo of this study)",
         "approve": f"tacit silo approve {folder} {row['study']}",
+        "reject": f"tacit silo reject {folder} {row['study'][:12]}",
     }
     return "\n".join([f"{plan['name']} waits for approval", *(f"  {name:<10} {text}" for name, text in lines.items())])
 

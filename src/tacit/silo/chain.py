@@ -16,13 +16,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tacit.privacy import Event
 from tacit.privacy.filter import Rule, RuleName, rule_for
 from tacit.silo.spending import Account, LedgerError
 
 GENESIS = "0" * 64
+# Entries that change no account: how the ledger began, its rule, the owner's policy and refusals, where it lives.
+_MOVES_NOTHING = ("open", "rule", "policy", "refuse", "move")
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,45 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
             accounts[entry.study] = accounts[entry.study].after(data["kind"], data["releases"], data["round"])
         elif entry.kind == "close":
             accounts[entry.study] = accounts[entry.study].closed()
-        elif entry.kind not in ("open", "rule"):
+        elif entry.kind not in _MOVES_NOTHING:
             raise LedgerError("ledger", f"Entry {entry.seq} is of the unknown kind {entry.kind!r}.")
     return accounts
+
+
+class Ending(NamedTuple):
+    """How a study ended: ``finished`` by its proposer, ``expired``, or by the owner (``rejected``, ``closed``,
+    ``revoked``)."""
+
+    reason: str
+    who: str
+    time: float
+
+
+class Notes:
+    """What a chain says beside its accounts.
+
+    ``endings`` has every study that is over, ``revoked`` the terms that the owner will not have again, ``policy`` the
+    newest policy, and ``place`` where the ledger may be served (`tacit.silo.place`).
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.endings: dict[str, Ending] = {}
+        self.revoked: set[str] = set()
+        self.policy: dict[str, Any] | None = None
+        self.place: str | None = None
+        for entry in entries:
+            self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Read one more entry."""
+        data = entry.data
+        if entry.kind in ("close", "refuse"):
+            self.endings[entry.study] = Ending(str(data["reason"]), str(data.get("who", "")), entry.time)
+            self.revoked |= {str(data["terms"])} if "terms" in data else set()
+        if entry.kind in ("open", "policy"):
+            self.policy = data.get("policy", self.policy)
+        if entry.kind in ("open", "move"):
+            self.place = data.get("place", self.place)
 
 
 def _set_aside_before(plan: Any) -> float:

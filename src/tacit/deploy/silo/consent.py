@@ -167,6 +167,12 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
+    most = allow.max_epsilon_per_study
+    if most is not None and plan.epsilon > most:
+        numbers = {"epsilon": plan.epsilon, "limit": most}
+        raise RefusalError(
+            "not-allowed", f"expected a study of epsilon at most {most:g}, got {plan.epsilon:g}", numbers
+        )
     widths = [plan.objective.get(name) for name in ("hidden", "channels")]
     if sum(len(own) for own in widths if isinstance(own, list | tuple)) > _MOST_LAYERS:
         raise RefusalError("not-allowed", f"expected a model of at most {_MOST_LAYERS} layers")
@@ -215,6 +221,11 @@ class Shares(NamedTuple):
 
     takes: float
     left: float
+
+
+def terms_of(plan: Plan) -> str:
+    """A digest of a plan that is the same for copies of it with another name or nonce."""
+    return plan.model_copy(update={"name": "terms", "nonce": ""}).study
 
 
 def charge_of(offer: Offer) -> Charge:

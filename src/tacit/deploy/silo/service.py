@@ -5,6 +5,7 @@ It works on bytes, so that tests can send it everything that a server can.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -25,7 +26,7 @@ from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
 from tacit.deploy.silo import consent as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
-from tacit.deploy.silo.policy import Policy, PolicyError, digest
+from tacit.deploy.silo.policy import Policy, PolicyError, digest, plain_policy, policy_text
 from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, refuse, study_of
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
@@ -47,8 +48,9 @@ _MOST_PREPARED = 32
 class Home(NamedTuple):
     """Where a silo keeps its files.
 
-    ``approved`` holds an empty file for each study that the owner approved. The socket lies in a folder that can be
-    shared with the courier, and the counter apart from the ledger.
+    ``approved`` holds a file for each study that the owner approved, and ``decided`` one for each that the daemon has
+    yet to end (`tacit.deploy.silo.owner`). The socket lies in a folder that can be shared with the courier, and the
+    counter apart from the ledger.
     """
 
     folder: Path
@@ -56,6 +58,7 @@ class Home(NamedTuple):
     ledger: Path
     approved: Path
     socket: Path
+    decided: Path
 
 
 def home_of(folder: Path, policy: Policy) -> Home:
@@ -67,7 +70,8 @@ def home_of(folder: Path, policy: Policy) -> Home:
 
         name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         counter = Path(platformdirs.user_state_dir("tacit")) / "counters" / name
-    return Home(folder, counter, folder / "ledger.sqlite", folder / "approved", folder / "door" / "silo.sock")
+    names = ("approved", "door/silo.sock", "decided")
+    return Home(folder, counter, folder / "ledger.sqlite", *(folder / name for name in names))
 
 
 class SiloService:
@@ -75,7 +79,10 @@ class SiloService:
 
     Formal guarantee: every message that leaves is a release of a plan that the policy allows. It was reserved, it is
     debited durably before it leaves, and the server cannot know its noise. Refusals depend on requests, policy, ledger
-    and the number of records, never on the content of a record.
+    and the number of records, never on the content of a record. The policy is the one on disk at the moment of the
+    request; while that one cannot be used, everything is refused.
+
+    ``policy_read`` is the text that ``policy`` was read from; by default what is on disk now.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class SiloService:
         *,
         noise_off: bool = False,
         clock: Callable[[], float] = time.time,
+        policy_read: bytes | None = None,
     ) -> None:
         if noise_off and not (policy.test and os.environ.get(NOISE_OFF) == "1"):
             raise PolicyError(
@@ -94,17 +102,15 @@ class SiloService:
         if len(records["y"]) > MOST_RECORDS:
             raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
         self.policy, self.home = policy, home
+        self._policy_read = policy_text(home.folder) if policy_read is None else policy_read
+        self._policy_refused: bytes | None = None
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
         if not (home.folder / policy.key).exists():
             raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
         self._signer = Signer(read_secret(home.folder / policy.key))
-        self._sealer: Sealer | None = None
-        if policy.shuffle is not None:
-            from tacit.deploy.silo.shuffled import Sealer
-
-            self._sealer = Sealer(policy.name, self._signer, self._noise)
+        self._sealer = self._new_sealer()
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals = threading.Lock(), RefusalLog()
@@ -112,18 +118,83 @@ class SiloService:
         self._prepared: dict[str, Worker] = {}
         self._ledger: Ledger | None = self._open()
 
+    def _new_sealer(self) -> Sealer | None:
+        if self.policy.shuffle is None:
+            return None
+        from tacit.deploy.silo.shuffled import Sealer
+
+        return Sealer(self.policy.name, self._signer, self._noise)
+
     def _open(self) -> Ledger:
         home, policy = self.home, self.policy
         ledger = Ledger(
-            home.ledger, home.counter, self._identity, policy.limit, clock=self._clock, checked=policy.checked_second
+            home.ledger,
+            home.counter,
+            self._identity,
+            policy.limit,
+            clock=self._clock,
+            checked=policy.checked_second,
+            opening={"policy": plain_policy(policy)},
         )
+        try:
+            self._keep_policy(ledger)
+            self._heed(ledger)
+        except BaseException:
+            ledger.close()
+            raise
         accounts.log_account(ledger)
         return ledger
+
+    def _keep_policy(self, ledger: Ledger) -> None:
+        """Make an entry of the policy that takes effect, unless the chain has it."""
+        if ledger.notes.policy != plain_policy(self.policy):
+            from tacit.deploy.silo.owner import policy_entry
+
+            entry = policy_entry(self.home.folder, ledger.notes.policy, self.policy)
+            ledger.note("policy", "", entry)
+            _log.info("the policy has changed: %s", "; ".join(entry["changed"]))
+
+    def _heed(self, ledger: Ledger) -> None:
+        """End the studies that the owner has decided to end."""
+        names = [path.name for path in self.home.decided.iterdir()] if self.home.decided.is_dir() else []
+        if names:
+            from tacit.deploy.silo.owner import heed
+
+            heed(ledger, self.home.decided, names)
+
+    def _refresh(self) -> None:
+        """Take the policy that is on disk now; while it cannot be used, refuse.
+
+        Formal guarantee: nothing is answered under a policy that is not the one on disk.
+        """
+        text = policy_text(self.home.folder)
+        if text == self._policy_read:
+            return
+        from tacit.deploy.silo.owner import changed_policy
+
+        ledger = self._opened()
+        try:
+            policy = changed_policy(self.home.folder, text, self.policy)
+            ledger.adopt(policy.limit, policy.checked_second)
+        except TacitError as error:
+            if isinstance(error, LedgerError) and error.code != "rule":
+                raise
+            if text != self._policy_refused:
+                _log.error("everything is refused, because the policy cannot take effect: %s", error)
+            self._policy_refused = text
+            raise RefusalError("policy", "the silo's policy cannot be used as it stands; its owner is told") from None
+        self.policy, self._sealer = policy, self._new_sealer()
+        # What was allowed before may not be any more.
+        self._workers.clear()
+        self._prepared.clear()
+        self._keep_policy(ledger)
+        self._policy_read = text
 
     def close(self) -> None:
         """Close the ledger, once the answer at hand is debited."""
         with self._lock:
             if self._ledger is not None:
+                self._refusals.write(self._ledger)
                 self._ledger.close()
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
@@ -137,55 +208,71 @@ class SiloService:
         return signed_reply(head, body, request=asked, silo=self.policy.name, signer=self._signer)
 
     def _reply(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
-        try:
-            with self._lock:
-                signed = wire.parse_signed_request(header)
-                policy = self.policy
-                request = opened_request(signed, payload, silo=policy.name, proposers=policy.proposers)
-                self._accept(signed, study_of(request), asked)
-                reply = self._dispatch(self._opened(), request, payload)
-                self._accept(signed, study_of(request), asked)  # by now the study may be known
-                return reply
-        except (RefusalError, LedgerError) as error:
-            return self._refusals.refuse(error.code, str(error), error.numbers)
-        except PricingError as error:
-            return self._refusals.refuse("unpriceable", str(error))
-        except TacitError as error:
-            return self._refusals.refuse("bad-plan", str(error))
-        except Exception as error:
-            # The kind of error is safe to keep; its text might hold values.
-            _log.error("request failed: %s", type(error).__name__)
-            return refuse("internal", "the request could not be served")
+        with self._lock:
+            self._asking = ""
+            try:
+                return self._served(header, payload, asked)
+            except (RefusalError, LedgerError) as error:
+                if isinstance(error, LedgerError) and error.code == "ledger" and self._ledger is not None:
+                    # What is on disk decides: it is read and verified again before the next reply.
+                    self._ledger.close()
+                    self._ledger = None
+                return self._refuse(error.code, str(error), error.numbers)
+            except PricingError as error:
+                return self._refuse("unpriceable", str(error))
+            except TacitError as error:
+                return self._refuse("bad-plan", str(error))
+            except Exception as error:
+                # The kind of error is safe to keep; its text might hold values.
+                _log.error("request failed: %s", type(error).__name__)
+                return refuse("internal", "the request could not be served")
+
+    def _served(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
+        self._refresh()
+        signed = wire.parse_signed_request(header)
+        policy = self.policy
+        request = opened_request(signed, payload, silo=policy.name, proposers=policy.proposers)
+        self._asking = signed.proposer
+        self._accept(signed, study_of(request), asked)
+        reply = self._dispatch(self._opened(), request, payload)
+        self._accept(signed, study_of(request), asked)  # by now the study may be known
+        return reply
+
+    def _refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
+        """The frame of a refusal, logged and counted."""
+        self._refusals.count(code, self._asking, self._ledger)
+        return self._refusals.refuse(code, text, numbers)
 
     def _accept(self, signed: wire.SignedRequest, study: str, asked: bytes) -> None:
-        """Refuse a request that is older than the last of its proposer about the study, or about none that is known."""
+        """Refuse a request that is older than the last of its proposer about the study, or about none that is known.
+
+        A study that another proposer has proposed is refused too: it is that one's alone.
+        """
         ledger = self._opened()
         known = study in ledger.accounts or study in ledger.pending()
+        if known and ledger.owner_of(study) not in (None, signed.proposer):
+            raise RefusalError("proposer", "expected the proposer whose study this is")
+        if known:
+            ledger.claim(study, signed.proposer)
         ledger.accept(f"{signed.proposer}/{study if known else ''}", signed.counter, asked.hex())
 
     def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
         if payload and not isinstance(request, Answer):
             raise RefusalError("bad-message", "only a broadcast has a payload")
+        self._heed(ledger)
         if isinstance(request, Hello):
             return self._hello(request)
-        try:
-            # The ledger's time never runs backwards, so a clock set back revives nothing.
-            if ledger.now() >= self.policy.last_second:
-                raise RefusalError("expired", "the silo's policy has expired")
-            self._tidy(ledger)
-            if isinstance(request, Propose):
-                return self._propose(ledger, request.plan)
-            if isinstance(request, Status):
-                return self._status(ledger, request)
-            if isinstance(request, Finish):
-                return self._finish(ledger, request)
-            return self._answer(ledger, request, payload)
-        except LedgerError as error:
-            if error.code == "ledger":
-                # What is on disk decides: it is read and verified again before the next reply.
-                ledger.close()
-                self._ledger = None
-            raise
+        # The ledger's time never runs backwards, so a clock set back revives nothing.
+        if ledger.now() >= self.policy.last_second:
+            raise RefusalError("expired", "the silo's policy has expired")
+        self._tidy(ledger)
+        if isinstance(request, Propose):
+            return self._propose(ledger, request.plan)
+        if isinstance(request, Status):
+            return self._status(ledger, request)
+        if isinstance(request, Finish):
+            return self._finish(ledger, request)
+        return self._answer(ledger, request, payload)
 
     def _opened(self) -> Ledger:
         if self._ledger is None:
@@ -222,8 +309,10 @@ class SiloService:
 
     def _propose(self, ledger: Ledger, plan: Plan) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
-        if account is not None and not account.live:
-            raise RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
+        if study in ledger.notes.endings:
+            raise _over(ledger, study)
+        if ledger.notes.revoked and accounts.terms_of(plan) in ledger.notes.revoked:
+            raise RefusalError("revoked", "the silo's owner has revoked this plan, under whatever name")
         is_new = account is None and study not in ledger.pending()
         open_studies = sum(other.live for other in ledger.accounts.values()) + len(ledger.pending())
         if is_new and open_studies >= self.policy.allow.max_open:
@@ -235,7 +324,7 @@ class SiloService:
         offer = worker.offer
         if self.policy.approval.mode == "manual" and not self._is_approved(study):
             shares = accounts.proposed(ledger, offer)
-            ledger.hold(study, plan.model_dump_json())
+            ledger.hold(study, plan.model_dump_json(), self._asking)
             if is_new:
                 _log.info("study %s (%s) waits for approval: tacit silo status %s", study, plan.name, self.home.folder)
             return accounts.consent(ledger, offer, shares, state="pending")
@@ -247,7 +336,7 @@ class SiloService:
         data = self.policy.data
         if (plan.features, plan.task, plan.classes) != (tuple(self._record["x"].shape), data.task, data.classes):
             raise RefusalError("bad-plan", "the plan is for records of another shape or task; ask with hello")
-        terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
+        terms = accounts.terms_of(plan)
         if terms not in self._prepared:
             policy = self.policy
             offer = consider(plan, records=self._count, record=self._record, allow=policy.allow, shuffle=policy.shuffle)
@@ -259,6 +348,14 @@ class SiloService:
 
     def _is_approved(self, study: str) -> bool:
         return (self.home.approved / study).is_file()
+
+    def _approval(self, study: str) -> dict[str, Any]:
+        """Who has approved a study."""
+        if not self._is_approved(study):
+            return {"approved": {"who": "the policy", "when": ""}}
+        from tacit.deploy.silo.owner import author
+
+        return {"approved": author(self.home.approved / study)}
 
     def _reserve(self, ledger: Ledger, worker: Worker) -> None:
         offer = worker.offer
@@ -274,6 +371,7 @@ class SiloService:
             samples=charge.samples,
             expires=ledger.now() + self.policy.approval.study_days * _DAY,
             state=worker.begin().to_bytes(),
+            facts={"proposer": ledger.owner_of(study) or self._asking, **self._approval(study)},
         )
         self._workers[study] = worker
         accounts.log_reserved(ledger, offer)
@@ -294,6 +392,8 @@ class SiloService:
                 raise RefusalError("pending", "the study waits for the approval of the silo's owner")
             self._reserve(ledger, self._considered(_stored_plan(ledger, study)))
         account = ledger.accounts.get(study)
+        if account is None and study in ledger.notes.endings:
+            raise _over(ledger, study)
         if account is None:
             raise RefusalError("unknown-study", "no such study; propose it first")
         return account
@@ -313,18 +413,32 @@ class SiloService:
             ledger.drop(request.study)
             raise RefusalError("unknown-study", "the proposal is withdrawn")
         account = self._account(ledger, request.study)
-        if account.live:
-            ledger.finish(request.study, "finished")
         plan = _stored_plan(ledger, request.study)
+        # Priced first: a study whose receipt fails must not look as if it had ended in another way.
+        epsilon = self._spent(plan, account)
+        if account.live:
+            ledger.finish(request.study, "finished", who=self._asking)
         receipt = wire.Receipt(
             study=request.study,
             answers=account.answers,
-            epsilon=price(account.debited(), delta=plan.delta - self._set_aside(plan, account)).epsilon,
+            epsilon=epsilon,
             delta=plan.delta,
             entry=ledger.head.seq,
             hash=ledger.head.hash,
         )
         return frame(receipt)
+
+    def _spent(self, plan: Plan, account: Account) -> float:
+        """The epsilon of a study's answers at the plan's delta.
+
+        Where they cannot be priced any more it is the plan's own, which they were reserved under: a study can always
+        be ended.
+        """
+        try:
+            return price(account.debited(), delta=plan.delta - self._set_aside(plan, account)).epsilon
+        except Exception as error:
+            _log.error("the answers of study %s cannot be priced (%s)", plan.study, type(error).__name__)
+            return plan.epsilon
 
     def _set_aside(self, plan: Plan, account: Account) -> float:
         """The delta that a plan sets aside; its account's if this Tacit refuses the plan by now."""
@@ -336,7 +450,10 @@ class SiloService:
     def _answer(self, ledger: Ledger, request: Answer, payload: bytes) -> bytes:
         account = self._account(ledger, request.study)
         if not account.live:
-            raise RefusalError("finished", "this study has ended")
+            raise _over(ledger, request.study)
+        if not self.policy.allow.is_open(ledger.now()):
+            spans = ", ".join(self.policy.allow.hours or ())
+            raise RefusalError("hours", f"the silo answers at {spans} UTC; ask again then")
         asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
         stored = ledger.stored(request.study, request.round)
         if stored is not None:
@@ -370,6 +487,14 @@ class SiloService:
         return wire.Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
 
 
+def _over(ledger: Ledger, study: str) -> RefusalError:
+    """The refusal of a study that has ended; where its owner ended it, the code says so."""
+    ending = ledger.notes.endings[study]
+    if ending.reason in ("rejected", "closed", "revoked"):
+        return RefusalError(ending.reason, f"the silo's owner has {ending.reason} this study")
+    return RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
+
+
 def _stored_plan(ledger: Ledger, study: str) -> Plan:
     return Plan.model_validate_json(ledger.plan(study) or "{}")
 
@@ -389,7 +514,7 @@ def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
 
 
 _log = logging.getLogger("tacit.silo")
-_HOUR = 3600.0
+_HOUR, _MINUTE = 3600.0, 60.0
 MOST_IN_AN_HOUR = 100
 """How many refusals are logged in an hour; a server could send thousands in a second."""
 _LONGEST = 400
@@ -401,6 +526,22 @@ class RefusalLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._begun, self._count = clock, clock(), 0
         self._recent: deque[str] = deque(maxlen=MOST_IN_AN_HOUR)
+        self._counts: dict[tuple[str, str], int] = {}
+        self._written = -_HOUR
+
+    def count(self, code: str, proposer: str, ledger: Ledger | None) -> None:
+        """Count a refusal by code and proposer; counts are written at most once a minute, new ones at once."""
+        key = (code, proposer)
+        is_new = key not in self._counts
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if ledger is not None and (is_new or self._clock() - self._written >= _MINUTE):
+            self.write(ledger)
+
+    def write(self, ledger: Ledger) -> None:
+        """Write down what was counted; a ledger that cannot be written has greater worries."""
+        with contextlib.suppress(LedgerError):
+            ledger.count_refusals({key: count for key, count in self._counts.items() if count})
+            self._counts, self._written = dict.fromkeys(self._counts, 0), self._clock()
 
     def refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
         """The frame of a refusal; it is logged unless the same was logged lately."""
