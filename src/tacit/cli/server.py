@@ -155,6 +155,28 @@ def run_command(
     typer.echo(f"Report: {folder / 'report.html'}")
 
 
+@server_app.command("abort")
+def abort_command(
+    folder: Annotated[Path, typer.Argument(help="The run folder of the study.")], superlink: Link, authority: Authority
+) -> None:
+    """End the study of a run folder at every silo, within a minute, whether a server still leads it or not.
+
+    What silos have not used goes back to them. The run cannot be resumed afterwards.
+
+    Example: tacit server abort runs/heart-disease --superlink 10.0.0.5:9092 --authority ca.pem
+    """
+    need_file(authority, AUTHORITY)
+    need_file(folder / "checkpoint.npz", "give the run folder of a study that was proposed")
+    from tacit.deploy.flower.commands import write_connection
+    from tacit.deploy.flower.watch import follow
+    from tacit.deploy.server.study import ABORT
+
+    (folder / ABORT).touch()
+    write_connection(folder.resolve() / "flower", superlink=superlink, authority=authority)
+    follow(folder.resolve(), Console())
+    typer.echo(f"Ended; what each silo said: {folder / 'progress.jsonl'}")
+
+
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:
     """A new run folder with the study in it, once it is known to be one that can be deployed."""
     from tacit.deploy.server.deployment import check_study

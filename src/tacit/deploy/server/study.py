@@ -1,11 +1,13 @@
 """Lead a study among real silos from its run folder, which gets the same files as that of a simulation.
 
 The folder holds ``study.toml`` and ``deployment.toml`` before, ``progress.jsonl`` and ``checkpoint.npz`` during, and
-result, metrics, model and report after the run. Leading it again goes on where it stopped.
+result, metrics, model and report after the run. Leading it again goes on where it stopped. A study that cannot go on is
+ended at every silo within a minute.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
@@ -22,6 +24,7 @@ from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
+from tacit.deploy.server.ending import abort, end_everywhere, should_end
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
@@ -30,27 +33,40 @@ from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.wire import REPORTS
 from tacit.errors import TacitError
-from tacit.plans.spec import Study, load_study
+from tacit.plans.spec import Study, StudyError, load_study
 from tacit.simulate.participation import Participation, participation
+
+ABORT = "abort"
+"""A file in a run folder that says: end the study at every silo."""
 
 Measure = Callable[[Params], dict[str, float]]
 
 
 def lead(folder: Path, transport: Transport) -> None:
-    """Lead the study in a run folder to its end."""
+    """Lead the study in a run folder to its end, or end it everywhere: if it failed for good, or `ABORT` says so."""
+    ended = False
 
     def journal(event: str, facts: Mapping[str, Any]) -> None:
+        nonlocal ended
+        ended = ended or event == "ended"
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
 
     try:
-        _lead(folder, transport, journal)
-    except Exception as error:
-        text = str(error) if isinstance(error, TacitError) else repr(error)
+        if (folder / ABORT).exists():
+            abort(folder, transport, journal)
+            (folder / ABORT).unlink()
+            journal("finished", {"seconds": 0.0, "receipts": {}})
+        else:
+            _lead(folder, transport, journal)
+    except BaseException as error:
+        text = str(error) if isinstance(error, TacitError) else "interrupted"
+        text = repr(error) if isinstance(error, Exception) and not isinstance(error, TacitError) else text
         # Without a checkpoint there is nothing to go on from, but silos that were away may come.
         unbegun = not (folder / "checkpoint.npz").exists() and not isinstance(error, StalledError)
-        journal("failed", {"text": text, "final": is_final(error) or unbegun})
+        final = ended or unbegun or (isinstance(error, Exception) and is_final(error))
+        journal("failed", {"text": text, "final": final})
         raise
 
 
@@ -81,6 +97,8 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
     )
+    if point.finished and point.round < coordinator.rounds:
+        raise StudyError(f"The study of {folder} was ended at its silos; start it anew, without --resume.")
     measure = measure_of(study, terms)
 
     def after(rounds: int) -> None:
@@ -89,7 +107,14 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         point.save(path)
         journal("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
 
-    receipts = coordinator.run(after)
+    try:
+        receipts = coordinator.run(after)
+    except BaseException as error:
+        if should_end(error, point):
+            # What went wrong is told, whatever becomes of the end.
+            with contextlib.suppress(Exception):
+                end_everywhere(point, path, transport, journal, {name: at for name, (at, _) in met.items()})
+        raise
     seconds = time.monotonic() - begun
     write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
     journal("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
