@@ -258,6 +258,64 @@ def _end(folder: Path, study: str, verb: str) -> None:
     typer.echo(f"{done['name']} ({done['study']}): {verb}. {(runs if done['daemon'] else waits).capitalize()}.")
 
 
+@silo_app.command("place")
+def place_command(folder: Folder) -> None:
+    """Print where this folder is, as `tacit silo move` takes it: a fingerprint of the machine and of the path.
+
+    Example: tacit silo place clinic
+    """
+    from tacit.cli.moving import place
+
+    typer.echo(place(folder))
+
+
+@silo_app.command("move")
+def move_command(
+    folder: Folder,
+    to: Annotated[str | None, typer.Argument(metavar="PLACE", help="What `tacit silo place` prints there.")] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Bind the ledger to this place: you vouch that no other one serves it.")
+    ] = False,
+) -> None:
+    """Bind a silo's ledger to another machine or folder; from then on only that one serves it.
+
+    Stop the daemon first, move, and copy the ledger and its counter afterwards. Where the old machine is gone but its
+    newest ledger and counter are here, `--here` binds them to this one. If they may not be the newest: tacit silo
+    write-off.
+
+    Example: tacit silo move clinic 3f5a8c0d9b1e4726a0c3d5e7f9182b4c
+    """
+    from tacit.cli.moving import move
+
+    typer.echo(move(folder, to, here=here))
+
+
+@silo_app.command("write-off")
+def write_off_command(
+    folder: Folder,
+    epsilon: Annotated[float | None, typer.Option(help="What was lost, if it had more than is known here.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The same for delta.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Begin a lost ledger anew: its whole budget counts as spent, since nobody knows what was released.
+
+    Afterwards nothing is served until the owner raises budget.epsilon and budget.delta above what was written off. What
+    is left of the old ledger and counter is put aside.
+
+    Example: tacit silo write-off clinic
+    """
+    from tacit.cli.moving import loss_of, write_off
+
+    lost = loss_of(folder, epsilon, delta)
+    typer.echo(
+        f"Everything that earlier ledgers of these records may have spent is written off: epsilon {lost['epsilon']:g} "
+        f"at delta {lost['delta']:g} ({lost['known']}). This cannot be taken back."
+    )
+    if not yes:
+        typer.confirm("Write it off?", abort=True)
+    typer.echo(write_off(folder, lost))
+
+
 def ledger_command(
     folder: Folder,
     rounds: Annotated[bool, typer.Option("--rounds", help="List every debit.")] = False,

@@ -23,9 +23,9 @@ from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.plans.price import TAILS
 from tacit.privacy import price
-from tacit.silo.chain import Counter, Entry, promised, replay, settled
+from tacit.silo.chain import Counter, Entry, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import inspect, waiting
-from tacit.silo.spending import Charge, joint_price, over_budget, percent, rule_words, share
+from tacit.silo.spending import Charge, LedgerError, joint_price, over_budget, percent, rule_words, share
 
 
 def status_of(folder: Path) -> dict[str, Any]:
@@ -117,9 +117,18 @@ def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
     """The account as plain data: its rule and budget, and the shares of it that are spent, charged and left.
 
     ``charged`` is what is spent or reserved. ``promised_epsilon`` is the largest that the ledger has had since its
-    first study, which is what holds for all messages together.
+    first study, with what was written off: that is what holds for all messages together.
     """
-    rule, accounts = settled(entries, policy.limit), replay(entries).values()
+    written, earlier = written_off(entries), dict[str, Any](written_off=None)
+    if written is not None:
+        earlier = {"written_off": written._asdict()}
+    try:
+        rule = settled(entries, policy.limit)
+    except LedgerError as error:
+        if error.code != "written-off" or written is None:
+            raise
+        return _nothing_left(policy, written) | earlier
+    accounts = replay(entries).values()
     charged = share(rule, [account.charged(rule) for account in accounts])
     return {
         "rule": rule.name,
@@ -127,11 +136,19 @@ def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
         "rule_words": rule_words(rule),
         "epsilon": rule.epsilon,
         "delta": rule.delta,
-        "promised_epsilon": promised(entries, rule),
+        "promised_epsilon": promised(entries, rule) + (0.0 if written is None else written.epsilon),
         "spent_share": _finite(share(rule, [account.spent() for account in accounts])),
         "charged_share": _finite(charged),
         "left_share": max(0.0, 1 - charged),
-    }
+    } | earlier
+
+
+def _nothing_left(policy: Policy, written: WrittenOff) -> dict[str, Any]:
+    """The account of a ledger whose predecessors count as having spent all of the policy's budget."""
+    rule = policy.limit.fresh
+    terms = {"rule": rule.name, "order": rule.order, "rule_words": rule_words(rule), "epsilon": 0.0}
+    shares = {"spent_share": None, "charged_share": None, "left_share": 0.0}
+    return {**terms, "delta": rule.delta, "promised_epsilon": written.epsilon, **shares}
 
 
 def account_words(account: Mapping[str, Any]) -> str:
@@ -143,7 +160,13 @@ def account_words(account: Mapping[str, Any]) -> str:
     )
     if account["charged_share"] is None or account["charged_share"] > 1.0:
         words += " It is overdrawn: nothing more is granted."
-    if account["promised_epsilon"] > account["epsilon"]:
+    if account["written_off"] is not None:
+        lost = account["written_off"]
+        words += (
+            f" Besides, epsilon {lost['epsilon']:g} at delta {lost['delta']:g} of lost ledgers is written off, and "
+            f"counts as spent: all messages together have epsilon {account['promised_epsilon']:g}."
+        )
+    elif account["promised_epsilon"] > account["epsilon"]:
         words += f" It has had epsilon {account['promised_epsilon']:g}, which is what holds for all messages together."
     return words
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import sqlite3
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tacit.privacy import Event, PricingError
-from tacit.privacy.filter import Rule
+from tacit.privacy.filter import Rule, rule_for
 from tacit.silo.chain import (
     Counter,
     Entry,
@@ -41,7 +42,7 @@ T = TypeVar("T")
 YEAR = 366 * 86_400.0
 """How far the clock may be ahead of the newest entry, in seconds, before somebody must look at it."""
 
-_TABLES = """
+TABLES = """
 CREATE TABLE entries(
   seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, study TEXT NOT NULL,
   body TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL);
@@ -99,6 +100,8 @@ class Ledger:
         self._place, self._opening = place, dict(opening or {})
         self._counter = Counter(counter)
         self._broken: str | None = None
+        self.joint_share: float | None = None
+        """If studies without a rule have just got one: the share of the account that their joint price was."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         counter.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.ExitStack() as undo:
@@ -111,7 +114,7 @@ class Ledger:
                 undo.callback(os.close, lock(file.with_name(file.name + ".lock"), held))
             # Made before SQLite opens it, so that nobody else can read it even for a moment.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._database = _connect(path)
+            self._database = connect(path)
             undo.callback(self._database.close)
             self._load(identity, limit)
             self._undo = undo.pop_all()
@@ -133,7 +136,7 @@ class Ledger:
             place = {} if self._place is None else {"place": self._place}
             body = {**identity, "ledger": uuid.uuid4().hex, **rule_body(self._rule), **place, **self._opening}
             with self._write("open", "", body) as database:
-                for statement in _TABLES.split(";\n"):
+                for statement in TABLES.split(";\n"):
                     database.execute(statement) if statement.strip() else None
             return
         opened = entries[0].data
@@ -156,9 +159,19 @@ class Ledger:
             held = f'The ledger holds studies that the rule "{rule.name}" cannot price: {error}'
             raise LedgerError("rule", held) from None
         self._counter.advance(self.head)
-        if rules_in(entries)[-1:] != [rule]:
+        old = rules_in(entries)
+        if not old and self._accounts:
+            self.joint_share = self._joint(rule)
+        if old[-1:] != [rule]:
             self.note("rule", "", rule_body(rule))
         self._rule, self._share = rule, after
+
+    def _joint(self, rule: Rule) -> float:
+        before = rule_for("fixed-in-advance", rule.epsilon, rule.delta)
+        try:
+            return share(before, [account.charged(before) for account in self._accounts.values()])
+        except PricingError:
+            return math.inf
 
     def adopt(self, limit: Limit, checked: float) -> None:
         """Take another limit from now on, as at an opening; one that this ledger may not have is refused."""
@@ -445,7 +458,8 @@ def _day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that writes durably."""
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         database.execute("PRAGMA journal_mode=WAL")

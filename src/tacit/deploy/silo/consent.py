@@ -299,6 +299,15 @@ def log_reserved(ledger: Ledger, offer: Offer) -> None:
 def log_account(ledger: Ledger) -> None:
     """Log by which rule the account is kept, and whether anything is left of it."""
     rule, used = ledger.rule, percent(ledger.charged)
+    if ledger.joint_share is not None:
+        _log.warning(
+            "a ledger without a rule, as version 0.1 kept it, has the rule %s from now on: its %d studies, %s of the "
+            "account as one joint price, take %s by this rule",
+            rule_words(rule),
+            len(ledger.accounts),
+            percent(ledger.joint_share),
+            used,
+        )
     budget = f"epsilon {rule.epsilon:g} at delta {rule.delta:g}, rule {rule_words(rule)}"
     _log.info("the account: %s; %s of it is used or reserved", budget, used)
     if not ledger.charged <= 1.0:

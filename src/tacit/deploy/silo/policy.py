@@ -217,13 +217,13 @@ def policy_from(tree: dict[str, Any]) -> Policy:
 
 
 def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
-    """What the daemon relies on: policy, records and their schema, key, ledger, decisions, counter, stored prices."""
+    """What the daemon relies on: policy, records and schema, key, ledger, decisions, counter, machine, prices."""
     named = [policy.data.file, policy.data.columns, policy.key]
     names = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved", "decided")
-    state = [folder / name for name in names]
+    state, apart = [folder / name for name in names], [counter, counter.with_name("machine")]
     kept = cache_folder("prices")
     prices = [] if kept is None else [kept / "any"]
-    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *state, counter, *prices]
+    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *state, *apart, *prices]
 
 
 def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:

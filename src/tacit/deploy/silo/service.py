@@ -30,6 +30,7 @@ from tacit.deploy.silo.policy import Policy, PolicyError, digest, plain_policy, 
 from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, refuse, study_of
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
+from tacit.silo.chain import place_of
 from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.ledger import Ledger, Reply
 from tacit.silo.spending import Account, LedgerError
@@ -49,8 +50,8 @@ class Home(NamedTuple):
     """Where a silo keeps its files.
 
     ``approved`` holds a file for each study that the owner approved, and ``decided`` one for each that the daemon has
-    yet to end (`tacit.deploy.silo.owner`). The socket lies in a folder that can be shared with the courier, and the
-    counter apart from the ledger.
+    yet to end (`tacit.deploy.silo.owner`). The socket lies in a folder that can be shared with the courier. The
+    counter lies apart from the ledger, and beside it the secret by which the machine is known (`place_of`).
     """
 
     folder: Path
@@ -59,6 +60,7 @@ class Home(NamedTuple):
     approved: Path
     socket: Path
     decided: Path
+    machine: Path
 
 
 def home_of(folder: Path, policy: Policy) -> Home:
@@ -70,8 +72,15 @@ def home_of(folder: Path, policy: Policy) -> Home:
 
         name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         counter = Path(platformdirs.user_state_dir("tacit")) / "counters" / name
-    names = ("approved", "door/silo.sock", "decided")
-    return Home(folder, counter, folder / "ledger.sqlite", *(folder / name for name in names))
+    return Home(
+        folder,
+        counter,
+        ledger=folder / "ledger.sqlite",
+        approved=folder / "approved",
+        socket=folder / "door" / "silo.sock",
+        decided=folder / "decided",
+        machine=counter.with_name("machine"),
+    )
 
 
 class SiloService:
@@ -99,6 +108,9 @@ class SiloService:
             raise PolicyError(
                 f"Noise can be switched off in a test build only: set test = true in the policy and {NOISE_OFF}=1."
             )
+        if any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs")):
+            # A record whose statistic is not finite must count as zero, not end in an error that tells of it.
+            raise PolicyError("JAX_DEBUG_NANS and JAX_DEBUG_INFS make errors depend on records; unset them to serve.")
         if len(records["y"]) > MOST_RECORDS:
             raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
         self.policy, self.home = policy, home
@@ -134,6 +146,7 @@ class SiloService:
             policy.limit,
             clock=self._clock,
             checked=policy.checked_second,
+            place=place_of(home.folder, home.machine),
             opening={"policy": plain_policy(policy)},
         )
         try:
@@ -177,7 +190,7 @@ class SiloService:
             policy = changed_policy(self.home.folder, text, self.policy)
             ledger.adopt(policy.limit, policy.checked_second)
         except TacitError as error:
-            if isinstance(error, LedgerError) and error.code != "rule":
+            if isinstance(error, LedgerError) and error.code not in ("rule", "written-off"):
                 raise
             if text != self._policy_refused:
                 _log.error("everything is refused, because the policy cannot take effect: %s", error)
