@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tomli_w
 import typer
@@ -318,45 +318,68 @@ def write_off_command(
 
 def ledger_command(
     folder: Folder,
-    rounds: Annotated[bool, typer.Option("--rounds", help="List every debit.")] = False,
+    rounds: Annotated[bool, typer.Option("--rounds", help="List every entry, with every debit.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write a page for a data-protection officer."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a silo has spent, by study and round, and what is left; verify the ledger's chain.
 
-    Of each study two prices: the epsilon of its own releases, and the share of the account that it takes by its rule.
+    Of each study: who asked, who approved, who ended it, what its guarantee rests on, and two prices: the epsilon of
+    its own releases, and the share of the account that it takes by its rule.
 
-    Example: tacit ledger clinic --rounds
+    Example: tacit ledger clinic --report clinic.html
     """
-    from tacit.cli.status import account_of, account_words
+    from tacit.cli.books import account_of, write_page
 
+    if report is not None:
+        write_page(folder, report)
+        typer.echo(f"Wrote {report}: one page, readable by you alone; print it, or pass it on as it is.")
+        return
     found = account_of(folder)
     account = found["account"]
     if as_json:
         print_json(found)
         return
+    if found["policy_problem"]:
+        typer.echo(f"The policy on disk cannot be used, so everything is refused: {found['policy_problem']}")
     if not found["length"]:
         typer.echo(
             f"Nothing has been spent of epsilon {account['epsilon']:g} at delta {account['delta']:g}: the daemon "
             f"has not run yet, and makes the ledger when it does (tacit silo serve {folder})."
         )
         return
-    console = Console()
-    columns = Column("study", no_wrap=True), "state", "answers", "releases", "own epsilon", "of the account"
-    table = Table(*columns, title=f"ledger of {found['silo']}")
+    _print_ledger(found, rounds=rounds)
+
+
+def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
+    from tacit.cli.books import approved_words, ended_words, trust_words
+    from tacit.cli.status import account_words, percent_of
+
+    console, account = Console(), found["account"]
+    table = Table("study", "asked and let in by", "stands", "answers", "own epsilon", "of the account")
+    table.title = f"ledger of {found['silo']}"
     for row in found["studies"]:
-        made = ", ".join(f"{kind}: {count}" for kind, count in row["releases"].items()) or "none"
-        shown = (f"{row['own_epsilon']:.4f}", "-" if row["takes_share"] is None else f"{100 * row['takes_share']:.1f}%")
-        table.add_row(row["study"][:_SHORT], row["state"], str(row["answers"]), made, *shown)
+        who = f"{row['proposer'] or 'not known'}; {approved_words(row)}"
+        shown = (str(row["answers"]), f"{row['own_epsilon']:.4f}", percent_of(row["takes_share"]))
+        table.add_row(f"{row['name']} {row['study'][:_SHORT]}", who, ended_words(row), *shown)
     console.print(table)
     if rounds:
-        lines = Table("entry", "time", "what", "study", "round", "kind", "releases", title="entries")
+        lines = Table("entry", "time", "what", "study", "round", "kind", "releases", "by", title="entries")
         for row in found["entries"]:
-            detail = (str(row.get(key, "")) for key in ("round", "kind", "releases"))
+            detail = (str(row.get(key, "")) for key in ("round", "kind", "releases", "who"))
             lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
         console.print(lines)
+    for line in trust_words(found):
+        console.print(line, highlight=False)
+    joint = found["epsilon_if_fixed_in_advance"]
+    together = "could not be priced" if joint is None else f"would cost epsilon {joint:.4f}"
     console.print(
         "Own epsilon is of a study's releases alone; of the account is the share that it takes by the account's rule. "
-        f"{account_words(account)} Had all plans and ends been fixed in advance, the releases made would cost "
-        f"epsilon {found['epsilon_if_fixed_in_advance']:.4f} together. The chain of {found['length']} entries holds.",
+        f"{account_words(account)} Had all plans and ends been fixed in advance, the releases made {together} "
+        f"together. {sum(row['count'] for row in found['refusals'])} requests were refused. The chain of "
+        f"{found['length']} entries holds.",
         highlight=False,
     )

@@ -22,16 +22,15 @@ from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.plans.price import TAILS
-from tacit.privacy import price
 from tacit.silo.chain import Counter, Entry, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import inspect, waiting
-from tacit.silo.spending import Charge, LedgerError, joint_price, over_budget, percent, rule_words, share
+from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_words, share
 
 
 def status_of(folder: Path) -> dict[str, Any]:
     """Whether a silo's daemon runs and has run, its account, and the studies that are open or wait for approval."""
     policy, home = _home(folder)
-    entries = _books(home)
+    entries = books(home)
     live = {study: account for study, account in replay(entries).items() if account.live}
     plans, names = waiting(home.ledger) if entries else {}, plans_in(entries)
     return {
@@ -39,7 +38,7 @@ def status_of(folder: Path) -> dict[str, Any]:
         "ran": bool(entries),
         "account": account_now(policy, entries),
         "open": [
-            {"study": s, "name": _name(names[s]), "answers": a.answers, "expires": _moment(a.expires)}
+            {"study": s, "name": name_of(names[s]), "answers": a.answers, "expires": moment(a.expires)}
             for s, a in live.items()
         ],
         "pending": [proposal(plan, policy, entries) for plan in plans.values()],
@@ -54,7 +53,7 @@ def approve(folder: Path, study: str) -> dict[str, Any]:
         listed = ", ".join(plans) or "none"
         raise TacitError(f"Expected a study that waits for approval, got {study!r}; waiting: {listed}.")
     decide(home.approved, study, "approve")
-    return proposal(plans[study], policy, _books(home))
+    return proposal(plans[study], policy, books(home))
 
 
 def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
@@ -82,11 +81,11 @@ def is_running(home: Home) -> bool:
 
 def _studies(home: Home) -> dict[str, tuple[str, str]]:
     """Name and state of every study that a silo knows, by identity."""
-    entries = _books(home)
+    entries = books(home)
     accounts, pending = replay(entries), waiting(home.ledger) if entries else {}
-    found = {study: (_name(plan), "pending") for study, plan in pending.items()}
+    found = {study: (name_of(plan), "pending") for study, plan in pending.items()}
     for study, plan in plans_in(entries).items():
-        found[study] = (_name(plan), "open" if accounts[study].live else "ended")
+        found[study] = (name_of(plan), "open" if accounts[study].live else "ended")
     return found
 
 
@@ -101,7 +100,8 @@ def _named(studies: Mapping[str, tuple[str, str]], words: str) -> tuple[str, str
     return living[0], *studies[living[0]]
 
 
-def _name(plan: str) -> str:
+def name_of(plan: str) -> str:
+    """The name of a plan in JSON."""
     try:
         return str(json.loads(plan)["name"])
     except (ValueError, KeyError, TypeError):
@@ -137,8 +137,8 @@ def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
         "epsilon": rule.epsilon,
         "delta": rule.delta,
         "promised_epsilon": promised(entries, rule) + (0.0 if written is None else written.epsilon),
-        "spent_share": _finite(share(rule, [account.spent() for account in accounts])),
-        "charged_share": _finite(charged),
+        "spent_share": finite(share(rule, [account.spent() for account in accounts])),
+        "charged_share": finite(charged),
         "left_share": max(0.0, 1 - charged),
     } | earlier
 
@@ -171,7 +171,7 @@ def account_words(account: Mapping[str, Any]) -> str:
     return words
 
 
-def _finite(part: float) -> float | None:
+def finite(part: float) -> float | None:
     """A share as JSON can say it: none where nothing is left to divide by."""
     return part if math.isfinite(part) else None
 
@@ -196,7 +196,7 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
         row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}
         try:
             takes = share(rule, [Charge(silo.events, kept)])
-            row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": _finite(takes)}
+            row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": finite(takes)}
             if rule.name != "fixed-in-advance":
                 row["left_share"] = max(0.0, found["left_share"] - takes)
         except TacitError as error:
@@ -280,7 +280,7 @@ def _home(folder: Path) -> tuple[Policy, Home]:
     return policy, home_of(folder, policy)
 
 
-def _books(home: Home) -> list[Entry]:
+def books(home: Home) -> list[Entry]:
     """The verified entries of a silo's ledger; none before its daemon has run, but not where the ledger was lost."""
     # The counter first: a debit that lands in between makes the ledger longer, never shorter.
     counter = Counter(home.counter)
@@ -291,39 +291,6 @@ def _books(home: Home) -> list[Entry]:
     return entries
 
 
-def account_of(folder: Path) -> dict[str, Any]:
-    """What a silo has spent, from its verified books, as plain data."""
-    policy, home = _home(folder)
-    entries = _books(home)
-    rule, accounts, delta = settled(entries, policy.limit), replay(entries), policy.budget.delta
-    kept = sum(account.delta_set_aside for account in accounts.values())
-    shares = {study: share(rule, [account.charged(rule)]) for study, account in accounts.items()}
-    return {
-        "silo": policy.name,
-        "account": account_now(policy, entries),
-        "epsilon_if_fixed_in_advance": joint_price(
-            [a.debited() for a in accounts.values()], delta=delta - kept
-        ).epsilon,
-        "length": len(entries),
-        "test": bool(entries and entries[0].data.get("test")),
-        "studies": [
-            {
-                "study": study,
-                "state": "open" if a.live else "closed",
-                "answers": a.answers,
-                "releases": dict(a.made),
-                "own_epsilon": price(a.debited(), delta=delta).epsilon,
-                "takes_share": shares[study] if math.isfinite(shares[study]) else None,
-            }
-            for study, a in accounts.items()
-        ],
-        "entries": [
-            {"entry": e.seq, "time": _moment(e.time), "what": e.kind, "study": e.study}
-            | {k: v for k, v in e.data.items() if k in ("round", "kind", "releases", "reason", "rule")}
-            for e in entries
-        ],
-    }
-
-
-def _moment(seconds: float) -> str:
+def moment(seconds: float) -> str:
+    """A moment as people read it, in UTC."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

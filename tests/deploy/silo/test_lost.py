@@ -1,6 +1,7 @@
 """A ledger that was copied, moved or lost never spends a budget twice."""
 
 import shutil
+import time
 
 import jax
 import pytest
@@ -8,8 +9,8 @@ import tomli_w
 import typer
 from typer.testing import CliRunner
 
+from tacit.cli.books import account_of
 from tacit.cli.silo import silo_app
-from tacit.cli.status import account_of
 from tacit.deploy.signing import Proposer, Signer, digest_of, new_signing_key, opened_reply
 from tacit.deploy.silo.policy import PolicyError, load_policy
 from tacit.deploy.silo.service import SiloService, home_of
@@ -39,12 +40,20 @@ def edit(folder, **changes):
 
 def reopened(folder):
     policy = load_policy(folder / "policy.toml")
-    return SiloService(policy, RECORDS, home_of(folder, policy), clock=lambda: 1e9)
+    return SiloService(policy, RECORDS, home_of(folder, policy))
 
 
-def used(folder, **changes):
-    """The folder of a silo that has answered once, with the study still open."""
-    silo = Silo(folder, budget=BUDGET, **changes)
+class Timely(Silo):
+    """A silo whose clock is that of the commands."""
+
+    def open(self):
+        self.time = time.time()
+        super().open()
+
+
+def used(folder):
+    """A silo that has answered once, with the study still open."""
+    silo = Timely(folder, budget=BUDGET)
     silo.propose(MB)
     silo.answer(MB, 0)
     silo.service.close()
