@@ -14,6 +14,7 @@ from tacit.cli.status import account_now, account_words, books, moment, name_of,
 from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import REPORTS
+from tacit.errors import counted
 from tacit.privacy import Event, PricingError, price
 from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.chain import Ending, Entry, Notes, replay, settled
@@ -214,7 +215,7 @@ def approved_words(row: Mapping[str, Any]) -> str:
 def trust_words(found: Mapping[str, Any]) -> list[str]:
     """What was released by what it rests on, a line each; then that these numbers are not to be added up."""
     lines = [
-        f"{row['answers']} answers of {len(row['studies'])} studies ({', '.join(row['channels'])}): epsilon "
+        f"{counted(row['answers'], 'answer')} to {', '.join(row['studies'])} ({', '.join(row['channels'])}): epsilon "
         f"{_number(row['epsilon_if_fixed_in_advance'])}, resting on: {row['rests_on']}."
         for row in found["by_trust"]
     ]

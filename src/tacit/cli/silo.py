@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tacit.cli import AUTHORITY, Json, group, need_file, print_json, template
-from tacit.errors import TacitError
+from tacit.errors import TacitError, counted
 from tacit.stopping import stops_at_once
 
 silo_app = group(
@@ -379,7 +379,7 @@ def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
     console.print(
         "Own epsilon is of a study's releases alone; of the account is the share that it takes by the account's rule. "
         f"{account_words(account)} Had all plans and ends been fixed in advance, the releases made {together} "
-        f"together. {sum(row['count'] for row in found['refusals'])} requests were refused. The chain of "
+        f"together. Refused: {counted(sum(row['count'] for row in found['refusals']), 'request')}. The chain of "
         f"{found['length']} entries holds.",
         highlight=False,
     )

@@ -7,10 +7,8 @@ import pytest
 
 from tacit.channel.sealing import SealError, new_secret, public_key
 from tacit.deploy.contract import builder_from, record_of, seat_of
-from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.shuffles import cut
 from tacit.deploy.shuffler.messages import parse_request
-from tacit.deploy.signing import new_signing_key
 from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
@@ -50,7 +48,6 @@ def make(tmp_path):
         shuffle = {"shufflers": SEALS, "colluding": 0, "max_local_epsilon": 8.0}
         allow = {"channels": CHANNELS, **changes.pop("allow", {})}
         home, policy = make_home(folder, RECORDS, shuffle=shuffle, allow=allow, test=noise_off, **changes)
-        write_secret(folder / "sign.key", new_signing_key())
         made.append(SiloService(policy, RECORDS, home, noise_off=noise_off))
         return LocalClient(made[-1])
 

@@ -301,10 +301,9 @@ def log_account(ledger: Ledger) -> None:
     rule, used = ledger.rule, percent(ledger.charged)
     if ledger.joint_share is not None:
         _log.warning(
-            "a ledger without a rule, as version 0.1 kept it, has the rule %s from now on: its %d studies, %s of the "
-            "account as one joint price, take %s by this rule",
+            "a ledger without a rule, as version 0.1 kept it, has the rule %s from now on: what its studies have "
+            "reserved, %s of the account as one joint price, takes %s by this rule",
             rule_words(rule),
-            len(ledger.accounts),
             percent(ledger.joint_share),
             used,
         )
