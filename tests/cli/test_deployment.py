@@ -114,6 +114,19 @@ def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, authority, 
     assert terms.command == "tacit server run heart-disease --set 'title=Two words'"
 
 
+def test_a_study_is_aborted_by_leading_its_folder_with_that_word(tmp_path, authority, monkeypatch):
+    led = []
+    monkeypatch.setattr(
+        "tacit.deploy.flower.watch.follow", lambda folder, console: led.append(sorted(folder.iterdir()))
+    )
+    options = ("--superlink", "localhost:1", "--authority", authority)
+    with pytest.raises(TacitError, match="a study that was proposed"):
+        invoke("server", "abort", tmp_path, *options)
+    (tmp_path / "checkpoint.npz").touch()
+    invoke("server", "abort", tmp_path, *options)
+    assert tmp_path / "abort" in led[0]
+
+
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, authority, proposer):
     options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--keys", proposer)
     with pytest.raises(TacitError, match="not a run folder"):

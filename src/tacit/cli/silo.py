@@ -196,6 +196,9 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
         typer.echo(described(row, folder))
     if not facts["pending"]:
         typer.echo("No studies wait for approval.")
+    for name in facts["decided"]:
+        study, _, verb = name.partition(".")
+        typer.echo(f"Decided: {verb} {study[:_SHORT]}; it counts, and is written down with the daemon's next request.")
 
 
 @silo_app.command("approve")

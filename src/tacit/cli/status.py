@@ -28,7 +28,10 @@ from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_
 
 
 def status_of(folder: Path) -> dict[str, Any]:
-    """Whether a silo's daemon runs and has run, its account, and the studies that are open or wait for approval."""
+    """Whether a silo's daemon runs and has run, its account, and the studies that are open or wait for approval.
+
+    ``decided`` are ends that the owner has decided and the daemon has yet to make entries of.
+    """
     policy, home = _home(folder)
     entries = books(home)
     live = {study: account for study, account in replay(entries).items() if account.live}
@@ -42,6 +45,7 @@ def status_of(folder: Path) -> dict[str, Any]:
             for s, a in live.items()
         ],
         "pending": [proposal(plan, policy, entries) for plan in plans.values()],
+        "decided": sorted(path.name for path in home.decided.iterdir()) if home.decided.is_dir() else [],
     }
 
 

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_the_backup_recipe_copies_a_ledger_that_is_its_owners_alone(tmp_path):
     for there, here in (
         ("/srv/tacit-silo", tmp_path),
         ("/srv/backup", tmp_path / "b"),
-        ("/opt/tacit/bin/python", PYTHON),
+        ("/opt/tacit/bin/python", sys.executable),
     ):
         recipe = recipe.replace(there, str(here))
     # The daemon holds the ledger meanwhile.

@@ -5,16 +5,27 @@ import os
 
 import pytest
 import tomli_w
+import typer
+from typer.testing import CliRunner
 
-from tacit.cli.status import approve, end
+from tacit.cli.silo import silo_app
+from tacit.cli.status import approve, end, status_of
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.owner import decide, differences, myself
 from tacit.deploy.silo.policy import PolicyError, policy_from
-from tacit.deploy.wire import Finish, Hello, Propose, Status
+from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status
 from tacit.errors import TacitError
 from tacit.silo.ledger import inspect, refusals
-from tests.deploy.silo.consortium import LocalClient, plan_of, policy_tree
-from tests.deploy.silo.test_service import DAY, LOCAL, MB, POISSON, Silo
+from tests.deploy.silo.consortium import (
+    Daemon,
+    LocalClient,
+    broadcast_of,
+    fork_server,
+    make_home,
+    plan_of,
+    policy_tree,
+)
+from tests.deploy.silo.test_service import DAY, LOCAL, MB, POISSON, RECORDS, Silo
 
 OTHER = Proposer("other", Signer(hashlib.sha256(b"other").digest()))
 
@@ -124,7 +135,9 @@ def test_a_decision_counts_when_the_daemon_did_not_run(make, verb):
     silo.service.close()
     end(silo.home.folder, MB.study, verb)
     assert "close" not in kinds(silo)
+    assert status_of(silo.home.folder)["decided"] == [f"{MB.study}.{verb}"]
     silo.open()
+    assert status_of(silo.home.folder)["decided"] == []
     assert kinds(silo)[-1] == "close"
     assert not silo.service._ledger.accounts[MB.study].live
     # A crash between the entry and the end of its file makes no second entry.
@@ -369,3 +382,38 @@ def test_who_decides_is_told_even_behind_sudo(monkeypatch):
     assert myself() == f"anna as {name}"
     monkeypatch.setattr(os, "geteuid", lambda: 987_654)
     assert myself() == "anna as user 987654"
+
+
+def test_a_daemon_obeys_its_owner_with_the_next_request(tmp_path):
+    """Over the socket, with the commands that an owner types."""
+    folder = tmp_path / "clinic"
+    make_home(folder, RECORDS)
+    app = typer.Typer()
+    app.add_typer(silo_app)
+
+    def run(*words):
+        found = CliRunner().invoke(app, ["silo", *map(str, words)], catch_exceptions=False)
+        assert found.exit_code == 0, found.output
+        return " ".join(found.output.split())
+
+    daemon = Daemon(folder, fork_server())
+    client = daemon.client(60.0)
+    try:
+        specs, payload = broadcast_of(MB)
+        client.ask(Propose(plan=MB))
+        client.ask(Answer(study=MB.study, round=0, arrays=specs), payload)
+        (folder / "policy.toml").write_text(tomli_w.dumps(policy_tree("clinic", allow={"max_epsilon_per_study": 0.5})))
+        with pytest.raises(RefusalError, match=r"epsilon at most 0\.5, got 1"):
+            client.ask(Answer(study=MB.study, round=1, arrays=specs), payload)
+        (folder / "policy.toml").write_text(tomli_w.dumps(policy_tree("clinic")))
+        client.ask(Answer(study=MB.study, round=1, arrays=specs), payload)
+        assert "from its next request on" in run("close", folder, "test")
+        with pytest.raises(RefusalError, match="owner has closed this study"):
+            client.ask(Answer(study=MB.study, round=2, arrays=specs), payload)
+    finally:
+        client.close()
+        daemon.stop()
+    assert [entry.kind for entry in inspect(folder / "ledger.sqlite")] == [
+        *("open", "reserve", "debit", "policy", "policy", "debit", "close")
+    ]
+    assert "does not run" in run("revoke", folder, MB.study[:10])
