@@ -12,7 +12,7 @@ import datetime
 import json
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
     )
-    if point.finished and point.round < coordinator.rounds:
-        raise StudyError(f"The study of {folder} was ended at its silos; start it anew, without --resume.")
+    _check_open(folder, coordinator)
     measure = measure_of(study, terms)
 
     def after(rounds: int) -> None:
@@ -107,19 +106,32 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         point.save(path)
         journal("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
 
-    try:
+    with _ended_if_over(point, path, transport, journal):
         receipts = coordinator.run(after)
-    except BaseException as error:
-        if should_end(error, point):
-            # What went wrong is told, whatever becomes of the end.
-            with contextlib.suppress(Exception):
-                end_everywhere(point, path, transport, journal, {name: at for name, (at, _) in met.items()})
-        raise
     seconds = time.monotonic() - begun
     write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
     journal("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
+
+
+def _check_open(folder: Path, coordinator: Coordinator) -> None:
+    """Raise where a study was ended before its last round: silos answer nothing of it any more."""
+    if coordinator.point.finished and coordinator.point.round < coordinator.rounds:
+        raise StudyError(f"The study of {folder} was ended at its silos; start it anew, without --resume.")
+
+
+@contextlib.contextmanager
+def _ended_if_over(point: Checkpoint, path: Path, transport: Transport, tell: Tell) -> Iterator[None]:
+    """End the study at every silo if what happens inside leaves nothing to go on with."""
+    try:
+        yield
+    except BaseException as error:
+        if should_end(error, point):
+            # What went wrong is told, whatever becomes of the end.
+            with contextlib.suppress(Exception):
+                end_everywhere(point, path, transport, tell)
+        raise
 
 
 def _who(study: Study, point: Checkpoint) -> Participation:
