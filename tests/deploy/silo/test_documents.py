@@ -39,7 +39,7 @@ def test_the_driver_of_the_protocol_is_code():
 
 
 def test_the_backup_recipe_copies_a_ledger_that_is_its_owners_alone(tmp_path):
-    [recipe] = [block for block in blocks("deployment.md", "sh") if "backup" in block]
+    [recipe] = blocks("deployment.md", "bash")
     home, policy = make_home(tmp_path / "clinic", records_of(0, 20))
     service = SiloService(policy, records_of(0, 20), home)
     for there, here in (

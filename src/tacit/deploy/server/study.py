@@ -12,7 +12,7 @@ import datetime
 import json
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
-from tacit.deploy.wire import REPORTS
+from tacit.deploy.wire import REPORTS, Receipt
 from tacit.errors import TacitError
 from tacit.plans.spec import Study, StudyError, load_study
 from tacit.simulate.participation import Participation, participation
@@ -97,7 +97,6 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         shuffled=_shuffled(folder, point, met, callers),
         tell=journal,
     )
-    _check_open(folder, coordinator)
     measure = measure_of(study, terms)
 
     def after(rounds: int) -> None:
@@ -106,8 +105,7 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         point.save(path)
         journal("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
 
-    with _ended_if_over(point, path, transport, journal):
-        receipts = coordinator.run(after)
+    receipts = _played(folder, coordinator, transport, journal, after)
     seconds = time.monotonic() - begun
     write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
     journal("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
@@ -115,22 +113,20 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         caller.close()
 
 
-def _check_open(folder: Path, coordinator: Coordinator) -> None:
-    """Raise where a study was ended before its last round: silos answer nothing of it any more."""
-    if coordinator.point.finished and coordinator.point.round < coordinator.rounds:
+def _played(
+    folder: Path, coordinator: Coordinator, transport: Transport, tell: Tell, after: Callable[[int], None]
+) -> dict[str, Receipt]:
+    """Play a study, and end it at every silo where nothing is left to go on with."""
+    point = coordinator.point
+    if point.finished and point.round < coordinator.rounds:
         raise StudyError(f"The study of {folder} was ended at its silos; start it anew, without --resume.")
-
-
-@contextlib.contextmanager
-def _ended_if_over(point: Checkpoint, path: Path, transport: Transport, tell: Tell) -> Iterator[None]:
-    """End the study at every silo if what happens inside leaves nothing to go on with."""
     try:
-        yield
+        return coordinator.run(after)
     except BaseException as error:
         if should_end(error, point):
             # What went wrong is told, whatever becomes of the end.
             with contextlib.suppress(Exception):
-                end_everywhere(point, path, transport, tell)
+                end_everywhere(point, folder / "checkpoint.npz", transport, tell)
         raise
 
 
