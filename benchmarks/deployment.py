@@ -18,17 +18,22 @@ from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.server.shuffles import Sums
-from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.server.transport import SignedTransport, SocketTransport
 from tacit.deploy.shuffler.client import Caller, greet
+
+
+def _caller(consortium: Consortium, name: str) -> Caller:
+    return Caller(consortium.address(name), consortium.proposer, 10.0)
 
 
 def seconds_per_round(consortium: Consortium, channel: str, rounds: int) -> list[float]:
     sockets = [consortium.folder(name) / "door" / "silo.sock" for name in HOSPITALS]
-    transport, patience = SocketTransport(sockets), Patience(60.0, 120.0)
+    patience, plain = Patience(60.0, 120.0), SocketTransport(sockets)
+    transport = SignedTransport(plain, consortium.proposer, consortium.proposer_entries["pins"])
     met = meet(transport, len(sockets), patience, lambda event, facts: None)
     names = tuple(sorted(met))
     shuffled = channel == "shuffled-sum"
-    callers = {name: Caller(consortium.address(name), 10.0) for name in consortium.shufflers} if shuffled else {}
+    callers = {name: _caller(consortium, name) for name in consortium.shufflers} if shuffled else {}
     seals = {name: greet(caller).seal for name, caller in callers.items()}
     plan = plan_for(demo_study(channel, rounds), [met[name][1] for name in names], seals)
     records = tuple(met[name][1].records for name in names)
@@ -39,7 +44,7 @@ def seconds_per_round(consortium: Consortium, channel: str, rounds: int) -> list
     Coordinator(point, path, transport, addresses, patience=patience, shuffled=sums).run()
     for caller in callers.values():
         caller.close()
-    transport.close()
+    plain.close()
     return [row["seconds"] for row in point.history]
 
 

@@ -20,7 +20,6 @@ from rich.table import Table
 from experiments.parties import Consortium, Silo
 from tacit.data import load
 from tacit.data.heart_disease import HOSPITALS
-from tacit.deploy.flower.commands import write_connection
 from tacit.deploy.flower.watch import follow
 from tacit.deploy.wire import read_frame
 from tacit.plans.spec import Study, load_study
@@ -78,7 +77,7 @@ def demo_study(channel: str, rounds: int) -> Study:
 
 
 def _start(consortium: Consortium, console: Console) -> None:
-    console.print("Starting four silo daemons, two shufflers, a SuperLink and four SuperNodes.")
+    console.print("Starting four silo daemons, two shufflers, a SuperLink and four nodes.")
     consortium.start_all()
 
 
@@ -100,8 +99,7 @@ def train(consortium: Consortium, study: Study, out: Path, console: Console, **c
         **changes,
     }
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
-    write_connection(folder / "flower", superlink=consortium.superlink, authority=consortium.authority.certificate)
-    follow(folder, console, consortium.check)
+    follow(folder, consortium.control, console, consortium.check)
     return folder
 
 

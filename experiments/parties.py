@@ -1,4 +1,4 @@
-"""A whole consortium on one machine: SuperLink, SuperNodes, silo daemons and shufflers, each a process of its own.
+"""A whole consortium on one machine: SuperLink, nodes, silo daemons and shufflers, each a process of its own.
 
 Folders, keys and certificates are made for the occasion. `experiments.consortium` trains two studies over it.
 """
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ import numpy as np
 import tomli_w
 
 from experiments.certificates import Authority, Pair
-from tacit.deploy.flower.commands import environment, node_key, register, superlink_command, write_connection
+from tacit.deploy.flower.commands import environment, node_key, read_control
+from tacit.deploy.flower.private import Link
 from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys
-from tacit.deploy.signing import Signer, new_signing_key
+from tacit.deploy.signing import Proposer, Signer, new_signing_key
 from tacit.errors import TacitError
 
 _PATIENCE = 90.0
@@ -105,7 +105,7 @@ class Party:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(_GRACE)
-        # Flower's helpers have sessions of their own, and notice only after a while that they are alone.
+        # A SuperLink has a session of its own.
         deadline = time.monotonic() + _GRACE
         left = [pid for pid, command in started.items() if _is_still(pid, command)]
         for pid in left:
@@ -152,15 +152,17 @@ class Consortium:
         self.authority = Authority(root / "certificates")
         self.caller: Pair = self.authority.issue("server")
         self.port = free_port()
-        self.home = root / "flower-cli"
-        write_connection(self.home, superlink=self.superlink, authority=self.authority.certificate)
+        self.control = root / "link" / "control.toml"
         self._signers = {silo.name: new_signing_key() for silo in silos}
         write_secret(root / "proposer.key", new_signing_key())
+        self.proposer = Proposer(PROPOSER, Signer(read_secret(root / "proposer.key")))
         self.shufflers: dict[str, tuple[int, str]] = {}
+        self._signs: dict[str, str] = {}
         before: dict[str, str] = {}
         for layer, name in enumerate(shufflers):
             port, keys = self._make_shuffler(name, layer, before)
             self.shufflers[name], before = (port, str(keys.seal.public)), {name: keys.sign.public}
+            self._signs |= before
         for silo in silos:
             self._make_silo(silo)
 
@@ -185,6 +187,7 @@ class Consortium:
             "layer": layer,
             "before": dict(before),
             "record": "received.bin",
+            "callers": {PROPOSER: self.proposer.signer.public},
             "silos": {silo: Signer(raw).public for silo, raw in self._signers.items()},
             "tls": {
                 "certificate": str(pair.certificate),
@@ -208,7 +211,7 @@ class Consortium:
             "data": silo.data,
             "counter": f"../counter-{silo.name}",
             "pad_seconds": 0.1,
-            "proposers": {PROPOSER: Signer(read_secret(self.root / "proposer.key")).public},
+            "proposers": {PROPOSER: self.proposer.signer.public},
             **silo.policy,
         }
         if not seals:
@@ -223,7 +226,8 @@ class Consortium:
 
     def address(self, name: str) -> Address:
         """How to call a shuffler."""
-        return Address("127.0.0.1", self.shufflers[name][0], self.authority.certificate, *self.caller)
+        port, authority = self.shufflers[name][0], self.authority.certificate
+        return Address(name, self._signs[name], "127.0.0.1", port, authority, *self.caller)
 
     @property
     def proposer_entries(self) -> dict[str, Any]:
@@ -236,6 +240,7 @@ class Consortium:
         return [
             {
                 "name": name,
+                "sign": self._signs[name],
                 "host": "127.0.0.1",
                 "port": port,
                 "authority": str(self.authority.certificate),
@@ -274,24 +279,20 @@ class Consortium:
         self.ready()
 
     def start_link(self) -> None:
-        """Start the SuperLink."""
+        """Start the SuperLink and its front."""
         pair = self.authority.issue("superlink", ("localhost", "127.0.0.1", self.host))
-        paths = {"authority": self.authority.certificate, "certificate": pair.certificate, "key": pair.key}
-        database = self.root / "superlink.sqlite"
-        # Its own helpers call it at 127.0.0.1 where it listens everywhere.
-        bind = self.host if self.host == "127.0.0.1" else "0.0.0.0"
-        link = superlink_command(host=bind, port=self.port, database=database, **paths)
-        self.start("superlink", link, "superlink")
+        command = [
+            *(*TACIT, "server", "link", str(self.control.parent), "--host", self.host, "--port", str(self.port)),
+            *("--certificate", str(pair.certificate), "--key", str(pair.key), "--control-port", str(free_port())),
+        ]
+        self.start("superlink", command, "superlink")
 
     def start_nodes(self) -> None:
-        """Let the silos' SuperNodes in, and start them."""
+        """Let the silos' nodes in, and start them."""
         self._wait("superlink", lambda: socket.create_connection((self.host, self.port), 1.0).close())
-
-        def admit(silo: Silo) -> None:
-            register(self.home, self.folder(silo.name) / "node.key.pub", silo.name)
-
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(admit, self.silos))
+        with Link(read_control(self.control)) as link:
+            for silo in self.silos:
+                link.register(silo.name, (self.folder(silo.name) / "node.key.pub").read_bytes())
         for silo in self.silos:
             self.start_node(silo.name)
 
@@ -304,13 +305,11 @@ class Consortium:
         label: str | None = None,
         before: Sequence[str] = (),
     ) -> Party:
-        """Start a silo's SuperNode; ``before`` is a command to start it with."""
-        folder, label = self.folder(name), label or f"supernode-{name}"
-        home = self.root / "homes" / label
+        """Start a silo's node; ``before`` is a command to start it with."""
+        folder, label = self.folder(name), label or f"node-{name}"
         command = [
-            *(*TACIT, "silo", "join", str(folder), "--superlink", self.superlink, "--port", str(free_port())),
-            *("--authority", str(authority or self.authority.certificate), "--home", str(home)),
-            *("--key", str(key or folder / "node.key")),
+            *(*TACIT, "silo", "join", str(folder), "--superlink", self.superlink),
+            *("--authority", str(authority or self.authority.certificate), "--key", str(key or folder / "node.key")),
         ]
         return self.start(label, [*before, *command], label)
 
@@ -322,7 +321,7 @@ class Consortium:
             self._wait(f"shuffler-{name}", lambda name=name: self._knock(name))
 
     def _knock(self, name: str) -> None:
-        caller = Caller(self.address(name))
+        caller = Caller(self.address(name), self.proposer)
         try:
             greet(caller)
         finally:
@@ -346,8 +345,8 @@ class Consortium:
             party.check()
 
     def stop(self) -> None:
-        """Stop everything, SuperNodes first."""
-        ordered = sorted(self.parties.values(), key=lambda party: not party.name.startswith("supernode"))
+        """Stop everything, nodes first."""
+        ordered = sorted(self.parties.values(), key=lambda party: not party.name.startswith("node-"))
         asked = [(party, party.ask_to_end()) for party in ordered]
         for party, started in asked:
             party.stop(started)

@@ -31,8 +31,20 @@ from soak import broadcasts, releases, studies
 from soak.wire import Connection, Daemon, Reply, tacit
 
 # Of docs/protocol.md, without those that say that the silo itself is out of order.
-_CODES = {"bad-frame", "bad-message", "version", "bad-plan", "unpriceable", "not-allowed", "over-budget", "busy"} | {
-    *("pending", "unknown-study", "finished", "expired", "closed", "round", "answered", "exhausted", "shape", "changed")
+_CODES = {"bad-frame", "bad-message", "version", "bad-plan", "schema", "unpriceable", "not-allowed", "over-budget"} | {
+    *(
+        "busy",
+        "pending",
+        "unknown-study",
+        "finished",
+        "expired",
+        "closed",
+        "round",
+        "answered",
+        "exhausted",
+        "shape",
+        "changed",
+    )
 }
 _ROUNDS = 60
 _TRIES = 3

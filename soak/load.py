@@ -10,11 +10,10 @@ from pathlib import Path
 
 from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
-from tacit.deploy.server.transport import SocketTransport
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.simulate.participation import participation
-from tests.deploy.silo.consortium import Daemon, fork_server, make_home, plan_of, records_of
+from tests.deploy.silo.consortium import Daemon, LocalTransport, fork_server, make_home, plan_of, records_of
 
 
 def main() -> None:
@@ -70,7 +69,7 @@ def play(daemons, sizes, chosen, rng, root, begun):  # type: ignore[no-untyped-d
     names = list(daemons)
     algorithm = {"name": "mb-sgd", "sampling": "full", "num_rounds": chosen.rounds}
     plan = plan_of(algorithm, silos=len(names), everyone=False)
-    transport = SocketTransport([daemon.home.socket for daemon in daemons.values()])
+    transport = LocalTransport([daemon.home.socket for daemon in daemons.values()])
     patience = Patience(60.0, 300.0)
     found = meet(transport, len(names), patience, lambda event, facts: None)
     point = Checkpoint(plan, tuple(names), tuple(sizes), fresh_state(plan, sizes))

@@ -22,13 +22,12 @@ import numpy as np
 from experiments.certificates import Authority
 from soak.broadcasts import draw
 from tacit.channel.shuffled_sum import in_order
-from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.shuffles import Sums
-from tacit.deploy.signing import Signer, new_signing_key
+from tacit.deploy.signing import Signer
 from tacit.deploy.wire import Answer, Plan, Propose, Shuffle, broadcast_digest, write_arrays
 from tacit.silo.release import usable_clips
 from tests.deploy.shuffler.parties import Party
-from tests.deploy.silo.consortium import Daemon, fork_server, make_home, plan_of, records_of
+from tests.deploy.silo.consortium import Daemon, fork_server, make_home, plan_of, records_of, silo_key
 
 SIZES = (30, 17, 24)
 NAMES = ("s0", "s1", "s2")
@@ -44,8 +43,7 @@ _DEVIATIONS = 9.0
 @contextmanager
 def consortium(root: Path) -> Iterator[tuple[list[Daemon], list[Party]]]:
     """Three daemons with noise, and two shufflers."""
-    keys = {name: new_signing_key() for name in NAMES}
-    signers = {name: Signer(raw) for name, raw in keys.items()}
+    signers = {name: Signer(silo_key(name)) for name in NAMES}
     authority = Authority(root / "certificates")
     parties = [Party(root / name, authority, signers) for name in ("a", "b")]
     seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
@@ -53,7 +51,6 @@ def consortium(root: Path) -> Iterator[tuple[list[Daemon], list[Party]]]:
     for index, name in enumerate(NAMES):
         changes = {"allow": {"channels": ["shuffled-sum"]}, "shuffle": {"shufflers": seals, "colluding": 0}}
         make_home(root / name, records_of(index, SIZES[index]), **changes)
-        write_secret(root / name / "sign.key", keys[name])
         daemons.append(Daemon(root / name, fork_server()))
     try:
         for daemon in daemons:

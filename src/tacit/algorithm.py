@@ -171,6 +171,10 @@ class Terms:
                     f"Expected a sampling for batches of their own, of batch_size={batch_size}; none is given."
                 )
             return self
+        if capacity is not None and sampling != "poisson":
+            raise ValueError(
+                f'Expected capacity={capacity} only for sampling="poisson", got {sampling!r}; leave it out.'
+            )
         return replace(self, batch_size=batch_size, sampling=sampling, capacity=capacity)
 
     def release(

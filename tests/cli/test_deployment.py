@@ -1,5 +1,7 @@
 """The commands of a deployment that can be tried without one."""
 
+import contextlib
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from tacit.channel.sealing import public_key
 from tacit.cli import AUTHORITY, app, need_file
 from tacit.deploy.server.deployment import deployment_from
 from tacit.deploy.shuffler.config import load_terms
+from tacit.deploy.signing import verifying_key
 from tacit.errors import TacitError
 
 
@@ -35,7 +38,7 @@ def test_a_shufflers_keys_are_made_once_and_its_terms_are_valid(tmp_path, option
     seal = next(line.split()[1] for line in printed.splitlines() if line.startswith("seal"))
     assert public_key(seal).kind == kind
     assert printed.endswith(invoke("shuffler", "keys", folder))
-    assert load_terms(folder).name == "a"
+    assert (load_terms(folder).name, load_terms(folder).callers) == ("a", {})
     assert (folder / "seal.key").stat().st_mode & 0o777 == 0o600
     assert (folder / "sign.key").stat().st_mode & 0o777 == 0o600
     assert (folder / "shuffler.toml").stat().st_mode & 0o777 == 0o600
@@ -73,68 +76,49 @@ def test_a_silos_keys_stay_the_same_also_when_one_was_moved(tmp_path):
     ],
 )
 def test_a_study_that_cannot_be_deployed_is_refused_before_anything_starts(
-    tmp_path, authority, proposer, change, message
+    tmp_path, control, proposer, change, message
 ):
-    options = (
-        "--superlink",
-        "localhost:1",
-        "--authority",
-        authority,
-        "--silos",
-        4,
-        "--keys",
-        proposer,
-        "--out",
-        tmp_path / "runs",
-    )
+    options = ("--control", control, "--silos", 4, "--keys", proposer, "--out", tmp_path / "runs")
     with pytest.raises(TacitError, match=message):
         invoke("server", "run", "heart-disease", *options, "--set", change)
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, authority, proposer, monkeypatch):
+def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, control, proposer, monkeypatch):
     pytest.importorskip("flwr")
-    monkeypatch.setattr("tacit.deploy.flower.watch.follow", lambda folder, console: {})
+    monkeypatch.setattr("tacit.deploy.flower.watch.follow", lambda folder, control, console: {})
     monkeypatch.setattr("sys.argv", ["/bin/tacit", "server", "run", "heart-disease", "--set", "title=Two words"])
-    options = (
-        "--superlink",
-        "localhost:1",
-        "--authority",
-        authority,
-        "--silos",
-        4,
-        "--keys",
-        proposer,
-        "--out",
-        tmp_path / "r",
-    )
+    options = ("--control", control, "--silos", 4, "--keys", proposer, "--out", tmp_path / "r")
     invoke("server", "run", "heart-disease", *options)
     (path,) = (tmp_path / "r").glob("*/deployment.toml")
     terms = deployment_from(tomllib.loads(path.read_text()))
     assert terms.command == "tacit server run heart-disease --set 'title=Two words'"
 
 
-def test_a_study_is_aborted_by_leading_its_folder_with_that_word(tmp_path, authority, monkeypatch):
-    led = []
-    monkeypatch.setattr(
-        "tacit.deploy.flower.watch.follow", lambda folder, console: led.append(sorted(folder.iterdir()))
-    )
-    options = ("--superlink", "localhost:1", "--authority", authority)
+def test_a_study_is_aborted_over_the_superlink(tmp_path, control, monkeypatch):
     with pytest.raises(TacitError, match="a study that was proposed"):
-        invoke("server", "abort", tmp_path, *options)
+        invoke("server", "abort", tmp_path, "--control", control)
     (tmp_path / "checkpoint.npz").touch()
-    invoke("server", "abort", tmp_path, *options)
-    assert tmp_path / "abort" in led[0]
+    asked = []
+    monkeypatch.setattr("tacit.deploy.flower.leader.connected", lambda path: contextlib.nullcontext("transport"))
+    monkeypatch.setattr(
+        "tacit.deploy.server.ending.abort", lambda *words: asked.append(words) or {"clinic": "ended after 2 answers"}
+    )
+    assert "clinic: ended after 2 answers" in invoke("server", "abort", tmp_path, "--control", control)
+    assert asked == [(tmp_path, "transport")]
 
 
-def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, authority, proposer):
-    options = ("--superlink", "localhost:1", "--authority", authority, "--silos", 4, "--keys", proposer)
+def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, control, proposer):
+    options = ("--control", control, "--silos", 4, "--keys", proposer)
     with pytest.raises(TacitError, match="not a run folder"):
         invoke("server", "run", "heart-disease", *options, "--resume", tmp_path)
 
 
 def make_proposer(folder):
-    invoke("server", "keys", folder, "--name", "university")
+    printed = invoke("server", "keys", folder, "--name", "university")
+    [policy, terms] = [tomllib.loads(part) for part in re.findall(r"(?m)^\[[a-z]+\]\n.*$", printed)]
+    assert policy["proposers"] == terms["callers"]
+    verifying_key(terms["callers"]["university"])
     with (folder / "proposer.toml").open("a") as file:
         file.write('clinic = "ed25519:AAAA"\n')
     return folder
@@ -145,26 +129,35 @@ def proposer(tmp_path):
     return make_proposer(tmp_path / "proposer")
 
 
-LINK = ("--superlink", "localhost:1")
+@pytest.fixture
+def control(tmp_path):
+    pytest.importorskip("flwr")
+    from tacit.deploy.flower.commands import link_files
+
+    return link_files(tmp_path / "state", 1).control
+
+
+LINK = ("--superlink", "localhost:1", "--authority", "there")
 CALLED = {
-    "silo join": ("silo", "join", "clinic", *LINK),
-    "server link": ("server", "link", "state", "--certificate", "there", "--key", "there"),
-    "server register": ("server", "register", "clinic", "there", *LINK),
-    "server run": ("server", "run", "heart-disease", *LINK, "--silos", 4, "--keys", "proposer"),
+    "silo join": ("silo", "join", "clinic", *LINK[:2]),
+    "server register": ("server", "register", "clinic", "there"),
+    "server unregister": ("server", "unregister", "clinic"),
+    "server silos": ("server", "silos", "--keys", "proposer"),
+    "server run": ("server", "run", "heart-disease", "--silos", 4, "--keys", "proposer"),
 }
 
 
 @pytest.fixture
 def nothing_starts(tmp_path, monkeypatch):
     """A folder with a silo and a file "there"; whatever would start something fails."""
+    pytest.importorskip("flwr")
     monkeypatch.chdir(tmp_path)
     invoke("silo", "init", "clinic")
     invoke("silo", "keys", "clinic")
     (tmp_path / "there").touch()
     make_proposer(tmp_path / "proposer")
-    for name in ("commands.keep_running", "commands.register", "watch.follow"):
-        monkeypatch.setattr(f"tacit.deploy.flower.{name}", lambda *_: pytest.fail("it was started"))
-    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("it was started"))
+    for name in ("node.serve", "front.serve", "private.Link", "watch.follow"):
+        monkeypatch.setattr(f"tacit.deploy.flower.{name}", lambda *_, **__: pytest.fail("it was started"))
     return tmp_path
 
 
@@ -175,11 +168,19 @@ def refuses(folder, words, *arguments):
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("command", CALLED)
-def test_files_that_are_not_there_are_named_with_their_option_before_anything_starts(nothing_starts, command):
+def test_an_authority_that_is_not_there_is_named_before_anything_starts(nothing_starts):
     absent = r"No file at ca\.pem; give --authority .*see Certificates in docs/deployment\.md"
-    refuses(nothing_starts, absent, *CALLED[command], "--authority", "ca.pem")
-    refuses(nothing_starts, "got the folder clinic; give --auth", *CALLED[command], "--authority", "clinic")
+    refuses(nothing_starts, absent, *CALLED["silo join"], "--authority", "ca.pem")
+    refuses(nothing_starts, "got the folder clinic; give --auth", *CALLED["silo join"], "--authority", "clinic")
+
+
+@pytest.mark.parametrize("command", [name for name in CALLED if name.startswith("server")])
+def test_a_control_file_that_is_not_there_or_is_open_to_others_is_told_before_anything_starts(nothing_starts, command):
+    refuses(nothing_starts, r"No file at gone; give --control the control\.toml", *CALLED[command], "--control", "gone")
+    (nothing_starts / "there").chmod(0o644)
+    refuses(nothing_starts, "chmod 600 there", *CALLED[command], "--control", "there")
+    (nothing_starts / "there").chmod(0o600)
+    refuses(nothing_starts, r"not a control\.toml", *CALLED[command], "--control", "there")
 
 
 @pytest.mark.parametrize(
@@ -188,19 +189,46 @@ def test_files_that_are_not_there_are_named_with_their_option_before_anything_st
         (("silo", "join", "clinic", *LINK, "--key", "gone"), "No file at gone; make it with: tacit silo keys clinic"),
         (("server", "link", "state", "--certificate", "gone", "--key", "there"), "No file at gone; give --certificate"),
         (("server", "link", "state", "--certificate", "there", "--key", "gone"), "No file at gone; give --key"),
-        (("server", "register", "clinic", "gone", *LINK), "No file at gone; give the public key.*tacit silo keys"),
-        ((*CALLED["server run"], "--shufflers", "gone"), "No file at gone; give --shufflers"),
-        ((*CALLED["server run"], "--shufflers", "clinic/policy.toml", "--silos", 0), "silos: .*greater than or equal"),
+        (
+            ("server", "link", "state", "--certificate", "there", "--key", "there", "--port", 9093),
+            "Expected two ports, got --port=9093 and --control-port=9093",
+        ),
+        (
+            ("server", "register", "clinic", "gone", "--control", "there"),
+            "No file at gone; give the public key.*tacit silo keys",
+        ),
+        ((*CALLED["server run"], "--control", "there", "--shufflers", "gone"), "No file at gone; give --shufflers"),
     ],
 )
 def test_every_other_file_is_looked_for_too(nothing_starts, command, words):
-    refuses(nothing_starts, words, *command, "--authority", "there")
+    refuses(nothing_starts, words, *command)
+
+
+def test_silos_are_as_many_as_are_named_and_pinned(nothing_starts, control):
+    run = (*CALLED["server run"][:3], "--keys", "proposer", "--control", control)
+    refuses(nothing_starts, "silos: .*greater than or equal", *run, "--silos", 0)
+    refuses(nothing_starts, "--only to name --silos=2 silos, got 1", *run, "--silos", 2, "--only", "clinic")
+    refuses(nothing_starts, r"under \[silos\]; missing: mine", *run, "--silos", 2, "--only", "clinic, mine")
+
+
+def test_a_link_writes_files_that_are_its_owners_alone_and_listens_on_loopback(nothing_starts, monkeypatch, capfd):
+    called = []
+    monkeypatch.setattr("tacit.deploy.flower.front.serve", lambda files, **where: called.append((files, where)))
+    invoke("server", "link", "state", "--certificate", "there", "--key", "there")
+    invoke("server", "link", "state", "--certificate", "there", "--key", "there", "--host", "0.0.0.0")
+    (files, first), (_, second) = called
+    assert (first["host"], second["host"], first["control_port"]) == ("127.0.0.1", "0.0.0.0", 9093)
+    assert {path.stat().st_mode & 0o777 for path in (files.key, files.secret, files.control)} == {0o600}
+    assert files.control.parent.stat().st_mode & 0o777 == 0o700
+    files.control.parent.chmod(0o755)
+    with pytest.raises(TacitError, match="chmod 710"):
+        invoke("server", "link", "state", "--certificate", "there", "--key", "there")
 
 
 def test_shufflers_are_listed_in_toml(nothing_starts):
     (nothing_starts / "list.toml").write_text("[shufflers]\nname = 'a'")
     for name, words in (("list.toml", "two brackets"), ("clinic/sign.key", "not valid TOML")):
-        refuses(nothing_starts, words, *CALLED["server run"], "--authority", "there", "--shufflers", name)
+        refuses(nothing_starts, words, *CALLED["server run"], "--control", "there", "--shufflers", name)
 
 
 def test_a_file_that_this_user_may_not_read_is_told(monkeypatch, authority):

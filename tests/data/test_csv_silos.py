@@ -95,8 +95,8 @@ def test_files_that_do_not_fit_are_named(folder, text, words):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("old,f,a,x,no", r"south.csv, line 2: expected a number in column 'age', got 'old'"),
-        ("1,f,a,x,maybe", r"south.csv, line 2: expected the target 'ill' to be one of no, yes, got 'maybe'"),
+        ("old,f,a,x,no", r"south.csv, line 2: expected a number in column 'age'; correct"),
+        ("1,f,a,x,maybe", r"south.csv, line 2: expected the target 'ill' to be one of no, yes; correct"),
         ("1,f,a,x,", r"south.csv, line 2: the target 'ill' is missing"),
     ],
 )
@@ -110,7 +110,7 @@ def test_cells_that_do_not_fit_are_named(folder, row, words):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("old,f,a,2024-01-01,no", r"south.csv, line 3: expected a number in column 'age', got 'old'; correct the cell"),
+        ("old,f,a,2024-01-01,no", r"south.csv, line 3: expected a number in column 'age'; correct the cell"),
         ("1,f,a,2024-01-01,maybe", r"--levels ill=no,yes .*'maybe' in .*south.csv, line 3"),
         ("1,f,a,2024-01-01,", r"south.csv, line 3: the target 'ill' is missing"),
     ],
@@ -213,10 +213,10 @@ def test_a_misspelt_schema_is_answered_with_what_was_meant(folder, right, wrong,
     assert "not permitted" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("cell", "point"), [("178,5", r"178\.5"), ("-0,25", r"-0\.25"), ("1.178,5", r"1178\.5")])
-def test_decimal_commas_are_to_be_points(tmp_path, cell, point):
+@pytest.mark.parametrize("cell", ["178,5", "-0,25", "1.178,5"])
+def test_decimal_commas_are_to_be_points(tmp_path, cell):
     (tmp_path / "a.csv").write_text(f"height;ill\n160;no\n{cell};yes\n", encoding="utf-8")
-    words = rf"a.csv, line 3: expected a number in column 'height', got '{cell}'; write decimals with a point, {point},"
+    words = r"a.csv, line 3: expected a number in column 'height'; write decimals with a point, not a comma,"
     with pytest.raises(data.DataError, match=words):
         look(tmp_path)
     assert look(tmp_path, levels={"height": ("160", cell)}).columns["height"].kind == "category"

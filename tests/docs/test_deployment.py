@@ -15,6 +15,8 @@ from typer.main import get_command
 from tacit.cli import app
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.server.deployment import deployment_from
+from tacit.deploy.shuffler.config import terms_from
+from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.silo.policy import files_of, load_policy, policy_from
 from tacit.errors import TacitError
 
@@ -22,9 +24,13 @@ TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding
 
 
 def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
-    policy, shufflers = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL))
+    public = Signer(new_signing_key()).public
+    found = re.findall(r"```toml\n(.*?)```", TEXT.replace("ed25519:...", public), flags=re.DOTALL)
+    terms, policy, shufflers = (tomllib.loads(block) for block in found)
+    assert set(terms_from(terms).callers) == {"university"}
     assert policy_from(policy).shuffle.colluding == 1
-    assert deployment_from({"silos": 4, "folder": "x", **shufflers}).shufflers[0].port == 9400
+    led = {"proposer": "university", "key": "proposer.key", "pins": {}}
+    assert deployment_from({"silos": 4, "folder": "x", **led, **shufflers}).shufflers[0].port == 9400
 
 
 def commands():
@@ -55,9 +61,11 @@ def test_flower_is_started_with_everything_off_and_authentication_on():
     for name, value in flower._OFF.items():
         assert f"{name}={value}" in TEXT
     pytest.importorskip("flwr")
-    paths = {"authority": Path("ca"), "certificate": Path("c"), "key": Path("k"), "database": Path("d")}
-    command = flower.superlink_command(host="h", port=1, **paths)
+    command = flower.superlink_command(flower.LinkFiles(*map(Path, ("c", "k", "s", "t", "d"))), port=1)
     assert "--enable-supernode-auth" in command
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--isolation") + 1] == "process"
+    assert command[command.index("--superexec-auth-secret-file") + 1] == "s"
     assert "--insecure" not in command
     assert set(command[1:]) & set(TEXT.split()) >= {o for o in command if o.startswith("--")}
     assert flower.environment(Path("home"))["FLWR_TELEMETRY_ENABLED"] == "0"
@@ -66,7 +74,7 @@ def test_flower_is_started_with_everything_off_and_authentication_on():
 def test_the_commands_of_the_guide_leave_permissions_that_a_daemon_accepts(tmp_path, monkeypatch):
     """As they are printed, but for the place and the users, under the usual umask."""
     lines = re.findall(r"^    (install [^\n]*|tacit silo init [^\n]*)$", TEXT, flags=re.MULTILINE)
-    assert len(lines) == 9
+    assert len(lines) == 12
     monkeypatch.chdir(tmp_path)
     before = os.umask(0o022)
     try:
@@ -76,6 +84,8 @@ def test_the_commands_of_the_guide_leave_permissions_that_a_daemon_accepts(tmp_p
         for line in lines:
             own = re.sub(r" -[og] \S+", "", line).replace("/srv", str(tmp_path / "srv")).split()
             if own[0] == "install":
+                if "control.toml" in line:
+                    (tmp_path / "srv" / "tacit-server" / "control.toml").touch()
                 subprocess.run(own, check=True)
             elif "--records" not in own:
                 get_command(app).main(own[1:], standalone_mode=False)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tacit import geometry
+from tacit.errors import TacitError
 
 W = jnp.array([3.0, -0.5, 1.0])
 
@@ -98,3 +99,19 @@ def test_the_composition_of_an_open_pair_would_be_wrong():
     right = geometry.simplex(2.0).prox(w, 1.0)  # l1 is constant on the simplex
     composed = geometry.simplex(2.0).prox(geometry.l1(0.9).prox(w, 1.0), 1.0)
     assert float(jnp.abs(right - composed).max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("sum", "'l1:0.01\\+l2-ball:10'"),
+        ("l1:1+sum", "got the word 'sum' alone"),
+        ({"kind": "sum", "terms": [{"kind": "sum", "terms": []}]}, "beside the others"),
+        ({"kind": "sum", "terms": ["l1:1"]}, "single regulariser with a 'kind', got 'l1:1'"),
+        ({"strength": 1.0}, "frobenius-ball, sum; got"),
+    ],
+)
+def test_a_sum_that_is_none_is_told_how_to_be_one(spec, words):
+    with pytest.raises(TacitError, match=words) as caught:
+        geometry.regulariser(spec)
+    assert "did you mean 'sum'" not in str(caught.value)

@@ -7,7 +7,7 @@ import pytest
 from tacit.data import Federation, load
 from tacit.errors import TacitError
 from tacit.plans.assemble import problem_of
-from tacit.plans.spec import ObjectiveSection, StudyError, load_study, parse_study, study_names
+from tacit.plans.spec import ObjectiveSection, StudyError, load_study, parse_study, study_from, study_names
 from tacit.studies.plan import plan_json
 from tacit.studies.run import prepare
 
@@ -297,3 +297,41 @@ def test_folders_and_records_in_place_of_a_study_are_told_the_way(tmp_path):
     (tmp_path / "study.toml").write_text("", encoding="utf-8")
     with pytest.raises(StudyError, match=r"is a folder; its study is .*study\.toml"):
         load_study(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"capacity": 30}, 'leave capacity out for sampling = "full"'),
+        ({"capacity": 30, "sampling": "wor", "batch_size": 9}, 'leave capacity out for sampling = "wor"'),
+        ({"capacity": 0, "sampling": "poisson", "batch_size": 9}, "algorithm.capacity: .* got 0"),
+        ({"local_slope": 1.0}, "algorithm.local_slope: Unknown parameter of mb-sgd"),
+        ({"name": "mb-psgm", "difference_slope": 1.0, "local_slope": 1.0}, "local_slope: Unknown parameter of mb-psgm"),
+        (
+            {"name": "ce-psgm", "difference_slope": 1.0, "local_steps": 1, "local_noise": 2.0},
+            "Expected local_noise only with local_steps above 1",
+        ),
+        (
+            {"name": "prox-spider", "phase_length": 2, "difference_sampling": "wor", "difference_batch_size": 9}
+            | {"difference_slope": 1.0, "difference_capacity": 12},
+            'Expected capacity=12 only for sampling="poisson"',
+        ),
+    ],
+)
+def test_a_parameter_that_would_be_ignored_is_refused_by_name(changes, words):
+    algorithm = {"name": "mb-sgd", "num_rounds": 4, "step_size": 0.1, "clip_norm": 1.0, **changes}
+    tree = {"name": "ignored", "data": {"name": "heart-disease"}, "algorithm": algorithm, "privacy": {"epsilon": 1.0}}
+    with pytest.raises(ValueError, match=words):
+        prepare(study_from(tree))
+
+
+def test_a_capacity_is_used_where_batches_have_one():
+    algorithm = {"name": "mb-sgd", "num_rounds": 4, "step_size": 0.1, "clip_norm": 1.0, "batch_size": 9}
+    tree = {"name": "limited", "data": {"name": "heart-disease"}, "privacy": {"epsilon": 1.0}}
+    prepared = prepare(study_from({**tree, "algorithm": {**algorithm, "capacity": 15}}))
+    assert {event.capacity for silo in prepared.plan.silos for event in silo.events} == {15}
+
+
+def test_a_baseline_is_checked_before_anything_runs():
+    with pytest.raises(StudyError, match=r"baseline.step_sze: Unknown parameter of mb-sgd .* did you mean 'step_size'"):
+        prepare(load_study("heart-disease", ["baseline.step_sze=3"]))

@@ -63,11 +63,16 @@ class Options(TypedDict, total=False):
     difference_slope: Required[Number]
     phase_length: int | None
     first_batch_size: Number | None
+    difference_noise: Number
+    randomiser: Randomiser
+
+
+class LocalOptions(Options, total=False):
+    """What special cases with local steps leave open besides."""
+
     local_batch_size: Number | None
     local_slope: Number | None
     local_noise: Number
-    difference_noise: Number
-    randomiser: Randomiser
 
 
 @recipe
@@ -85,6 +90,7 @@ def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
     steps ``local_noise`` times. ``local_slope`` is ``difference_slope`` unless it is given.
     """
     _check(num_rounds, local_steps, phase_length, momentum)
+    _check_local(local_steps, local_batch_size=local_batch_size, local_slope=local_slope, local_noise=local_noise)
     step = jnp.asarray(step_size, jnp.float32)
 
     def start(params: Params) -> PsgmState:
@@ -138,9 +144,17 @@ def _check(num_rounds: int, local_steps: int, phase_length: int | None, momentum
         raise ValueError(f"Expected 0 <= momentum={momentum} <= 1.")
 
 
+def _check_local(local_steps: int, **given: Any) -> None:
+    """Raise where local steps that nobody makes are given parameters."""
+    for name, value in given.items():
+        unset = isinstance(value, float | int) and value == 1.0 if name == "local_noise" else value is None
+        if local_steps == 1 and not unset:
+            raise ValueError(f"Expected {name} only with local_steps above 1, got local_steps=1; leave {name} out.")
+
+
 @preset(ce_psgm, sampling="full")
 def ce_psgm_fg(
-    problem: Problem, terms: Terms, *, local_steps: int, momentum: Number = 0.1, **options: Unpack[Options]
+    problem: Problem, terms: Terms, *, local_steps: int, momentum: Number = 0.1, **options: Unpack[LocalOptions]
 ) -> Fixed:
     """CE-PSGM-FG: estimates from every record."""
     return {}
@@ -165,6 +179,6 @@ def diff2_gd(problem: Problem, terms: Terms, **options: Unpack[Options]) -> Fixe
 
 
 @preset(ce_psgm)
-def diff2_bvr_lsgd(problem: Problem, terms: Terms, *, local_steps: int, **options: Unpack[Options]) -> Fixed:
+def diff2_bvr_lsgd(problem: Problem, terms: Terms, *, local_steps: int, **options: Unpack[LocalOptions]) -> Fixed:
     """DIFF2-BVR-LSGD: DIFF2 with local steps at one silo in turn. The paper's channel is ``"trusted"``."""
     return {"momentum": 0.0}

@@ -39,11 +39,11 @@ from tacit.channel.sealing import new_secret, public_key
 from tacit.channel.shuffled_reports import MOST_LOCAL, total_of_reports
 from tacit.channel.shuffled_sum import in_order
 from tacit.deploy.contract import builder_from
-from tacit.deploy.server.deployment import plan_for
+from tacit.deploy.server.deployment import description_of, plan_for
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
-from tacit.deploy.wire import VERSION, Plan, Welcome
+from tacit.deploy.wire import VERSION, Description, Plan, Welcome
 from tacit.plans.assemble import Builder
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy import Price, price
@@ -99,6 +99,8 @@ def offer(plan: Plan, records: int, *, record: Any, build: Callable[[Plan, int],
 def proposed(prepared: Prepared) -> Plan:
     """The plan that a server would propose for a study, at place 0; a study that cannot be deployed raises."""
     federation, study = prepared.federations[0], prepared.study
+    shape = Description(features=federation.feature_shape, task=federation.task, classes=federation.num_classes)
+    described = description_of(study) or shape
     facts = [
         Welcome(
             version=VERSION,
@@ -109,6 +111,8 @@ def proposed(prepared: Prepared) -> Plan:
             task=federation.task,
             classes=federation.num_classes,
             noise="",
+            schema_digest=described.digest,
+            description=described,
         )
         for silo in prepared.plan.silos
     ]

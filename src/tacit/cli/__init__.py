@@ -127,6 +127,7 @@ COMMANDS = {
     "studies": "study.studies_command",
     "data": "data.data_command",
     "init": "init.init_command",
+    "schema": "schema.schema_app",
     "choose": "choose.choose_command",
     "tune": "tune.tune_command",
     "report": "study.report_command",

@@ -29,7 +29,10 @@ _STATISTICS = ("moments", "quantiles", "histogram")
 
 
 def init_command(
-    folder: Annotated[Path, typer.Argument(help="A folder with one CSV file per silo, all with the same columns.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A folder with one CSV file per silo, all with the same columns, or a data dictionary."),
+    ],
     target: Annotated[str | None, typer.Option(help="The column to predict; asked for if it is missing.")] = None,
     ranges: Annotated[
         list[str] | None,
@@ -55,14 +58,36 @@ def init_command(
     ] = False,
     epsilon: Annotated[float, typer.Option(help="Budget of each silo.")] = 1.0,
     delta: Annotated[float, typer.Option(help="Probability with which the guarantee may fail.")] = 1e-6,
-    out: Annotated[Path | None, typer.Option(help="The study to write; by default study.toml in the folder.")] = None,
+    schema_only: Annotated[
+        bool,
+        typer.Option("--schema-only", help="Write a schema from a data dictionary alone (TOML or CSV)."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The study to write; by default study.toml in the folder (or the schema)."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files that exist.")] = False,
     as_json: JsonObject = False,
 ) -> None:
     """Make a study from a folder of one CSV file per silo; asks for what is missing if a person is there to answer.
 
+    With --schema-only a schema for all silos is made from a data dictionary, before anybody has looked at records: a
+    line (CSV) or table (TOML) for each column with kind, range or levels, unit, and target.
+
     Example: tacit init clinics --target ill --levels ill=no,yes --range age=0:110 --levels sex=f,m
     """
+    if schema_only:
+        given: dict[str, Any] = {
+            "--target": target,
+            "--range": ranges,
+            "--levels": levels,
+            "--bounds": bounds,
+            "--drop": drop,
+        }
+        given |= {"--private": private, "--read-records": read_records}
+        given |= {"--epsilon": epsilon != 1.0, "--delta": delta != 1e-6}
+        _write_schema(folder, out, given, force, as_json)
+        return
     if private is not None and private not in _STATISTICS:
         raise TacitError(f"Expected --private to be one of {', '.join(_STATISTICS)}, got {private!r}.")
     if not 0 < epsilon < math.inf:
@@ -88,6 +113,25 @@ def init_command(
     schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
     study_path.write_text(tomli_w.dumps(study), encoding="utf-8")
     _say(found, drafted, study_path, schema_path, as_json)
+
+
+def _write_schema(description: Path, out: Path | None, given: dict[str, Any], force: bool, as_json: bool) -> None:
+    """A schema from a data dictionary, beside it unless told otherwise."""
+    from tacit.data.dictionary import schema_of_dictionary
+
+    strange = [flag for flag, value in given.items() if value]
+    if strange:
+        raise TacitError(f"Expected --schema-only without {', '.join(strange)}; write it into the data dictionary.")
+    path = description.with_name("schema.toml") if out is None else out
+    if path.exists() and not force:
+        raise TacitError(f"{path} exists; use --force to write over it, or --out for another schema.")
+    schema = schema_of_dictionary(description)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(schema_text(schema), encoding="utf-8")
+    if as_json:
+        print_json({"schema": str(path), "columns": list(schema.used), "task": schema.target.task})
+        return
+    typer.echo(f"Wrote {path}. Give it to every silo: tacit silo init HOME --records FILE.csv --columns {path}")
 
 
 def _places(folder: Path, out: Path | None) -> tuple[Path, Path]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tacit.cli import UNPRICED, Json, Set, Study, numeral, point_cells, print_json, print_warnings
+from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
 if TYPE_CHECKING:
@@ -24,11 +25,19 @@ def plan_command(
         Path | None,
         typer.Option(help="A silo's policy.toml: show also what the study takes from that account, and what is left."),
     ] = None,
+    records: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Price for silos that train on so many records; no data file is read."),
+    ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="With --records: the schema of all silos; by default the study's own.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Price a study before anything runs: per silo and kind of round, beside the noise that the paper prints.
 
     With --policy two prices are shown: the plan's own epsilon, and the share of the account that it takes by its rule.
+    With --records a server prices a study whose records it does not have, by their number and the schema.
 
     Example: tacit plan heart-disease --set privacy.epsilon=2
     """
@@ -36,7 +45,10 @@ def plan_command(
         from tacit.plans.spec import load_study
         from tacit.studies.run import prepare
 
-    prepared = prepare(load_study(study, overrides or ()))
+    loaded = load_study(study, overrides or ())
+    if schema is not None and records is None:
+        raise TacitError("Expected --schema together with --records 300,200,150, how many records each silo has.")
+    prepared = prepare(loaded) if records is None else _counted(loaded, records, schema)
     plan, facts = prepared.plan, _as_data(prepared)
     if policy is not None:
         from tacit.cli.status import account_of_plan
@@ -64,13 +76,32 @@ def plan_command(
         console.print(UNPRICED)
 
 
+def _counted(study: Any, records: str, path: Path | None) -> Prepared:
+    """A study that is priced by its schema and the numbers of records alone."""
+    from tacit.data.schema import public_schema
+    from tacit.studies.federation import schema_of
+    from tacit.studies.run import prepare_counted
+
+    counts = [int(part) if part.strip().isdecimal() else 0 for part in records.split(",")]
+    if min(counts) < 1:
+        raise TacitError(f"Expected --records as whole numbers above 0, such as 300,200,150, got {records!r}.")
+    schema = schema_of(study) if path is None else public_schema(path)
+    if schema is None:
+        raise TacitError(
+            f"Expected --schema with --records: {study.data.name} has no schema, but records of its own; leave "
+            "--records out to price those, or give the schema of the silos."
+        )
+    return prepare_counted(study, schema, counts)
+
+
 def _as_data(prepared: Prepared) -> dict[str, Any]:
     """The plan, the noise in the mean of all silos, the price at every point of the grid, and whole silos' sizes."""
     from tacit.studies.noise import mean_over_clip
     from tacit.studies.plan import min_silos_of, plan_json
     from tacit.studies.run import noise_at, points_of
 
-    study, plan, federation = prepared.study, prepared.plan, prepared.federations[0]
+    study, plan = prepared.study, prepared.plan
+    silos = prepared.federations[0].silos if prepared.federations else ()
     unit = prepared.builder.build(noise_multiplier=1.0)
     private, min_silos = study.privacy.private, min_silos_of(study, len(plan.silos))
     points = points_of(study.run.grid) if study.run.grid and private else []
@@ -78,10 +109,9 @@ def _as_data(prepared: Prepared) -> dict[str, Any]:
         "sigma_of_mean_over_clip": mean_over_clip(study, plan.silos, unit, min_silos) if private else {},
         "grid": [{"point": point, "noise_multiplier": noise_at(prepared, point).tolist()} for point in points],
         "released_before_training": study.preprocessing is not None,
-        "preprocessing_private": federation.touches_private_data,
+        "preprocessing_private": any(federation.touches_private_data for federation in prepared.federations[:1]),
         "records_with_held_out": {
-            silo.name: sum(len(part["y"]) for part in (silo.train, silo.validation, silo.test))
-            for silo in federation.silos
+            silo.name: sum(len(part["y"]) for part in (silo.train, silo.validation, silo.test)) for silo in silos
         },
     }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,66 +9,140 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from tacit.cli import AUTHORITY, Out, group, need_file, template
+from tacit.cli import Json, Out, group, need_file, print_json, template
 from tacit.errors import TacitError
 
 server_app = group(
     "server",
     "The server of a consortium: a SuperLink, and studies that run over it."
-    "\n\nExample: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4",
+    "\n\nExample: tacit server run heart-disease --control state/control.toml --silos 4 --keys proposer",
 )
 
-Link = Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")]
-Authority = Annotated[
-    Path, typer.Option("--authority", help="PEM file of the authority that signed the SuperLink's certificate.")
+ControlFile = Annotated[
+    Path,
+    typer.Option("--control", help="control.toml of the SuperLink's folder, or your copy; used on its machine only."),
 ]
+Keys = Annotated[Path, typer.Option(help="The folder of the proposer's key, from `tacit server keys`.")]
 
 
 @server_app.command("link")
 def link_command(
-    folder: Annotated[Path, typer.Argument(help="Where the SuperLink keeps its state.")],
-    authority: Authority,
-    certificate: Annotated[Path, typer.Option(help="The SuperLink's certificate, PEM.")],
-    key: Annotated[Path, typer.Option(help="The key of its certificate, PEM.")],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="The port to listen on.")] = 9092,
+    folder: Annotated[Path, typer.Argument(help="Where the SuperLink keeps its state; of its user alone.")],
+    certificate: Annotated[Path, typer.Option(help="The certificate that nodes see, PEM.")],
+    key: Annotated[Path, typer.Option(help="The key of the certificate, PEM.")],
+    host: Annotated[
+        str, typer.Option(help="The address for nodes; 0.0.0.0 is every address of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port for nodes.")] = 9092,
+    control_port: Annotated[int, typer.Option(help="The SuperLink's own port, on 127.0.0.1 always.")] = 9093,
 ) -> None:
-    """Start a SuperLink with TLS and authentication of SuperNodes.
+    """Start a SuperLink that executes nothing, and a front that lets registered nodes reach it and nobody else.
 
-    Example: tacit server link state --authority ca.pem --certificate link.pem --key link.key
+    The network reaches only the front, with TLS, and only what nodes need. Studies are started on this machine, with
+    control.toml of the folder.
+
+    Example: tacit server link state --certificate link.pem --key link.key --host 0.0.0.0
     """
-    from tacit.deploy.flower.commands import environment, superlink_command
+    need_file(certificate, "give --certificate the front's link.pem, see Certificates in docs/deployment.md")
+    need_file(key, "give --key the front's link.key, see Certificates in docs/deployment.md")
+    if port == control_port:
+        raise TacitError(f"Expected two ports, got --port={port} and --control-port={control_port}.")
 
-    need_file(authority, AUTHORITY)
-    need_file(certificate, "give --certificate the SuperLink's link.pem, see Certificates in docs/deployment.md")
-    need_file(key, "give --key the SuperLink's link.key, see Certificates in docs/deployment.md")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = folder.resolve() / "superlink.sqlite"
-    paths = {"authority": authority, "certificate": certificate, "key": key, "database": database}
-    command = superlink_command(host=host, port=port, **paths)
-    os.execve(command[0], command, environment(folder.resolve()))
+    from tacit.deploy.flower.commands import flower, link_files
+    from tacit.deploy.permissions import check_silo
+
+    flower("flower-superlink")
+    from tacit.deploy.flower.front import serve
+    from tacit.deploy.flower.private import check_flower
+
+    check_flower()
+    if host in ("127.0.0.1", "localhost", "::1"):
+        typer.echo(
+            f"Only this machine reaches {host}:{port}. For the network: --host ADDRESS, or --host 0.0.0.0", err=True
+        )
+    files = link_files(folder, control_port)
+    because = "whoever reads or changes them can lead runs at this SuperLink"
+    check_silo(folder.resolve(), [files.key, files.secret, files.control, files.database], because=because)
+    serve(files, host=host, port=port, control_port=control_port, certificate=certificate, key=key)
 
 
 @server_app.command("register")
 def register_command(
     name: Annotated[str, typer.Argument(help="The silo's name.")],
-    public_key: Annotated[Path, typer.Argument(help="Its SuperNode's public key, as `tacit silo keys` makes it.")],
-    superlink: Link,
-    authority: Authority,
+    public_key: Annotated[Path, typer.Argument(help="Its node's public key, as `tacit silo keys` makes it.")],
+    control: ControlFile,
 ) -> None:
-    """Let a silo's SuperNode in.
+    """Let a silo's node in.
 
-    Example: tacit server register clinic clinic.pub --superlink 10.0.0.5:9092 --authority ca.pem
+    Example: tacit server register clinic clinic.pub --control state/control.toml
     """
-    from tacit.deploy.flower.commands import register, write_connection
-
     need_file(public_key, f"give the public key that {name}'s owner made with: tacit silo keys (node.key.pub)")
-    need_file(authority, AUTHORITY)
-    with tempfile.TemporaryDirectory() as home:
-        write_connection(Path(home), superlink=superlink, authority=authority)
-        register(Path(home), public_key, name)
+    from tacit.deploy.flower.commands import read_control
+
+    found = read_control(control)
+    from tacit.deploy.flower.private import Link, check_flower
+
+    check_flower()
+    with Link(found) as link:
+        if any(row.name == name for row in link.nodes()):
+            raise TacitError(
+                f"A node of the name {name} is registered; shut it out first: tacit server unregister {name}"
+            )
+        link.register(name, public_key.read_bytes())
     typer.echo(f"{name} may join.")
+
+
+@server_app.command("unregister")
+def unregister_command(
+    name: Annotated[str, typer.Argument(help="The name that a node was registered by.")],
+    control: ControlFile,
+) -> None:
+    """Shut a silo's node out; its key can never be registered again, so make it a new one.
+
+    Example: tacit server unregister clinic --control state/control.toml
+    """
+    from tacit.deploy.flower.commands import read_control
+
+    found = read_control(control)
+    from tacit.deploy.flower.private import Link, check_flower
+
+    check_flower()
+    with Link(found) as link:
+        nodes = [row.node for row in link.nodes() if row.name == name]
+        if not nodes:
+            raise TacitError(f"No node of the name {name} is registered; see: tacit server silos")
+        for node in nodes:
+            link.unregister(node)
+    typer.echo(f"{name} is shut out.")
+
+
+@server_app.command("silos")
+def silos_command(
+    control: ControlFile,
+    keys: Keys,
+    seconds: Annotated[float, typer.Option(help="How long to wait for the silos' answers.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """List the nodes: registered names, who is online, and what silos say of themselves in signed answers.
+
+    Example: tacit server silos --control state/control.toml --keys proposer
+    """
+    proposer = _read_proposer(keys)
+    from tacit.deploy.flower.silos import silos_of
+
+    rows = silos_of(control, proposer["name"], keys / "proposer.key", proposer["silos"], seconds)
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("node", "online", "silo", "Tacit", "records", "note", title="nodes")
+    for row in rows:
+        silo, tacit, records = (
+            str(row[name]) if row[name] is not None else "–" for name in ("silo", "tacit", "records")
+        )
+        table.add_row(row["name"], "yes" if row["online"] else "no", silo, tacit, records, row["note"])
+    Console().print(table if rows else "No nodes are registered; register them with: tacit server register")
 
 
 @server_app.command("keys")
@@ -78,7 +150,7 @@ def keys_command(
     folder: Annotated[Path, typer.Argument(help="Where the key is kept; of the user who leads studies alone.")],
     name: Annotated[str, typer.Option(help="The name by which silos' policies know this proposer.")],
 ) -> None:
-    """Make a proposer's key, once, and print the line for silos' policies.
+    """Make a proposer's key, once, and print the line for silos' policies and shufflers' terms.
 
     proposer.toml beside it lists the silos' public keys: write into it what their owners print with `tacit silo keys`.
 
@@ -93,17 +165,20 @@ def keys_command(
     if not (folder / "proposer.toml").exists():
         text = template("proposer.toml", folder).replace("{proposer}", name)
         (folder / "proposer.toml").write_text(text, encoding="utf-8")
-    typer.echo("For each silo's policy.toml:\n\n[proposers]")
-    typer.echo(f'{name} = "{Signer(read_secret(folder / "proposer.key")).public}"')
+    line = f'{name} = "{Signer(read_secret(folder / "proposer.key")).public}"'
+    typer.echo(f"For each silo's policy.toml:\n\n[proposers]\n{line}")
+    typer.echo(f"\nFor each shuffler's shuffler.toml:\n\n[callers]\n{line}")
 
 
 @server_app.command("run")
 def run_command(
     study: Annotated[str, typer.Argument(help="Name of a study, or a path to a TOML file.")],
-    superlink: Link,
-    authority: Authority,
+    control: ControlFile,
     silos: Annotated[int, typer.Option(help="How many silos take part.")],
-    keys: Annotated[Path, typer.Option(help="The folder of the proposer's key, from `tacit server keys`.")],
+    keys: Keys,
+    only: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="The names of these silos, where more are online.")
+    ] = None,
     shufflers: Annotated[
         Path | None, typer.Option(help="TOML file with [[shufflers]]; see docs/deployment.md.")
     ] = None,
@@ -119,19 +194,22 @@ def run_command(
 ) -> None:
     """Lead a study, on the SuperLink's machine: propose it to the silos, train, and write a run folder.
 
-    Example: tacit server run heart-disease --superlink 10.0.0.5:9092 --authority ca.pem --silos 4 --keys proposer
+    It runs as your user, and needs no other right than to read control.toml and the proposer's key.
+
+    Example: tacit server run heart-disease --control state/control.toml --silos 4 --keys proposer
     """
-    need_file(authority, AUTHORITY)
     proposer = _read_proposer(keys)
     listed = [] if shufflers is None else _read_shufflers(shufflers)
 
-    from tacit.deploy.flower.commands import write_connection
+    from tacit.deploy.flower.commands import read_control
     from tacit.deploy.flower.watch import follow
     from tacit.deploy.server.deployment import deployment_from
     from tacit.studies.folder import typed_command
 
+    read_control(control)
     terms = {
         "silos": silos,
+        "only": [name.strip() for name in (only or "").split(",") if name.strip()],
         "folder": "",
         "round_seconds": round_seconds,
         "patience": patience,
@@ -141,7 +219,7 @@ def run_command(
         "proposer": proposer["name"],
         "key": str((keys / "proposer.key").resolve()),
         "pins": proposer["silos"],
-        # The process that writes the report is Flower's child, whose own arguments hold a secret.
+        # Another process writes the report.
         "command": typed_command(),
     }
     deployment_from(terms)
@@ -150,31 +228,31 @@ def run_command(
         raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     terms["folder"] = str(folder)
     (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
-    write_connection(folder / "flower", superlink=superlink, authority=authority)
-    follow(folder, Console())
+    follow(folder, control.resolve(), Console())
     typer.echo(f"Report: {folder / 'report.html'}")
 
 
 @server_app.command("abort")
 def abort_command(
-    folder: Annotated[Path, typer.Argument(help="The run folder of the study.")], superlink: Link, authority: Authority
+    folder: Annotated[Path, typer.Argument(help="The run folder of the study.")], control: ControlFile
 ) -> None:
     """End the study of a run folder at every silo, within a minute, whether a server still leads it or not.
 
     What silos have not used goes back to them. The run cannot be resumed afterwards.
 
-    Example: tacit server abort runs/heart-disease --superlink 10.0.0.5:9092 --authority ca.pem
+    Example: tacit server abort runs/heart-disease --control state/control.toml
     """
-    need_file(authority, AUTHORITY)
     need_file(folder / "checkpoint.npz", "give the run folder of a study that was proposed")
-    from tacit.deploy.flower.commands import write_connection
-    from tacit.deploy.flower.watch import follow
-    from tacit.deploy.server.study import ABORT
+    from tacit.deploy.flower.commands import read_control
 
-    (folder / ABORT).touch()
-    write_connection(folder.resolve() / "flower", superlink=superlink, authority=authority)
-    follow(folder.resolve(), Console())
-    typer.echo(f"Ended; what each silo said: {folder / 'progress.jsonl'}")
+    read_control(control)
+    from tacit.deploy.flower import leader
+    from tacit.deploy.server import ending
+
+    with leader.connected(control) as transport:
+        said = ending.abort(folder, transport)
+    for name, text in said.items():
+        typer.echo(f"{name}: {text}")
 
 
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:

@@ -38,13 +38,13 @@ def init_command(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_keys(folder, "mlkem768-x25519" if post_quantum else "x25519")
     write_secret(path, template("shuffler.toml", folder))
-    typer.echo(f"Wrote {path}. Give the silos these keys:")
+    typer.echo(f"Wrote {path}. Give the silos the key `seal`, and whoever leads studies the key `sign`:")
     keys_command(folder)
 
 
 @shuffler_app.command("keys")
 def keys_command(folder: Folder) -> None:
-    """Print the public keys: one for sealing, which silos pin in their policies, and one for signing.
+    """Print the public keys: one for sealing, which silos pin, and one for signing, which who leads studies pins.
 
     Example: tacit shuffler keys shuffler-a
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,7 +121,7 @@ def serve_command(
 
 @silo_app.command("keys")
 def keys_command(folder: Folder) -> None:
-    """Make the silo's keys, once, and print the public ones: for shufflers (signing), and for the server (SuperNode).
+    """Make the silo's keys, once, and print the public ones: `sign` for proposers and shufflers, `node` for the server.
 
     Example: tacit silo keys clinic
     """
@@ -142,18 +143,15 @@ def join_command(
     folder: Annotated[Path, typer.Argument(readable=False, help="The silo's folder; only its door is looked into.")],
     superlink: Annotated[str, typer.Option("--superlink", metavar="HOST:PORT", help="Where the SuperLink is.")],
     authority: Annotated[Path, typer.Option(help="PEM file of the authority of the SuperLink's certificate.")],
-    key: Annotated[Path | None, typer.Option(help="The SuperNode's key; by default node.key in the folder.")] = None,
-    home: Annotated[Path | None, typer.Option(help="Where Flower keeps its files.")] = None,
-    port: Annotated[int, typer.Option(help="A free port for the SuperNode's own use, on 127.0.0.1.")] = 9096,
+    key: Annotated[Path | None, typer.Option(help="The node's key; by default node.key in the folder.")] = None,
 ) -> None:
-    """Join a consortium: start a SuperNode whose courier carries bytes to the daemon. It needs no access to records.
+    """Join a consortium: a node that carries bytes between the server's SuperLink and the daemon, until stopped.
 
-    Run it as another user than the daemon's: it refuses to start where that user can read or change the silo's files,
-    and warns where it is the owner.
+    It executes nothing that comes from the server, and needs no access to records. Run it as another user than the
+    daemon's: it refuses to start where that user can read or change the silo's files, and warns where it is the owner.
 
     Example: tacit silo join clinic --superlink 10.0.0.5:9092 --authority ca.pem
     """
-    from tacit.deploy.flower.commands import environment, keep_running, supernode_command
     from tacit.deploy.permissions import check_courier
 
     warning = check_courier(folder)
@@ -162,9 +160,13 @@ def join_command(
     need_file(key, f"make it with: tacit silo keys {folder}, or give --key the place where node.key was moved")
     if warning is not None:
         typer.echo(f"warning: {warning}", err=True)
+    if importlib.util.find_spec("flwr") is None:
+        raise TacitError("flwr is not installed; install it with: pip install 'tacit[flower]'.")
+    with stops_at_once():
+        from tacit.deploy.flower.node import serve
+
     door = folder.resolve() / "door" / "silo.sock"
-    command = supernode_command(superlink=superlink, authority=authority, key=key, socket=door, port=port)
-    keep_running(command, environment((folder / "flower" if home is None else home).resolve()))
+    serve(superlink, authority=authority, key=key, socket=door, say=lambda line: typer.echo(line, err=True))
 
 
 @silo_app.command("status")

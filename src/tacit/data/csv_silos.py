@@ -1,6 +1,7 @@
 """A folder of one CSV file per silo, read by a public schema.
 
 A file's name, without ``.csv``, is the name of its silo. Nothing is fitted: ranges and levels come from the schema.
+Errors name file, line and column, and never what stands in a cell: they end in a daemon's log.
 
 Options:
     folder: the folder.
@@ -19,7 +20,7 @@ import numpy as np
 
 from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, scaled_target, target_step
 from tacit.data.federation import DataError, Encoding, Records, Step, Table
-from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
+from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, public_schema, read_schema
 from tacit.errors import counted, nearest
 
 CITATION = "Records of your own, one CSV file per silo."
@@ -85,11 +86,18 @@ def read_csv(path: Path) -> RawFile:
     if not lines:
         raise DataError(f"{path} is empty; expected a header line and one line per record.")
     separator = max(",;\t", key=lines[0].count)
-    rows = [tuple(cell.strip() for cell in row) for row in csv.reader(lines, delimiter=separator) if row]
+    try:
+        rows = [tuple(cell.strip() for cell in row) for row in csv.reader(lines, delimiter=separator) if row]
+    except csv.Error:
+        raise DataError(f"{path} is not a CSV file: a cell is too long, or its quotes do not close.") from None
     header, body = rows[0], rows[1:]
-    repeated = sorted({name for name in header if header.count(name) > 1} | ({""} & set(header)))
+    # Without a header line the names would be cells.
+    repeated = [str(place) for place, name in enumerate(header, start=1) if header.count(name) > 1 or not name]
     if repeated:
-        raise DataError(f"{path}: expected different column names, none empty, got {repeated}; rename them.")
+        raise DataError(
+            f"{path}: expected different column names in the first line, none empty; rename column "
+            f"{' and '.join(repeated)}, or put the header line there if it is missing."
+        )
     for number, row in enumerate(body, start=2):
         if len(row) != len(header):
             raise DataError(
@@ -106,6 +114,11 @@ def check_columns(file: RawFile, schema: Schema) -> None:
     target = schema.target.column
     lacking = [name for name in (target, *schema.used) if name not in file.header]
     strange = [name for name in file.header if name not in {target, *schema.columns}]
+    if len(strange) == len(file.header):
+        raise DataError(
+            f"{file.path}: expected a header line with the columns of the schema, but its first line has none of them; "
+            f"put it there: {', '.join((target, *schema.used))}."
+        )
     for name in lacking or [name for name in schema.columns if name not in file.header]:
         near = nearest(name, strange)
         if near is not None:
@@ -160,9 +173,8 @@ def _number(file: RawFile, name: str, line: int, cell: str) -> float:
     if not np.isfinite(value):
         cure = "correct the cell, leave it empty, or make the column a category with levels"
         if has_decimal_comma(cell):
-            point = cell.replace(".", "").replace(",", ".")
-            cure = f"write decimals with a point, {point}, in the whole file, or make the column a category with levels"
-        raise DataError(f"{file.path}, line {line}: expected a number in column {name!r}, got {cell!r}; {cure}.")
+            cure = "write decimals with a point, not a comma, in the whole file, or make the column a category"
+        raise DataError(f"{file.path}, line {line}: expected a number in column {name!r}; {cure}.")
     return value
 
 
@@ -178,7 +190,7 @@ def _target(file: RawFile, target: TargetPart) -> np.ndarray:
         if cell not in places and not is_missing(cell):
             raise DataError(
                 f"{file.path}, line {line}: expected the target {target.column!r} to be one of "
-                f"{', '.join(target.classes)}, got {cell!r}; correct the cell, or name it among the classes: "
+                f"{', '.join(target.classes)}; correct the cell, or name it among the classes: "
                 f"tacit init --levels {target.column}=A,B,C, or target.classes of a schema that is made already."
             )
     codes = np.array([places.get(cell, -1) for cell in cells], np.int32)
@@ -266,14 +278,7 @@ def silo_records(path: Path, schema_path: Path, *, tell: Callable[[str], None]) 
 
     ``tell`` is given a line for the silo's owner alone where cells do not fit the schema's ranges and levels.
     """
-    rules = read_schema(schema_path)
-    if rules.read_from_records:
-        listed = ", ".join(rules.read_from_records)
-        raise DataError(
-            f"{schema_path}: range or levels of {listed} were read from records, so that what is computed with them is "
-            "not private. Declare them: put what is known from a form or a manual there and take the names out of "
-            "read_from_records, or make the schema again with tacit init --range and --levels."
-        )
+    rules = public_schema(schema_path)
     file = read_csv(path)
     raw, target = encode_file(file, rules)
     lines = strays(file, rules)

@@ -166,8 +166,7 @@ class Sensitive:
         unlisted = ~np.isin(column, self.values)
         if unlisted.any():
             raise DataError(
-                f"Expected every {self.column} to be one of {self.values}; record {int(unlisted.argmax())} "
-                f"has {column[unlisted.argmax()]}."
+                f"Expected every {self.column} to be one of {self.values}; record {int(unlisted.argmax())} has another."
             )
         return np.searchsorted(self.values, column).astype(np.int32)
 

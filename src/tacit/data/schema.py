@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tacit.data.encode import Bounded, Column, Missing, OneHot, Signed
 from tacit.data.federation import DataError, Task
@@ -24,7 +24,12 @@ from tacit.errors import explained, unknown
 FORMAT = 1
 """The version of the schema format."""
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+ENCODING = 1
+"""The version of the map from cells to features and targets; it changes with every change of a single feature."""
+
+# Minus zero becomes zero: two files that mean the same must not differ.
+Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
+Unit = Annotated[str, Field(min_length=1)]
 
 
 class _Part(BaseModel):
@@ -32,11 +37,15 @@ class _Part(BaseModel):
 
 
 class NumberColumn(_Part):
-    """A number with a public range; ``missing`` adds a feature that tells whether it is missing."""
+    """A number with a public range; ``missing`` adds a feature that tells whether it is missing.
+
+    ``unit`` is a text, such as "years". Nothing is converted: silos whose units differ do not train together.
+    """
 
     kind: Literal["number"] = "number"
     low: Finite
     high: Finite
+    unit: Unit | None = None
     log: bool = False
     missing: bool = False
 
@@ -78,6 +87,7 @@ class TargetPart(_Part):
     classes: tuple[str, ...] | None = None
     low: Finite | None = None
     high: Finite | None = None
+    unit: Unit | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TargetPart:
@@ -87,6 +97,8 @@ class TargetPart(_Part):
             raise ValueError("expected at least two different classes")
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError(f"expected low={self.low} < high={self.high}")
+        if self.unit is not None and self.classes is not None:
+            raise ValueError("set unit only where the target is a number, with low and high")
         return self
 
     @property
@@ -115,6 +127,16 @@ class Schema(_Part):
     norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["box"] = 1.0
     read_from_records: tuple[str, ...] = ()
     columns: dict[str, AnyColumn]
+
+    @field_validator("format")
+    @classmethod
+    def _is_known(cls, value: int) -> int:
+        if value != FORMAT:
+            raise ValueError(
+                f"expected format={FORMAT}, got {value}: the schema was written for another version of Tacit; install "
+                "that version, or bring the file up to date"
+            )
+        return value
 
     @model_validator(mode="after")
     def _has_features(self) -> Schema:
@@ -150,10 +172,30 @@ class Schema(_Part):
         return tuple(encoders)
 
     @property
+    def width(self) -> int:
+        """How many features a record has."""
+        return sum(len(encoder.names) for encoder in self.encoders())
+
+    @property
     def bound(self) -> float:
         """A bound on the l2 norm of every record's features."""
-        width = sum(len(encoder.names) for encoder in self.encoders())
-        return math.sqrt(width) if self.norm == "box" else self.norm
+        return math.sqrt(self.width) if self.norm == "box" else self.norm
+
+    def description(self) -> dict[str, Any]:
+        """What features and target mean, as plain values: all that must be the same at every silo.
+
+        Dropped columns are no part of it, and what was read from records is not marked: no silo serves that.
+        """
+        target = self.target
+        return {
+            "encoding": ENCODING,
+            "features": (self.width,),
+            "task": target.task,
+            "classes": None if target.classes is None else len(target.classes),
+            "norm": self.norm,
+            "target": target.model_dump(),
+            "columns": tuple({"name": name, **self.columns[name].model_dump()} for name in self.used),
+        }
 
 
 def schema_from(tree: dict[str, Any], where: str) -> Schema:
@@ -187,6 +229,19 @@ def read_schema(path: Path) -> Schema:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not valid TOML: {error}.") from None
     return schema_from(tree, str(path))
+
+
+def public_schema(path: Path) -> Schema:
+    """A schema that a silo may serve: nothing in it was read from records."""
+    schema = read_schema(path)
+    if schema.read_from_records:
+        listed = ", ".join(schema.read_from_records)
+        raise DataError(
+            f"{path}: range or levels of {listed} were read from records, so that what is computed with them is "
+            "not private. Declare them: put what is known from a form or a manual there and take the names out of "
+            "read_from_records, or make the schema again with tacit init --range and --levels."
+        )
+    return schema
 
 
 def schema_text(schema: Schema) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 import socket
 import ssl
 import time
@@ -24,13 +25,18 @@ from tacit.deploy.wire import (
 )
 from tacit.errors import TacitError
 
-_PAUSE = 0.02
+_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+
+
+class BusyError(ConnectionError):
+    """The other side has no room for a caller just now."""
 
 
 class Connection(ABC):
     """Exchanges frames; a lost connection is made again for up to ``patience`` seconds and the request repeated.
 
-    Repeating is always safe: daemons and shufflers give the stored reply to a request that they have answered.
+    So is one that the other side is too busy for, with longer and longer pauses. Repeating is always safe: daemons and
+    shufflers give the stored reply to a request that they have answered.
     """
 
     parse = staticmethod(parse_response)
@@ -58,7 +64,7 @@ class Connection(ABC):
 
     def exchange(self, raw: bytes) -> tuple[bytes, bytes]:
         """Send bytes as they are and read one frame."""
-        deadline = time.monotonic() + self._patience
+        deadline, pause = time.monotonic() + self._patience, _PAUSE
         while True:
             try:
                 return self._once(raw)
@@ -69,19 +75,30 @@ class Connection(ABC):
                 self.close()
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(_PAUSE)
+                # Of many who were turned away at once, not all may come back at once.
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, raw: bytes) -> tuple[bytes, bytes]:
         if self._socket is None or self._stream is None:
             self._socket = self.connect()
             self._stream = self._socket.makefile("rb")
-        self._socket.sendall(raw)
+        return self._sent(self._socket, self._stream, raw)
+
+    def _sent(self, line: socket.socket, stream: io.BufferedReader, raw: bytes) -> tuple[bytes, bytes]:
+        """One frame there, and one back."""
+        line.sendall(raw)
         try:
-            reply = read_frame(self._stream.read)
+            reply = read_frame(stream.read)
         except RefusalError:
             reply = None
         if reply is None:
             raise ConnectionResetError("the other side has closed the connection")
+        # Replies to requests are signed: an open refusal is that of the socket.
+        with contextlib.suppress(RefusalError):
+            refusal = parse_response(reply[0])
+            if isinstance(refusal, Error) and refusal.code == "busy":
+                raise BusyError(refusal.text)
         return reply
 
     def close(self) -> None:

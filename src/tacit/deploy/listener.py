@@ -1,4 +1,4 @@
-"""The socket server of daemons and shufflers."""
+"""The socket server of daemons and shufflers, in which nobody who is slow or unknown keeps others out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 
 from tacit.deploy.wire import MOST_FRAME, RefusalError, read_frame, refuse
 
@@ -17,18 +18,30 @@ SILENCE = 60.0
 """Seconds that a caller may be silent between two frames."""
 
 HANDSHAKE = 10.0
-"""Seconds that a whole TLS handshake may take."""
+"""Seconds that a stranger over TLS has, from the first byte on, to shake hands and to send what a pinned key signed."""
 
 WHOLE_FRAME = 120.0
 """Seconds that a frame may take from its first byte to its last, in either direction."""
 
+MOST_IN_AN_HOUR = 100
+"""How many refusals are logged in an hour; a server could send thousands in a second."""
+
+_HOUR = 3600.0
+_LONGEST = 400
+
 
 class Listener:
-    """Hands every frame to ``handle`` and sends back the frame that it returns, with one thread for each caller.
+    """Hands every frame to ``handle`` and sends back the frame that it returns, with one thread for each connection.
 
-    ``secure`` wraps a fresh connection in TLS, before its handshake. Callers beyond ``most`` at once are refused, or
-    cut off where they speak TLS. Handshakes take no caller's slot: ``most`` more may be under way, and the oldest makes
-    room for the next.
+    Whoever connects is a stranger until a frame of theirs is one that the listener ``knows``, and then a caller. There
+    are ``most`` strangers and ``most`` callers at once. For one stranger too many, the oldest from the address that has
+    the most is cut off; for one caller too many, the one that has been idle for longest. If all callers are at work,
+    the new one is told ``busy`` and cut off.
+
+    ``secure`` wraps a fresh connection in TLS, before its handshake; then strangers have `HANDSHAKE` seconds in all.
+    ``first`` is how many bytes a stranger's frame may have.
+
+    Formal guarantee: strangers keep no slot from callers, and nobody waits for the handshake of another.
     """
 
     def __init__(
@@ -36,84 +49,115 @@ class Listener:
         listening: socket.socket,
         handle: Callable[[bytes, bytes], bytes],
         *,
+        knows: Callable[[bytes, bytes], bool],
         most: int,
+        log: logging.Logger,
         secure: Callable[[socket.socket], ssl.SSLSocket] | None = None,
+        first: int = MOST_FRAME,
     ) -> None:
-        self._socket, self._handle, self._secure, self._most = listening, handle, secure, most
-        self._slots = threading.BoundedSemaphore(most)
+        self._socket, self._handle, self._knows = listening, handle, knows
+        self._most, self._secure, self._first = most, secure, first
+        self._refusals = RefusalLog(log)
         self._lock = threading.Lock()
-        self._greeting: dict[ssl.SSLSocket, None] = {}
+        self._strangers: dict[_Line, None] = {}
+        self._callers: dict[_Line, None] = {}
         self._closed = False
 
     def serve(self) -> None:
         """Serve until closed."""
         while True:
             try:
-                connection, _ = self._socket.accept()
+                connection, peer = self._socket.accept()
             except OSError:
                 if self._closed:
                     return
                 # The caller has hung up already, or there are too many open files.
                 time.sleep(0.01)
                 continue
-            if self._secure is None:
-                self._admit(connection)
-                continue
             try:
-                secured = self._secure(connection)
-            except OSError:
+                self._begin(connection, str(peer[0]) if isinstance(peer, tuple) else "")
+            except (OSError, RuntimeError):
+                # It has hung up already, or there are too many threads.
                 connection.close()
-                continue
-            self._make_room(secured)
-            threading.Thread(target=self._greet, args=(secured,), daemon=True).start()
 
-    def _admit(self, connection: socket.socket) -> None:
-        if self._slots.acquire(blocking=False):
-            threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
-            return
-        with connection, contextlib.suppress(OSError):
-            connection.sendall(refuse("busy", "too many connections"))
-
-    def _make_room(self, secured: ssl.SSLSocket) -> None:
-        """Note a handshake, and break off the oldest if there are too many."""
+    def _begin(self, connection: socket.socket, address: str) -> None:
+        line = _Line(connection if self._secure is None else self._secure(connection), address)
         with self._lock:
-            while len(self._greeting) >= self._most:
-                oldest = next(iter(self._greeting))
-                del self._greeting[oldest]
-                with contextlib.suppress(OSError):
-                    # Not the SSL socket's own shutdown: it drops state that another thread is using.
-                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)
-            self._greeting[secured] = None
+            if len(self._strangers) >= self._most:
+                crowded = Counter(own.address for own in self._strangers).most_common(1)[0][0]
+                self._cut(next(own for own in self._strangers if own.address == crowded))
+            self._strangers[line] = None
+        try:
+            threading.Thread(target=self._attend, args=(line,), daemon=True).start()
+        except RuntimeError:
+            self._leave(line)
+            raise
 
-    def _greet(self, secured: ssl.SSLSocket) -> None:
-        """Shake hands within a time limit for the whole of it, then serve the caller if there is a slot."""
+    def _cut(self, line: _Line) -> None:
+        self._strangers.pop(line, None)
+        self._callers.pop(line, None)
+        line.cut = True
+        with contextlib.suppress(OSError):
+            # Not the SSL socket's own shutdown: it drops state that another thread is using.
+            socket.socket.shutdown(line.connection, socket.SHUT_RDWR)
+
+    def _leave(self, line: _Line) -> None:
+        with self._lock:
+            self._strangers.pop(line, None)
+            self._callers.pop(line, None)
+        line.connection.close()
+
+    def _attend(self, line: _Line) -> None:
+        """Answer frames until the caller hangs up."""
+        try:
+            with contextlib.suppress(OSError):
+                if isinstance(line.connection, ssl.SSLSocket) and not self._shake_hands(line, line.connection):
+                    return
+                try:
+                    while (request := line.next_frame(MOST_FRAME if line.known else self._first)) is not None:
+                        if not line.known and self._knows(*request):
+                            self._admit(line)
+                        line.send(self._handle(*request))
+                        self._rest(line)
+                except RefusalError as refusal:
+                    # Busy, or the stream is out of step: refuse and hang up.
+                    line.send(refuse(refusal.code, str(refusal)))
+        finally:
+            self._leave(line)
+
+    def _shake_hands(self, line: _Line, secured: ssl.SSLSocket) -> bool:
+        line.until = time.monotonic() + HANDSHAKE
         try:
             secured.settimeout(HANDSHAKE)
             secured.do_handshake()
-        except OSError:
-            secured.close()
-            return
-        finally:
-            with self._lock:
-                self._greeting.pop(secured, None)
-        if self._slots.acquire(blocking=False):
-            self._attend(secured)
-        else:
-            secured.close()
+        except OSError as error:
+            if not line.cut:
+                reason = getattr(error, "reason", None) or type(error).__name__
+                self._refusals.note(f"handshake with {line.address} rejected: {reason}")
+            return False
+        return True
 
-    def _attend(self, connection: socket.socket) -> None:
-        """Answer frames until the caller hangs up, then free its slot."""
-        inbox = _Inbox(connection)
-        try:
-            with connection, contextlib.suppress(OSError):
-                try:
-                    while (request := inbox.next_frame()) is not None:
-                        _send(connection, self._handle(*request))
-                except RefusalError as refusal:
-                    # The stream is out of step: refuse and hang up.
-                    _send(connection, refuse(refusal.code, str(refusal)))
-        finally:
-            self._slots.release()
+    def _admit(self, line: _Line) -> None:
+        """Make a stranger a caller, or refuse where all callers are at work."""
+        with self._lock:
+            self._strangers.pop(line, None)
+            if line.cut:
+                raise ConnectionAbortedError
+            if len(self._callers) >= self._most:
+                idle = next((own for own in self._callers if not own.at_work), None)
+                if idle is None:
+                    raise RefusalError("busy", f"expected at most {self._most} callers at once; try again later")
+                self._cut(idle)
+            self._callers[line] = None
+            line.known, line.until = True, None
+
+    def _rest(self, line: _Line) -> None:
+        """Note that a caller is idle; those that have been idle for longest come first."""
+        with self._lock:
+            if line in self._callers:
+                del self._callers[line]
+                self._callers[line] = None
+            line.at_work = False
 
     def close(self) -> None:
         """Stop listening."""
@@ -123,38 +167,51 @@ class Listener:
         self._socket.close()
 
 
-class _Inbox:
-    """Frames as they come in; the clock of a frame starts with its first byte."""
+class _Line:
+    """A connection and its frames as they come in; the clock of a frame starts with its first byte.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._kept = connection, bytearray()
+    ``until`` is when a stranger is cut off, or ``None``. A line is ``at_work`` from the first byte of a request to the
+    last byte of its reply.
+    """
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.connection, self.address = connection, address
+        self.known = self.at_work = self.cut = False
+        self.until: float | None = None
+        self._kept = bytearray()
         self._deadline: float | None = None
 
-    def next_frame(self) -> tuple[bytes, bytes] | None:
+    def next_frame(self, most: int) -> tuple[bytes, bytes] | None:
         """Header and payload, or ``None`` where the caller has hung up."""
-        self._deadline = time.monotonic() + WHOLE_FRAME if self._kept else None
-        return read_frame(self._read, MOST_FRAME)
+        self._deadline = self.until
+        if self._kept:
+            self._begin()
+        return read_frame(self._read, most)
+
+    def _begin(self) -> None:
+        self.at_work = True
+        self._deadline = self.until or time.monotonic() + WHOLE_FRAME
 
     def _read(self, count: int) -> bytes:
         """Exactly ``count`` bytes, or fewer at the end."""
         while len(self._kept) < count:
-            self._connection.settimeout(SILENCE if self._deadline is None else _left(self._deadline))
-            part = self._connection.recv(1 << 16)
-            if self._deadline is None:
-                self._deadline = time.monotonic() + WHOLE_FRAME
+            self.connection.settimeout(SILENCE if self._deadline is None else _left(self._deadline))
+            part = self.connection.recv(1 << 16)
             if not part:
                 break
+            if not self.at_work:
+                self._begin()
             self._kept += part
         taken = bytes(self._kept[:count])
         del self._kept[:count]
         return taken
 
-
-def _send(connection: socket.socket, raw: bytes) -> None:
-    deadline, left = time.monotonic() + WHOLE_FRAME, memoryview(raw)
-    while left:
-        connection.settimeout(_left(deadline))
-        left = left[connection.send(left[: 1 << 20]) :]
+    def send(self, raw: bytes) -> None:
+        """Send all of a frame in time."""
+        deadline, left = self.until or time.monotonic() + WHOLE_FRAME, memoryview(raw)
+        while left:
+            self.connection.settimeout(_left(deadline))
+            left = left[self.connection.send(left[: 1 << 20]) :]
 
 
 def _left(deadline: float) -> float:
@@ -162,6 +219,36 @@ def _left(deadline: float) -> float:
     if seconds <= 0:
         raise TimeoutError
     return seconds
+
+
+class RefusalLog:
+    """Logs refusals as they are made."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock, self._begun, self._count = log, clock, clock(), 0
+        self._recent: deque[str] = deque(maxlen=MOST_IN_AN_HOUR)
+        self._lock = threading.Lock()
+
+    def refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
+        """The frame of a refusal; it is logged unless the same was logged lately."""
+        named = ", ".join(f"{name} {value:.6g}" for name, value in (numbers or {}).items())
+        self.note(f"refused, {code}: {text}" + (f" ({named})" if named else ""))
+        return refuse(code, text, numbers)
+
+    def note(self, text: str) -> None:
+        """Log a line, unless it was logged lately or there were too many."""
+        line = text.encode("unicode_escape").decode("ascii")[:_LONGEST]
+        with self._lock:
+            if self._clock() - self._begun >= _HOUR:
+                self._begun, self._count = self._clock(), 0
+                self._recent.clear()
+            if line in self._recent or self._count > MOST_IN_AN_HOUR:
+                return
+            self._count += 1
+            self._recent.append(line)
+            if self._count > MOST_IN_AN_HOUR:
+                line = f"more than {MOST_IN_AN_HOUR} different refusals within an hour; the next ones are not logged"
+        self._log.warning("%s", line)
 
 
 def serve_until_stopped(listener: Listener, log: logging.Logger, line: str) -> None:

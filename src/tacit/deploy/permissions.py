@@ -107,8 +107,8 @@ def check_courier(folder: Path) -> str | None:
         raise PermissionsError(f"Expected a silo's folder at {folder}, which this user may pass through (mode 0710).")
     if folder.stat().st_uid == os.geteuid():
         return (
-            "the courier runs as the user who owns the silo's folder, so whatever arrives through Flower can read the "
-            "records. For trials only: at work give it a user of its own (docs/deployment.md)."
+            "the courier runs as the user who owns the silo's folder, so whoever takes it over can read the records. "
+            "For trials only: at work give it a user of its own (docs/deployment.md)."
         )
     paths = [folder, *(folder / name for name in _STATE)]
     reached = [path for path in paths if os.access(path, os.R_OK) or os.access(path, os.W_OK)]

@@ -1,8 +1,9 @@
-"""Who says what: Ed25519 keys, requests signed by a pinned proposer, replies signed by a pinned silo.
+"""Who says what: Ed25519 keys, requests signed by a pinned proposer, replies signed by a pinned silo or shuffler.
 
 A signed frame is a header of its own around the header and payload of a request or reply. Its signature covers all of
 it. A request names its proposer, the silo that it is for and a counter; a reply names the silo and the digest of the
-request that it answers. So whoever carries frames can delay and drop them, and nothing else.
+request that it answers. So whoever carries frames can delay and drop them, and nothing else. Where a silo is named
+here, ``shuffler/NAME`` stands for a shuffler, which no silo can be called.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
@@ -29,6 +30,9 @@ from tacit.deploy.wire import (
 from tacit.errors import TacitError
 
 _KIND = "ed25519"
+
+NOT_ASKED = frozenset({"unsigned", "proposer", "signature", "addressed", "replayed"})
+"""The codes of a signed frame that is refused before its request is read."""
 
 
 class SignatureError(TacitError):
@@ -68,7 +72,7 @@ def verifying_key(public: str) -> ed25519.Ed25519PublicKey:
     """The key in a text, or a ValueError."""
     kind, _, body = public.partition(":")
     if kind != _KIND:
-        raise ValueError(f"expected a key such as {_KIND}:..., as `tacit server keys` and `tacit silo keys` print it")
+        raise ValueError(f"expected a key such as {_KIND}:..., as the keys commands of server, silo and shuffler print")
     return ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(body, validate=True))
 
 
@@ -90,22 +94,34 @@ class Proposer(NamedTuple):
         return _sealed(signed, self.signer, payload)
 
 
-def opened_request(signed: SignedRequest, payload: bytes, *, silo: str, proposers: Mapping[str, str]) -> Any:
-    """The request inside a signed one; only a `Hello` may be addressed to nobody.
+def shuffler_address(name: str) -> str:
+    """What signed frames call a shuffler, so that nothing said to or by a silo of its name is taken for its own."""
+    return f"shuffler/{name}"
+
+
+def opened_request(
+    signed: SignedRequest,
+    payload: bytes,
+    *,
+    silo: str,
+    proposers: Mapping[str, str],
+    parse: Callable[[bytes], Any] = parse_request,
+) -> Any:
+    """The request inside a signed one, as ``parse`` reads it; only a silo's `Hello` may be addressed to nobody.
 
     Formal guarantee: what is returned was signed, with this payload and counter and for this silo, by the holder of the
-    key that the policy pins to the proposer.
+    key that is pinned to the proposer.
     """
     public = proposers.get(signed.proposer)
     if public is None:
-        raise RefusalError("proposer", "expected a proposer whom the silo's policy names")
+        raise RefusalError("proposer", "expected a proposer whose key is pinned here")
     try:
         check_signature(public, signed.signature, _unsigned(signed), payload)
     except SignatureError:
         raise RefusalError("signature", "expected a request that the proposer has signed") from None
-    request = parse_request(signed.request.encode())
+    request = parse(signed.request.encode())
     if signed.silo != silo and not (isinstance(request, Hello) and signed.silo == ""):
-        raise RefusalError("addressed", "expected a request to this silo")
+        raise RefusalError("addressed", f"expected a request to {silo}")
     return request
 
 

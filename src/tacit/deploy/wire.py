@@ -9,6 +9,7 @@ Nothing is unpickled, evaluated or imported. What is not exactly one of the shap
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ REPORTS = "shuffled-reports"
 VERSION = 3
 MOST_HEADER = 1 << 16
 MOST_FRAME = 1 << 26
+
+MOST_DESCRIPTION = 3 << 13
+"""How many bytes a description may have that is sent; inside a signed header it may become twice as long."""
 
 _MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 4, 64, 10**6
 
@@ -61,6 +65,57 @@ class ArraySpec(Strict):
         return math.prod(self.shape) * 4
 
 
+class ColumnDescription(Strict):
+    """What one column means: a number's range, scale and unit, or a category's levels in order."""
+
+    name: str
+    kind: Literal["number", "category"]
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    unit: str | None = None
+    levels: tuple[str, ...] | None = None
+    missing: bool = False
+
+
+class TargetDescription(Strict):
+    """What is predicted: classes in order, or a number with its range and unit."""
+
+    column: str
+    classes: tuple[str, ...] | None = None
+    low: float | None = None
+    high: float | None = None
+    unit: str | None = None
+
+
+class Description(Strict):
+    """What the numbers in a silo's records mean, by its schema; public, like the schema.
+
+    Without a schema only the first three fields are known. Then two descriptions may agree though classes, columns or
+    units differ.
+    """
+
+    features: tuple[int, ...]
+    task: str
+    classes: int | None = None
+    encoding: int | None = None
+    norm: float | Literal["box"] | None = None
+    target: TargetDescription | None = None
+    columns: tuple[ColumnDescription, ...] | None = None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the description as JSON: sorted keys, no spaces, nothing that is null."""
+        tree = self.model_dump(mode="json", exclude_none=True)
+        text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def sent(self) -> Description | None:
+        """The description, if it is short enough to be sent."""
+        return self if len(self.model_dump_json().encode()) <= MOST_DESCRIPTION else None
+
+
 class Shuffle(Strict):
     """The anonymity set and the shufflers of a plan whose channel is shuffled.
 
@@ -87,7 +142,8 @@ class Plan(Strict):
     """A study as the server proposes it: plain data, from which a silo builds the algorithm with its own Tacit.
 
     ``objective`` and ``algorithm`` are sections of the study. ``everyone`` says that all silos take part in all rounds,
-    so that rounds come without a gap. ``nonce`` tells apart two runs of one plan.
+    so that rounds come without a gap. ``nonce`` tells apart two runs of one plan. ``schema_digest`` is that of the
+    schema by which every silo reads its records; without it the plan is for records without a schema.
     """
 
     version: Literal[1] = 1
@@ -105,6 +161,7 @@ class Plan(Strict):
     silo_index: Annotated[int, Field(ge=0)]
     everyone: bool = True
     shuffle: Shuffle | None = None
+    schema_digest: StudyId | None = None
 
     @field_validator("objective", "algorithm")
     @classmethod
@@ -124,13 +181,18 @@ class Plan(Strict):
     @property
     def study(self) -> str:
         """The study's identity at this silo: the SHA-256 of everything in the plan."""
-        absent = {"shuffle"} if self.shuffle is None else set()
+        absent = {name for name in ("shuffle", "schema_digest") if getattr(self, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=absent).encode()).hexdigest()
 
     @property
     def consortium(self) -> bytes:
         """The study's identity at all silos: a digest of everything but the silo's index."""
         return hashlib.sha256(self.model_dump_json(exclude={"silo_index"}).encode()).digest()
+
+    @property
+    def described(self) -> Description:
+        """What the plan itself says of records."""
+        return Description(features=self.features, task=self.task, classes=self.classes)
 
 
 def _nodes(value: Any, depth: int) -> int:
@@ -162,10 +224,11 @@ class Hello(Strict):
 
 
 class Propose(Strict):
-    """Proposes a plan."""
+    """Proposes a plan; with the study's ``description`` a silo whose schema is another one can say what differs."""
 
     type: Literal["propose"] = "propose"
     plan: Plan
+    description: Description | None = None
 
 
 class Status(Strict):
@@ -195,7 +258,7 @@ Request = Annotated[Hello | Propose | Status | Answer | Finish, Field(discrimina
 
 
 class Welcome(Strict):
-    """The silo's public facts."""
+    """The silo's public facts. ``description`` is that of its schema, unless it is too long to be sent."""
 
     type: Literal["welcome"] = "welcome"
     version: int
@@ -206,6 +269,8 @@ class Welcome(Strict):
     task: str
     classes: int | None
     noise: str
+    schema_digest: StudyId
+    description: Description | None = None
 
 
 class Consent(Strict):
@@ -281,21 +346,24 @@ Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt |
 
 
 class SignedRequest(Strict):
-    """A request and who has signed it, for which silo; later requests of a proposer have larger counters."""
+    """A request and who has signed it, for which silo; later requests of a proposer have larger counters.
+
+    ``silo`` is the address: a silo's name, or ``shuffler/NAME``.
+    """
 
     type: Literal["signed-request"] = "signed-request"
     proposer: Name
-    silo: Annotated[str, Field(max_length=64)]
+    silo: Annotated[str, Field(max_length=80)]
     counter: Annotated[int, Field(ge=0, lt=1 << 63)]
     request: str
     signature: Annotated[str, Field(max_length=128)]
 
 
 class SignedReply(Strict):
-    """A reply, the silo that has signed it, and the digest of the request that it answers."""
+    """A reply, the silo (or ``shuffler/NAME``) that has signed it, and the digest of the request that it answers."""
 
     type: Literal["signed-reply"] = "signed-reply"
-    silo: Annotated[str, Field(max_length=64)]
+    silo: Annotated[str, Field(max_length=80)]
     request: StudyId
     reply: str
     signature: Annotated[str, Field(max_length=128)]

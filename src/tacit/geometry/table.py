@@ -82,6 +82,12 @@ def _sum(spec: Mapping[str, Any]) -> Regulariser:
     parts = spec.get("terms")
     if set(spec) != {"kind", "terms"} or not isinstance(parts, list | tuple) or not parts:
         raise TacitError(f"Expected a sum to have 'terms', a list of regularisers, and nothing else; got {dict(spec)}.")
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("kind") == "sum":
+            raise TacitError(
+                f"Expected every term of a sum to be a single regulariser with a 'kind', got {part!r}; list the terms "
+                'of a sum within a sum beside the others, as { kind = "l1", strength = 0.01 }.'
+            )
     _check_groups_within_leaves(parts)
     terms: list[tuple[str, Regulariser]] = []
     squared: Any = 0.0
@@ -110,7 +116,8 @@ def _check_groups_within_leaves(parts: Sequence[Mapping[str, Any]]) -> None:
 
 def _checked(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "kind" not in spec:
-        raise TacitError(f"Expected a regulariser to have a 'kind', one of {', '.join(FACTORIES)}; got {dict(spec)}.")
+        kinds = ", ".join([*FACTORIES, "sum"])
+        raise TacitError(f"Expected a regulariser to have a 'kind', one of {kinds}; got {dict(spec)}.")
     kind = spec["kind"]
     _check_kind(kind)
     _, needed, optional = FACTORIES[kind]
@@ -126,5 +133,10 @@ def _checked(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _check_kind(kind: object) -> None:
+    if kind == "sum":
+        raise TacitError(
+            "Expected a sum as its terms with + between them, as in 'l1:0.01+l2-ball:10', or as a table with "
+            "kind = \"sum\" and terms; got the word 'sum' alone."
+        )
     if kind not in FACTORIES:
         raise TacitError(unknown("regulariser", kind, [*FACTORIES, "sum"]))

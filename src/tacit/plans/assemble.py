@@ -142,13 +142,14 @@ def check_parameters(study: Study) -> Entry:
     section = study.algorithm
     entry = find(section.name)
     accepted = entry.parameters
-    strange = unknown_parameters({"name": entry.name, **section.own})
-    if strange:
-        fix = " ".join(f"--set algorithm.{key}=none" for key in strange)
-        raise StudyError(
-            "\n".join(f"algorithm.{key}: {text}" for key, text in strange.items())
-            + f"\nLeave out what it does not know: {fix}"
-        )
+    for place, given in (("algorithm", section.own), ("baseline", study.baseline)):
+        strange = unknown_parameters({"name": entry.name, **given})
+        if strange:
+            fix = " ".join(f"--set {place}.{key}=none" for key in strange)
+            raise StudyError(
+                "\n".join(f"{place}.{key}: {text}" for key, text in strange.items())
+                + f"\nLeave out what it does not know: {fix}"
+            )
     missing = [
         name
         for name, parameter in accepted.items()
@@ -163,6 +164,7 @@ def check_parameters(study: Study) -> Entry:
 def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
     """The study's algorithm for silos with these numbers of records, before noise is decided."""
     section, entry = study.algorithm, check_parameters(study)
+    limit = capacity_for(section.scheme, section.batch_size, records)
     fixed = {
         "step_size": section.step_size,
         "num_rounds": section.num_rounds,
@@ -170,7 +172,7 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "noise_multiplier": None,
         "batch_size": section.batch_size,
         "sampling": section.scheme,
-        "capacity": capacity_for(section.scheme, section.batch_size, records),
+        "capacity": limit if section.capacity is None else section.capacity,
         "channel": section.channel if study.privacy.private else "open",
         "protects": _protection(study, entry),
         **section.own,

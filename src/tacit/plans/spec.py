@@ -118,6 +118,7 @@ class AlgorithmSection(BaseModel):
     sampling: Sampling | None = None
     step_size: Positive | tuple[Positive, ...]
     clip_norm: Positive | None = None
+    capacity: Count | None = None
 
     @model_validator(mode="after")
     def _batch_fits_sampling(self) -> AlgorithmSection:
@@ -125,6 +126,10 @@ class AlgorithmSection(BaseModel):
             raise ValueError('leave batch_size out for sampling = "full"')
         if self.sampling not in (None, "full") and self.batch_size is None:
             raise ValueError(f'set batch_size for sampling = "{self.sampling}"')
+        if self.capacity is not None and self.scheme != "poisson":
+            raise ValueError(
+                f'leave capacity out for sampling = "{self.scheme}": only a batch of sampling = "poisson" has a limit'
+            )
         return self
 
     @property
@@ -308,10 +313,7 @@ def unknown_parameters(section: Mapping[str, Any]) -> dict[str, str]:
     if entry is None:
         return {}
     known = set(entry.parameters) | set(AlgorithmSection.model_fields)
-    # A study may set the capacity of its batches, but nobody needs to: it is not suggested.
-    return {
-        key: unknown(f"parameter of {entry.name}", key, known) for key in section if key not in (*known, "capacity")
-    }
+    return {key: unknown(f"parameter of {entry.name}", key, known) for key in section if key not in known}
 
 
 def _read(source: str | Path) -> str:

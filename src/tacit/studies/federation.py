@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from tacit import data
+from tacit.data.schema import Schema, public_schema
 from tacit.plans.spec import Study, StudyError
 from tacit.studies.centralisation import regrouped
+
+
+def schema_of(study: Study) -> Schema | None:
+    """The schema of a study of CSV silos, if silos may serve it; no record is read. Other data sets have none."""
+    options = study.data.options
+    if study.data.name != "csv":
+        return None
+    return public_schema(Path(str(options.get("folder", ""))) / str(options.get("schema") or "schema.toml"))
 
 
 def federation_of(study: Study, seed: int) -> data.Federation:

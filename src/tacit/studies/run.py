@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,9 @@ import numpy as np
 
 from tacit.algorithm import Params
 from tacit.data import Federation
+from tacit.data.schema import Schema
 from tacit.objectives import Objective, untapped
-from tacit.plans.assemble import Builder, builder_of, problem_of
+from tacit.plans.assemble import Builder, Facts, builder_of, problem_of, record_shape
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError, study_from
 from tacit.privacy import Event, SiloPlan, spent
@@ -42,13 +43,17 @@ _PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A study, checked, assembled and priced: everything before the first round."""
+    """A study, checked, assembled and priced: everything before the first round.
+
+    ``record`` is the shape of one record. There are no federations where a study was priced without its records.
+    """
 
     study: Study
     federations: tuple[Federation, ...]
     builder: Builder
     plan: Plan
     who: Participation
+    record: Any
 
     @property
     def names(self) -> list[str]:
@@ -85,25 +90,55 @@ def prepare(study: Study) -> Prepared:
     first = federations[0]
     if find(study.algorithm.name).reads_attribute and not first.group_names:
         raise StudyError(f"data.name: {first.name} has no sensitive attribute, which {study.algorithm.name} needs.")
-    records = [len(silo.train["y"]) for silo in first.silos]
-    weights = records if study.run.weights == "records" else None
+    names, records = [silo.name for silo in first.silos], [len(silo.train["y"]) for silo in first.silos]
+    before = statistics_events(study, first)
+    prepared = _priced(study, first, names, records, _record(first), before)
+    noise = [events[0].noise_multiplier for events in before]
+    federations = tuple(
+        standardised(study, federation, noise, prepared.who, seed)
+        for federation, seed in zip(federations, study.run.seed_list, strict=True)
+    )
+    return dataclasses.replace(prepared, federations=federations)
+
+
+def prepare_counted(study: Study, schema: Schema, records: Sequence[int]) -> Prepared:
+    """Assemble and price a study for silos that train on so many records of a schema; no record is read."""
+    target = schema.target
+    if study.preprocessing is not None:
+        raise StudyError("preprocessing: private statistics are priced with the records at hand; leave them out.")
+    if find(study.algorithm.name).reads_attribute:
+        raise StudyError(f"data.name: a schema has no sensitive attribute, which {study.algorithm.name} needs.")
+    classes = None if target.classes is None else len(target.classes)
+    facts = _Counted(target.task, classes, (schema.width,), schema.bound)
+    names = [f"silo {number + 1}" for number in range(len(records))]
+    return _priced(study, facts, names, list(records), record_shape(facts.feature_shape, facts.task))
+
+
+class _Counted(NamedTuple):
+    """What a schema says of records, as a federation would."""
+
+    task: str
+    num_classes: int | None
+    feature_shape: tuple[int, ...]
+    feature_norm: float | None
+    name: str = "the schema"
+
+
+def _priced(
+    study: Study, facts: Facts, names: list[str], records: list[int], record: Any, before: Sequence[Any] = ()
+) -> Prepared:
+    """A study that is ready but for its records: one price, whoever asks for it."""
     who = participation(
         len(records),
         study.run.participants,
-        weights=weights,
+        weights=records if study.run.weights == "records" else None,
         cap=study.privacy.max_participations,
         honest=study.run.honest,
     )
-    builder = builder_of(study, problem_of(study, first), records)
-    before = statistics_events(study, first)
-    plan = plan_of(study, builder, [silo.name for silo in first.silos], records, _record(first), before)
+    builder = builder_of(study, problem_of(study, facts), records)
+    plan = plan_of(study, builder, names, records, record, before)
     _check_grid(study)
-    noise = [events[0].noise_multiplier for events in before]
-    federations = tuple(
-        standardised(study, federation, noise, who, seed)
-        for federation, seed in zip(federations, study.run.seed_list, strict=True)
-    )
-    return Prepared(study, federations, builder, plan, who)
+    return Prepared(study, (), builder, plan, who, record)
 
 
 def _record(federation: Federation) -> Any:
@@ -333,7 +368,7 @@ def noise_at(prepared: Prepared, point: dict[str, Any]) -> np.ndarray:
     before = first if study.preprocessing is not None else ()
     # The algorithm's own numbers may change what is released (the noise of differences, say), and with it the price.
     builder = dataclasses.replace(prepared.builder, fixed={**prepared.builder.fixed, **changes_of(point)})
-    noise = plan_of(study, builder, prepared.names, prepared.records, _record(prepared.federations[0]), before).noise
+    noise = plan_of(study, builder, prepared.names, prepared.records, prepared.record, before).noise
     if noise is None:
         raise StudyError("run.grid: expected a private study for a grid over noise.")
     return noise

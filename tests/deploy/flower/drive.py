@@ -1,9 +1,8 @@
 """Drives a consortium of real processes and writes down what came of it; run alone, if possible without a network.
 
-``python -m tests.deploy.flower.drive FOLDER`` starts SuperLink, two SuperNodes, two daemons (test builds: no noise)
-and two shufflers, and plays two studies at once: one directly, with several
-kinds of round and one or two silos in each, and one through shuffled sums. An unregistered SuperNode and one that
-trusts another authority try to join meanwhile.
+``python -m tests.deploy.flower.drive FOLDER`` starts SuperLink, two nodes, two daemons (test builds: no noise) and two
+shufflers, and plays two studies at once: one directly, with several kinds of round and one or two silos in each, and
+one through shuffled sums. An unregistered node and one that trusts another authority try to join meanwhile.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from rich.console import Console
 
 from experiments.certificates import Authority
 from experiments.consortium import train
-from experiments.parties import Consortium, Silo, free_port
-from tacit.deploy.flower.commands import node_key, supernode_command
+from experiments.parties import Consortium, Silo
+from tacit.deploy.flower.commands import node_key
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.silo.service import NOISE_OFF
 from tacit.plans.spec import Study, study_from
@@ -78,16 +77,12 @@ def internet() -> bool:
 
 
 def intruders(consortium: Consortium, root: Path) -> None:
-    """A SuperNode that nobody registered, and one that was given the certificate of another authority."""
+    """A node that nobody registered, and one that was given the certificate of another authority."""
     strange = root / "stranger.key"
     node_key(strange)
+    consortium.start_node("north", key=strange, label="stranger")
     elsewhere = Authority(root / "elsewhere").certificate
-    right = {"authority": consortium.authority.certificate, "key": consortium.folder("south") / "node.key"}
-    for label, wrong in (("stranger", {"key": strange}), ("misled", {"authority": elsewhere})):
-        door = consortium.folder("north") / "door" / "silo.sock"
-        paths = {**right, **wrong, "socket": door}
-        command = supernode_command(superlink=consortium.superlink, port=free_port(), **paths)
-        consortium.start(label, command, label)
+    consortium.start_node("south", authority=elsewhere, label="misled")
 
 
 def main(root: Path) -> None:
@@ -107,7 +102,7 @@ def main(root: Path) -> None:
             patient = {"round_seconds": 600.0, "patience": 600.0}
             return str(train(consortium, study, root / "runs", quiet, evaluate=False, seed=SEED, **patient))
 
-        # Both at once, as real consortia may: most of the time goes by waiting for Flower.
+        # Both at once, as real consortia may: each process leads its own.
         with ThreadPoolExecutor() as pool:
             facts["folders"] = dict(zip(CHANNELS, pool.map(play, CHANNELS), strict=True))
         facts["intruders"] = {name: _end(consortium, name) for name in ("stranger", "misled")}
@@ -123,7 +118,7 @@ def _end(consortium: Consortium, name: str) -> dict[str, Any]:
     party = consortium.parties[name]
     log = party.log.read_text(encoding="utf-8", errors="replace")
     party.stop()
-    return {"log": log, "joined": "SuperNode ID" in log}
+    return {"log": log, "joined": "Joined as node" in log}
 
 
 def _left(root: Path) -> list[str]:

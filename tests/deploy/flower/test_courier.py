@@ -1,32 +1,46 @@
-"""The courier and the grid by themselves: no state, no jax, and nonsense is silence."""
+"""The courier, the node and the leader's transport by themselves: no state, no jax, and nonsense is silence."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 import httpx
-from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
-from tacit.deploy.flower.app import GridTransport
-from tacit.deploy.flower.courier import FRAMES, RECORD, exchange
+from experiments.certificates import Authority
+from tacit.deploy.flower import commands, node, private
+from tacit.deploy.flower.courier import exchange
+from tacit.deploy.flower.leader import LinkTransport
+from tacit.deploy.flower.private import EndedError, FlowerError, Parcel
 from tacit.deploy.wire import Hello, frame, read_frame
 
 
-def test_the_courier_imports_neither_jax_nor_anything_that_is_trusted():
+def test_the_node_imports_neither_jax_nor_anything_that_is_trusted():
     names = "[m for m in sys.modules if m.split('.')[0] in ('jax', 'tacit')]"
-    code = f"import sys, tacit.deploy.flower.courier; print({names})"
+    code = f"import sys, tacit.deploy.flower.node; print({names})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "jax" not in found
-    assert set(eval(found)) == {"tacit", "tacit.deploy", "tacit.deploy.flower", "tacit.deploy.flower.courier"}
+    flower = {f"tacit.deploy.flower.{name}" for name in ("courier", "commands", "node", "private")}
+    others = {"tacit", "tacit.deploy", "tacit.deploy.flower", "tacit.deploy.permissions", "tacit.errors"}
+    assert set(eval(found)) == flower | others | {"tacit.stopping"}
+
+
+def test_another_flower_is_told_with_the_version_that_is_needed(monkeypatch):
+    private.check_flower()
+    monkeypatch.setitem(private._EXPECTED, "flwr.common.serde:message_to_proto", "message and_more")
+    with pytest.raises(FlowerError, match=r"flwr==1\.41\.\*.*message_to_proto"):
+        private.check_flower()
+    monkeypatch.setattr(private, "_EXPECTED", {"flwr.nowhere:thing": ""})
+    with pytest.raises(FlowerError, match=r"flwr\.nowhere:thing"):
+        private.check_flower()
 
 
 @pytest.fixture
@@ -73,49 +87,186 @@ def test_a_daemon_that_is_away_hangs_up_or_talks_nonsense_is_silence(door, tmp_p
     assert exchange(path, [frame(b"{}")]) == []
 
 
-class FakeGrid:
-    """Replies by node: bytes, an error, or never."""
+class FakeFleet:
+    """Parcels to receive one after another, where an exception is raised; ``answered`` is what came back."""
 
-    def __init__(self, replies, failures=0):
-        self._replies, self.failures, self._sent = replies, failures, {}
+    def __init__(self, *events):
+        self._events, self.answered, self.joins, self.node, self.looks = list(events), [], 0, 7, []
 
-    def get_node_ids(self):
-        if self.failures:
-            raise httpx.ConnectError("away")
+    def join(self):
+        self.joins += 1
+
+    def beat(self):
+        return True
+
+    def receive(self):
+        self.looks.append(time.monotonic())
+        event = self._events.pop(0) if self._events else KeyboardInterrupt()
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def answer(self, parcel, replies):
+        self.answered.append((parcel.message, list(replies)))
+
+
+def refusal(status, path="/v1/fleet/pull-object"):
+    request = httpx.Request("POST", f"https://x{path}")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
+def test_the_node_brings_replies_and_passes_over_nonsense_and_runs_that_are_over(door):
+    path, _ = door
+    sent = [frame(b"{}", b"x")]
+    fleet = FakeFleet(Parcel("a", sent), Parcel("b", None), refusal(403), Parcel("c", sent))
+    with pytest.raises(KeyboardInterrupt):
+        node.carry(fleet, path, threading.Event())
+    assert fleet.answered == [("a", sent), ("c", sent)]
+
+
+def test_the_node_joins_again_after_any_failure_and_says_why_once(door, monkeypatch):
+    monkeypatch.setattr(node, "_FIRST", 0.01)
+    away = httpx.ConnectError("away")
+    fleet, said = FakeFleet(away, refusal(401), refusal(500), away, KeyError("nonsense"), refusal(404)), []
+    with pytest.raises(KeyboardInterrupt):
+        node._keep_carrying(fleet, door[0], said.append)
+    assert fleet.joins == 7
+    assert [line for line in said if "away" in line] == ["Not joined: away. Trying again."] * 2
+    refused = FakeFleet()
+    monkeypatch.setattr(refused, "join", refusing(refused))
+    said.clear()
+    with pytest.raises(KeyboardInterrupt):
+        node._keep_carrying(refused, door[0], said.append)
+    assert len(said) == 2
+    assert "not registered" in said[0]
+    assert "Joined" in said[1]
+
+
+def refusing(fleet, times=3):
+    """A join that is refused a few times."""
+
+    def join():
+        fleet.joins += 1
+        if fleet.joins <= times:
+            raise refusal(412, "/v1/fleet/activate-node")
+
+    return join
+
+
+class Waits(threading.Event):
+    """An event that is never set, and notes how long was waited for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.pauses = []
+
+    def wait(self, timeout=None):
+        self.pauses.append(timeout)
+        time.sleep(timeout)
+        return False
+
+
+def test_the_node_looks_often_while_a_study_runs_and_seldom_when_idle(door, monkeypatch):
+    for name, value in (("_STUDY", 0.5), ("_BUSY", 0.02), ("_IDLE", 0.1), ("_SLOWER", 2.0)):
+        monkeypatch.setattr(node, name, value)
+    fleet, lost = FakeFleet(*[None] * 6, Parcel("a", []), *[None] * 40), Waits()
+    with pytest.raises(KeyboardInterrupt):
+        node.carry(fleet, door[0], lost)
+    assert fleet.answered == [("a", [])]
+    assert lost.pauses[:6] == [0.04, 0.08, 0.1, 0.1, 0.1, 0.1]
+    assert lost.pauses[6:9] == [0.02] * 3
+    assert lost.pauses[-3:] == [0.1] * 3
+
+
+def test_a_server_cannot_send_the_courier_elsewhere(tmp_path):
+    commands.node_key(tmp_path / "node.key")
+    authority = Authority(tmp_path / "ca").certificate
+    with contextlib.closing(private.Fleet("localhost:1", authority, tmp_path / "node.key")) as fleet:
+        redirect = httpx.Response(307, headers={"location": "https://inside/v1/fleet/activate-node"})
+        asked = []
+        fleet._client._client._transport = httpx.MockTransport(
+            lambda request: asked.append(request.url.host) or redirect
+        )
+        with pytest.raises(httpx.HTTPStatusError, match="307"):
+            fleet.join()
+    assert asked == ["localhost"]
+
+
+def test_a_node_that_is_lost_stops_carrying(door):
+    lost = threading.Event()
+    lost.set()
+    fleet = FakeFleet(Parcel("a", []))
+    node.carry(fleet, door[0], lost)
+    assert fleet.looks == []
+
+
+class FakeRun:
+    """Replies by node: frames, None for nonsense, or never; some calls fail."""
+
+    def __init__(self, replies, *, failures=(), ended=False):
+        self._replies, self._failures, self.ended, self._sent = replies, list(failures), ended, {}
+
+    def _call(self):
+        if self.ended:
+            raise EndedError("ended")
+        if self._failures:
+            raise self._failures.pop(0)
+
+    def nodes(self):
+        self._call()
         return list(self._replies)
 
-    def push_messages(self, messages):
-        numbers = []
-        for message in messages:
-            numbers.append(str(len(self._sent)))
-            self._sent[numbers[-1]] = message
-        return numbers
+    def push(self, frames, seconds):
+        self._call()
+        self._sent = {str(i): at for i, at in enumerate(frames)}
+        return dict(self._sent)
 
-    def pull_messages(self, numbers):
-        if self.failures:
-            self.failures -= 1
-            raise httpx.ReadTimeout("slow")
-        found = []
-        for number in [n for n in numbers if n in self._sent]:
-            request = self._sent[number]
-            reply = self._replies[request.metadata.dst_node_id]
-            if reply is None:
-                continue
-            self._sent.pop(number)
-            request.metadata.__dict__["_message_id"] = number
-            content = reply if isinstance(reply, Error) else RecordDict({RECORD: ConfigRecord({FRAMES: reply})})
-            found.append(Message(content, reply_to=request))
-        return found
+    def pull(self, ids):
+        self._call()
+        return {i: self._replies[self._sent[i]] for i in ids if self._replies[self._sent[i]] != "never"}
+
+    def beat(self):
+        self._call()
+
+    def close(self):
+        assert self.ended
 
 
-def test_the_grid_gives_what_came_in_time_and_survives_a_superlink_that_is_away(monkeypatch):
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    good, request = frame(b'{"a": 1}', b"xyz"), frame(Hello().model_dump_json())
-    replies = {1: [good], 2: None, 3: [b"nonsense"], 4: Error(code=0, reason="courier died"), 5: []}
-    transport = GridTransport(FakeGrid(replies, failures=2))
+class FakeLink:
+    def __init__(self, *runs):
+        self.runs = list(runs)
+
+    def begin(self):
+        if not self.runs:
+            raise FlowerError("away")
+        return self.runs.pop(0)
+
+
+GOOD, REQUEST = frame(b'{"a": 1}', b"xyz"), frame(Hello().model_dump_json())
+
+
+def test_the_transport_gives_what_came_in_time_and_survives_a_superlink_that_is_away():
+    replies = {1: [GOOD], 2: "never", 3: [b"nonsense"], 4: None, 5: []}
+    away = httpx.ConnectError("away")
+    run = FakeRun(replies, failures=[away, away])
+    transport = LinkTransport(FakeLink(run))
     assert transport.present() == []
-    found = transport.ask({str(node): [request] for node in replies}, 2.0)
-    assert found == {"1": [read_frame(io.BytesIO(good).read)]}
+    asked = {str(at): [REQUEST] for at in replies}
+    assert transport.ask(asked, 1.0) == {}
+    run._failures = []
+    assert transport.ask(asked, 0.5) == {"1": [read_frame(io.BytesIO(GOOD).read)]}
+    assert transport.ask(asked, 60.0, enough=lambda names: names == {"1"}) == {"1": [read_frame(io.BytesIO(GOOD).read)]}
     assert transport.ask({}, 1.0) == {}
     assert transport.present() == ["1", "2", "3", "4", "5"]
+
+
+def test_a_run_that_somebody_stops_is_begun_anew():
+    first, second = FakeRun({1: [GOOD]}), FakeRun({1: [GOOD]})
+    transport = LinkTransport(FakeLink(first, second))
+    assert transport.present() == ["1"]
+    first.ended = True
+    assert transport.ask({"1": [REQUEST]}, 60.0) == {}
+    assert list(transport.ask({"1": [REQUEST]}, 60.0)) == ["1"]
+    second.ended = True
+    transport.beat()
+    assert transport.present() == []

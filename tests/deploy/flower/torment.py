@@ -22,7 +22,6 @@ from rich.console import Console
 
 from experiments.parties import Consortium, below
 from tacit.deploy.contract import builder_from
-from tacit.deploy.flower.commands import write_connection
 from tacit.deploy.flower.watch import follow
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import fresh_state
@@ -45,7 +44,7 @@ STUDIES: tuple[tuple[str, list[int] | None], ...] = (
 )
 """Channel and how many silos a round has; where it may do without one, nobody waits for a silo that was killed."""
 
-VICTIMS = ("supernode", "courier", "server", "shuffler", "daemon", "superlink")
+VICTIMS = ("node", "server", "shuffler", "daemon", "superlink")
 NAMESPACE, HERE, THERE = "tacit-cut", "10.231.0.1", "10.231.0.2"
 
 
@@ -58,34 +57,23 @@ class Tally:
     seconds: float = 0.0
 
 
-def children(pid: int, word: str) -> list[int]:
-    """Processes below ``pid`` whose command has a word in it."""
-    return [child for child, command in below(pid).items() if word in command]
+def leaders(folder: Path) -> list[int]:
+    """The processes that lead a study of a consortium."""
+    return [pid for pid, command in below(os.getpid()).items() if "flower.leader" in command and str(folder) in command]
 
 
 def strike(consortium: Consortium, kind: str, rng: random.Random) -> str | None:
     """Kill one party of a kind with SIGKILL and start it again where it does not come back by itself."""
     name = rng.choice(sorted(SIZES))
-    if kind in ("courier", "server"):
-        party = consortium.parties[f"supernode-{name}" if kind == "courier" else "superlink"]
-        word = "flwr-clientapp" if kind == "courier" else "flwr-serverapp"
-        # A courier lives for a moment only.
-        for _ in range(100):
-            hit = [pid for pid in children(party.process.pid, word) if _kill(pid)]
-            if hit:
-                return f"{kind} {name if kind == 'courier' else ''}".strip()
-            time.sleep(0.1)
-        return None
-    key = {
-        "supernode": f"supernode-{name}",
-        "shuffler": f"shuffler-{rng.choice('ab')}",
-        "daemon": name,
-        "superlink": "superlink",
-    }[kind]
-    consortium.parties[key].kill()
+    if kind == "server":
+        hit = [pid for pid in leaders(consortium.root.parent) if _kill(pid)]
+        return kind if hit else None
+    key = {"node": f"node-{name}", "shuffler": f"shuffler-{rng.choice('ab')}", "daemon": name, "superlink": "superlink"}
+    party = consortium.parties[key[kind]]
+    party.kill()
     time.sleep(rng.uniform(0.0, 3.0))
-    consortium.parties[key].start()
-    return key
+    party.start()
+    return key[kind]
 
 
 def _kill(pid: int) -> bool:
@@ -101,7 +89,7 @@ def lead_to_the_end(consortium: Consortium, folder: Path, tally: Tally, limit: f
     begun = time.monotonic()
     while True:
         try:
-            follow(folder, Console(file=io.StringIO()))
+            follow(folder, consortium.control, Console(file=io.StringIO()))
             break
         except (TacitError, subprocess.TimeoutExpired) as error:
             if time.monotonic() - begun > limit:
@@ -124,7 +112,6 @@ def prepare_run(
     (folder / "deployment.toml").write_text(
         tomli_w.dumps({**terms, **consortium.proposer_entries, "shufflers": shufflers}), encoding="utf-8"
     )
-    write_connection(folder / "flower", superlink=consortium.superlink, authority=consortium.authority.certificate)
     return folder
 
 
@@ -161,13 +148,13 @@ def check_model(point: Checkpoint) -> None:
 
 @contextlib.contextmanager
 def running(root: Path, host: str = "127.0.0.1", before: tuple[str, ...] = ()) -> Iterator[Consortium]:
-    """A consortium at work; ``before`` is how SuperNodes are started."""
+    """A consortium at work; ``before`` is how nodes are started."""
     consortium = consortium_of(root, host, SIZES)
     try:
         consortium.start_all()
         if before:
             for name in SIZES:
-                consortium.parties.pop(f"supernode-{name}").stop()
+                consortium.parties.pop(f"node-{name}").stop()
                 consortium.start_node(name, before=before)
         yield consortium
     finally:
@@ -185,7 +172,7 @@ def kill_parties(root: Path, *, kills: int, rounds: int, seed: int, report: Any 
             over = threading.Event()
 
             def torment(over: threading.Event = over) -> None:
-                while not over.wait(rng.uniform(8.0, 25.0)) and len(tally.done) < kills:
+                while not over.wait(rng.uniform(3.0, 10.0)) and len(tally.done) < kills:
                     hit = strike(consortium, VICTIMS[len(tally.done) % len(VICTIMS)], rng)
                     if hit is not None:
                         tally.done.append(hit)

@@ -10,7 +10,7 @@ import tomli_w
 from tacit.deploy.server import ending, study
 from tacit.deploy.server.coordinator import StalledError
 from tacit.deploy.server.ending import abort
-from tacit.deploy.server.study import ABORT, lead
+from tacit.deploy.server.study import lead
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import RefusalError, read_frame
 from tacit.errors import TacitError
@@ -165,7 +165,7 @@ def test_a_run_that_waits_for_silos_stays_open_and_goes_on(room, tmp_path):
     assert set(live(room).values()) == {0}
 
 
-def test_a_file_in_the_run_folder_aborts_it_and_silos_that_are_away_are_named(room, tmp_path, monkeypatch):
+def test_silos_that_are_away_when_a_run_is_aborted_are_named(room, tmp_path, monkeypatch):
     root = prepare(tmp_path / "run", patience=0.5, round_seconds=0.2)
     room.away = set()
 
@@ -177,14 +177,12 @@ def test_a_file_in_the_run_folder_aborts_it_and_silos_that_are_away_are_named(ro
     with pytest.raises(StalledError):
         lead(root, room)
     monkeypatch.setattr(ending.end_everywhere, "__defaults__", (None, 1.0))
-    (root / ABORT).touch()
     begun = time.monotonic()
-    lead(root, room)
+    said = abort(root, room)
     assert time.monotonic() - begun < 5.0
     assert live(room) == {"a": 0, "b": 1, "c": 0}
+    assert said["b"].startswith("not reached")
     assert journal(root, "ended")[0]["unreached"] == ["b"]
-    assert journal(root, "finished")
-    assert not (root / ABORT).exists()
     room.before, room.away = lambda number: None, set()
     assert abort(root, room)["b"].startswith("ended after")
     assert set(live(room).values()) == {0}

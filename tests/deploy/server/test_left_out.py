@@ -97,7 +97,7 @@ def test_a_round_goes_on_without_the_silo_that_is_named(desks, tmp_path):
     [row] = coordinator.point.history
     assert (row["silos"], row["left_out"]) == (["s0", "s1", "s3"], ["s2"])
     [told] = [facts for event, facts in events if event == "refusal"]
-    assert (told["silo"], told["text"].split(":")[0]) == ("s2", "signature")
+    assert (told["silo"], told["text"].split(":")[0]) == ("s2", "forged")
     assert coordinator.point.round == 1
 
 
@@ -116,7 +116,7 @@ def test_the_smaller_set_is_settled_before_shufflers_are_asked_for_it(desks, tmp
 def test_where_too_few_are_left_the_round_stays_shut_and_can_be_played_later(desks, tmp_path):
     coordinator, shuffled = conductor_of(desks, tmp_path, [])
     good = answers_of(desks)
-    with pytest.raises(StalledError, match=r"needs 3 silos.*s1: signature.*s2: signature") as caught:
+    with pytest.raises(StalledError, match=r"needs 3 silos.*s1: forged.*s2: forged") as caught:
         coordinator._mixed("gradient", 0, DIGEST, None, spoilt(good, "s1", "s2"))
     assert not caught.value.final
     assert [desk.released for desk in desks.values()] == [0, 0]
@@ -133,7 +133,7 @@ def test_nobody_is_left_out_of_a_round_that_a_shuffler_has_released(desks, tmp_p
     for own in frames.values():
         desks["a"].send(own["a"])
     desks["a"].ask(_collect(BINDING, NAMES, "sum"))
-    with pytest.raises(StalledError, match=r"was settled with 4 silos.*s2: signature"):
+    with pytest.raises(StalledError, match=r"was settled with 4 silos.*s2: forged"):
         coordinator._mixed("gradient", 0, DIGEST, None, spoilt(good, "s2"))
     assert coordinator.point.decided == NAMES
     assert coordinator.point.answers is None

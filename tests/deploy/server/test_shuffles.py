@@ -188,7 +188,7 @@ def test_a_courier_that_changes_a_sealed_share_is_found_out(world, tmp_path):
     sockets = [daemon.home.socket for daemon in daemons]
     plan = plan_like(seals, nonce="ef")
     coordinator = conductor_of(plan, world, tmp_path, transport=Meddling(sockets, sockets[2], back=flipped))
-    with pytest.raises(StalledError, match="needs 4 silos, but shufflers do not take s2: signature"):
+    with pytest.raises(StalledError, match="needs 4 silos, but shufflers do not take s2: forged"):
         coordinator.run()
     # With an honest courier the same round goes on: the silo has kept what it said.
     conductor_of(plan, world, tmp_path).run()
@@ -326,7 +326,7 @@ def test_a_study_through_reports_is_led_from_its_run_folder_to_its_report(world,
     for party in parties:
         at = party.address()
         files = {"authority": str(at.authority), "certificate": str(at.certificate), "key": str(at.key)}
-        entries.append({"name": party.terms.name, "host": at.host, "port": at.port, **files})
+        entries.append({"name": at.name, "sign": at.sign, "host": at.host, "port": at.port, **files})
     terms = {"silos": 4, "folder": str(tmp_path), "seed": SEED, "round_seconds": 30.0, "patience": 60.0}
     (tmp_path / "deployment.toml").write_text(
         tomli_w.dumps({**terms, **led_by(tmp_path, *NAMES), "shufflers": entries})

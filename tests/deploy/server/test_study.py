@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 
 import pytest
@@ -9,24 +10,24 @@ import tomli_w
 from rich.console import Console
 
 from tacit.deploy.flower import watch
-from tacit.deploy.server.coordinator import StalledError, is_final
+from tacit.deploy.server.coordinator import Patience, StalledError, is_final, meet
 from tacit.deploy.server.study import lead
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.service import SiloService
-from tacit.deploy.wire import RefusalError, read_frame
+from tacit.deploy.wire import RefusalError, Welcome, read_frame
 from tacit.errors import TacitError
 from tacit.privacy import Event, risk, risk_of
 from tests.deploy.server.world import NAMES, SIZES
 from tests.deploy.silo.consortium import SEED, led_by, make_home, records_of
 
-TOKEN = "8660953f42b6c0ffee"
+SECRET = "8660953f42b6c0ffee"
 COMMAND = "tacit server run led.toml --silos 4"
 ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
 def folder(world, tmp_path_factory):
-    """The run folder of a direct study, led by a process with the arguments of a child of Flower's."""
+    """The run folder of a direct study, led by a process that was given arguments of its own."""
     root, daemons = tmp_path_factory.mktemp("led"), world[0]
     algorithm = {"name": "mb-sgd", "num_rounds": ROUNDS, "step_size": 0.2, "clip_norm": 0.7, "sampling": "full"}
     privacy = {"epsilon": 1.0, "delta": 1e-6}
@@ -35,17 +36,16 @@ def folder(world, tmp_path_factory):
     terms = {"silos": 4, "folder": str(root), "seed": SEED, "round_seconds": 60.0, "command": COMMAND, "record": True}
     (root / "deployment.toml").write_text(tomli_w.dumps({**terms, **led_by(root, *NAMES)}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["flwr-serverapp", "--runtime-api-address", "127.0.0.1:19092", "--token", TOKEN])
+        patch.setattr(sys, "argv", ["leader", str(root), SECRET])
         lead(root, SocketTransport([daemon.home.socket for daemon in daemons]))
     return root
 
 
-def test_no_file_of_a_run_folder_holds_what_flower_gave_its_child(folder):
+def test_no_file_of_a_run_folder_holds_what_the_leader_was_given(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {"provenance.json", "report.html", "progress.jsonl", "received.bin"} <= {path.name for path in files}
     for path in files:
-        assert TOKEN.encode() not in path.read_bytes(), path.name
-        assert b"--token" not in path.read_bytes(), path.name
+        assert SECRET.encode() not in path.read_bytes(), path.name
 
 
 def test_the_report_names_the_command_that_the_user_typed(folder):
@@ -106,11 +106,11 @@ def prepare(root, epsilon=1.0):
 
 
 def followed(root, monkeypatch, begin):
-    """What is printed without a terminal by the command that follows a run; ``begin`` plays Flower's part."""
-    monkeypatch.setattr(watch, "start_run", lambda home, app, folder: begin() or "1")
+    """What is printed without a terminal by the command that follows a run; ``begin`` plays the leader's part."""
+    monkeypatch.setattr(watch, "start", lambda folder, control: begin() or subprocess.Popen(["true"]))
     out = io.StringIO()
     try:
-        watch.follow(root, Console(file=out, width=300))
+        watch.follow(root, root / "control.toml", Console(file=out, width=300))
     except TacitError as error:
         return out.getvalue(), str(error)
     return out.getvalue(), None
@@ -165,3 +165,65 @@ def test_which_refusals_are_final(code, final):
     assert is_final(RefusalError(code, "no")) is final
     assert is_final(StalledError("no", final=final)) is final
     assert not is_final(OSError("a disk"))
+
+
+def test_a_leader_that_dies_is_told_with_its_last_words(tmp_path, monkeypatch):
+    def start(folder, control):
+        (folder / "leader.log").write_text("Traceback ...\nMemoryError: all of it\n")
+        return subprocess.Popen(["false"])
+
+    monkeypatch.setattr(watch, "start", start)
+    with pytest.raises(TacitError, match=r"has ended: MemoryError: all of it .*Go on with --resume"):
+        watch.follow(tmp_path, tmp_path / "control.toml", Console(file=io.StringIO()))
+
+
+class Online:
+    """Nodes that each speak for a silo of some name."""
+
+    def __init__(self, *names, late=()):
+        self._names, self._late = list(names), list(late)
+
+    def present(self):
+        found = [str(i) for i in range(len(self._names))]
+        self._names += self._late
+        self._late = []
+        return found
+
+    def ask(self, requests, seconds, enough=None):
+        facts = {
+            "version": 1,
+            "tacit": "0",
+            "records": 5,
+            "features": (3,),
+            "task": "binary",
+            "classes": 2,
+            "noise": "on",
+        }
+        return {at: [(Welcome(silo=self._names[int(at)], **facts).model_dump_json().encode(), b"")] for at in requests}
+
+
+def met(transport, silos, only=()):
+    return sorted(meet(transport, silos, Patience(1.0, 0.5), lambda event, facts: None, only))
+
+
+def test_silos_that_are_named_are_waited_for_and_others_left_alone():
+    assert met(Online("a", "b", "c"), 2) == ["a", "b", "c"]
+    assert met(Online("a", "b", "c"), 2, ["a", "c"]) == ["a", "c"]
+    assert met(Online("a", "b", late=["c"]), 2, ["a", "c"]) == ["a", "c"]
+    with pytest.raises(StalledError, match=r"Expected 2 silos, met 2: a, b; missing: d\."):
+        met(Online("a", "b"), 2, ["a", "d"])
+
+
+@pytest.mark.parametrize("transport", [Online("a", "b", "a"), Online("a", late=["a"])])
+def test_two_silos_of_one_name_are_told_so(transport):
+    with pytest.raises(StalledError, match=r"Two nodes speak for a silo of the name a\b.*tacit server silos"):
+        met(transport, 4)
+
+
+def test_more_silos_than_the_study_takes_are_asked_about(tmp_path, monkeypatch):
+    prepare(tmp_path / "run")
+    monkeypatch.setattr("tacit.deploy.server.study.SignedTransport", lambda carrier, proposer, pins: carrier)
+    with pytest.raises(
+        TacitError, match=r"3 silos are online, .* takes 1 of them: a, b, c\. Say which, with --only a$"
+    ):
+        lead(tmp_path / "run", Online("c", "b", "a"))

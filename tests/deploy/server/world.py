@@ -7,12 +7,11 @@ from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.shuffles import Reports, Sums
-from tacit.deploy.server.transport import SignedTransport, SocketTransport
 from tacit.deploy.wire import Shuffle
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tests.algorithms.table import largest_difference
-from tests.deploy.silo.consortium import PROPOSER, SEED, as_direct, pins, plan_of
+from tests.deploy.silo.consortium import SEED, LocalTransport, as_direct, plan_of
 
 SIZES = (30, 17, 24, 21)
 NAMES = ("s0", "s1", "s2", "s3")
@@ -64,13 +63,6 @@ def simulated(plan, tables, who=None):
 def travelled(plan, found):
     """How far a model went from where it began."""
     return largest_difference(found, builder_from(plan, SIZES[0]).problem.objective.init(jax.random.key(0)))
-
-
-class LocalTransport(SignedTransport):
-    """Daemons on this machine; what is changed around it was said by the server, or by a silo."""
-
-    def __init__(self, sockets):
-        super().__init__(SocketTransport(sockets), PROPOSER, pins(*NAMES))
 
 
 class Flaky(LocalTransport):

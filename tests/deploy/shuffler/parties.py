@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import threading
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ from tacit.deploy.shuffler.config import Keys, make_keys, terms_from
 from tacit.deploy.shuffler.messages import parse_response
 from tacit.deploy.shuffler.server import ShufflerServer, server_context
 from tacit.deploy.shuffler.service import ShufflerService
-from tacit.deploy.signing import Signer, new_signing_key
-from tacit.deploy.wire import Error, RefusalError, frame, read_frame
+from tacit.deploy.signing import Proposer, Signer, digest_of, new_signing_key, opened_reply, shuffler_address
+from tacit.deploy.wire import Error, RefusalError, frame, read_frame, unframed
+
+CALLER = Proposer("tester", Signer(hashlib.sha256(b"tester").digest()))
+"""Who leads studies in tests, at silos and shufflers alike."""
 
 
 class Party:
@@ -32,6 +36,7 @@ class Party:
             "name": folder.name,
             "port": 0,
             "min_silos": 2,
+            "callers": {CALLER.name: CALLER.signer.public},
             "silos": {name: signer.public for name, signer in silos.items()},
             "tls": {
                 "certificate": str(pair.certificate),
@@ -45,8 +50,8 @@ class Party:
         self.start()
 
     def start(self) -> None:
-        self.service = ShufflerService(self.terms, self.keys, self.folder / "shuffler.sqlite")
-        self._entrance = ShufflerServer(self.service, server_context(self.terms, self.folder), self.folder)
+        self.service = ShufflerService(self.terms, self.keys, self.folder)
+        self._entrance = ShufflerServer(self.service, server_context(self.terms, self.folder))
         self.port = self._entrance.port
         threading.Thread(target=self._entrance.serve, daemon=True).start()
 
@@ -61,11 +66,12 @@ class Party:
         self.start()
 
     def address(self, authority: Path | None = None, pair: Any = None) -> Address:
-        own = pair or self.caller_pair
-        return Address("127.0.0.1", self.port, authority or self._authority.certificate, own.certificate, own.key)
+        own, signed = pair or self.caller_pair, self.keys.sign.public
+        trusted = authority or self._authority.certificate
+        return Address(self.terms.name, signed, "127.0.0.1", self.port, trusted, own.certificate, own.key)
 
-    def caller(self) -> Caller:
-        self._callers.append(Caller(self.address()))
+    def caller(self, patience: float = 0.0) -> Caller:
+        self._callers.append(Caller(self.address(), CALLER, patience))
         return self._callers[-1]
 
 
@@ -83,11 +89,18 @@ class SiloView:
         return self.send(frame(request.model_dump_json(), payload))
 
     def send(self, raw: bytes) -> tuple[Any, bytes]:
-        found = read_frame(io.BytesIO(raw).read)
+        header, payload = unframed(raw)
+        to = shuffler_address(self.service.terms.name)
+        return self.carry(CALLER.request(header.decode(), payload, silo=to))
+
+    def carry(self, signed: bytes) -> tuple[Any, bytes]:
+        """Hand in a frame that is signed already."""
+        found = read_frame(io.BytesIO(signed).read)
         assert found is not None
         answer = read_frame(io.BytesIO(self.service.handle(*found)).read)
         assert answer is not None
-        response = parse_response(answer[0])
+        pinned = {shuffler_address(self.service.terms.name): self.service._keys.sign.public}
+        response = parse_response(opened_reply(*answer, request=digest_of(*found), silos=pinned)[1])
         if isinstance(response, Error):
             raise RefusalError(response.code, response.text, response.numbers)
         return response, answer[1]
@@ -107,11 +120,12 @@ def desk(folder: Path, silos: dict[str, Signer], **changes: Any) -> SiloView:
     tree = {
         "name": folder.name,
         "min_silos": 2,
+        "callers": {CALLER.name: CALLER.signer.public},
         "silos": {name: signer.public for name, signer in silos.items()},
         "tls": {"certificate": "x", "key": "x", "callers": "x"},
     }
     keys = Keys(new_secret(), Signer(new_signing_key()))
-    return SiloView(ShufflerService(terms_from({**tree, **changes}), keys, folder / "shuffler.sqlite"))
+    return SiloView(ShufflerService(terms_from({**tree, **changes}), keys, folder))
 
 
 @contextlib.contextmanager

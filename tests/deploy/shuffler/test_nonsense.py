@@ -88,7 +88,7 @@ def test_a_report_that_a_silo_brings_twice_is_refused_alone(desks):
     first, twice = desks["a"], inner(desks, b"z")
     made = reports(desks)
     bad = deposit_of(desks, [twice, twice])
-    with pytest.raises(LeftOutError, match=r"^s2: replayed"):
+    with pytest.raises(LeftOutError, match=r"^s2: twice"):
         mixed_reports(list(desks.values()), [(BINDING, {**made, "s2": bad})], SERVER)
     assert not first.released
     [found] = mixed_reports(list(desks.values()), [(BINDING, made)], SERVER)

@@ -17,7 +17,7 @@ def folder(tmp_path):
     found.mkdir(mode=0o700)
     make_keys(found, "x25519")
     tls = {"certificate": "shuffler.pem", "key": "shuffler.key", "callers": "authority.pem"}
-    write_secret(found / "shuffler.toml", tomli_w.dumps({"name": "a", "silos": {}, "tls": tls}))
+    write_secret(found / "shuffler.toml", tomli_w.dumps({"name": "a", "callers": {}, "silos": {}, "tls": tls}))
     for name, mode in (("shuffler.pem", 0o644), ("authority.pem", 0o644), ("shuffler.key", 0o600)):
         (found / name).write_text("")
         (found / name).chmod(mode)
@@ -78,4 +78,4 @@ def test_certificates_on_trial_are_accepted_whatever_the_umask(folder):
     finally:
         os.umask(before)
     tls = {"certificate": str(pair.certificate), "key": str(pair.key), "callers": str(authority.certificate)}
-    check_folder(folder, terms_from({"name": "a", "silos": {}, "tls": tls}))
+    check_folder(folder, terms_from({"name": "a", "callers": {}, "silos": {}, "tls": tls}))

@@ -15,7 +15,7 @@ from tacit.deploy.shuffler.messages import Deposit, parse_request, sender_of
 from tacit.deploy.shuffler.service import ShufflerService
 from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.wire import RefusalError, frame
-from tests.deploy.shuffler.parties import Party, signers
+from tests.deploy.shuffler.parties import CALLER, Party, signers
 
 BINDING = Binding(b"c" * 32, 0, b"h" * 32)
 
@@ -167,7 +167,7 @@ def test_a_silo_contributes_once(two, silos):
     other = shares(two, silos, {"s0": np.ones(2, np.int64)})["s0"]["a"]
     assert caller.send(one)[0].silos == 1
     assert caller.send(one)[0].silos == 1
-    assert refused(caller, other) == "replayed"
+    assert refused(caller, other) == "twice"
     assert refused(caller, _collect(BINDING, ["s0", "s0"], "sum")) == "too-few"
 
 
@@ -176,9 +176,9 @@ def test_unknown_silos_false_names_and_changed_bytes_are_refused(two, silos):
     stranger = {"s9": Signer(new_signing_key())}
     assert refused(caller, shares(two, stranger, {"s9": np.ones(2, np.int64)})["s9"]["a"]) == "unknown-silo"
     pretender = {"s0": Signer(new_signing_key())}
-    assert refused(caller, shares(two, pretender, {"s0": np.ones(2, np.int64)})["s0"]["a"]) == "signature"
+    assert refused(caller, shares(two, pretender, {"s0": np.ones(2, np.int64)})["s0"]["a"]) == "forged"
     good = shares(two, silos, {"s0": np.ones(2, np.int64)})["s0"]["a"]
-    assert refused(caller, good[:-1] + bytes([good[-1] ^ 1])) == "signature"
+    assert refused(caller, good[:-1] + bytes([good[-1] ^ 1])) == "forged"
     assert refused(caller, shares(two, silos, {"s0": np.ones(2, np.int64)})["s0"]["b"]) == "unknown-shuffler"
     assert refused(caller, frame('{"type": "open sesame"}')) == "bad-message"
 
@@ -246,8 +246,8 @@ def test_the_second_shuffler_takes_whole_batches_of_the_first_only(two, silos):
     header, payload = first.ask(_collect(BINDING, list(made), "reports"))
     assert refused(second, made["s0"]) == "unknown-shuffler"
     fewer = header.model_copy(update={"count": 8})
-    assert refused(second, frame(fewer.model_dump_json(), payload[: -header.size])) == "signature"
-    assert refused(second, frame(header.model_dump_json(), payload[::-1])) == "signature"
+    assert refused(second, frame(fewer.model_dump_json(), payload[: -header.size])) == "forged"
+    assert refused(second, frame(header.model_dump_json(), payload[::-1])) == "forged"
     forged = header.model_copy(update={"by": "c"})
     assert refused(second, frame(forged.model_dump_json(), payload)) == "layer"
     done = second.ask(header, payload)
@@ -258,15 +258,16 @@ def test_certificates_of_another_authority_get_nowhere(two, tmp_path):
     other = Authority(tmp_path / "other")
     pair = other.issue("caller")
     with pytest.raises(ssl.SSLError):
-        Caller(two[0].address(authority=other.certificate)).send(frame("{}"))
+        Caller(two[0].address(authority=other.certificate), CALLER).send(frame("{}"))
     with pytest.raises(OSError):
-        greet(Caller(two[0].address(pair=pair)))
+        greet(Caller(two[0].address(pair=pair), CALLER))
 
 
 def test_rubbish_is_answered_and_the_shuffler_lives_on(two):
     rng = np.random.default_rng(3)
     for _ in range(50):
         raw = rng.bytes(int(rng.integers(0, 200)))
+        # Signed by a caller, so that it is read.
         header, _ = two[0].caller().exchange(frame(raw, b"xyz"))
         assert b'"error"' in header
     assert greet(two[0].caller()).name == "a"
@@ -288,7 +289,7 @@ def test_one_book_has_one_shuffler(tmp_path, authority, silos):
     """Two on one book could release a round twice, and the difference would be one silo's share."""
     party = Party(tmp_path / "a", authority, silos)
     with pytest.raises(ShufflerError, match="held by another"):
-        ShufflerService(party.terms, party.keys, tmp_path / "a" / "shuffler.sqlite")
+        ShufflerService(party.terms, party.keys, tmp_path / "a")
     party.restart()
     party.stop()
 

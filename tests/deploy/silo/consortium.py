@@ -24,6 +24,7 @@ import tomli_w
 from tacit.deploy.client import Client
 from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.permissions import write_secret
+from tacit.deploy.server.transport import SignedTransport, SocketTransport
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
@@ -97,6 +98,18 @@ def make_home(folder: Path, records: dict[str, np.ndarray], **changes: Any) -> t
     write_secret(folder / "sign.key", silo_key(folder.name))
     policy = load_policy(folder / "policy.toml")
     return home_of(folder, policy), policy
+
+
+class LocalTransport(SignedTransport):
+    """Daemons on this machine, each in the folder of its name; what is changed around it was said by server or silo."""
+
+    def __init__(self, sockets: list[Path]) -> None:
+        self._direct = SocketTransport(sockets)
+        super().__init__(self._direct, PROPOSER, pins(*(path.parent.parent.name for path in sockets)))
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._direct.close()
 
 
 class Daemon:

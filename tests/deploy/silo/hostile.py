@@ -35,7 +35,7 @@ from tests.deploy.silo.consortium import PROPOSER, broadcast_of, make_home, pins
 
 _CODES = (
     "answered bad-frame bad-message bad-plan busy changed closed exhausted expired finished not-allowed over-budget "
-    "pending round shape study unknown-study unpriceable version "
+    "pending round schema shape study unknown-study unpriceable version "
     "unsigned proposer signature addressed replayed rejected revoked hours policy"
 )
 CODES = set(re.findall(r"\S+", _CODES))
@@ -231,7 +231,8 @@ class Attacker:
     def small_talk(self) -> bytes:
         """Hello, status and finish, for studies that exist and studies that do not."""
         study = self.rng.choice(sorted(self.live)) if self.live else self._known().study
-        talk = [{"type": "hello"}, {"type": "hello", "version": 3}, {"type": "status", "study": study}]
+        talk = [{"type": "hello"}, *({"type": "hello", "version": number} for number in (2, 3))]
+        talk += [{"type": "status", "study": study}]
         talk += [{"type": "finish", "study": study}] * 4 + [{"type": "finish", "study": "f" * 64}, {"type": "goodbye"}]
         return frame(json.dumps(self.rng.choice(talk)))
 

@@ -10,7 +10,6 @@ import pytest
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
-from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.wire import Propose, RefusalError
 from tacit.plans.catalogue import ALGORITHMS
@@ -24,7 +23,7 @@ from tacit.simulate import loop
 from tacit.simulate.compiled import simulate
 from tacit.simulate.participation import participation
 from tests.algorithms.table import CASES, largest_difference
-from tests.deploy.silo.consortium import SEED, Daemon, fork_server, make_home, plan_of, records_of
+from tests.deploy.silo.consortium import SEED, Daemon, LocalTransport, fork_server, make_home, plan_of, records_of
 
 SIZES = (30, 17, 24, 21)
 FAIR = tuple(name for name, entry in ALGORITHMS.items() if entry.reads_attribute)
@@ -62,7 +61,7 @@ def clients(daemons):
 @pytest.fixture
 def coordinator(daemons, tmp_path):
     """Makes a server of a plan, at its beginning."""
-    transport = SocketTransport([daemon.home.socket for daemon in daemons])
+    transport = LocalTransport([daemon.home.socket for daemon in daemons])
     patience = Patience(300.0, 300.0)
     found = meet(transport, len(SIZES), patience, lambda event, facts: None)
     addresses = {name: at for name, (at, _) in found.items()}
@@ -202,4 +201,4 @@ def test_the_door_is_closed_to_others(daemons):
 def test_a_plan_for_other_records_is_refused(clients):
     with pytest.raises(RefusalError) as caught:
         clients[0].ask(Propose(plan=plan_of({"name": "mb-sgd"}, features=(6,))))
-    assert caught.value.code == "bad-plan"
+    assert caught.value.code == "schema"

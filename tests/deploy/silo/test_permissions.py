@@ -211,6 +211,7 @@ def test_the_owner_may_run_the_courier_on_trial_and_is_warned(clinic):
 
 def test_join_refuses_before_anything_is_started(clinic, as_courier, monkeypatch):
     (clinic[0] / "policy.toml").chmod(0o640)
-    monkeypatch.setattr("tacit.deploy.flower.commands.keep_running", lambda *_: pytest.fail("it was started"))
+    pytest.importorskip("flwr")
+    monkeypatch.setattr("tacit.deploy.flower.node.serve", lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(TacitError, match=r"policy\.toml"):
         run("silo", "join", clinic[0], "--superlink", "localhost:1", "--authority", "ca.pem")

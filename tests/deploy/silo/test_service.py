@@ -1,6 +1,7 @@
 """The contract: priced by the silo, consented by its owner, then only the next round, once, for the stored reply."""
 
 import json
+import logging
 import math
 import os
 import re
@@ -9,9 +10,10 @@ import sqlite3
 import numpy as np
 import pytest
 
+from tacit.deploy.listener import MOST_IN_AN_HOUR, RefusalLog
 from tacit.deploy.silo.answering import remembered
 from tacit.deploy.silo.policy import PolicyError, load_policy, load_records, policy_from
-from tacit.deploy.silo.service import MOST_IN_AN_HOUR, NOISE_OFF, RefusalLog, SiloService
+from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for
@@ -369,7 +371,7 @@ def test_a_clock_that_has_jumped_by_years_is_not_believed_until_the_owner_vouche
         ("bad-plan", plan_of({"name": "mb-sgd", "surprise": 1})),
         ("bad-plan", plan_of({"name": "mb-sgd", "output": "sideways"})),
         ("bad-plan", plan_of({"name": "mb-sgd"}, {"loss": "squared"})),
-        ("bad-plan", plan_of({"name": "mb-sgd"}, classes=3, task="multiclass")),
+        ("schema", plan_of({"name": "mb-sgd"}, classes=3, task="multiclass")),
         ("unpriceable", plan_of({"name": "mb-sgd", "batch_size": 41})),
         ("unpriceable", plan_of({"name": "mb-sgd", "batch_size": 8}, delta=1e-12)),
         ("unpriceable", plan_of({"name": "mb-sgd", "sampling": "one-pass", "batch_size": 20})),
@@ -456,7 +458,7 @@ def test_the_log_says_what_waits_and_what_was_refused_with_its_numbers(make, cap
 
 def test_the_log_of_refusals_is_one_line_each_and_cannot_be_flooded(caplog):
     now = [0.0]
-    log = RefusalLog(lambda: now[0])
+    log = RefusalLog(logging.getLogger("tacit.silo"), lambda: now[0])
     log.refuse("bad-plan", "first\nsecond line \x1b[2J")
     assert "first\\nsecond line" in caplog.messages[0]
     for number in range(1000):

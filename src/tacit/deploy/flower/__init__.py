@@ -1,1 +1,1 @@
-"""Tacit over Flower: a ServerApp that leads a study, and a courier between SuperNode and silo."""
+"""Tacit over Flower: a SuperLink behind a front, a node at every silo, and a leader of studies."""

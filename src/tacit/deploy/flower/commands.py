@@ -1,25 +1,32 @@
-"""Flower's own commands, set up for a consortium; nothing here needs the internet.
+"""What runs at the server: a SuperLink that only its own machine reaches, and the files to reach it with.
 
-TLS and the authentication of SuperNodes are on. Telemetry, update checks and installing at run time are off.
+Nothing here needs the internet. TLS and the registration of nodes are on. Telemetry, update checks and installing at
+run time are off, and the SuperLink executes no app.
 """
 
 from __future__ import annotations
 
-import json
+import datetime
+import ipaddress
 import os
+import secrets
 import shutil
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from tacit.deploy.permissions import write_secret
+import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as forms
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tacit.deploy.permissions import read_secret, write_secret
 from tacit.errors import TacitError
 
-CONNECTION = "tacit"
+LOOPBACK = "127.0.0.1"
+_DAYS = 3650
 
 _OFF = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -27,30 +34,11 @@ _OFF = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 
-_PYPROJECT = """\
-[project]
-name = "tacit-study"
-version = "1.0.0"
-description = "Carries a study between a server and silos that defend themselves."
-dependencies = []
-
-[tool.flwr.app]
-publisher = "tacit"
-
-[tool.flwr.app.components]
-serverapp = "tacit_server:app"
-clientapp = "tacit_courier:app"
-
-[tool.flwr.app.config]
-folder = ""
-"""
-
 
 def environment(home: Path) -> dict[str, str]:
     """The environment of every Flower process; ``home`` is where it keeps its files."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    # Polls often: starting a courier takes most of a round's time already.
-    return {**os.environ, **_OFF, "FLWR_HOME": str(home), "PATH": path, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+    return {**os.environ, **_OFF, "FLWR_HOME": str(home), "PATH": path}
 
 
 def flower(name: str) -> str:
@@ -61,123 +49,105 @@ def flower(name: str) -> str:
     return found
 
 
-def superlink_command(
-    *, host: str, port: int, authority: Path, certificate: Path, key: Path, database: Path
-) -> list[str]:
-    """A SuperLink with TLS, authentication of SuperNodes, and state that survives a restart."""
-    return [
-        *(flower("flower-superlink"), "--host", host, "--port", str(port)),
-        *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
-        *("--enable-supernode-auth", "--database", str(database), "--disable-runtime-dependency-installation"),
-    ]
+class Control(NamedTuple):
+    """How to reach a SuperLink on its own machine, and the secret of those who may execute runs."""
+
+    address: str
+    certificate: str
+    secret: bytes
 
 
-def supernode_command(*, superlink: str, authority: Path, key: Path, socket: Path, port: int) -> list[str]:
-    """A SuperNode with its key, and with the daemon's socket for its courier; ``port`` is for its own use."""
-    if '"' in str(socket):
-        raise TacitError(f"Expected a path without quotation marks, got {socket}.")
+class LinkFiles(NamedTuple):
+    """The files of a SuperLink, in its folder."""
+
+    certificate: Path
+    key: Path
+    secret: Path
+    control: Path
+    database: Path
+
+
+def link_files(folder: Path, control_port: int) -> LinkFiles:
+    """Make what is missing of a SuperLink's files: all but its certificate are its owner's alone.
+
+    ``control.toml`` is what `tacit server run` needs; it says the loopback port of the latest start.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = folder.resolve()
+    names = ("loopback.pem", "loopback.key", "executor.secret", "control.toml", "superlink.sqlite")
+    files = LinkFiles(*(folder / name for name in names))
+    if not files.key.exists():
+        _loopback_certificate(files.certificate, files.key)
+    if not files.secret.exists():
+        write_secret(files.secret, secrets.token_bytes(32))
+    tree = {
+        "address": f"{LOOPBACK}:{control_port}",
+        "certificate": files.certificate.read_text(encoding="ascii"),
+        "secret": read_secret(files.secret).hex(),
+    }
+    fresh = files.control.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    write_secret(fresh, tomli_w.dumps(tree))
+    fresh.replace(files.control)
+    return files
+
+
+def read_control(path: Path) -> Control:
+    """Read a SuperLink's ``control.toml``, which must be its owner's alone."""
+    if not path.exists():
+        raise TacitError(
+            f"No file at {path}; give --control the control.toml of the SuperLink's folder (tacit server link), or "
+            "your copy of it."
+        )
+    try:
+        tree = tomllib.loads(read_secret(path).decode())
+        return Control(str(tree["address"]), str(tree["certificate"]), bytes.fromhex(tree["secret"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise TacitError(f"{path} is not a control.toml as `tacit server link` writes it: {error}.") from None
+    except PermissionError:
+        raise TacitError(f"This user may not read {path}; its owner can give you a copy, mode 600.") from None
+
+
+def superlink_command(files: LinkFiles, *, port: int) -> list[str]:
+    """A SuperLink that listens on loopback only and executes nothing.
+
+    It has TLS, lets in registered nodes only, gives runs only to whoever has the executors' secret, and keeps its state
+    over a restart.
+    """
     return [
-        *(flower("flower-supernode"), "--superlink", superlink, "--root-certificates", str(authority)),
-        *("--auth-supernode-private-key", str(key), "--node-config", f'socket="{socket}"'),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *(flower("flower-superlink"), "--host", LOOPBACK, "--port", str(port), "--isolation", "process"),
+        *("--superexec-auth-secret-file", str(files.secret), "--ssl-ca-certfile", str(files.certificate)),
+        *("--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key)),
+        *("--enable-supernode-auth", "--database", str(files.database), "--disable-runtime-dependency-installation"),
     ]
 
 
 def node_key(path: Path) -> None:
-    """Make a SuperNode's key as OpenSSH writes it, with its public half beside it."""
-    from cryptography.hazmat.primitives import serialization as forms
-    from cryptography.hazmat.primitives.asymmetric import ec
-
+    """Make a node's key as OpenSSH writes it, with its public half beside it."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(path, key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()))
     public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
     path.with_name(path.name + ".pub").write_bytes(public)
 
 
-def keep_running(command: Sequence[str], env: Mapping[str, str], pause: float = 5.0) -> None:
-    """Run a command until SIGTERM, and start it again whenever it ends.
-
-    A SuperNode ends when the SuperLink refuses it. For a minute after a SuperNode has crashed, it is refused.
-    """
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    while not stopping.is_set():
-        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL)
-        try:
-            while process.poll() is None and not stopping.wait(0.2):
-                pass
-        finally:
-            process.terminate()
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        stopping.wait(pause)
-
-
-def write_connection(home: Path, *, superlink: str, authority: Path) -> None:
-    """Write where the SuperLink is, for Flower's command line."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = (
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{superlink}"\n'
-        f'root-certificates = "{authority.resolve()}"\n'
+def _loopback_certificate(certificate: Path, key: Path) -> None:
+    """A certificate for 127.0.0.1 that signs itself: Flower wants TLS on loopback too."""
+    own = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "SuperLink on loopback")])
+    begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(LOOPBACK))])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + datetime.timedelta(days=_DAYS))
+        .add_extension(alternative, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(own, hashes.SHA256())
     )
-    (home / "config.toml").write_text(text, encoding="utf-8")
-
-
-def write_app(folder: Path) -> Path:
-    """Write the app that Flower ships: two lines that find Tacit where it is installed."""
-    app = folder / "app"
-    app.mkdir(parents=True, exist_ok=True)
-    (app / "pyproject.toml").write_text(_PYPROJECT, encoding="utf-8")
-    for name, module in (("tacit_server", "app"), ("tacit_courier", "courier")):
-        # Flower looks for an assignment in the text, before anything is imported.
-        text = f"from tacit.deploy.flower import {module}\n\napp = {module}.app\n"
-        (app / f"{name}.py").write_text(text, encoding="utf-8")
-    return app
-
-
-def call(home: Path, arguments: Sequence[str], seconds: float = 120.0) -> str:
-    """Run ``flwr`` and return what it prints."""
-    command = [flower("flwr"), *arguments]
-    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=seconds, check=False)
-    if done.returncode != 0:
-        raise TacitError(f"flwr {' '.join(arguments[:2])} failed: {(done.stdout + done.stderr).strip()[-800:]}")
-    return done.stdout
-
-
-def register(home: Path, public_key: Path, name: str) -> None:
-    """Let a SuperNode in, by its public key."""
-    call(home, ["supernode", "register", str(public_key), CONNECTION, "--name", name])
-
-
-def start_run(home: Path, app: Path, folder: Path) -> str:
-    """Start a study and return Flower's id of the run."""
-    config = f'folder="{folder.resolve()}"'
-    found = _last_json(call(home, ["run", str(app), CONNECTION, "--run-config", config, "--format", "json"]))
-    if not found.get("run-id"):
-        raise TacitError(f"Flower did not start the run: {found.get('error-message', found)}")
-    return str(found["run-id"])
-
-
-def run_status(home: Path, run_id: str) -> str:
-    """The state of a run, such as ``running`` or ``finished:completed``."""
-    listed = _last_json(call(home, ["ls", CONNECTION, "--run-id", run_id, "--format", "json"]))
-    runs = listed.get("runs") or [{}]
-    return str(runs[0].get("status", "unknown"))
-
-
-def stop_run(home: Path, run_id: str) -> None:
-    """Stop a run."""
-    call(home, ["stop", run_id, CONNECTION])
-
-
-def _last_json(text: str) -> dict[str, Any]:
-    """The JSON object that a command printed after other text."""
-    at = text.find("{")
-    try:
-        found = json.JSONDecoder().raw_decode(text[at:])[0] if at >= 0 else {}
-    except json.JSONDecodeError:
-        found = {}
-    return found if isinstance(found, dict) else {}
+    certificate.write_bytes(made.public_bytes(forms.Encoding.PEM))
+    pem = own.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
+    write_secret(key, pem)

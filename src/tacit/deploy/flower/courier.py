@@ -1,8 +1,7 @@
-"""The courier: a Flower ClientApp that carries frames between the SuperNode and the silo's daemon, and nothing else.
+"""The courier's way to the daemon: frames go in, replies come out, and nothing that is carried is read.
 
-It holds no secret and no state, and reads nothing that it carries. Whatever Flower runs at a silo comes from the server
-and is untrusted; an attacker could replace it without harm. The silo's owner names the daemon's socket (``tacit silo
-join``). It imports no jax: Flower starts a process for each message.
+It holds no state. Whoever replaces it can delay and drop what it carries, and nothing else: requests and replies are
+signed.
 """
 
 from __future__ import annotations
@@ -12,23 +11,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-RECORD, FRAMES, SOCKET = "tacit", "frames", "socket"
 _MOST_FRAME = 1 << 26
 _PATIENCE = 600.0
-
-app = ClientApp()
-
-
-@app.query()
-def carry(message: Message, context: Context) -> Message:
-    """Hand a message's frames to the daemon, one after another, and carry its replies back."""
-    sent = message.content[RECORD][FRAMES]
-    frames = [raw for raw in sent if isinstance(raw, bytes)] if isinstance(sent, list) else []
-    replies = exchange(Path(str(context.node_config[SOCKET])), frames)
-    return Message(RecordDict({RECORD: ConfigRecord({FRAMES: replies})}), reply_to=message)
 
 
 def exchange(path: Path, frames: Sequence[bytes]) -> list[bytes]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +15,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tacit.deploy.flower.commands import run_status, start_run, stop_run, write_app
+from tacit.deploy.flower.commands import read_control
+from tacit.deploy.flower.private import Link
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt
 
 _LOOK = 0.5
-_ASK = 30.0
-_PRINTED = ("met", "waiting", "consent", "refusal", "round", "failed")
+_GRACE = 75.0
+"""Longer than a leader takes to end a study at every silo."""
+_PRINTED = ("met", "warning", "waiting", "consent", "refusal", "round", "failed")
 """Events that are printed line by line where there is no terminal to draw on."""
 
 _FINAL = "Asking again would end in the same way: change the study, and start it anew without --resume."
@@ -48,6 +53,8 @@ class View:
             facts |= {"note": row.get("text", ""), "final": row.get("final", False)}
         elif event == "met":
             facts["note"] = f"met {row['silo']} ({row['records']} records)"
+        elif event == "warning":
+            facts["note"] = row["text"]
         elif event == "waiting":
             facts["note"] = f"{row['silo']} waits for {row['for']}; compare {row['compare']}"
         elif event == "refusal":
@@ -82,46 +89,80 @@ class View:
         return table
 
 
-def follow(folder: Path, console: Console, still_there: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Start the study of a run folder over Flower and watch it to its end; an interrupt stops it."""
-    home, journal = folder / "flower", folder / "progress.jsonl"
+def follow(
+    folder: Path, control: Path, console: Console, still_there: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Start the study of a run folder over a SuperLink and watch it to its end; an interrupt stops it."""
+    journal = folder / "progress.jsonl"
     skip = len(journal.read_text(encoding="utf-8").splitlines()) if journal.exists() else 0
-    run_id = start_run(home, write_app(folder), folder)
-    (folder / "run-id").write_text(run_id, encoding="utf-8")
-    view, asked = View(journal, skip), time.monotonic()
+    view, leader = View(journal, skip), start(folder, control)
     try:
         with Live(view.table(), console=console, refresh_per_second=2, transient=not console.is_terminal) as live:
             while True:
+                ended = leader.poll()
                 for row in view.read():
                     if not console.is_terminal and row["event"] in _PRINTED:
                         console.print(_line(row), highlight=False, soft_wrap=True)
                 live.update(view.table())
                 if view.facts["state"] in ("finished", "failed"):
                     break
-                if time.monotonic() - asked > _ASK:
-                    asked = time.monotonic()
-                    _check_alive(home, run_id, folder, view)
+                if ended is not None:
+                    raise TacitError(_ended(folder, ended))
                 still_there()
                 time.sleep(_LOOK)
     except KeyboardInterrupt:
-        stop_run(home, run_id)
-        console.print(f"Stopped. Go on with: tacit server run ... --resume {folder}")
+        console.print("Stopping; silos are told if nothing is worth going on with.")
+        _end(leader, asked=False)
+        view.read()
+        console.print(_stopped(folder, final=bool(view.facts.get("final"))), soft_wrap=True)
         raise ToldInterrupt from None
+    finally:
+        _end(leader, asked=view.facts["state"] in ("finished", "failed"))
     if view.facts["state"] == "failed":
         way_out = _FINAL if view.facts["final"] else f"Go on with --resume {folder}."
         raise TacitError(f"{view.facts['note'].rstrip('.')}. {way_out}")
     return view.facts
 
 
-def _check_alive(home: Path, run_id: str, folder: Path, view: View) -> None:
+def _stopped(folder: Path, *, final: bool) -> str:
+    """What became of a run that was interrupted."""
+    if final:
+        return "Stopped, and ended at its silos: start it anew without --resume."
+    return (
+        f"Stopped; the study is open at its silos. Go on with: tacit server run ... --resume {folder}, or end it with: "
+        f"tacit server abort {folder} ..."
+    )
+
+
+def start(folder: Path, control: Path) -> subprocess.Popen[bytes]:
+    """Start the process that leads a study, if there is a SuperLink; it ends with this one."""
+    with Link(read_control(control)) as link:
+        link.nodes()
+    command = [sys.executable, "-m", "tacit.deploy.flower.leader", str(folder), str(control)]
+    with (folder / "leader.log").open("ab") as log:
+        # A session of its own, so that an interrupt reaches it through this process only.
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+
+
+def _end(leader: subprocess.Popen[bytes], *, asked: bool) -> None:
+    """See a leader end; it ends by itself where its study is over."""
+    if not asked:
+        leader.terminate()
     try:
-        status = run_status(home, run_id)
-    except TacitError:
-        return  # The SuperLink may be away for a while, and the run go on when it is back.
-    if status.startswith("finished"):
-        view.read()
-        if view.facts["state"] not in ("finished", "failed"):
-            raise TacitError(f"The server's process has ended ({status}). Go on with --resume {folder}.")
+        leader.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        leader.kill()
+        leader.wait()
+    if leader.stdin is not None:
+        with contextlib.suppress(OSError):
+            leader.stdin.close()
+
+
+def _ended(folder: Path, code: int) -> str:
+    lines = (folder / "leader.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = lines[-1] if lines else f"code {code}"
+    log = folder / "leader.log"
+    return f"The process that led the study has ended: {last} (all in {log}). Go on with --resume {folder}."
 
 
 def _line(row: dict[str, Any]) -> str:

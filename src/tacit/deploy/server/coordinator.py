@@ -10,7 +10,7 @@ run ends too, with a checkpoint to go on from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.shuffles import Answers, Shuffled
 from tacit.deploy.server.transport import NONSENSE, Replies, Transport, fitting, mean_of, response_in
 from tacit.deploy.shuffler.client import LeftOutError
-from tacit.deploy.wire import Consent, Error, Plan, Receipt, RefusalError, Welcome, frame
+from tacit.deploy.wire import Consent, Description, Error, Plan, Receipt, RefusalError, Welcome, frame
 from tacit.errors import TacitError
 from tacit.plans.assemble import shapes_of
 from tacit.plans.spec import StudyError
@@ -36,21 +36,10 @@ from tacit.simulate.program import split_keys
 Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
 _FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
-_FINAL |= {
-    "rejected",
-    "revoked",
-    "proposer",
-    "unpriceable",
-    "version",
-    "shape",
-    "answered",
-    "ledger",
-    "counter",
-    "restored",
-    "identity",
-}
+_FINAL |= {"rejected", "revoked"}
+_FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity", "schema"}
 # Of these, what a silo's owner could repair while the study waits.
-_MENDABLE = {"ledger", "counter", "restored", "identity"}
+_MENDABLE = {"ledger", "counter", "restored", "identity", "schema"}
 _WAITS = "waits for its owner's approval"
 _PAUSE = 0.2
 
@@ -80,38 +69,56 @@ class Patience:
     total_seconds: float
 
 
-def meet(transport: Transport, silos: int, patience: Patience, tell: Tell) -> dict[str, tuple[str, Welcome]]:
-    """Address and public facts of silos by name, once at least ``silos`` of them have answered."""
+Met = dict[str, tuple[str, Welcome]]
+
+
+def meet(transport: Transport, silos: int, patience: Patience, tell: Tell, only: Collection[str] = ()) -> Met:
+    """Address and public facts of silos by name, once at least ``silos`` of them, or ``only`` those, have answered."""
     deadline = time.monotonic() + patience.total_seconds
-    known: dict[str, tuple[str, Welcome]] = {}
+    known: Met = {}
     while True:
         for name, found in newcomers(transport, {at for at, _ in known.values()}, patience.round_seconds).items():
+            if name in known:
+                raise StalledError(_twice(name))
             known[name] = found
             tell("met", {"silo": name, "records": found[1].records, "of": silos})
-        if len(known) >= silos:
-            return known
+        if len(known) >= silos and set(only) <= set(known):
+            return {name: found for name, found in known.items() if not only or name in only}
         if time.monotonic() > deadline:
-            raise StalledError(f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}.")
+            missing = f"; missing: {', '.join(sorted(set(only) - set(known)))}" if only else ""
+            raise StalledError(
+                f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}{missing}."
+            )
         time.sleep(_PAUSE)
 
 
-def newcomers(transport: Transport, known: set[str], seconds: float) -> dict[str, tuple[str, Welcome]]:
+def newcomers(transport: Transport, known: set[str], seconds: float) -> Met:
     """Address and public facts, by name, of silos at addresses that are not known yet."""
     hello = frame(wire.Hello())
     fresh = {at: [hello] for at in transport.present() if at not in known}
-    found = {}
+    found: Met = {}
     for at, replies in transport.ask(fresh, seconds).items() if fresh else ():
         response = response_in(replies[0]) if replies else None
         if isinstance(response, Welcome):
+            if response.silo in found:
+                raise StalledError(_twice(response.silo))
             found[response.silo] = (at, response)
     return found
+
+
+def _twice(name: str) -> str:
+    return (
+        f"Two nodes speak for a silo of the name {name}: it has joined twice, or a copy of its folder serves somewhere "
+        "else. Look with `tacit server silos`, and stop one."
+    )
 
 
 class Coordinator:
     """Runs one study. ``point`` is its checkpoint, saved at ``path`` whenever it changes.
 
     ``addresses`` may lack silos that are away; the coordinator looks for them when a round misses them. ``seed``
-    decides who is asked in a round that does not ask everyone, as in a simulation.
+    decides who is asked in a round that does not ask everyone, as in a simulation. With the ``description`` of the
+    study's schema a silo that refuses it can say what differs.
     """
 
     def __init__(
@@ -126,9 +133,10 @@ class Coordinator:
         seed: int = 0,
         shuffled: Shuffled | None = None,
         tell: Tell = lambda event, facts: None,
+        description: Description | None = None,
     ) -> None:
         self.point, self._path, self._transport, self._tell = point, path, transport, tell
-        self._patience, self._shuffled = patience, shuffled
+        self._patience, self._shuffled, self._description = patience, shuffled, description
         self._addresses = dict(addresses)
         plan = point.plan
         builder = builder_from(plan, point.records[0])
@@ -174,7 +182,7 @@ class Coordinator:
         final: dict[str, RefusalError] = {}
         while len(self.consents) < len(self._plans):
             left = [name for name in self._plans if name not in self.consents and name not in final]
-            for name, replies in self._ask({n: [self._proposal(n)] for n in left}).items():
+            for name, replies in self._ask({n: [self._proposal(n, self._description)] for n in left}).items():
                 self._read_consent(name, response_in(replies[0]), reasons, final)
             if len(self._plans) - len(final) < min_silos:
                 raise next(iter(final.values()))
@@ -216,8 +224,8 @@ class Coordinator:
         found = newcomers(self._transport, known, self._patience.round_seconds)
         self._addresses |= {name: at for name, (at, _) in found.items() if name in set(missing)}
 
-    def _proposal(self, name: str) -> bytes:
-        return frame(wire.Propose(plan=self._plans[name]))
+    def _proposal(self, name: str, description: Description | None = None) -> bytes:
+        return frame(wire.Propose(plan=self._plans[name], description=description))
 
     def _ask(self, requests: Mapping[str, list[bytes]], enough: Any = None) -> dict[str, Replies]:
         """Ask through the transport, by silos' names; those without an address are not asked."""

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.channel.sealing import PublicKey
+from tacit.deploy.descriptions import differences, sentence
 from tacit.deploy.sections import Count, Section, checked
 from tacit.deploy.shuffler.client import Address
-from tacit.deploy.wire import Name, Plan, Shuffle, Welcome
+from tacit.deploy.signing import verifying_key
+from tacit.deploy.wire import Description, Name, Plan, Shuffle, Welcome
 from tacit.errors import TacitError
 from tacit.plans.assemble import check_parameters
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError
+from tacit.studies.federation import schema_of
 from tacit.studies.plan import min_silos_of
 
 DEPLOYED = ("direct", *SHUFFLED_CHANNELS)
@@ -27,9 +30,10 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ShufflerEntry(Section):
-    """A shuffler to use, and the certificates to call it with."""
+    """A shuffler to use, its public key ``sign`` from `tacit shuffler keys`, and the certificates to call it with."""
 
-    name: str
+    name: Name
+    sign: str
     host: str
     port: int
     authority: str
@@ -39,17 +43,27 @@ class ShufflerEntry(Section):
     @property
     def address(self) -> Address:
         """Where to call it, and with what."""
-        return Address(self.host, self.port, Path(self.authority), Path(self.certificate), Path(self.key))
+        files = Path(self.authority), Path(self.certificate), Path(self.key)
+        return Address(self.name, self.sign, self.host, self.port, *files)
+
+    @field_validator("sign")
+    @classmethod
+    def _key(cls, public: str) -> str:
+        verifying_key(public)
+        return public
 
 
 class Deployment(Section):
-    """``silos`` is how many take part. A round waits ``round_seconds`` for silos that it can do without, and
-    ``patience`` seconds for those that it needs. ``evaluate`` measures on the study's own public data set. ``record``
-    keeps everything that silos send. ``command`` is what the user typed, for the report. ``proposer`` is who leads the
-    study, with the key in the file ``key``; ``pins`` are the public keys of silos, by name.
+    """``silos`` is how many take part; ``only`` names them where more are online.
+
+    A round waits ``round_seconds`` for silos that it can do without, and ``patience`` seconds for those that it needs.
+    ``evaluate`` measures on the study's own public data set. ``record`` keeps everything that silos send. ``command``
+    is what the user typed, for the report. ``proposer`` is who leads the study, with the key in the file ``key``;
+    ``pins`` are the public keys of silos, by name.
     """
 
     silos: Count
+    only: tuple[Name, ...] = ()
     folder: str
     proposer: Name
     key: str
@@ -65,7 +79,15 @@ class Deployment(Section):
 
 def deployment_from(tree: dict[str, Any]) -> Deployment:
     """A deployment from plain values."""
-    return checked(Deployment, tree, TacitError, "The deployment")
+    found = checked(Deployment, tree, TacitError, "The deployment")
+    if found.only and len(set(found.only)) != found.silos:
+        raise TacitError(f"Expected --only to name --silos={found.silos} silos, got {len(set(found.only))}.")
+    unknown = sorted(set(found.only) - set(found.pins))
+    if unknown:
+        raise TacitError(
+            f"Expected the keys of all silos in proposer.toml, under [silos]; missing: {', '.join(unknown)}."
+        )
+    return found
 
 
 def check_study(study: Study, shufflers: int) -> None:
@@ -92,6 +114,64 @@ def check_study(study: Study, shufflers: int) -> None:
     if (channel == "direct") == bool(shufflers):
         raise StudyError(f'algorithm.channel: "{channel}" has {shufflers} shufflers; only shuffled channels have any.')
     check_parameters(study)
+    schema_of(study)
+
+
+def description_of(study: Study) -> Description | None:
+    """What the records of a study mean by its own schema, where it has one."""
+    schema = schema_of(study)
+    return None if schema is None else Description.model_validate(schema.description())
+
+
+def check_schemas(study: Study, facts: Sequence[Welcome]) -> None:
+    """Raise unless all silos mean the same by their records, and what the study means where it has a schema.
+
+    The error says of each silo that differs what is different: from the study, or else from the first silo.
+    """
+    own = description_of(study)
+    first = next((fact for fact in facts if not _is_weak(fact)), facts[0])
+    expected = first.description if own is None else own
+    wanted = first.schema_digest if own is None else own.digest
+    lines = []
+    for fact in facts:
+        if fact.schema_digest == wanted:
+            continue
+        found = _described(fact)
+        known = [] if found is None or expected is None else differences(found, expected)
+        unsaid = f"its schema has the digest {fact.schema_digest[:16]}..., expected {wanted[:16]}...; compare the files"
+        lines.append(f"silo {fact.silo}: {sentence(known) or unsaid}")
+    if lines:
+        source = f"silo {first.silo}" if own is None else "the study"
+        listed = "\n  ".join(lines)
+        raise StudyError(f"The study is not started: expected the schema of {source} at every silo.\n  {listed}")
+
+
+def _described(fact: Welcome) -> Description | None:
+    """A silo's description, if it sent one; it must be that of its digest and of its records' shape."""
+    found = fact.description
+    if found is None:
+        return None
+    if found.digest != fact.schema_digest:
+        raise TacitError(f"silo {fact.silo}: its schema's description is not that of its digest; ask its owner.")
+    if (found.features, found.task, found.classes) != (fact.features, fact.task, fact.classes):
+        raise TacitError(f"silo {fact.silo}: its schema describes records of another shape than it has; ask its owner.")
+    return found
+
+
+def _is_weak(fact: Welcome) -> bool:
+    found = _described(fact)
+    return found is not None and found.columns is None
+
+
+def unknown_meaning(facts: Sequence[Welcome]) -> str | None:
+    """What nobody could compare, where silos have no schema."""
+    silos = [fact.silo for fact in facts if _is_weak(fact)]
+    if not silos:
+        return None
+    return (
+        f"{', '.join(silos)}: no schema. Shapes, task and number of classes agree; whether features, units and the "
+        "order of classes mean the same at all silos is not known. Their owners can name one (data.columns)."
+    )
 
 
 def plan_for(
@@ -99,11 +179,8 @@ def plan_for(
 ) -> Plan:
     """The plan to propose, at index 0, for silos with these public facts; reports are sealed to the ``server`` key."""
     first, silos, run, section = facts[0], len(facts), study.run, study.privacy
-    shape = (first.features, first.task, first.classes)
-    different = [fact.silo for fact in facts if (fact.features, fact.task, fact.classes) != shape]
-    if different:
-        raise TacitError(f"{', '.join(different)}: records of another shape or task than those of {first.silo}.")
     check_study(study, len(shufflers))
+    check_schemas(study, facts)
     assert isinstance(section.epsilon, float | int)
     shuffle = None
     if shufflers:
@@ -130,4 +207,5 @@ def plan_for(
         silo_index=0,
         everyone=run.participants is None,
         shuffle=shuffle,
+        schema_digest=first.schema_digest,
     )

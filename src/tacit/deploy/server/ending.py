@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import time
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +79,14 @@ def _finish(point: Checkpoint, silo_index: int) -> bytes:
     return frame(Finish(study=point.plan.model_copy(update={"silo_index": silo_index}).study))
 
 
-def abort(folder: Path, transport: Transport, tell: Tell = lambda event, facts: None) -> dict[str, str]:
+def journal(folder: Path, event: str, facts: Mapping[str, Any]) -> None:
+    """Add an event to the journal of a run folder."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+
+
+def abort(folder: Path, transport: Transport) -> dict[str, str]:
     """End the study of a run folder at every silo, whether a server still leads it or not; what each silo said."""
     path = folder / "checkpoint.npz"
     if not path.exists():
@@ -84,4 +94,4 @@ def abort(folder: Path, transport: Transport, tell: Tell = lambda event, facts: 
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
     signed: Any = SignedTransport(transport, proposer, terms.pins)
-    return end_everywhere(load_checkpoint(path, fresh_state), path, signed, tell)
+    return end_everywhere(load_checkpoint(path, fresh_state), path, signed, partial(journal, folder))

@@ -8,8 +8,6 @@ ended at every silo within a minute.
 from __future__ import annotations
 
 import contextlib
-import datetime
-import json
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -22,69 +20,55 @@ from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
-from tacit.deploy.server.coordinator import Coordinator, Patience, StalledError, Tell, fresh_state, is_final, meet
-from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for
-from tacit.deploy.server.ending import abort, end_everywhere, should_end
+from tacit.deploy.server.coordinator import Coordinator, Met, Patience, StalledError, Tell, fresh_state, is_final, meet
+from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for, unknown_meaning
+from tacit.deploy.server.ending import end_everywhere, journal, should_end
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
-from tacit.deploy.wire import REPORTS, Receipt
+from tacit.deploy.wire import REPORTS, Description, Receipt
 from tacit.errors import TacitError
 from tacit.plans.spec import Study, StudyError, load_study
 from tacit.simulate.participation import Participation, participation
-
-ABORT = "abort"
-"""A file in a run folder that says: end the study at every silo."""
 
 Measure = Callable[[Params], dict[str, float]]
 
 
 def lead(folder: Path, transport: Transport) -> None:
-    """Lead the study in a run folder to its end, or end it everywhere: if it failed for good, or `ABORT` says so."""
+    """Lead the study in a run folder to its end; where it cannot go on, it is ended at every silo."""
     ended = False
 
-    def journal(event: str, facts: Mapping[str, Any]) -> None:
+    def tell(event: str, facts: Mapping[str, Any]) -> None:
         nonlocal ended
         ended = ended or event == "ended"
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+        journal(folder, event, facts)
 
     try:
-        if (folder / ABORT).exists():
-            abort(folder, transport, journal)
-            (folder / ABORT).unlink()
-            journal("finished", {"seconds": 0.0, "receipts": {}})
-        else:
-            _lead(folder, transport, journal)
+        _lead(folder, transport, tell)
     except BaseException as error:
         text = str(error) if isinstance(error, TacitError) else "interrupted"
         text = repr(error) if isinstance(error, Exception) and not isinstance(error, TacitError) else text
         # Without a checkpoint there is nothing to go on from, but silos that were away may come.
         unbegun = not (folder / "checkpoint.npz").exists() and not isinstance(error, StalledError)
         final = ended or unbegun or (isinstance(error, Exception) and is_final(error))
-        journal("failed", {"text": text, "final": final})
+        tell("failed", {"text": text, "final": final})
         raise
 
 
-def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
+def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     patience = Patience(terms.round_seconds, terms.patience)
-    transport: Transport = SignedTransport(
-        carrier, Proposer(terms.proposer, Signer(read_secret(Path(terms.key)))), terms.pins
-    )
-    transport = Recorder(transport, folder / "received.bin") if terms.record else transport
+    proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
+    transport = _transport(folder, SignedTransport(carrier, proposer, terms.pins), terms)
     begun = time.monotonic()
-    journal("started", {"study": study.name, "silos": terms.silos})
+    tell("started", {"study": study.name, "silos": terms.silos})
     path = folder / "checkpoint.npz"
-    # Silos that are away when a study goes on may come back later.
-    needed = participation(terms.silos, study.run.participants).min_silos if path.exists() else terms.silos
-    met = meet(transport, needed, patience, journal)
-    callers = {entry.name: Caller(entry.address, terms.patience) for entry in terms.shufflers}
+    met = _met(transport, study, terms, tell, begun=path.exists())
+    callers = {entry.name: Caller(entry.address, proposer, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
     coordinator = Coordinator(
         point,
@@ -95,7 +79,8 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         patience=patience,
         seed=terms.seed,
         shuffled=_shuffled(folder, point, met, callers),
-        tell=journal,
+        tell=tell,
+        description=_description(point, met, tell),
     )
     measure = measure_of(study, terms)
 
@@ -103,14 +88,33 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         values, epsilon = measure(coordinator.params), spent(coordinator)
         point.history[-1] |= {"measured": values, "epsilon_spent": epsilon}
         point.save(path)
-        journal("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
+        tell("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
 
-    receipts = _played(folder, coordinator, transport, journal, after)
+    receipts = _played(folder, coordinator, transport, tell, after)
     seconds = time.monotonic() - begun
     write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
-    journal("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
+    tell("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
+
+
+def _transport(folder: Path, signed: Transport, terms: Deployment) -> Transport:
+    """Recorded, if that was asked for."""
+    return Recorder(signed, folder / "received.bin") if terms.record else signed
+
+
+def _met(transport: Transport, study: Study, terms: Deployment, tell: Tell, *, begun: bool) -> Met:
+    """The silos of a study; those that are away when it goes on, once ``begun``, may come back later."""
+    patience = Patience(terms.round_seconds, terms.patience)
+    if begun:
+        return meet(transport, participation(terms.silos, study.run.participants).min_silos, patience, tell)
+    met = meet(transport, terms.silos, patience, tell, terms.only)
+    if len(met) > terms.silos:
+        raise TacitError(
+            f"{len(met)} silos are online, and this study takes {terms.silos} of them: {', '.join(sorted(met))}. Say "
+            f"which, with --only {','.join(sorted(met)[: terms.silos])}"
+        )
+    return met
 
 
 def _played(
@@ -140,6 +144,15 @@ def _who(study: Study, point: Checkpoint) -> Participation:
     )
 
 
+def _description(point: Checkpoint, met: Mapping[str, Any], tell: Tell) -> Description | None:
+    """What the plan's records mean, as a silo told it; where that is little, it is said."""
+    doubt = unknown_meaning([met[name][1] for name in point.silos if name in met])
+    if doubt is not None:
+        tell("warning", {"text": doubt})
+    told = [welcome.description for _, welcome in met.values()]
+    return next((one for one in told if one is not None and one.digest == point.plan.schema_digest), None)
+
+
 def _shuffled(
     folder: Path, point: Checkpoint, met: Mapping[str, Any], callers: Mapping[str, Caller]
 ) -> Shuffled | None:
@@ -167,7 +180,7 @@ def _point(
     path = folder / "checkpoint.npz"
     if path.exists():
         return load_checkpoint(path, fresh_state)
-    names = tuple(sorted(met))[: terms.silos]
+    names = tuple(sorted(met))
     facts = [met[name][1] for name in names]
     seals = {name: greet(caller).seal for name, caller in callers.items()}
     plan = plan_for(study, facts, seals, _server_key(folder).public if study.algorithm.channel == REPORTS else None)

@@ -1,10 +1,12 @@
 """The server's side of shufflers: connections, and one round over several of them.
 
-Nothing here is trusted: it carries frames that silos have sealed and signed.
+No silo trusts this side: it carries frames that silos have sealed and signed. Shufflers hear it because its proposer's
+key is pinned there, and it believes what is signed with the keys that it has pinned to them.
 """
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
@@ -19,14 +21,19 @@ from tacit.channel.shuffled_sum import joined
 from tacit.deploy.client import Connection
 from tacit.deploy.shuffler.deposits import Integers
 from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, fields_of, parse_response
-from tacit.deploy.wire import RefusalError
+from tacit.deploy.signing import NOT_ASKED, Proposer, SignatureError, digest_of, opened_reply, shuffler_address
+from tacit.deploy.wire import Error, RefusalError, frame, unframed
 from tacit.errors import TacitError
+
+_OVERTAKEN = 8
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a shuffler is, its authority, and the certificate and key to call it with."""
+    """A shuffler's name, its public key for signatures, where it is, and the certificate and key to call it with."""
 
+    name: str
+    sign: str
     host: str
     port: int
     authority: Path
@@ -35,25 +42,65 @@ class Address:
 
 
 class Caller(Connection):
-    """A connection to one shuffler, over TLS 1.3 with certificates on both sides."""
+    """A connection to one shuffler, over TLS 1.3 with certificates on both sides; ``proposer`` signs what is asked.
+
+    Formal guarantee: whatever is returned was signed, as the answer to what was asked, with the key that the address
+    pins to the shuffler.
+    """
 
     parse = staticmethod(parse_response)
 
-    def __init__(self, address: Address, patience: float = 0.0, timeout: float = 60.0) -> None:
+    def __init__(self, address: Address, proposer: Proposer, patience: float = 0.0, timeout: float = 60.0) -> None:
         super().__init__(patience)
-        self._address, self._timeout = address, timeout
+        self._address, self._proposer, self._timeout = address, proposer, timeout
+        self._to = shuffler_address(address.name)
         self._context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(address.authority))
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._context.load_cert_chain(address.certificate, address.key)
 
+    def send(self, raw: bytes) -> tuple[Any, bytes]:
+        """Sign the request of a frame and send it; otherwise like ``ask``."""
+        for _ in range(_OVERTAKEN):
+            try:
+                return super().send(raw)
+            except RefusalError as refusal:
+                if refusal.code != "replayed":
+                    raise
+                # Another study of this proposer has overtaken the request, which has a larger counter next time.
+        return super().send(raw)
+
     def connect(self) -> socket.socket:
-        """A connection over TLS that knows the shuffler by its certificate."""
+        """A connection over TLS that knows the shuffler by its certificate, and has been greeted by it."""
         plain = socket.create_connection((self._address.host, self._address.port), timeout=self._timeout)
         try:
-            return self._context.wrap_socket(plain, server_hostname=self._address.host)
+            line = self._context.wrap_socket(plain, server_hostname=self._address.host)
         except OSError:
             plain.close()
             raise
+        try:
+            # The first frame shows who calls, so it is a small one.
+            with line.makefile("rb") as stream:
+                response = self.parse(self._sent(line, stream, frame(Hello()))[0])
+            if isinstance(response, Error):
+                raise RefusalError(response.code, response.text, response.numbers)
+        except (OSError, TacitError):
+            line.close()
+            raise
+        return line
+
+    def _sent(self, line: socket.socket, stream: io.BufferedReader, raw: bytes) -> tuple[bytes, bytes]:
+        header, payload = unframed(raw)
+        asked = self._proposer.request(header.decode(errors="replace"), payload, silo=self._to)
+        reply, body = super()._sent(line, stream, asked)
+        try:
+            pinned = {self._to: self._address.sign}
+            return opened_reply(reply, body, request=digest_of(*unframed(asked)), silos=pinned)[1], body
+        except RefusalError as refusal:
+            self.close()
+            raise SignatureError(
+                f"Shuffler {self._address.name}: expected a reply signed with {self._address.sign}, its key `sign` in "
+                f"the list of shufflers; got {refusal}."
+            ) from None
 
 
 def greet(caller: Caller) -> Welcome:
@@ -100,6 +147,8 @@ def hand_in(batches: Sequence[Batch], reasons: Mapping[str, str] | None = None) 
             try:
                 batch.caller.send(raw)
             except RefusalError as refusal:
+                if refusal.code in NOT_ASKED:
+                    raise
                 if refusal.code == "round":
                     break
                 left_out.setdefault(silo, f"{refusal.code}: {refusal}")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tacit.channel.sealing import Kind, SecretKey, new_secret
 from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.sections import Count, Section, checked, read_toml
-from tacit.deploy.signing import Signer, new_signing_key
+from tacit.deploy.signing import Signer, new_signing_key, verifying_key
 from tacit.deploy.wire import Name
 from tacit.errors import TacitError
 
@@ -31,6 +31,7 @@ class TlsSection(Section):
 class Terms(Section):
     """What the shuffler's owner has set down.
 
+    ``callers`` pins the public key of everybody who may call, as ``tacit server keys`` prints it; nobody else is heard.
     ``silos`` maps names to signing keys. ``layer`` is the shuffler's position in a cascade, from zero; ``before`` names
     the shuffler before it and its signing key. ``max_bytes`` may wait in memory, an equal part from each silo.
     ``record`` keeps everything received, for demonstrations.
@@ -40,6 +41,7 @@ class Terms(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9400
     min_silos: Annotated[int, Field(ge=2)] = 3
+    callers: dict[Name, str]
     silos: dict[Name, str]
     layer: Annotated[int, Field(ge=0, le=16)] = 0
     before: dict[Name, str] = Field(default_factory=dict)
@@ -47,6 +49,13 @@ class Terms(Section):
     max_bytes: Count = 1 << 30
     record: str | None = None
     tls: TlsSection
+
+    @field_validator("callers")
+    @classmethod
+    def _keys(cls, callers: dict[str, str]) -> dict[str, str]:
+        for public in callers.values():
+            verifying_key(public)
+        return callers
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The shuffler's process: a TCP port with TLS 1.3 and certificates on both sides, in front of its service."""
+"""The shuffler's process: a TCP port with TLS 1.3 and certificates on both sides, in front of its service.
+
+A certificate of the authority lets nobody do anything but ask; who is heard, pinned keys decide.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.shuffler.config import ShufflerError, Terms, load_keys, load_terms
 from tacit.deploy.shuffler.service import ShufflerService
-from tacit.deploy.wire import frame
+from tacit.deploy.wire import MOST_HEADER
 
 _log = logging.getLogger("tacit.shuffler")
 _MOST_CALLERS = 64
+_FIRST_FRAME = 2 * MOST_HEADER
 
 
 def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
@@ -35,28 +39,23 @@ def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
 class ShufflerServer(Listener):
     """Listens on a TCP port and hands frames to the service."""
 
-    def __init__(self, service: ShufflerService, context: ssl.SSLContext, folder: Path) -> None:
+    def __init__(self, service: ShufflerService, context: ssl.SSLContext) -> None:
         terms = service.terms
-        self._service = service
-        self._record = None if terms.record is None else (folder / terms.record).open("ab", buffering=0)
         try:
             listening = socket.create_server((terms.host, terms.port), backlog=_MOST_CALLERS)
         except OSError as error:
             raise ShufflerError(f"{terms.host}:{terms.port} cannot be listened on: {error}.") from None
         self.port = int(listening.getsockname()[1])
         secure = partial(context.wrap_socket, server_side=True, do_handshake_on_connect=False)
-        super().__init__(listening, self._reply, most=_MOST_CALLERS, secure=secure)
-
-    def _reply(self, header: bytes, payload: bytes) -> bytes:
-        if self._record is not None:
-            self._record.write(frame(header, payload))
-        return self._service.handle(header, payload)
-
-    def close(self) -> None:
-        """Stop listening."""
-        super().close()
-        if self._record is not None:
-            self._record.close()
+        super().__init__(
+            listening,
+            service.handle,
+            knows=service.knows,
+            most=_MOST_CALLERS,
+            log=_log,
+            secure=secure,
+            first=_FIRST_FRAME,
+        )
 
 
 def check_folder(folder: Path, terms: Terms) -> None:
@@ -74,8 +73,10 @@ def serve(folder: Path) -> None:
     os.umask(0o077)
     terms = load_terms(folder)
     check_folder(folder, terms)
-    service = ShufflerService(terms, load_keys(folder), folder / "shuffler.sqlite")
-    server = ShufflerServer(service, server_context(terms, folder), folder)
+    if not terms.callers:
+        _log.warning("shuffler.toml names no callers: every request is refused; see [callers] in docs/deployment.md")
+    service = ShufflerService(terms, load_keys(folder), folder)
+    server = ShufflerServer(service, server_context(terms, folder))
     line = f"shuffler {terms.name} serves on {terms.host}:{server.port} for {len(terms.silos)} silos"
     try:
         serve_until_stopped(server, _log, line)

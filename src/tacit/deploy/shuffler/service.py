@@ -1,7 +1,8 @@
 """The shuffler without its socket: keeps deposits until enough have come, and releases each round once.
 
 A release is stored in one durable transaction before it leaves. So a shuffler that was killed never releases a round in
-two ways, which would tell single silos apart. Deposits are only ever in memory.
+two ways, which would tell single silos apart. Deposits are only ever in memory. Only pinned callers are heard, and all
+that the shuffler says is signed.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tacit.channel.sealing import SealError, open_layer, unpad
+from tacit.deploy.listener import RefusalLog
 from tacit.deploy.shuffler import messages
 from tacit.deploy.shuffler.config import Keys, ShufflerError, Terms
 from tacit.deploy.shuffler.messages import Collect, Deposit, Relay, fields_of
-from tacit.deploy.wire import RefusalError, frame, refuse
+from tacit.deploy.signing import SignatureError, digest_of, opened_request, shuffler_address, signed_reply
+from tacit.deploy.wire import RefusalError, SignedRequest, frame, parse_signed_request, refuse, unframed
 
 _log = logging.getLogger("tacit.shuffler")
-_TABLE = (
+_TABLES = (
     "CREATE TABLE IF NOT EXISTS released(consortium TEXT PRIMARY KEY, round INTEGER NOT NULL, request TEXT NOT NULL, "
-    "header TEXT NOT NULL, payload BLOB NOT NULL)"
+    "header TEXT NOT NULL, payload BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS requests(scope TEXT PRIMARY KEY, counter INTEGER NOT NULL, digest TEXT NOT NULL)",
 )
 _OVERHEAD = 4096
 """What a deposit takes in memory besides its bytes, so that many tiny ones count too."""
@@ -69,28 +73,95 @@ class ShufflerService:
     which is never an honest silo's report.
     """
 
-    def __init__(self, terms: Terms, keys: Keys, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, terms: Terms, keys: Keys, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.terms, self._keys, self._clock = terms, keys, clock
-        self._lock = threading.Lock()
+        self._address = shuffler_address(terms.name)
+        self._lock, self._refusals = threading.Lock(), RefusalLog(_log)
         self._piles: dict[tuple[str, int, str], _Pile] = {}
-        self._released = _open_database(path)
+        self._released = _open_database(folder / "shuffler.sqlite")
+        self._record = None if terms.record is None else (folder / terms.record).open("ab", buffering=0)
 
     def close(self) -> None:
         """Close the database of released rounds."""
         self._released.close()
+        if self._record is not None:
+            self._record.close()
+
+    def knows(self, header: bytes, payload: bytes) -> bool:
+        """Whether a pinned caller has signed this for this shuffler, and it has not come before; never raises."""
+        with contextlib.suppress(Exception):
+            signed, request = self._request_in(header, payload)
+            with self._lock:
+                newest = self._newest(self._scope(signed, request))
+            return newest is None or signed.counter > newest[0]
+        return False
+
+    def _request_in(self, header: bytes, payload: bytes) -> tuple[SignedRequest, Any]:
+        signed, terms = parse_signed_request(header), self.terms
+        parse = messages.parse_request
+        return signed, opened_request(signed, payload, silo=self._address, proposers=terms.callers, parse=parse)
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
-        """The frame that answers a request; whatever is sent, this returns one."""
+        """The signed frame that answers a signed request; whatever is sent, this returns one.
+
+        Formal guarantee: a request that no pinned caller has signed for this shuffler, or that is older than the last
+        one of its study, is refused before anything is opened, compared or kept.
+        """
+        asked = digest_of(header, payload)
+        head, body = unframed(self._reply(header, payload, asked.hex()))
+        return signed_reply(head, body, request=asked, silo=self._address, signer=self._keys.sign)
+
+    def _reply(self, header: bytes, payload: bytes, asked: str) -> bytes:
         try:
+            # Before the lock: who is unknown does not wait for others, and keeps nobody waiting.
+            signed, request = self._request_in(header, payload)
             with self._lock:
-                return self._dispatch(messages.parse_request(header), payload)
+                scope = self._accept(signed, request, asked)
+                if self._record is not None:
+                    self._record.write(frame(signed.request, payload))
+                reply = self._dispatch(request, payload)
+                self._accept(signed, request, asked, before=scope)  # by now the study may be known
+                return reply
         except RefusalError as refusal:
-            return refuse(refusal.code, str(refusal), refusal.numbers)
+            return self._refusals.refuse(refusal.code, str(refusal), refusal.numbers)
         except SealError as error:
-            return refuse("sealed", str(error))
+            return self._refusals.refuse("sealed", str(error))
         except Exception as error:
             _log.error("request failed: %s", type(error).__name__)
             return refuse("internal", "the request could not be served")
+
+    def _accept(self, signed: SignedRequest, request: Any, asked: str, before: str | None = None) -> str:
+        """Refuse a request that is older than the last of its caller about the study, or about none that is known.
+
+        The last one itself may come again: a lost reply is asked for once more. Returns the scope of the counter; what
+        was accepted in the scope ``before`` is not written twice.
+        """
+        scope = self._scope(signed, request)
+        if scope == before:
+            return scope
+        newest = self._newest(scope)
+        if newest is None or signed.counter > newest[0]:
+            self._released.execute("INSERT OR REPLACE INTO requests VALUES(?, ?, ?)", (scope, signed.counter, asked))
+        elif (signed.counter, asked) != newest:
+            raise RefusalError("replayed", "expected a request with a larger counter than the last one")
+        return scope
+
+    def _scope(self, signed: SignedRequest, request: Any) -> str:
+        study = getattr(request, "consortium", "")
+        own = f"{signed.proposer}/{study}"
+        # A study whose deposits were forgotten keeps its counter: what came before that stays old.
+        return own if self._is_known(study) or self._newest(own) else f"{signed.proposer}/"
+
+    def _newest(self, scope: str) -> tuple[int, str] | None:
+        """Counter and digest of the last request in a scope."""
+        query = "SELECT counter, digest FROM requests WHERE scope = ?"
+        row: tuple[int, str] | None = self._released.execute(query, (scope,)).fetchone()
+        return row
+
+    def _is_known(self, study: str) -> bool:
+        """Whether anything of a study waits or was released."""
+        released = self._released.execute("SELECT 1 FROM released WHERE consortium = ?", (study,)).fetchone()
+        return released is not None or any(key[0] == study for key in self._piles)
 
     def _dispatch(self, request: Any, payload: bytes) -> bytes:
         self._tidy()
@@ -136,7 +207,7 @@ class ShufflerService:
         digest = hashlib.sha256(request.unsigned() + payload).digest()
         before = pile.held.get(request.silo)
         if before is not None and before.digest != digest:
-            raise RefusalError("replayed", "the silo has contributed something else to this round")
+            raise RefusalError("twice", "the silo has contributed something else to this round")
         if before is None:
             held = sum(other.bytes_of(request.silo) for other in self._piles.values())
             most = terms.max_bytes // len(terms.silos)
@@ -151,7 +222,7 @@ class ShufflerService:
         opened = [open_layer(blob, self._keys.seal, request.binding, layer=0) for blob in blobs]
         if request.mode == "reports":
             if len(set(opened)) != len(opened):
-                raise RefusalError("replayed", "a report is there twice")
+                raise RefusalError("twice", "a report is there twice")
             return opened
         shares = [unpad(blob) for blob in opened]
         # Sealed shares of one size must be of one size inside, or they could not be added up.
@@ -214,7 +285,7 @@ class ShufflerService:
         """
         if len(set(blobs)) != len(blobs):
             # No honest shuffler sends one twice; a dishonest one would find it again behind this shuffler.
-            raise RefusalError("replayed", "a report is there twice")
+            raise RefusalError("twice", "a report is there twice")
         opened = []
         for blob in blobs:
             with contextlib.suppress(SealError):
@@ -286,8 +357,8 @@ class ShufflerService:
 def _check_signature(request: Deposit | Relay, public: str, payload: bytes) -> None:
     try:
         request.check(public, payload)
-    except SealError as error:
-        raise RefusalError("signature", str(error)) from None
+    except SignatureError:
+        raise RefusalError("forged", "the silo or shuffler that it names has not signed it") from None
 
 
 def _check_alike(deposits: dict[str, Deposit]) -> None:
@@ -309,7 +380,7 @@ def _open_database(path: Path) -> sqlite3.Connection:
     """The database of released rounds, held by this process alone until it ends."""
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
-        for line in ("PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", _TABLE):
+        for line in ("PRAGMA locking_mode=EXCLUSIVE", "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", *_TABLES):
             database.execute(line)
         # A write takes the lock, which is then never given back.
         database.execute("BEGIN IMMEDIATE")

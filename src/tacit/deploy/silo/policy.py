@@ -6,8 +6,9 @@ import datetime
 import hashlib
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -15,13 +16,16 @@ from pydantic import Field, field_validator, model_validator
 from tacit.algorithm import SAMPLINGS, Sampling
 from tacit.deploy.sections import Count, Section, checked, read_toml
 from tacit.deploy.signing import verifying_key
-from tacit.deploy.wire import Name
+from tacit.deploy.wire import Description, Name
 from tacit.errors import TacitError, unknown
 from tacit.privacy.cache import cache_folder
 from tacit.privacy.filter import RuleName
 from tacit.privacy.plan import MOST_DELTA
 from tacit.silo import check_records
 from tacit.silo.chain import Limit
+
+if TYPE_CHECKING:
+    from tacit.data.schema import Schema
 
 MOST_EPSILON = 40.0
 _log = logging.getLogger("tacit.silo")
@@ -114,7 +118,11 @@ class ApprovalSection(Section):
 
 
 class DataSection(Section):
-    """The records: an npz file with arrays x and y, or a CSV file and its schema."""
+    """The records: an npz file with arrays x and y, or a CSV file and its schema.
+
+    ``columns`` is the schema. An npz file may have one too, if x and y are what its encoding makes of cells; without
+    it nobody can tell whether the features and classes of two silos mean the same.
+    """
 
     file: str
     columns: str | None = None
@@ -123,8 +131,8 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
-        if (self.columns is not None) != self.file.lower().endswith(".csv"):
-            raise ValueError("set columns, the schema that `tacit init` writes, exactly where file is a CSV file")
+        if self.columns is None and self.file.lower().endswith(".csv"):
+            raise ValueError("set columns, the schema that `tacit init` writes, where file is a CSV file")
         if (self.task == "regression") != (self.classes is None):
             raise ValueError("set classes exactly where task is not regression")
         return self
@@ -229,14 +237,8 @@ def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
 def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     """The silo's records, checked; relative files are looked for beside the policy."""
     section, path = policy.data, home / policy.data.file
-    if section.columns is not None:
-        table = _csv_records(section, path, home / section.columns)
-    else:
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                table = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError) as error:
-            raise PolicyError(f"data.file: {path} cannot be read as an npz file of arrays: {error}.") from None
+    is_csv = path.suffix.lower() == ".csv"
+    table = _csv_records(section, path, home / str(section.columns)) if is_csv else _stored_records(path)
     records = check_records({k: v for k, v in table.items() if k in ("x", "y")}, policy.name)
     y, classes = records["y"], section.classes
     if classes is not None and (y.dtype.kind != "i" or y.min() < 0 or y.max() >= classes):
@@ -244,21 +246,64 @@ def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     return records
 
 
+def _stored_records(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an npz file; what is wrong with one is told without a byte of it."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in ("x", "y") if name in stored.files}
+    except OSError as error:
+        raise PolicyError(f"data.file: {path} cannot be read: {error.strerror or type(error).__name__}.") from None
+    except Exception as error:  # numpy's texts may quote the file
+        raise PolicyError(
+            f"data.file: {path} cannot be read as an npz file of arrays x and y ({type(error).__name__}); save it with "
+            "numpy.savez, or name a CSV file and its columns."
+        ) from None
+
+
+def load_description(policy: Policy, home: Path, records: Mapping[str, np.ndarray]) -> Description:
+    """What the silo's records mean: by its schema, or as little as is known without one."""
+    section, shape = policy.data, records["x"].shape[1:]
+    if section.columns is None:
+        return Description(features=shape, task=section.task, classes=section.classes)
+    path = home / section.columns
+    schema = _checked_schema(section, path)
+    if shape != (schema.width,):
+        raise PolicyError(
+            f"data.columns: {path} makes {schema.width} features of a record, but x has {', '.join(map(str, shape))}; "
+            "name the schema that x was encoded by."
+        )
+    norms = np.sqrt((records["x"].astype(np.float64) ** 2).sum(axis=1))
+    if norms.max() > schema.bound * (1 + 1e-6):
+        raise PolicyError(
+            f"data.columns: {path} bounds the norm of features by {schema.bound:g}, and x has records beyond that; "
+            "name the schema that x was encoded by."
+        )
+    return Description.model_validate(schema.description())
+
+
 def _csv_records(section: DataSection, path: Path, schema: Path) -> dict[str, Any]:
     """Records from a CSV file; task and classes must be the policy's."""
     from tacit.data.csv_silos import silo_records
-    from tacit.data.schema import read_schema
 
-    target = read_schema(schema).target
+    _checked_schema(section, schema)
+    # The silo's own log: nothing of it is ever sent.
+    return silo_records(path, schema, tell=lambda line: _log.warning("%s", line))
+
+
+def _checked_schema(section: DataSection, path: Path) -> Schema:
+    """The policy's schema; its target must be the policy's, and nothing in it may come from records."""
+    from tacit.data.schema import public_schema
+
+    schema = public_schema(path)
+    target = schema.target
     classes = None if target.classes is None else len(target.classes)
     if (section.task, section.classes) != (target.task, classes):
         raise PolicyError(
             f"[data] of the policy says {_target_words(section.task, section.classes)}, but the target "
-            f"{target.column!r} of {schema} has {_target_words(target.task, classes)}; set that in the policy, or name "
+            f"{target.column!r} of {path} has {_target_words(target.task, classes)}; set that in the policy, or name "
             "the records that were meant."
         )
-    # The silo's own log: nothing of it is ever sent.
-    return silo_records(path, schema, tell=lambda line: _log.warning("%s", line))
+    return schema
 
 
 def _target_words(task: str, classes: int | None) -> str:

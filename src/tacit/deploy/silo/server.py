@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
-from tacit.deploy.silo.policy import PolicyError, files_of, load_policy, load_records, policy_text
+from tacit.deploy.silo.policy import PolicyError, files_of, load_description, load_policy, load_records, policy_text
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.privacy.cache import cache_folder
 from tacit.privacy.plan import doubts
@@ -42,7 +42,7 @@ class SiloServer(Listener):
         finally:
             os.umask(before)
         listening.listen(_MOST_CALLERS)
-        super().__init__(listening, self._reply, most=_MOST_CALLERS)
+        super().__init__(listening, self._reply, knows=service.knows, most=_MOST_CALLERS, log=_log)
 
     def _reply(self, header: bytes, payload: bytes) -> bytes:
         begun = time.monotonic()
@@ -77,7 +77,14 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
         _log.warning("policy.toml: %s", doubt)
     if not policy.proposers:
         _log.warning("policy.toml names no proposers: every request is refused; see [proposers] in docs/deployment.md")
-    service = SiloService(policy, records, home, noise_off=noise_off, policy_read=text)
+    if policy.data.columns is None:
+        _log.warning(
+            "policy.toml names no columns for %s: whether its features and classes mean the same as those of other "
+            "silos cannot be checked; see data.columns in docs/deployment.md",
+            policy.data.file,
+        )
+    description = load_description(policy, folder, records)
+    service = SiloService(policy, records, home, noise_off=noise_off, description=description, policy_read=text)
     server = SiloServer(service, home.socket, socket_mode)
     if noise_off:
         _log.warning("NOISE IS OFF: a test build, not private")

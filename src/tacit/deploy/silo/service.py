@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,13 +20,26 @@ import numpy as np
 
 from tacit import __version__
 from tacit.deploy import wire
+from tacit.deploy.listener import RefusalLog
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
 from tacit.deploy.silo import consent as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest, plain_policy, policy_text
-from tacit.deploy.wire import Answer, Finish, Hello, Plan, Propose, RefusalError, Status, frame, refuse, study_of
+from tacit.deploy.wire import (
+    Answer,
+    Description,
+    Finish,
+    Hello,
+    Plan,
+    Propose,
+    RefusalError,
+    Status,
+    frame,
+    refuse,
+    study_of,
+)
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.silo.chain import place_of
@@ -83,13 +95,22 @@ def home_of(folder: Path, policy: Policy) -> Home:
     )
 
 
+class _Known(NamedTuple):
+    """A request that was signed by somebody whom this policy pins."""
+
+    policy: Policy
+    signed: wire.SignedRequest
+    request: Any
+
+
 class SiloService:
     """One silo's records, policy and ledger.
 
     Formal guarantee: every message that leaves is a release of a plan that the policy allows. It was reserved, it is
-    debited durably before it leaves, and the server cannot know its noise. Refusals depend on requests, policy, ledger
-    and the number of records, never on the content of a record. The policy is the one on disk at the moment of the
-    request; while that one cannot be used, everything is refused.
+    debited durably before it leaves, and the server cannot know its noise. Refusals depend on requests, policy, schema,
+    ledger and the number of records, never on the content of a record. Only a plan for records of this meaning, by its
+    digest, is priced. Without a ``description`` shape, task and number of classes are all that is known of it.
+    The policy is the one on disk at the moment of the request; while that one cannot be used, everything is refused.
 
     ``policy_read`` is the text that ``policy`` was read from; by default what is on disk now.
     """
@@ -102,6 +123,7 @@ class SiloService:
         *,
         noise_off: bool = False,
         clock: Callable[[], float] = time.time,
+        description: Description | None = None,
         policy_read: bytes | None = None,
     ) -> None:
         if noise_off and not (policy.test and os.environ.get(NOISE_OFF) == "1"):
@@ -119,13 +141,16 @@ class SiloService:
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
+        data, shape = policy.data, tuple(self._record["x"].shape)
+        weak = Description(features=shape, task=data.task, classes=data.classes)
+        self._description = weak if description is None else description
         if not (home.folder / policy.key).exists():
             raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
         self._signer = Signer(read_secret(home.folder / policy.key))
         self._sealer = self._new_sealer()
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
-        self._lock, self._refusals = threading.Lock(), RefusalLog()
+        self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
         self._ledger: Ledger | None = self._open()
@@ -207,8 +232,19 @@ class SiloService:
         """Close the ledger, once the answer at hand is debited."""
         with self._lock:
             if self._ledger is not None:
-                self._refusals.write(self._ledger)
+                self._counts.write(self._ledger, now=True)
                 self._ledger.close()
+
+    def knows(self, header: bytes, payload: bytes) -> bool:
+        """Whether a pinned proposer has signed this for this silo, old or new; never raises."""
+        with contextlib.suppress(Exception):
+            self._request_in(header, payload)
+            return True
+        return False
+
+    def _request_in(self, header: bytes, payload: bytes) -> tuple[wire.SignedRequest, Any]:
+        signed = wire.parse_signed_request(header)
+        return signed, opened_request(signed, payload, silo=self.policy.name, proposers=self.policy.proposers)
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
         """The signed frame that answers a signed request; whatever is sent, this returns one.
@@ -221,10 +257,16 @@ class SiloService:
         return signed_reply(head, body, request=asked, silo=self.policy.name, signer=self._signer)
 
     def _reply(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
+        try:
+            # Before the lock: who is unknown does not wait while an answer is computed, and keeps nobody waiting.
+            known = self._known(header, payload)
+        except RefusalError as error:
+            self._counts.add(error.code, "")
+            return self._refusals.refuse(error.code, str(error), error.numbers)
         with self._lock:
             self._asking = ""
             try:
-                return self._served(header, payload, asked)
+                return self._served(header, payload, asked, known)
             except (RefusalError, LedgerError) as error:
                 if isinstance(error, LedgerError) and error.code == "ledger" and self._ledger is not None:
                     # What is on disk decides: it is read and verified again before the next reply.
@@ -240,11 +282,18 @@ class SiloService:
                 _log.error("request failed: %s", type(error).__name__)
                 return refuse("internal", "the request could not be served")
 
-    def _served(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
-        self._refresh()
-        signed = wire.parse_signed_request(header)
+    def _known(self, header: bytes, payload: bytes) -> _Known | None:
+        """A request that a pinned proposer has signed; none where the policy on disk has to be read first."""
         policy = self.policy
-        request = opened_request(signed, payload, silo=policy.name, proposers=policy.proposers)
+        if policy_text(self.home.folder) != self._policy_read:
+            return None
+        return _Known(policy, *self._request_in(header, payload))
+
+    def _served(self, header: bytes, payload: bytes, asked: bytes, known: _Known | None) -> bytes:
+        self._refresh()
+        if known is None or known.policy is not self.policy:
+            known = _Known(self.policy, *self._request_in(header, payload))
+        signed, request = known.signed, known.request
         self._asking = signed.proposer
         self._accept(signed, study_of(request), asked)
         reply = self._dispatch(self._opened(), request, payload)
@@ -253,7 +302,9 @@ class SiloService:
 
     def _refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
         """The frame of a refusal, logged and counted."""
-        self._refusals.count(code, self._asking, self._ledger)
+        self._counts.add(code, self._asking)
+        if self._ledger is not None:
+            self._counts.write(self._ledger)
         return self._refusals.refuse(code, text, numbers)
 
     def _accept(self, signed: wire.SignedRequest, study: str, asked: bytes) -> None:
@@ -280,7 +331,7 @@ class SiloService:
             raise RefusalError("expired", "the silo's policy has expired")
         self._tidy(ledger)
         if isinstance(request, Propose):
-            return self._propose(ledger, request.plan)
+            return self._propose(ledger, request.plan, request.description)
         if isinstance(request, Status):
             return self._status(ledger, request)
         if isinstance(request, Finish):
@@ -317,15 +368,19 @@ class SiloService:
             task=self.policy.data.task,
             classes=self.policy.data.classes,
             noise="discrete-gaussian" if self._noise else "off (test build)",
+            schema_digest=self._description.digest,
+            description=self._description.sent,
         )
         return frame(welcome)
 
-    def _propose(self, ledger: Ledger, plan: Plan) -> bytes:
+    def _propose(self, ledger: Ledger, plan: Plan, told: Description | None) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
         if study in ledger.notes.endings:
             raise _over(ledger, study)
         if ledger.notes.revoked and accounts.terms_of(plan) in ledger.notes.revoked:
             raise RefusalError("revoked", "the silo's owner has revoked this plan, under whatever name")
+        if account is None:
+            self._check_schema(plan, told)
         is_new = account is None and study not in ledger.pending()
         open_studies = sum(other.live for other in ledger.accounts.values()) + len(ledger.pending())
         if is_new and open_studies >= self.policy.allow.max_open:
@@ -346,9 +401,7 @@ class SiloService:
 
     def _considered(self, plan: Plan) -> Worker:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
-        data = self.policy.data
-        if (plan.features, plan.task, plan.classes) != (tuple(self._record["x"].shape), data.task, data.classes):
-            raise RefusalError("bad-plan", "the plan is for records of another shape or task; ask with hello")
+        self._check_schema(plan)
         terms = accounts.terms_of(plan)
         if terms not in self._prepared:
             policy = self.policy
@@ -358,6 +411,22 @@ class SiloService:
                 del self._prepared[next(iter(self._prepared))]
             self._prepared[terms] = Worker(offer, self._records, self._samplers)
         return self._prepared[terms].serving(plan)
+
+    def _check_schema(self, plan: Plan, told: Description | None = None) -> None:
+        """Refuse a plan for records that mean something else, in words where the server has told what it means."""
+        own, said = self._description, plan.described
+        wanted = plan.schema_digest or said.digest
+        shape = Description(features=own.features, task=own.task, classes=own.classes)
+        if wanted == own.digest and said == shape:
+            return
+        from tacit.deploy.descriptions import differences, sentence
+
+        if told is not None and told.digest == wanted:
+            lines = differences(own, told)
+        else:
+            lines = differences(own, said) if plan.schema_digest is None else differences(shape, said)
+        unsaid = f"its digest is {own.digest[:16]}..., expected {wanted[:16]}...; ask with hello what it means"
+        raise RefusalError("schema", f"this silo's schema is not the plan's: {sentence(lines) or unsaid}")
 
     def _is_approved(self, study: str) -> bool:
         return (self.home.approved / study).is_file()
@@ -526,51 +595,32 @@ def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")
 
 
-_log = logging.getLogger("tacit.silo")
-_HOUR, _MINUTE = 3600.0, 60.0
-MOST_IN_AN_HOUR = 100
-"""How many refusals are logged in an hour; a server could send thousands in a second."""
-_LONGEST = 400
+_MINUTE = 60.0
 
 
-class RefusalLog:
-    """Logs refusals as they are made."""
+class RefusalCounts:
+    """Counts refusals by code and proposer, for the ledger."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._begun, self._count = clock, clock(), 0
-        self._recent: deque[str] = deque(maxlen=MOST_IN_AN_HOUR)
+    def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}
-        self._written = -_HOUR
+        self._seen: set[tuple[str, str]] = set()
+        self._written = -_MINUTE
+        self._lock = threading.Lock()
 
-    def count(self, code: str, proposer: str, ledger: Ledger | None) -> None:
-        """Count a refusal by code and proposer; counts are written at most once a minute, new ones at once."""
-        key = (code, proposer)
-        is_new = key not in self._counts
-        self._counts[key] = self._counts.get(key, 0) + 1
-        if ledger is not None and (is_new or self._clock() - self._written >= _MINUTE):
-            self.write(ledger)
+    def add(self, code: str, proposer: str) -> None:
+        """Count one; ``proposer`` is empty where the policy names none."""
+        with self._lock:
+            self._counts[code, proposer] = self._counts.get((code, proposer), 0) + 1
 
-    def write(self, ledger: Ledger) -> None:
-        """Write down what was counted; a ledger that cannot be written has greater worries."""
+    def write(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Write down what was counted, at most once a minute unless something is new or it must be now."""
+        with self._lock:
+            due = now or set(self._counts) - self._seen or time.monotonic() - self._written >= _MINUTE
+            counts = dict(self._counts) if due else {}
+            if not counts:
+                return
+            self._counts, self._written = {}, time.monotonic()
+            self._seen |= set(counts)
+        # A ledger that cannot be written has greater worries.
         with contextlib.suppress(LedgerError):
-            ledger.count_refusals({key: count for key, count in self._counts.items() if count})
-            self._counts, self._written = dict.fromkeys(self._counts, 0), self._clock()
-
-    def refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
-        """The frame of a refusal; it is logged unless the same was logged lately."""
-        self._note(code, text, numbers or {})
-        return refuse(code, text, numbers)
-
-    def _note(self, code: str, text: str, numbers: Mapping[str, float]) -> None:
-        if self._clock() - self._begun >= _HOUR:
-            self._begun, self._count = self._clock(), 0
-            self._recent.clear()
-        listed = f" ({', '.join(f'{name} {value:.6g}' for name, value in numbers.items())})" if numbers else ""
-        line = f"refused, {code}: {text}{listed}".encode("unicode_escape").decode("ascii")[:_LONGEST]
-        if line in self._recent or self._count > MOST_IN_AN_HOUR:
-            return
-        self._count += 1
-        self._recent.append(line)
-        if self._count > MOST_IN_AN_HOUR:
-            line = f"more than {MOST_IN_AN_HOUR} different refusals within an hour; the next ones are not logged"
-        _log.warning("%s", line)
+            ledger.count_refusals(counts)

@@ -1,0 +1,159 @@
+"""Leads the study of a run folder over a SuperLink: ``python -m tacit.deploy.flower.leader FOLDER CONTROL``.
+
+`tacit server run` starts it as its own child, so that it runs as the proposer's user and ends with the command. It
+executes the run that it has started itself, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tacit.deploy.flower.commands import read_control
+from tacit.deploy.flower.private import EndedError, FlowerError, Link, Run, check_flower
+from tacit.deploy.server.transport import Enough, Frames, Replies
+from tacit.deploy.wire import RefusalError, read_frame
+
+_POLL = 0.2
+_BEAT = 10.0
+
+
+class LinkTransport:
+    """Silos behind nodes; an address is a node's id.
+
+    A run that somebody has stopped, or that a SuperLink has forgotten, is begun anew; what was asked is asked again.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._lock = link, threading.Lock()
+        self._run: Run | None = None
+
+    def present(self) -> list[str]:
+        """Nodes that are connected."""
+        with contextlib.suppress(httpx.HTTPError, FlowerError), self._running() as run:
+            return [str(node) for node in run.nodes()]
+        return []
+
+    def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
+        """One message to each node; late replies are left to expire."""
+        deadline, received = time.monotonic() + seconds, dict[str, Replies]()
+        try:
+            with self._running() as run:
+                waiting = run.push({int(at): frames for at, frames in requests.items()}, seconds) if requests else {}
+                while waiting and time.monotonic() < deadline:
+                    self._take(run, waiting, received)
+                    if enough is not None and enough(set(received)):
+                        break
+                    time.sleep(_POLL if waiting else 0.0)
+        except (httpx.HTTPError, FlowerError):
+            # Away; what was not answered will be asked again.
+            time.sleep(_POLL)
+        return received
+
+    def _take(self, run: Run, waiting: dict[str, int], received: dict[str, Replies]) -> None:
+        try:
+            found = run.pull(list(waiting))
+        except httpx.HTTPError:
+            return
+        for sent, frames in found.items():
+            at, replies = waiting.pop(sent, None), _replies(frames)
+            if at is not None and replies:
+                received[str(at)] = replies
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[Run]:
+        with self._lock:
+            run = self._run = self._link.begin() if self._run is None else self._run
+        try:
+            yield run
+        except EndedError:
+            self._forget(run)
+            raise
+
+    def _forget(self, run: Run) -> None:
+        with self._lock:
+            if self._run is run:
+                self._run = None
+                run.close()
+
+    def beat(self) -> None:
+        """Keep the run alive, if there is one."""
+        run = self._run
+        if run is None:
+            return
+        try:
+            run.beat()
+        except EndedError:
+            self._forget(run)
+        except (httpx.HTTPError, RuntimeError):
+            # Away, or hung up meanwhile.
+            pass
+
+    def close(self) -> None:
+        """End the run and hang up."""
+        if self._run is not None:
+            self._run.end()
+        self._link.close()
+
+
+@contextlib.contextmanager
+def connected(control: Path) -> Iterator[LinkTransport]:
+    """A transport over the SuperLink of a ``control.toml``, with heartbeats."""
+    check_flower()
+    transport, done = LinkTransport(Link(read_control(control))), threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_BEAT):
+            transport.beat()
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield transport
+    finally:
+        done.set()
+        transport.close()
+
+
+def _replies(frames: list[bytes] | None) -> Replies:
+    """Header and payload of each reply; none where any of them cannot be read."""
+    try:
+        found = [read_frame(io.BytesIO(raw).read) for raw in frames or ()]
+    except RefusalError:
+        return []
+    return [] if None in found else [parts for parts in found if parts is not None]
+
+
+def _end_with_parent() -> None:
+    """The command that started this process holds the other end of its input."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Lead a study; everything about it lies in the run folder."""
+    folder, control = map(Path, sys.argv[1:])
+    signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from tacit.deploy.server.study import lead
+
+    with contextlib.suppress(KeyboardInterrupt), connected(control) as transport:
+        lead(folder, transport)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Sockets before crowds: whoever is slow, idle or unknown keeps nobody else out."""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+
+import pytest
+
+from tacit.deploy.client import BusyError, Connection
+from tacit.deploy.listener import Listener
+from tacit.deploy.wire import frame, read_frame
+
+MOST = 4
+KNOWN = frame(b"known")
+
+
+class Door:
+    """A listener on a port, which knows frames that say so; ``slow`` frames are at work until ``done``."""
+
+    def __init__(self, **changes):
+        listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port, self.done, self.at_work = listening.getsockname()[1], threading.Event(), threading.Semaphore(0)
+        terms = {"knows": lambda header, _: header != b"stranger", "most": MOST, "log": logging.getLogger("tacit.test")}
+        self.listener = Listener(listening, self._handle, **{**terms, **changes})
+        threading.Thread(target=self.listener.serve, daemon=True).start()
+
+    def _handle(self, header, payload):
+        if header == b"slow":
+            self.at_work.release()
+            self.done.wait(20.0)
+        return frame(header, payload)
+
+    def line(self, source="127.0.0.1"):
+        return socket.create_connection(("127.0.0.1", self.port), 10.0, (source, 0))
+
+
+@pytest.fixture
+def door():
+    found = Door()
+    yield found
+    found.done.set()
+    found.listener.close()
+
+
+def said(line, raw=KNOWN):
+    line.sendall(raw)
+    with line.makefile("rb") as stream:
+        return read_frame(stream.read)
+
+
+def is_cut(line, seconds=5.0):
+    line.settimeout(seconds)
+    try:
+        return line.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+class Talker(Connection):
+    def __init__(self, port, patience):
+        super().__init__(patience)
+        self.port = port
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), 10.0)
+
+
+@pytest.mark.parametrize("sent", [b"", KNOWN[:6], frame(b"stranger")])
+def test_a_crowd_of_strangers_keeps_neither_callers_nor_new_ones_out(door, sent):
+    with contextlib.ExitStack() as crowd:
+        caller = crowd.enter_context(door.line())
+        assert said(caller) == (b"known", b"")
+        lines = [crowd.enter_context(door.line()) for _ in range(20 * MOST)]
+        for line in lines:
+            with contextlib.suppress(OSError):
+                line.sendall(sent)
+        begun = time.monotonic()
+        assert said(crowd.enter_context(door.line())) == (b"known", b"")
+        assert said(caller) == (b"known", b"")
+        assert time.monotonic() - begun < 2.0
+        assert len(door.listener._strangers) <= MOST
+
+
+def test_a_crowd_from_one_address_pushes_out_its_own(door):
+    with contextlib.ExitStack() as crowd:
+        lonely = crowd.enter_context(door.line("127.0.0.2"))
+        for _ in range(20 * MOST):
+            last = crowd.enter_context(door.line("127.0.0.3"))
+        # Once the last one is heard, all of them have come in.
+        assert said(last) == (b"known", b"")
+        assert said(lonely) == (b"known", b"")
+
+
+def test_the_caller_that_was_idle_for_longest_makes_room(door):
+    with contextlib.ExitStack() as all_of_them:
+        lines = [all_of_them.enter_context(door.line()) for _ in range(MOST)]
+        for line in lines:
+            assert said(line) == (b"known", b"")
+        assert said(lines[0]) == (b"known", b"")
+        assert said(all_of_them.enter_context(door.line())) == (b"known", b"")
+        assert is_cut(lines[1])
+        assert said(lines[0]) == (b"known", b"")
+
+
+def test_if_all_callers_are_at_work_one_more_is_told_busy_at_once_and_comes_back_later(door):
+    with contextlib.ExitStack() as all_of_them:
+        for _ in range(MOST):
+            all_of_them.enter_context(door.line()).sendall(frame(b"slow"))
+            assert door.at_work.acquire(timeout=5.0)
+        begun = time.monotonic()
+        assert b'"code":"busy"' in said(all_of_them.enter_context(door.line()))[0]
+        with pytest.raises(BusyError):
+            Talker(door.port, 0.0).exchange(KNOWN)
+        assert time.monotonic() - begun < 1.0
+        threading.Timer(0.5, door.done.set).start()
+        patient = Talker(door.port, 20.0)
+        assert patient.exchange(KNOWN) == (b"known", b"")
+        patient.close()
+
+
+def test_what_is_half_sent_by_a_caller_counts_as_work(door):
+    with contextlib.ExitStack() as all_of_them:
+        lines = [all_of_them.enter_context(door.line()) for _ in range(MOST)]
+        for line in lines:
+            assert said(line) == (b"known", b"")
+        lines[0].sendall(KNOWN[:6])
+        time.sleep(0.2)
+        assert said(all_of_them.enter_context(door.line())) == (b"known", b"")
+        assert is_cut(lines[1])
+        assert said(lines[0], KNOWN[6:]) == (b"known", b"")
+
+
+def test_a_strangers_first_frame_is_small():
+    door = Door(first=1000)
+    with door.line() as line:
+        assert b"bad-frame" in said(line, (2000).to_bytes(4, "big") + (10).to_bytes(4, "big"))[0]
+    with door.line() as line:
+        assert said(line) == (b"known", b"")
+        assert said(line, frame(b"known", bytes(2000))) == (b"known", bytes(2000))
+    door.listener.close()
+
+
+def test_no_thread_is_left_of_those_that_were_cut_off(door):
+    before = threading.active_count()
+    with contextlib.ExitStack() as crowd:
+        for _ in range(50 * MOST):
+            crowd.enter_context(door.line())
+        until = time.monotonic() + 5.0
+        while threading.active_count() > before + MOST and time.monotonic() < until:
+            time.sleep(0.02)
+        assert threading.active_count() <= before + MOST
