@@ -115,12 +115,13 @@ def _study(
 def _refused(entry: Entry) -> dict[str, Any]:
     """A study that its owner turned away before it was reserved."""
     data = entry.data
-    nothing = dict.fromkeys(("proposer", "approved", "reserved", "algorithm", "rounds", "channel", "rests_on"))
+    nothing = dict.fromkeys(("approved", "reserved", "algorithm", "rounds", "channel", "rests_on"))
     return {
         "study": entry.study,
         "name": data.get("name") or "(unnamed)",
         "state": "refused",
         "ended": {"how": data["reason"], "who": data.get("who", ""), "when": moment(entry.time)},
+        "proposer": data.get("proposer") or None,
         **nothing,
         "asked_epsilon": None,
         "asked_delta": None,
@@ -239,6 +240,7 @@ def write_page(folder: Path, path: Path) -> None:
     environment.filters |= {
         "percent": percent_of,
         "number": _number,
+        "counted": counted,
         "ended": ended_words,
         "approved": approved_words,
     }

@@ -6,7 +6,9 @@ import time
 
 import pytest
 import tomli_w
+from rich.console import Console
 
+from tacit.deploy.flower import watch
 from tacit.deploy.server import ending, study
 from tacit.deploy.server.coordinator import StalledError
 from tacit.deploy.server.ending import abort
@@ -15,6 +17,7 @@ from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import RefusalError, read_frame
 from tacit.errors import TacitError
 from tacit.plans.spec import StudyError
+from tacit.stopping import ToldInterrupt
 from tests.deploy.silo.consortium import led_by, make_home, records_of
 
 NAMES = ("a", "b", "c")
@@ -191,3 +194,28 @@ def test_silos_that_are_away_when_a_run_is_aborted_are_named(room, tmp_path, mon
 def test_a_folder_without_a_proposed_study_cannot_be_aborted(room, tmp_path):
     with pytest.raises(TacitError, match="nothing to end"):
         abort(prepare(tmp_path / "run"), room)
+
+
+@pytest.mark.parametrize(("final", "told"), [(True, "ended at its silos: start"), (False, "or end it with: tacit")])
+def test_who_interrupts_a_run_is_told_what_became_of_it(tmp_path, monkeypatch, final, told):
+    class Leader:
+        stdin = None
+
+        def poll(self):
+            return None
+
+        def terminate(self):
+            ending.journal(tmp_path, "failed", {"text": "interrupted", "final": final})
+
+        def wait(self, seconds=None):
+            return 0
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "start", lambda folder, control: Leader())
+    out = io.StringIO()
+    with pytest.raises(ToldInterrupt):
+        watch.follow(tmp_path, tmp_path, Console(file=out, width=300), interrupt)
+    assert told in out.getvalue()
+    assert ("--resume" in out.getvalue().split("Stopped")[1].replace("without --resume", "")) is not final

@@ -80,6 +80,7 @@ def test_every_study_says_who_asked_who_let_it_in_and_who_ended_it(found):
     assert (direct["ended"]["how"], direct["ended"]["who"]) == ("finished", "tester")
     assert (crowd["ended"]["how"], crowd["ended"]["who"]) == ("closed", myself())
     assert (away["state"], away["ended"]["how"], away["ended"]["who"]) == ("refused", "rejected", myself())
+    assert away["proposer"] == "tester"
     assert (direct["asked_epsilon"], crowd["asked_epsilon"]) == (1.0, 3.0)
     assert [row["name"] for row in found["pending"]] == ["waits"]
 

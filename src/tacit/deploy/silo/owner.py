@@ -88,7 +88,7 @@ def _end(ledger: Ledger, study: str, verb: str, facts: dict[str, str]) -> None:
     if is_over and not set(terms.values()) - ledger.notes.revoked:
         return
     name = "" if plan is None else plan.name
-    ledger.refuse(study, REASONS[verb], name=name, **facts, **terms)
+    ledger.refuse(study, REASONS[verb], name=name, proposer=ledger.owner_of(study) or "", **facts, **terms)
     _log.info("study %s (%s) is %s by %s", study, name, REASONS[verb], facts["who"])
 
 
