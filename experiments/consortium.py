@@ -145,7 +145,7 @@ def simulated(study: Study, seeds: int) -> tuple[float, float]:
 
 def show_ledgers(consortium: Consortium, console: Console) -> None:
     """What every silo has spent, from its own books."""
-    from tacit.cli.status import account_of
+    from tacit.cli.books import account_of
 
     table = Table(
         "silo", "study", "answers", "own epsilon", "of the account", "account left", title="the silos' ledgers"

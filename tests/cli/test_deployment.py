@@ -1,5 +1,6 @@
 """The commands of a deployment that can be tried without one."""
 
+import contextlib
 import json
 import re
 import tomllib
@@ -93,6 +94,19 @@ def test_the_command_that_was_typed_is_kept_for_the_report(tmp_path, control, pr
     (path,) = (tmp_path / "r").glob("*/deployment.toml")
     terms = deployment_from(tomllib.loads(path.read_text()))
     assert terms.command == "tacit server run heart-disease --set 'title=Two words'"
+
+
+def test_a_study_is_aborted_over_the_superlink(tmp_path, control, monkeypatch):
+    with pytest.raises(TacitError, match="a study that was proposed"):
+        invoke("server", "abort", tmp_path, "--control", control)
+    (tmp_path / "checkpoint.npz").touch()
+    asked = []
+    monkeypatch.setattr("tacit.deploy.flower.leader.connected", lambda path: contextlib.nullcontext("transport"))
+    monkeypatch.setattr(
+        "tacit.deploy.server.ending.abort", lambda *words: asked.append(words) or {"clinic": "ended after 2 answers"}
+    )
+    assert "clinic: ended after 2 answers" in invoke("server", "abort", tmp_path, "--control", control)
+    assert asked == [(tmp_path, "transport")]
 
 
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, control, proposer):

@@ -35,7 +35,7 @@ def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
 
 def commands():
     joined = TEXT.replace("\\\n", " ")
-    return sorted(set(re.findall(r"tacit (silo|server|shuffler) ([a-z]+)((?:[^\n`#]*--[a-z-]+)*)", joined)))
+    return sorted(set(re.findall(r"tacit (silo|server|shuffler) ([a-z]+(?:-[a-z]+)*)((?:[^\n`#]*--[a-z-]+)*)", joined)))
 
 
 @pytest.mark.parametrize(("group", "name", "rest"), commands())

@@ -425,7 +425,7 @@ def test_a_clock_far_ahead_is_refused_and_leaves_no_trace(home):
     ledger = home.open()
     reserve(ledger)
     home.clock.time += YEAR + 1.0
-    for act in (ledger.now, ledger.expire, lambda: ledger.finish("s", "over"), lambda: ledger.hold("b", "{}")):
+    for act in (ledger.now, ledger.expire, lambda: ledger.finish("s", "over"), lambda: ledger.hold("b", "{}", "p")):
         assert "clock_checked = 1971" in str(refused("clock", act))
     ledger.close()
     refused("clock", home.open)

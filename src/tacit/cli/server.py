@@ -232,6 +232,29 @@ def run_command(
     typer.echo(f"Report: {folder / 'report.html'}")
 
 
+@server_app.command("abort")
+def abort_command(
+    folder: Annotated[Path, typer.Argument(help="The run folder of the study.")], control: ControlFile
+) -> None:
+    """End the study of a run folder at every silo, within a minute, whether a server still leads it or not.
+
+    What silos have not used goes back to them. The run cannot be resumed afterwards.
+
+    Example: tacit server abort runs/heart-disease --control state/control.toml
+    """
+    need_file(folder / "checkpoint.npz", "give the run folder of a study that was proposed")
+    from tacit.deploy.flower.commands import read_control
+
+    read_control(control)
+    from tacit.deploy.flower import leader
+    from tacit.deploy.server import ending
+
+    with leader.connected(control) as transport:
+        said = ending.abort(folder, transport)
+    for name, text in said.items():
+        typer.echo(f"{name}: {text}")
+
+
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:
     """A new run folder with the study in it, once it is known to be one that can be deployed."""
     from tacit.deploy.server.deployment import check_study

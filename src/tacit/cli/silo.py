@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tomli_w
 import typer
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tacit.cli import AUTHORITY, Json, group, need_file, print_json, template
-from tacit.errors import TacitError
+from tacit.errors import TacitError, counted
 from tacit.stopping import stops_at_once
 
 silo_app = group(
@@ -190,14 +190,17 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     if not ran:
         typer.echo("It has not run before: nothing has been spent.")
     typer.echo(account_words(facts["account"]))
-    table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
+    table = Table("name", Column("study", no_wrap=True), "answers", "until", title="open studies")
     for row in facts["open"]:
-        table.add_row(row["study"][:_SHORT], str(row["answers"]), row["expires"])
+        table.add_row(row["name"], row["study"][:_SHORT], str(row["answers"]), row["expires"])
     Console().print(table if facts["open"] else "No studies are open.")
     for row in facts["pending"]:
         typer.echo(described(row, folder))
     if not facts["pending"]:
         typer.echo("No studies wait for approval.")
+    for name in facts["decided"]:
+        study, _, verb = name.partition(".")
+        typer.echo(f"Decided: {verb} {study[:_SHORT]}; it counts, and is written down with the daemon's next request.")
 
 
 @silo_app.command("approve")
@@ -219,47 +222,169 @@ def approve_command(
         typer.echo(f"  {name:<10} {text}")
 
 
+Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]
+
+
+@silo_app.command("reject")
+def reject_command(folder: Folder, study: Study) -> None:
+    """Reject a study that waits for approval: its proposer is told, and it is not considered again.
+
+    Example: tacit silo reject clinic 9f86d081
+    """
+    _end(folder, study, "reject")
+
+
+@silo_app.command("close")
+def close_command(folder: Folder, study: Study) -> None:
+    """Close an open study for good: no more answers, and what it did not use goes back, where the rule is a filter.
+
+    Example: tacit silo close clinic heart-disease
+    """
+    _end(folder, study, "close")
+
+
+@silo_app.command("revoke")
+def revoke_command(folder: Folder, study: Study) -> None:
+    """Withdraw an approval or a consent: no more answers, and the same plan is refused from now on, under any name.
+
+    What was released stays released, and paid for.
+
+    Example: tacit silo revoke clinic heart-disease
+    """
+    _end(folder, study, "revoke")
+
+
+def _end(folder: Path, study: str, verb: str) -> None:
+    from tacit.cli.status import end
+
+    done = end(folder, study, verb)
+    runs = "the daemon answers nothing more of it from its next request on"
+    waits = "the daemon does not run; the ledger's entry is made when it starts, before anything is answered"
+    typer.echo(f"{done['name']} ({done['study']}): {verb}. {(runs if done['daemon'] else waits).capitalize()}.")
+
+
+@silo_app.command("place")
+def place_command(folder: Folder) -> None:
+    """Print where this folder is, as `tacit silo move` takes it: a fingerprint of the machine and of the path.
+
+    Example: tacit silo place clinic
+    """
+    from tacit.cli.moving import place
+
+    typer.echo(place(folder))
+
+
+@silo_app.command("move")
+def move_command(
+    folder: Folder,
+    to: Annotated[str | None, typer.Argument(metavar="PLACE", help="What `tacit silo place` prints there.")] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="Bind the ledger to this place: you vouch that no other one serves it.")
+    ] = False,
+) -> None:
+    """Bind a silo's ledger to another machine or folder; from then on only that one serves it.
+
+    Stop the daemon first, move, and copy the ledger and its counter afterwards. Where the old machine is gone but its
+    newest ledger and counter are here, `--here` binds them to this one. If they may not be the newest: tacit silo
+    write-off.
+
+    Example: tacit silo move clinic 3f5a8c0d9b1e4726a0c3d5e7f9182b4c
+    """
+    from tacit.cli.moving import move
+
+    typer.echo(move(folder, to, here=here))
+
+
+@silo_app.command("write-off")
+def write_off_command(
+    folder: Folder,
+    epsilon: Annotated[float | None, typer.Option(help="What was lost, if it had more than is known here.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The same for delta.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Begin a lost ledger anew: its whole budget counts as spent, since nobody knows what was released.
+
+    Afterwards nothing is served until the owner raises budget.epsilon and budget.delta above what was written off. What
+    is left of the old ledger and counter is put aside.
+
+    Example: tacit silo write-off clinic
+    """
+    from tacit.cli.moving import loss_of, write_off
+
+    lost = loss_of(folder, epsilon, delta)
+    typer.echo(
+        f"Everything that earlier ledgers of these records may have spent is written off: epsilon {lost['epsilon']:g} "
+        f"at delta {lost['delta']:g} ({lost['known']}). This cannot be taken back."
+    )
+    if not yes:
+        typer.confirm("Write it off?", abort=True)
+    typer.echo(write_off(folder, lost))
+
+
 def ledger_command(
     folder: Folder,
-    rounds: Annotated[bool, typer.Option("--rounds", help="List every debit.")] = False,
+    rounds: Annotated[bool, typer.Option("--rounds", help="List every entry, with every debit.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write a page for a data-protection officer."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a silo has spent, by study and round, and what is left; verify the ledger's chain.
 
-    Of each study two prices: the epsilon of its own releases, and the share of the account that it takes by its rule.
+    Of each study: who asked, who approved, who ended it, what its guarantee rests on, and two prices: the epsilon of
+    its own releases, and the share of the account that it takes by its rule.
 
-    Example: tacit ledger clinic --rounds
+    Example: tacit ledger clinic --report clinic.html
     """
-    from tacit.cli.status import account_of, account_words
+    from tacit.cli.books import account_of, write_page
 
+    if report is not None:
+        write_page(folder, report)
+        typer.echo(f"Wrote {report}: one page, readable by you alone; print it, or pass it on as it is.")
+        return
     found = account_of(folder)
     account = found["account"]
     if as_json:
         print_json(found)
         return
+    if found["policy_problem"]:
+        typer.echo(f"The policy on disk cannot be used, so everything is refused: {found['policy_problem']}")
     if not found["length"]:
         typer.echo(
             f"Nothing has been spent of epsilon {account['epsilon']:g} at delta {account['delta']:g}: the daemon "
             f"has not run yet, and makes the ledger when it does (tacit silo serve {folder})."
         )
         return
-    console = Console()
-    columns = Column("study", no_wrap=True), "state", "answers", "releases", "own epsilon", "of the account"
-    table = Table(*columns, title=f"ledger of {found['silo']}")
+    _print_ledger(found, rounds=rounds)
+
+
+def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
+    from tacit.cli.books import approved_words, ended_words, trust_words
+    from tacit.cli.status import account_words, percent_of
+
+    console, account = Console(), found["account"]
+    table = Table("study", "asked and let in by", "stands", "answers", "own epsilon", "of the account")
+    table.title = f"ledger of {found['silo']}"
     for row in found["studies"]:
-        made = ", ".join(f"{kind}: {count}" for kind, count in row["releases"].items()) or "none"
-        shown = (f"{row['own_epsilon']:.4f}", "-" if row["takes_share"] is None else f"{100 * row['takes_share']:.1f}%")
-        table.add_row(row["study"][:_SHORT], row["state"], str(row["answers"]), made, *shown)
+        who = f"{row['proposer'] or 'not known'}; {approved_words(row)}"
+        shown = (str(row["answers"]), f"{row['own_epsilon']:.4f}", percent_of(row["takes_share"]))
+        table.add_row(f"{row['name']} {row['study'][:_SHORT]}", who, ended_words(row), *shown)
     console.print(table)
     if rounds:
-        lines = Table("entry", "time", "what", "study", "round", "kind", "releases", title="entries")
+        lines = Table("entry", "time", "what", "study", "round", "kind", "releases", "by", title="entries")
         for row in found["entries"]:
-            detail = (str(row.get(key, "")) for key in ("round", "kind", "releases"))
+            detail = (str(row.get(key, "")) for key in ("round", "kind", "releases", "who"))
             lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
         console.print(lines)
+    for line in trust_words(found):
+        console.print(line, highlight=False)
+    joint = found["epsilon_if_fixed_in_advance"]
+    together = "could not be priced" if joint is None else f"would cost epsilon {joint:.4f}"
     console.print(
         "Own epsilon is of a study's releases alone; of the account is the share that it takes by the account's rule. "
-        f"{account_words(account)} Had all plans and ends been fixed in advance, the releases made would cost "
-        f"epsilon {found['epsilon_if_fixed_in_advance']:.4f} together. The chain of {found['length']} entries holds.",
+        f"{account_words(account)} Had all plans and ends been fixed in advance, the releases made {together} "
+        f"together. Refused: {counted(sum(row['count'] for row in found['refusals']), 'request')}. The chain of "
+        f"{found['length']} entries holds.",
         highlight=False,
     )

@@ -16,33 +16,36 @@ from typing import Any
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of
 from tacit.deploy.silo.consent import charge_of, check_sampling, consider
+from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.plans.price import TAILS
-from tacit.privacy import price
-from tacit.silo.chain import Counter, Entry, promised, replay, settled
+from tacit.silo.chain import Counter, Entry, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import inspect, waiting
-from tacit.silo.spending import Charge, joint_price, over_budget, percent, rule_words, share
+from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_words, share
 
 
 def status_of(folder: Path) -> dict[str, Any]:
-    """Whether a silo's daemon runs and has run, its account, and the studies that are open or wait for approval."""
+    """Whether a silo's daemon runs and has run, its account, and the studies that are open or wait for approval.
+
+    ``decided`` are ends that the owner has decided and the daemon has yet to make entries of.
+    """
     policy, home = _home(folder)
-    runs = False
-    with contextlib.suppress(OSError):
-        Client(home.socket).connect().close()
-        runs = True
-    entries = _books(home)
+    entries = books(home)
     live = {study: account for study, account in replay(entries).items() if account.live}
-    plans = waiting(home.ledger) if entries else {}
+    plans, names = waiting(home.ledger) if entries else {}, plans_in(entries)
     return {
-        "daemon": runs,
+        "daemon": is_running(home),
         "ran": bool(entries),
         "account": account_now(policy, entries),
-        "open": [{"study": s, "answers": a.answers, "expires": _moment(a.expires)} for s, a in live.items()],
+        "open": [
+            {"study": s, "name": name_of(names[s]), "answers": a.answers, "expires": moment(a.expires)}
+            for s, a in live.items()
+        ],
         "pending": [proposal(plan, policy, entries) for plan in plans.values()],
+        "decided": sorted(path.name for path in home.decided.iterdir()) if home.decided.is_dir() else [],
     }
 
 
@@ -53,18 +56,83 @@ def approve(folder: Path, study: str) -> dict[str, Any]:
     if study not in plans:
         listed = ", ".join(plans) or "none"
         raise TacitError(f"Expected a study that waits for approval, got {study!r}; waiting: {listed}.")
-    home.approved.mkdir(mode=0o700, exist_ok=True)
-    (home.approved / study).touch(mode=0o600)
-    return proposal(plans[study], policy, _books(home))
+    decide(home.approved, study, "approve")
+    return proposal(plans[study], policy, books(home))
+
+
+def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
+    """Reject, close or revoke a study, by its identity, the beginning of it, or its name.
+
+    The daemon makes an entry of it before it answers anything more, or when it is started.
+    """
+    _, home = _home(folder)
+    study, name, state = _named(_studies(home), words)
+    allowed = {"reject": ("pending",), "close": ("open",), "revoke": ("pending", "open", "ended")}[verb]
+    if state not in allowed:
+        way = {"pending": "reject or revoke", "open": "close or revoke", "ended": "revoke"}[state]
+        raise TacitError(f"Expected a study that is {' or '.join(allowed)} to {verb}, but {name} is {state}; {way} it.")
+    decide(home.decided, study, verb)
+    return {"study": study, "name": name, "decision": verb, "daemon": is_running(home)}
+
+
+def is_running(home: Home) -> bool:
+    """Whether a daemon listens on the silo's socket."""
+    with contextlib.suppress(OSError):
+        Client(home.socket).connect().close()
+        return True
+    return False
+
+
+def _studies(home: Home) -> dict[str, tuple[str, str]]:
+    """Name and state of every study that a silo knows, by identity."""
+    entries = books(home)
+    accounts, pending = replay(entries), waiting(home.ledger) if entries else {}
+    found = {study: (name_of(plan), "pending") for study, plan in pending.items()}
+    for study, plan in plans_in(entries).items():
+        found[study] = (name_of(plan), "open" if accounts[study].live else "ended")
+    return found
+
+
+def _named(studies: Mapping[str, tuple[str, str]], words: str) -> tuple[str, str, str]:
+    """The one study that somebody means; those that have ended give way to others."""
+    fitting = [s for s, (name, _) in studies.items() if words in (s, name) or (len(words) >= 4 and s.startswith(words))]
+    living = [study for study in fitting if studies[study][1] != "ended"] or fitting
+    if len(living) != 1:
+        listed = "; ".join(f"{name} {study} ({state})" for study, (name, state) in studies.items()) or "none"
+        found = "no study" if not living else f"{len(living)} studies"
+        raise TacitError(f"Expected one study, but {found} of this silo fit {words!r}; there are: {listed}.")
+    return living[0], *studies[living[0]]
+
+
+def name_of(plan: str) -> str:
+    """The name of a plan in JSON."""
+    try:
+        return str(json.loads(plan)["name"])
+    except (ValueError, KeyError, TypeError):
+        return "(unnamed)"
+
+
+def plans_in(entries: list[Entry]) -> dict[str, str]:
+    """The plans of all studies that were ever reserved."""
+    return {entry.study: str(entry.data.get("plan", "")) for entry in entries if entry.kind == "reserve"}
 
 
 def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
     """The account as plain data: its rule and budget, and the shares of it that are spent, charged and left.
 
     ``charged`` is what is spent or reserved. ``promised_epsilon`` is the largest that the ledger has had since its
-    first study, which is what holds for all messages together.
+    first study, with what was written off: that is what holds for all messages together.
     """
-    rule, accounts = settled(entries, policy.limit), replay(entries).values()
+    written, earlier = written_off(entries), dict[str, Any](written_off=None)
+    if written is not None:
+        earlier = {"written_off": written._asdict()}
+    try:
+        rule = settled(entries, policy.limit)
+    except LedgerError as error:
+        if error.code != "written-off" or written is None:
+            raise
+        return _nothing_left(policy, written) | earlier
+    accounts = replay(entries).values()
     charged = share(rule, [account.charged(rule) for account in accounts])
     return {
         "rule": rule.name,
@@ -72,11 +140,19 @@ def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
         "rule_words": rule_words(rule),
         "epsilon": rule.epsilon,
         "delta": rule.delta,
-        "promised_epsilon": promised(entries, rule),
-        "spent_share": _finite(share(rule, [account.spent() for account in accounts])),
-        "charged_share": _finite(charged),
+        "promised_epsilon": promised(entries, rule) + (0.0 if written is None else written.epsilon),
+        "spent_share": finite(share(rule, [account.spent() for account in accounts])),
+        "charged_share": finite(charged),
         "left_share": max(0.0, 1 - charged),
-    }
+    } | earlier
+
+
+def _nothing_left(policy: Policy, written: WrittenOff) -> dict[str, Any]:
+    """The account of a ledger whose predecessors count as having spent all of the policy's budget."""
+    rule = policy.limit.fresh
+    terms = {"rule": rule.name, "order": rule.order, "rule_words": rule_words(rule), "epsilon": 0.0}
+    shares = {"spent_share": None, "charged_share": None, "left_share": 0.0}
+    return {**terms, "delta": rule.delta, "promised_epsilon": written.epsilon, **shares}
 
 
 def account_words(account: Mapping[str, Any]) -> str:
@@ -88,12 +164,18 @@ def account_words(account: Mapping[str, Any]) -> str:
     )
     if account["charged_share"] is None or account["charged_share"] > 1.0:
         words += " It is overdrawn: nothing more is granted."
-    if account["promised_epsilon"] > account["epsilon"]:
+    if account["written_off"] is not None:
+        lost = account["written_off"]
+        words += (
+            f" Besides, epsilon {lost['epsilon']:g} at delta {lost['delta']:g} of lost ledgers is written off, and "
+            f"counts as spent: all messages together have epsilon {account['promised_epsilon']:g}."
+        )
+    elif account["promised_epsilon"] > account["epsilon"]:
         words += f" It has had epsilon {account['promised_epsilon']:g}, which is what holds for all messages together."
     return words
 
 
-def _finite(part: float) -> float | None:
+def finite(part: float) -> float | None:
     """A share as JSON can say it: none where nothing is left to divide by."""
     return part if math.isfinite(part) else None
 
@@ -118,7 +200,7 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
         row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}
         try:
             takes = share(rule, [Charge(silo.events, kept)])
-            row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": _finite(takes)}
+            row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": finite(takes)}
             if rule.name != "fixed-in-advance":
                 row["left_share"] = max(0.0, found["left_share"] - takes)
         except TacitError as error:
@@ -161,7 +243,7 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
 
 
 def described(row: Mapping[str, Any], folder: Path) -> str:
-    """A waiting study in lines for its owner, with the command that approves it."""
+    """A waiting study in lines for its owner, with the commands that approve and reject it."""
     plan = row["plan"]
     algorithm, objective, shuffle = plan["algorithm"], plan["objective"], plan.get("shuffle")
     come = "all of them in every round" if plan["everyone"] else "some of them in each round"
@@ -178,6 +260,7 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
         # The whole of both: a part of either might be that of two plans.
         "compare": f"{row['comparison']} (the same at every silo of this study)",
         "approve": f"tacit silo approve {folder} {row['study']}",
+        "reject": f"tacit silo reject {folder} {row['study'][:12]}",
     }
     return "\n".join([f"{plan['name']} waits for approval", *(f"  {name:<10} {text}" for name, text in lines.items())])
 
@@ -201,7 +284,7 @@ def _home(folder: Path) -> tuple[Policy, Home]:
     return policy, home_of(folder, policy)
 
 
-def _books(home: Home) -> list[Entry]:
+def books(home: Home) -> list[Entry]:
     """The verified entries of a silo's ledger; none before its daemon has run, but not where the ledger was lost."""
     # The counter first: a debit that lands in between makes the ledger longer, never shorter.
     counter = Counter(home.counter)
@@ -212,39 +295,6 @@ def _books(home: Home) -> list[Entry]:
     return entries
 
 
-def account_of(folder: Path) -> dict[str, Any]:
-    """What a silo has spent, from its verified books, as plain data."""
-    policy, home = _home(folder)
-    entries = _books(home)
-    rule, accounts, delta = settled(entries, policy.limit), replay(entries), policy.budget.delta
-    kept = sum(account.delta_set_aside for account in accounts.values())
-    shares = {study: share(rule, [account.charged(rule)]) for study, account in accounts.items()}
-    return {
-        "silo": policy.name,
-        "account": account_now(policy, entries),
-        "epsilon_if_fixed_in_advance": joint_price(
-            [a.debited() for a in accounts.values()], delta=delta - kept
-        ).epsilon,
-        "length": len(entries),
-        "test": bool(entries and entries[0].data.get("test")),
-        "studies": [
-            {
-                "study": study,
-                "state": "open" if a.live else "closed",
-                "answers": a.answers,
-                "releases": dict(a.made),
-                "own_epsilon": price(a.debited(), delta=delta).epsilon,
-                "takes_share": shares[study] if math.isfinite(shares[study]) else None,
-            }
-            for study, a in accounts.items()
-        ],
-        "entries": [
-            {"entry": e.seq, "time": _moment(e.time), "what": e.kind, "study": e.study}
-            | {k: v for k, v in e.data.items() if k in ("round", "kind", "releases", "reason", "rule")}
-            for e in entries
-        ],
-    }
-
-
-def _moment(seconds: float) -> str:
+def moment(seconds: float) -> str:
+    """A moment as people read it, in UTC."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

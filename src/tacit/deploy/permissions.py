@@ -17,7 +17,7 @@ from tacit.errors import TacitError
 FOLDER_MODE = 0o710
 """What a silo's folder may allow at most: the courier's group passes through to the socket and can list nothing."""
 
-_STATE = ("policy.toml", "records.npz", "ledger.sqlite", "ledger.sqlite-wal", "sign.key", "approved")
+_STATE = ("policy.toml", "records.npz", "ledger.sqlite", "ledger.sqlite-wal", "sign.key", "approved", "decided")
 _COURIER = "the courier, which is not trusted, shares its group"
 
 

@@ -16,13 +16,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tacit.privacy import Event
 from tacit.privacy.filter import Rule, RuleName, rule_for
 from tacit.silo.spending import Account, LedgerError
 
 GENESIS = "0" * 64
+# Entries that change no account: how the ledger began, its rule, the owner's policy and refusals, where it lives.
+_MOVES_NOTHING = ("open", "rule", "policy", "refuse", "move")
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,45 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
             accounts[entry.study] = accounts[entry.study].after(data["kind"], data["releases"], data["round"])
         elif entry.kind == "close":
             accounts[entry.study] = accounts[entry.study].closed()
-        elif entry.kind not in ("open", "rule"):
+        elif entry.kind not in _MOVES_NOTHING:
             raise LedgerError("ledger", f"Entry {entry.seq} is of the unknown kind {entry.kind!r}.")
     return accounts
+
+
+class Ending(NamedTuple):
+    """How a study ended: ``finished`` by its proposer, ``expired``, or by the owner (``rejected``, ``closed``,
+    ``revoked``)."""
+
+    reason: str
+    who: str
+    time: float
+
+
+class Notes:
+    """What a chain says beside its accounts.
+
+    ``endings`` has every study that is over, ``revoked`` the terms that the owner will not have again, ``policy`` the
+    newest policy, and ``place`` where the ledger may be served (`place_of`).
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.endings: dict[str, Ending] = {}
+        self.revoked: set[str] = set()
+        self.policy: dict[str, Any] | None = None
+        self.place: str | None = None
+        for entry in entries:
+            self.take(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Read one more entry."""
+        data = entry.data
+        if entry.kind in ("close", "refuse"):
+            self.endings[entry.study] = Ending(str(data["reason"]), str(data.get("who", "")), entry.time)
+            self.revoked |= {str(data["terms"])} if "terms" in data else set()
+        if entry.kind in ("open", "policy"):
+            self.policy = data.get("policy", self.policy)
+        if entry.kind in ("open", "move"):
+            self.place = data.get("place", self.place)
 
 
 def _set_aside_before(plan: Any) -> float:
@@ -181,6 +219,41 @@ def lock(path: Path, held: str) -> int:
     return handle
 
 
+class WrittenOff(NamedTuple):
+    """What earlier ledgers of the same records count as having spent."""
+
+    epsilon: float
+    delta: float
+
+
+def written_off(entries: Iterable[Entry]) -> WrittenOff | None:
+    """What the first entry of a chain writes off, if anything."""
+    for entry in entries:
+        body = entry.data.get("written_off")
+        return None if body is None else WrittenOff(float(body["epsilon"]), float(body["delta"]))
+    return None
+
+
+MACHINE_ID = Path("/etc/machine-id")
+
+
+def place_of(folder: Path, secret: Path) -> str:
+    """Where a ledger may be served: a fingerprint of this machine and of the folder's path.
+
+    The machine is known by its id and by random bytes in the file ``secret``, made here if they are not there. A clone
+    of both cannot be told apart from it.
+    """
+    secret.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError), _opened(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as handle:
+        os.write(handle, os.urandom(32))
+        os.fsync(handle)
+    machine = b""
+    with contextlib.suppress(OSError):
+        machine = MACHINE_ID.read_bytes().strip()
+    parts = (b"tacit place 1", machine, secret.read_bytes(), str(folder.resolve()).encode())
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+
+
 @dataclasses.dataclass(frozen=True)
 class Limit:
     """The budget in the owner's policy; a ledger keeps its rule where ``rule`` is None, a new one takes ``default``."""
@@ -189,6 +262,20 @@ class Limit:
     delta: float
     rule: RuleName | None
     default: RuleName
+
+    def less(self, written: WrittenOff | None) -> Limit:
+        """What is left for a ledger whose predecessors count as spent; a refusal where that is nothing."""
+        if written is None:
+            return self
+        if not (self.epsilon > written.epsilon and self.delta > written.delta):
+            raise LedgerError(
+                "written-off",
+                f"An earlier ledger of these records was lost, and its whole budget counts as spent: epsilon "
+                f"{written.epsilon:g} at delta {written.delta:g}. The policy's budget, epsilon {self.epsilon:g} at "
+                f"delta {self.delta:g}, leaves nothing to serve. If these records may lose more, raise budget.epsilon "
+                "and budget.delta above what is written off; the difference is what later studies may cost.",
+            )
+        return dataclasses.replace(self, epsilon=self.epsilon - written.epsilon, delta=self.delta - written.delta)
 
     @property
     def fresh(self) -> Rule:
@@ -203,7 +290,8 @@ def settled(entries: Iterable[Entry], limit: Limit) -> Rule:
     aside and tail; a limit that asks for anything else is refused.
     """
     entries = list(entries)
-    old = rules_in(entries)
+    written = written_off(entries)
+    limit, old = limit.less(written), rules_in(entries)
     if not old or not any(entry.kind == "reserve" for entry in entries):
         return limit.fresh
     rule = old[-1]
@@ -216,10 +304,12 @@ def settled(entries: Iterable[Entry], limit: Limit) -> Rule:
             "(tacit silo init).",
         )
     if limit.delta != rule.delta:
+        # The policy counts what is written off too.
+        right = rule.delta if written is None else rule.delta + written.delta
         raise LedgerError(
             "rule",
             f"The ledger's delta is {rule.delta:g} since before its first study, and the policy says {limit.delta:g}. "
-            f"Rule and order hang on it. Set budget.delta = {rule.delta!r}; epsilon may be changed instead.",
+            f"Rule and order hang on it. Set budget.delta = {right!r}; epsilon may be changed instead.",
         )
     return dataclasses.replace(rule, epsilon=limit.epsilon)
 

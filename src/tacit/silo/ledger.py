@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import sqlite3
 import time
@@ -20,8 +21,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tacit.privacy import Event, PricingError
-from tacit.privacy.filter import Rule
-from tacit.silo.chain import Counter, Entry, Limit, entry_after, lock, replay, rule_body, rules_in, settled, verify
+from tacit.privacy.filter import Rule, rule_for
+from tacit.silo.chain import (
+    Counter,
+    Entry,
+    Limit,
+    Notes,
+    entry_after,
+    lock,
+    replay,
+    rule_body,
+    rules_in,
+    settled,
+    verify,
+)
 from tacit.silo.spending import Account, Charge, LedgerError, over_budget, share
 
 T = TypeVar("T")
@@ -29,7 +42,7 @@ T = TypeVar("T")
 YEAR = 366 * 86_400.0
 """How far the clock may be ahead of the newest entry, in seconds, before somebody must look at it."""
 
-_TABLES = """
+TABLES = """
 CREATE TABLE entries(
   seq INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, study TEXT NOT NULL,
   body TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL);
@@ -41,9 +54,16 @@ CREATE TABLE replies(study TEXT NOT NULL, round INTEGER NOT NULL, request TEXT N
   payload BLOB NOT NULL, PRIMARY KEY(study, round));
 """
 
-_REQUESTS = (
-    "CREATE TABLE IF NOT EXISTS requests(scope TEXT PRIMARY KEY, counter INTEGER NOT NULL, digest TEXT NOT NULL)"
-)
+# Tables that ledgers of earlier versions lack; none of them is part of the chain.
+_BESIDE = """
+CREATE TABLE IF NOT EXISTS requests(scope TEXT PRIMARY KEY, counter INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS proposers(study TEXT PRIMARY KEY, proposer TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS refusals(day TEXT NOT NULL, code TEXT NOT NULL, proposer TEXT NOT NULL,
+  count INTEGER NOT NULL, last REAL NOT NULL, PRIMARY KEY(day, code, proposer));
+"""
+
+MOST_REFUSALS = 1000
+"""How many rows of refusals a ledger keeps: one for each day, code and proposer, the newest."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,8 @@ class Ledger:
 
     ``identity`` says what the ledger protects (digest and number of the records, whether this is a test build); a
     ledger that was opened for something else refuses. ``limit`` is the owner's budget and rule (`tacit.silo.spending`).
-    ``checked`` is a moment that the owner has vouched for.
+    ``checked`` is a moment that the owner has vouched for. ``place`` is where this process runs; a ledger that lives
+    elsewhere refuses. ``opening`` is what the first entry of a new ledger says besides.
     """
 
     def __init__(
@@ -71,59 +92,103 @@ class Ledger:
         limit: Limit,
         clock: Callable[[], float] = time.time,
         checked: float = 0.0,
+        *,
+        place: str | None = None,
+        opening: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self._clock, self._checked = path, clock, checked
+        self._place, self._opening = place, dict(opening or {})
         self._counter = Counter(counter)
         self._broken: str | None = None
+        self.joint_share: float | None = None
+        """If studies without a rule have just got one: the share of the account that their joint price was."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         counter.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.ExitStack() as undo:
             # A copy of the ledger under another name shares the counter, so the counter is locked too.
             running = "Another `tacit silo serve` is running"
-            for place, held in (
+            for file, held in (
                 (path, f"{running} on the silo's folder {path.parent}"),
                 (counter, f"{running} on a ledger with the same counter, {counter}"),
             ):
-                undo.callback(os.close, lock(place.with_name(place.name + ".lock"), held))
+                undo.callback(os.close, lock(file.with_name(file.name + ".lock"), held))
             # Made before SQLite opens it, so that nobody else can read it even for a moment.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._database = _connect(path)
+            self._database = connect(path)
             undo.callback(self._database.close)
             self._load(identity, limit)
             self._undo = undo.pop_all()
 
     def _load(self, identity: Mapping[str, Any], limit: Limit) -> None:
         try:
-            fresh = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+            others = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name NOT IN (?, ?, ?)"
+            fresh = self._database.execute(others, ("requests", "proposers", "refusals")).fetchone()[0] == 0
             entries = [] if fresh else _read_entries(self._database)
-            self._database.execute(_REQUESTS)
+            for statement in _BESIDE.split(";\n"):
+                self._database.execute(statement) if statement.strip() else None
         except sqlite3.Error as error:
             raise LedgerError("ledger", f"The ledger {self.path} cannot be read: {error}.") from None
         self._head = verify(entries)
         self._counter.check(entries)
-        self._accounts = replay(entries)
+        self._accounts, self.notes = replay(entries), Notes(entries)
         if self._head is None:
             self._rule, self._share = limit.fresh, 0.0
-            body = {**identity, "ledger": uuid.uuid4().hex, **rule_body(self._rule)}
+            place = {} if self._place is None else {"place": self._place}
+            body = {**identity, "ledger": uuid.uuid4().hex, **rule_body(self._rule), **place, **self._opening}
             with self._write("open", "", body) as database:
-                for statement in _TABLES.split(";\n"):
+                for statement in TABLES.split(";\n"):
                     database.execute(statement) if statement.strip() else None
             return
         opened = entries[0].data
         different = sorted(key for key, value in identity.items() if opened.get(key) != value)
         if different:
             raise LedgerError("identity", _mismatch(self.path, different))
+        if self._place is not None and self.notes.place not in (None, self._place):
+            raise LedgerError("moved", _moved(self.path))
         self.now()
-        self._rule = settled(entries, limit)
+        self._settle(entries, limit)
+        if self._place is not None and self.notes.place is None:
+            self.note("move", "", {"place": self._place, "reason": "bound"})
+
+    def _settle(self, entries: list[Entry], limit: Limit) -> None:
+        """Take the rule of this limit, if the ledger may have it; a change is an entry."""
+        rule = settled(entries, limit)
         try:
-            self._share = self._charged(self._accounts)
+            after = share(rule, [account.charged(rule) for account in self._accounts.values()])
         except PricingError as error:
-            held = f'The ledger holds studies that the rule "{self._rule.name}" cannot price: {error}'
+            held = f'The ledger holds studies that the rule "{rule.name}" cannot price: {error}'
             raise LedgerError("rule", held) from None
-        self._counter.advance(self._head)
-        if rules_in(entries)[-1:] != [self._rule]:
-            with self._write("rule", "", rule_body(self._rule)):
-                pass
+        self._counter.advance(self.head)
+        old = rules_in(entries)
+        if not old and self._accounts:
+            self.joint_share = self._joint(rule)
+        if old[-1:] != [rule]:
+            self.note("rule", "", rule_body(rule))
+        self._rule, self._share = rule, after
+
+    def _joint(self, rule: Rule) -> float:
+        before = rule_for("fixed-in-advance", rule.epsilon, rule.delta)
+        try:
+            return share(before, [account.charged(before) for account in self._accounts.values()])
+        except PricingError:
+            return math.inf
+
+    def adopt(self, limit: Limit, checked: float) -> None:
+        """Take another limit from now on, as at an opening; one that this ledger may not have is refused."""
+        entries = self._entries()
+        self._checked = checked
+        self._settle(entries, limit)
+
+    def _entries(self) -> list[Entry]:
+        try:
+            return _read_entries(self._database)
+        except sqlite3.Error:
+            raise LedgerError("ledger", "The ledger cannot be read.") from None
+
+    def note(self, kind: str, study: str, body: Mapping[str, Any]) -> None:
+        """Append an entry that changes no account."""
+        with self._write(kind, study, body):
+            pass
 
     @contextlib.contextmanager
     def _write(self, kind: str, study: str, body: Mapping[str, Any]) -> Iterator[sqlite3.Connection]:
@@ -149,6 +214,7 @@ class Ledger:
                 raise LedgerError("ledger", self._broken) from None
             raise
         self._head = entry
+        self.notes.take(entry)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -207,13 +273,14 @@ class Ledger:
         samples: int,
         expires: float,
         state: bytes,
+        facts: Mapping[str, Any] | None = None,
     ) -> float:
         """Set aside what a study may release, and what it keeps of delta (`Charge`); returns the share charged.
 
         Formal guarantee: after it, everything released or reserved is together (epsilon, delta)-DP within the ledger's
         rule; a study that does not fit is refused and leaves no trace. By the rules ``gdp`` and ``renyi`` this holds
         even if plans, and the moments at which studies end, were chosen after reading messages; by
-        ``fixed-in-advance`` only if they were settled before.
+        ``fixed-in-advance`` only if they were settled before. ``facts`` say who proposed and approved it.
         """
         if study in self._accounts:
             raise LedgerError("study", f"Expected a new study, but {study} has been reserved before.")
@@ -224,9 +291,12 @@ class Ledger:
             raise over_budget(self._rule, self._share, after)
         kept = {"delta_set_aside": delta_set_aside, "samples": samples}
         body = {"events": [dataclasses.asdict(e) for e in events], "expires": expires, "plan": plan, **kept}
+        body |= facts or {}
         with self._write("reserve", study, body) as database:
             row = (study, plan, self.now(), 0, state)
             database.execute("INSERT OR REPLACE INTO studies VALUES(?, ?, ?, ?, ?)", row)
+            if "proposer" in body:
+                database.execute("INSERT OR IGNORE INTO proposers VALUES(?, ?)", (study, body["proposer"]))
         self._accounts[study] = Account(events, expires, delta_set_aside=delta_set_aside, samples=samples)
         self._share = after
         return after
@@ -252,17 +322,29 @@ class Ledger:
             database.execute("UPDATE studies SET state = ? WHERE study = ?", (state, study))
         self._accounts[study] = after
 
-    def finish(self, study: str, reason: str) -> Entry:
+    def finish(self, study: str, reason: str, **facts: str) -> Entry:
         """Close a study for good: by a filter what it did not use goes back; replies and state are forgotten."""
         account = self._accounts[study]
         if account.live:
-            body = {"reason": reason, "made": dict(account.made), "answers": account.answers}
+            body = {"reason": reason, "made": dict(account.made), "answers": account.answers, **facts}
             with self._write("close", study, body) as database:
                 database.execute("DELETE FROM replies WHERE study = ?", (study,))
                 database.execute("UPDATE studies SET state = NULL WHERE study = ?", (study,))
             self._accounts[study] = account.closed()
             self._share = self._charged(self._accounts)
         return self.head
+
+    def refuse(self, study: str, reason: str, **facts: str) -> None:
+        """End a study by its owner's word, reserved or not; with ``terms`` among the facts it never comes again.
+
+        Formal guarantee: when this returns, the ledger pays for no further answer of the study, now or after a restart.
+        """
+        account = self._accounts.get(study)
+        if account is not None and account.live:
+            self.finish(study, reason, **facts)
+            return
+        with self._write("refuse", study, {"reason": reason, **facts}) as database:
+            database.execute("DELETE FROM studies WHERE study = ? AND pending = 1", (study,))
 
     def expire(self) -> None:
         """Close every study whose time is up."""
@@ -286,6 +368,25 @@ class Ledger:
             raise LedgerError("replayed", "expected a request with a larger counter than the last one")
         self._note("INSERT OR REPLACE INTO requests VALUES(?, ?, ?)", scope, counter, digest)
 
+    def owner_of(self, study: str) -> str | None:
+        """The proposer whose study this is; none of a study that nobody has proposed by name."""
+        row = self._ask("SELECT proposer FROM proposers WHERE study = ?", study)
+        return None if row is None else str(row[0])
+
+    def claim(self, study: str, proposer: str) -> None:
+        """Remember whose study this is, once."""
+        self._note("INSERT OR IGNORE INTO proposers VALUES(?, ?)", study, proposer)
+
+    def count_refusals(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Add to the refusals of today, by code and proposer; the oldest make room."""
+        now = self.now()
+        for (code, proposer), count in counts.items():
+            row = (_day(now), code, proposer, count, now)
+            more = "ON CONFLICT DO UPDATE SET count = count + excluded.count, last = excluded.last"
+            self._note(f"INSERT INTO refusals VALUES(?, ?, ?, ?, ?) {more}", *row)
+        kept = f"SELECT rowid FROM refusals ORDER BY last DESC LIMIT {MOST_REFUSALS}"
+        self._note(f"DELETE FROM refusals WHERE rowid NOT IN ({kept})")
+
     def state(self, study: str) -> bytes:
         """What the silo must remember about a study between rounds."""
         row = self._ask("SELECT state FROM studies WHERE study = ?", study)
@@ -301,13 +402,15 @@ class Ledger:
         rows = self._all("SELECT study, asked FROM studies WHERE pending = 1")
         return {str(study): float(asked) for study, asked in rows}
 
-    def hold(self, study: str, plan: str) -> None:
+    def hold(self, study: str, plan: str, proposer: str) -> None:
         """Keep a proposal for its owner's approval; it reserves nothing."""
         self._note("INSERT OR IGNORE INTO studies VALUES(?, ?, ?, 1, NULL)", study, plan, self.now())
+        self.claim(study, proposer)
 
     def drop(self, study: str) -> None:
         """Forget a proposal that was not approved."""
         self._note("DELETE FROM studies WHERE study = ? AND pending = 1", study)
+        self._note("DELETE FROM proposers WHERE study = ?", study)
 
     def _note(self, statement: str, *values: Any) -> None:
         try:
@@ -340,11 +443,23 @@ def _mismatch(path: Path, different: list[str]) -> str:
     )
 
 
+def _moved(path: Path) -> str:
+    """What to do about a ledger that lives elsewhere."""
+    folder = path.parent
+    return (
+        f"The ledger {path} is bound to another machine or folder: this is a copy, or it was moved without a word. Two "
+        f"copies that serve would spend one budget twice. To move it, run there: tacit silo move {folder.name} PLACE, "
+        f"with the place that `tacit silo place {folder}` prints here, and copy the folder and its counter afterwards. "
+        "See Lost, moved, copied in docs/deployment.md."
+    )
+
+
 def _day(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that writes durably."""
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         database.execute("PRAGMA journal_mode=WAL")
@@ -373,6 +488,19 @@ def waiting(path: Path) -> dict[str, str]:
     """The plans that wait for their owner's approval in a ledger that another process may hold."""
     pending = "SELECT study, plan FROM studies WHERE pending = 1"
     return _look(path, lambda database: dict(database.execute(pending).fetchall()))
+
+
+def refusals(path: Path) -> list[dict[str, Any]]:
+    """The refusals that a ledger has counted, newest first; none in ledgers of earlier versions."""
+    columns = ("day", "code", "proposer", "count", "last")
+
+    def read(database: sqlite3.Connection) -> list[dict[str, Any]]:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'refusals'").fetchone():
+            return []
+        rows = database.execute(f"SELECT {', '.join(columns)} FROM refusals ORDER BY last DESC")
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    return _look(path, read)
 
 
 def _look(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:

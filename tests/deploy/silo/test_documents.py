@@ -1,6 +1,8 @@
 """What the pages about the daemon say is true."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -8,9 +10,11 @@ import pytest
 
 from tacit.deploy import wire
 from tacit.deploy.silo.policy import policy_from
+from tacit.deploy.silo.service import SiloService
 from tacit.plans.catalogue import find
+from tacit.silo.ledger import inspect
 from tests.algorithms.table import CASES, LOGISTIC
-from tests.deploy.silo.consortium import PROPOSER
+from tests.deploy.silo.consortium import PROPOSER, make_home, records_of
 from tests.deploy.silo.hostile import CODES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -32,6 +36,25 @@ def test_the_driver_of_the_protocol_is_code():
     assert scope["plan"].study
     with pytest.raises(FileNotFoundError):
         scope["Client"](Path("nowhere"), proposer=PROPOSER).ask(wire.Hello())
+
+
+def test_the_backup_recipe_copies_a_ledger_that_is_its_owners_alone(tmp_path):
+    [recipe] = blocks("deployment.md", "bash")
+    home, policy = make_home(tmp_path / "clinic", records_of(0, 20))
+    service = SiloService(policy, records_of(0, 20), home)
+    for there, here in (
+        ("/srv/tacit-silo", tmp_path),
+        ("/srv/backup", tmp_path / "b"),
+        ("/opt/tacit/bin/python", sys.executable),
+    ):
+        recipe = recipe.replace(there, str(here))
+    # The daemon holds the ledger meanwhile.
+    subprocess.run(["sh", "-e", "-c", recipe], check=True)
+    service.close()
+    copies = list((tmp_path / "b" / "clinic").iterdir())
+    assert {path.name for path in copies} == {"ledger.sqlite", "policy.toml", "sign.key"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [*copies, tmp_path / "b" / "clinic"])
+    assert inspect(tmp_path / "b" / "clinic" / "ledger.sqlite") == inspect(home.ledger)
 
 
 def test_rounds_that_are_no_gradients_have_a_row():

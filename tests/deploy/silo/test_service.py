@@ -1,9 +1,11 @@
 """The contract: priced by the silo, consented by its owner, then only the next round, once, for the stored reply."""
 
+import json
 import logging
 import math
 import os
 import re
+import sqlite3
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for
+from tacit.silo.chain import Counter, entry_after
 from tacit.silo.spending import LedgerError
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
 
@@ -258,6 +261,34 @@ def test_an_account_that_its_owner_has_made_smaller_answers_nothing_more(make, c
     silo.policy = usual
     silo.open()
     silo.answer(MB, 1)
+
+
+def test_an_owner_is_told_when_studies_without_a_rule_get_one(make, caplog):
+    """As in a ledger of version 0.1: what they cost by their joint price, and what they take by the rule."""
+    silo = make(budget={"epsilon": 2.0, "delta": 1e-5})
+    silo.propose(MB)
+    silo.service.close()
+    database = sqlite3.connect(silo.home.ledger)
+    database.execute("DROP TRIGGER entries_keep")
+    last, rows = None, database.execute("SELECT seq, time, kind, study, body FROM entries ORDER BY seq").fetchall()
+    for seq, moment, kind, study, body in rows:
+        told = {key: value for key, value in json.loads(body).items() if key != "rule"}
+        last = entry_after(last, time=moment, kind=kind, study=study, body=told)
+        values = (last.body, last.previous, last.hash, seq)
+        database.execute("UPDATE entries SET body = ?, previous = ?, hash = ? WHERE seq = ?", values)
+    database.commit()
+    database.close()
+    Counter(silo.home.counter).advance(last)
+    caplog.set_level("INFO")
+    silo.open()
+    ledger = silo.service._ledger
+    joint = price(ledger.accounts[MB.study].events, delta=1e-5).epsilon / 2.0
+    assert joint != pytest.approx(ledger.charged, rel=0.1)
+    told = f"{100 * joint:.1f}% of the account as one joint price, takes {100 * ledger.charged:.1f}% by this rule"
+    assert told in caplog.text
+    caplog.clear()
+    silo.reopen()
+    assert "joint price" not in caplog.text
 
 
 def test_the_owner_is_asked(make):

@@ -21,7 +21,8 @@ from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt
 
 _LOOK = 0.5
-_GRACE = 15.0
+_GRACE = 75.0
+"""Longer than a leader takes to end a study at every silo."""
 _PRINTED = ("met", "warning", "waiting", "consent", "refusal", "round", "failed")
 """Events that are printed line by line where there is no terminal to draw on."""
 
@@ -110,7 +111,10 @@ def follow(
                 still_there()
                 time.sleep(_LOOK)
     except KeyboardInterrupt:
-        console.print(f"Stopped. Go on with: tacit server run ... --resume {folder}")
+        console.print("Stopping; silos are told if nothing is worth going on with.")
+        _end(leader, asked=False)
+        view.read()
+        console.print(_stopped(folder, final=bool(view.facts.get("final"))), soft_wrap=True)
         raise ToldInterrupt from None
     finally:
         _end(leader, asked=view.facts["state"] in ("finished", "failed"))
@@ -118,6 +122,16 @@ def follow(
         way_out = _FINAL if view.facts["final"] else f"Go on with --resume {folder}."
         raise TacitError(f"{view.facts['note'].rstrip('.')}. {way_out}")
     return view.facts
+
+
+def _stopped(folder: Path, *, final: bool) -> str:
+    """What became of a run that was interrupted."""
+    if final:
+        return "Stopped, and ended at its silos: start it anew without --resume."
+    return (
+        f"Stopped; the study is open at its silos. Go on with: tacit server run ... --resume {folder}, or end it with: "
+        f"tacit server abort {folder} ..."
+    )
 
 
 def start(folder: Path, control: Path) -> subprocess.Popen[bytes]:

@@ -1,13 +1,13 @@
 """Lead a study among real silos from its run folder, which gets the same files as that of a simulation.
 
 The folder holds ``study.toml`` and ``deployment.toml`` before, ``progress.jsonl`` and ``checkpoint.npz`` during, and
-result, metrics, model and report after the run. Leading it again goes on where it stopped.
+result, metrics, model and report after the run. Leading it again goes on where it stopped. A study that cannot go on is
+ended at every silo within a minute.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
+import contextlib
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -22,48 +22,52 @@ from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, StalledError, Tell, fresh_state, is_final, meet
 from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for, unknown_meaning
+from tacit.deploy.server.ending import end_everywhere, journal, should_end
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
-from tacit.deploy.wire import REPORTS, Description
+from tacit.deploy.wire import REPORTS, Description, Receipt
 from tacit.errors import TacitError
-from tacit.plans.spec import Study, load_study
+from tacit.plans.spec import Study, StudyError, load_study
 from tacit.simulate.participation import Participation, participation
 
 Measure = Callable[[Params], dict[str, float]]
 
 
 def lead(folder: Path, transport: Transport) -> None:
-    """Lead the study in a run folder to its end."""
+    """Lead the study in a run folder to its end; where it cannot go on, it is ended at every silo."""
+    ended = False
 
-    def journal(event: str, facts: Mapping[str, Any]) -> None:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+    def tell(event: str, facts: Mapping[str, Any]) -> None:
+        nonlocal ended
+        ended = ended or event == "ended"
+        journal(folder, event, facts)
 
     try:
-        _lead(folder, transport, journal)
-    except Exception as error:
-        text = str(error) if isinstance(error, TacitError) else repr(error)
+        _lead(folder, transport, tell)
+    except BaseException as error:
+        text = str(error) if isinstance(error, TacitError) else "interrupted"
+        text = repr(error) if isinstance(error, Exception) and not isinstance(error, TacitError) else text
         # Without a checkpoint there is nothing to go on from, but silos that were away may come.
         unbegun = not (folder / "checkpoint.npz").exists() and not isinstance(error, StalledError)
-        journal("failed", {"text": text, "final": is_final(error) or unbegun})
+        final = ended or unbegun or (isinstance(error, Exception) and is_final(error))
+        tell("failed", {"text": text, "final": final})
         raise
 
 
-def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
+def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     patience = Patience(terms.round_seconds, terms.patience)
     proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
     transport = _transport(folder, SignedTransport(carrier, proposer, terms.pins), terms)
     begun = time.monotonic()
-    journal("started", {"study": study.name, "silos": terms.silos})
+    tell("started", {"study": study.name, "silos": terms.silos})
     path = folder / "checkpoint.npz"
-    met = _met(transport, study, terms, journal, begun=path.exists())
+    met = _met(transport, study, terms, tell, begun=path.exists())
     callers = {entry.name: Caller(entry.address, proposer, terms.patience) for entry in terms.shufflers}
     point = _point(folder, study, terms, met, callers)
     coordinator = Coordinator(
@@ -75,8 +79,8 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         patience=patience,
         seed=terms.seed,
         shuffled=_shuffled(folder, point, met, callers),
-        tell=journal,
-        description=_description(point, met, journal),
+        tell=tell,
+        description=_description(point, met, tell),
     )
     measure = measure_of(study, terms)
 
@@ -84,12 +88,12 @@ def _lead(folder: Path, carrier: Transport, journal: Tell) -> None:
         values, epsilon = measure(coordinator.params), spent(coordinator)
         point.history[-1] |= {"measured": values, "epsilon_spent": epsilon}
         point.save(path)
-        journal("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
+        tell("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
 
-    receipts = coordinator.run(after)
+    receipts = _played(folder, coordinator, transport, tell, after)
     seconds = time.monotonic() - begun
     write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
-    journal("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
+    tell("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
 
@@ -99,18 +103,35 @@ def _transport(folder: Path, signed: Transport, terms: Deployment) -> Transport:
     return Recorder(signed, folder / "received.bin") if terms.record else signed
 
 
-def _met(transport: Transport, study: Study, terms: Deployment, journal: Tell, *, begun: bool) -> Met:
+def _met(transport: Transport, study: Study, terms: Deployment, tell: Tell, *, begun: bool) -> Met:
     """The silos of a study; those that are away when it goes on, once ``begun``, may come back later."""
     patience = Patience(terms.round_seconds, terms.patience)
     if begun:
-        return meet(transport, participation(terms.silos, study.run.participants).min_silos, patience, journal)
-    met = meet(transport, terms.silos, patience, journal, terms.only)
+        return meet(transport, participation(terms.silos, study.run.participants).min_silos, patience, tell)
+    met = meet(transport, terms.silos, patience, tell, terms.only)
     if len(met) > terms.silos:
         raise TacitError(
             f"{len(met)} silos are online, and this study takes {terms.silos} of them: {', '.join(sorted(met))}. Say "
             f"which, with --only {','.join(sorted(met)[: terms.silos])}"
         )
     return met
+
+
+def _played(
+    folder: Path, coordinator: Coordinator, transport: Transport, tell: Tell, after: Callable[[int], None]
+) -> dict[str, Receipt]:
+    """Play a study, and end it at every silo where nothing is left to go on with."""
+    point = coordinator.point
+    if point.finished and point.round < coordinator.rounds:
+        raise StudyError(f"The study of {folder} was ended at its silos; start it anew, without --resume.")
+    try:
+        return coordinator.run(after)
+    except BaseException as error:
+        if should_end(error, point):
+            # What went wrong is told, whatever becomes of the end.
+            with contextlib.suppress(Exception):
+                end_everywhere(point, folder / "checkpoint.npz", transport, tell)
+        raise
 
 
 def _who(study: Study, point: Checkpoint) -> Participation:

@@ -167,6 +167,12 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
+    most = allow.max_epsilon_per_study
+    if most is not None and plan.epsilon > most:
+        numbers = {"epsilon": plan.epsilon, "limit": most}
+        raise RefusalError(
+            "not-allowed", f"expected a study of epsilon at most {most:g}, got {plan.epsilon:g}", numbers
+        )
     widths = [plan.objective.get(name) for name in ("hidden", "channels")]
     if sum(len(own) for own in widths if isinstance(own, list | tuple)) > _MOST_LAYERS:
         raise RefusalError("not-allowed", f"expected a model of at most {_MOST_LAYERS} layers")
@@ -215,6 +221,11 @@ class Shares(NamedTuple):
 
     takes: float
     left: float
+
+
+def terms_of(plan: Plan) -> str:
+    """A digest of a plan that is the same for copies of it with another name or nonce."""
+    return plan.model_copy(update={"name": "terms", "nonce": ""}).study
 
 
 def charge_of(offer: Offer) -> Charge:
@@ -288,6 +299,14 @@ def log_reserved(ledger: Ledger, offer: Offer) -> None:
 def log_account(ledger: Ledger) -> None:
     """Log by which rule the account is kept, and whether anything is left of it."""
     rule, used = ledger.rule, percent(ledger.charged)
+    if ledger.joint_share is not None:
+        _log.warning(
+            "a ledger without a rule, as version 0.1 kept it, has the rule %s from now on: what its studies have "
+            "reserved, %s of the account as one joint price, takes %s by this rule",
+            rule_words(rule),
+            percent(ledger.joint_share),
+            used,
+        )
     budget = f"epsilon {rule.epsilon:g} at delta {rule.delta:g}, rule {rule_words(rule)}"
     _log.info("the account: %s; %s of it is used or reserved", budget, used)
     if not ledger.charged <= 1.0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -47,8 +48,15 @@ class BudgetSection(Section):
     rule: RuleName | None = None
 
 
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24):(00))")
+
+
 class AllowSection(Section):
-    """Which studies are considered at all."""
+    """Which studies are considered at all, and when they are answered.
+
+    ``max_epsilon_per_study`` bounds a plan's own epsilon. ``hours`` are spans of the day in UTC, such as 08:00-18:00
+    or 22:00-06:00; outside them nothing is answered.
+    """
 
     algorithms: tuple[str, ...]
     channels: tuple[Literal["direct", "shuffled-sum", "shuffled-reports"], ...] = ("direct",)
@@ -57,6 +65,23 @@ class AllowSection(Section):
     max_rounds: Count = 10_000
     max_parameters: Count = 1_000_000
     max_open: Count = 4
+    max_epsilon_per_study: Annotated[float, Field(gt=0, le=MOST_EPSILON)] | None = None
+    hours: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+
+    @field_validator("hours")
+    @classmethod
+    def _spans(cls, hours: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for span in hours or ():
+            if not _HOURS.fullmatch(span) or span[:5] == span[6:]:
+                raise ValueError(f'expected spans of the day in UTC such as "08:00-18:00", got {span!r}')
+        return hours
+
+    def is_open(self, moment: float) -> bool:
+        """Whether studies are answered at a moment, in seconds since the epoch."""
+        now = datetime.datetime.fromtimestamp(moment, datetime.UTC).strftime("%H:%M")
+        spans = [(span[:5], span[6:]) for span in self.hours or ("00:00-24:00",)]
+        # A span that ends before it begins goes over midnight.
+        return any(begin <= now < end if begin < end else now >= begin or now < end for begin, end in spans)
 
     @field_validator("algorithms")
     @classmethod
@@ -181,18 +206,32 @@ def load_policy(path: Path) -> Policy:
     return policy_from(read_toml(path, PolicyError, missing))
 
 
+def policy_text(folder: Path) -> bytes:
+    """The policy of a silo's folder as it stands on disk; empty where it cannot be read."""
+    try:
+        return (folder / "policy.toml").read_bytes()
+    except OSError:
+        return b""
+
+
+def plain_policy(policy: Policy) -> dict[str, Any]:
+    """A policy as plain values, as the ledger's chain keeps it."""
+    return policy.model_dump(mode="json")
+
+
 def policy_from(tree: dict[str, Any]) -> Policy:
     """A policy from plain values."""
     return checked(Policy, tree, PolicyError, "The policy")
 
 
 def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
-    """What the daemon relies on: policy, records and their schema, key, ledger, approvals, counter, stored prices."""
+    """What the daemon relies on: policy, records and schema, key, ledger, decisions, counter, machine, prices."""
     named = [policy.data.file, policy.data.columns, policy.key]
-    state = [folder / name for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved")]
+    names = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved", "decided")
+    state, apart = [folder / name for name in names], [counter, counter.with_name("machine")]
     kept = cache_folder("prices")
     prices = [] if kept is None else [kept / "any"]
-    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *state, counter, *prices]
+    return [folder / "policy.toml", *(folder / name for name in named if name is not None), *state, *apart, *prices]
 
 
 def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:

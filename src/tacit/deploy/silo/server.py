@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
-from tacit.deploy.silo.policy import PolicyError, files_of, load_description, load_policy, load_records
+from tacit.deploy.silo.policy import PolicyError, files_of, load_description, load_policy, load_records, policy_text
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.privacy.cache import cache_folder
 from tacit.privacy.plan import doubts
@@ -28,7 +28,6 @@ class SiloServer(Listener):
 
     def __init__(self, service: SiloService, path: Path, mode: int = 0o600) -> None:
         self._service, self.path = service, path
-        self._pad = service.policy.pad_seconds
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Whoever may use the socket may enter its folder, and nobody else.
         path.parent.chmod(0o710 if mode & 0o070 else 0o700)
@@ -48,8 +47,9 @@ class SiloServer(Listener):
     def _reply(self, header: bytes, payload: bytes) -> bytes:
         begun = time.monotonic()
         reply = self._service.handle(header, payload)
-        if self._pad:
-            time.sleep(self._pad - (time.monotonic() - begun) % self._pad)
+        pad = self._service.policy.pad_seconds
+        if pad:
+            time.sleep(pad - (time.monotonic() - begun) % pad)
         return reply
 
     def close(self) -> None:
@@ -63,7 +63,8 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     """Run the daemon of a silo's folder until it is stopped; it does not start where others can use its files."""
     log_to_terminal(_log)
     os.umask(0o077)
-    policy = load_policy(folder / "policy.toml")
+    # The text first: an edit that comes in between is seen with the first request.
+    text, policy = policy_text(folder), load_policy(folder / "policy.toml")
     home = home_of(folder, policy)
     prices = cache_folder("prices")
     if prices is not None:
@@ -83,7 +84,7 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
             policy.data.file,
         )
     description = load_description(policy, folder, records)
-    service = SiloService(policy, records, home, noise_off=noise_off, description=description)
+    service = SiloService(policy, records, home, noise_off=noise_off, description=description, policy_read=text)
     server = SiloServer(service, home.socket, socket_mode)
     if noise_off:
         _log.warning("NOISE IS OFF: a test build, not private")

@@ -26,7 +26,7 @@ from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
 from tacit.deploy.silo import consent as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
-from tacit.deploy.silo.policy import Policy, PolicyError, digest
+from tacit.deploy.silo.policy import Policy, PolicyError, digest, plain_policy, policy_text
 from tacit.deploy.wire import (
     Answer,
     Description,
@@ -42,6 +42,7 @@ from tacit.deploy.wire import (
 )
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
+from tacit.silo.chain import place_of
 from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.ledger import Ledger, Reply
 from tacit.silo.spending import Account, LedgerError
@@ -60,8 +61,9 @@ _MOST_PREPARED = 32
 class Home(NamedTuple):
     """Where a silo keeps its files.
 
-    ``approved`` holds an empty file for each study that the owner approved. The socket lies in a folder that can be
-    shared with the courier, and the counter apart from the ledger.
+    ``approved`` holds a file for each study that the owner approved, and ``decided`` one for each that the daemon has
+    yet to end (`tacit.deploy.silo.owner`). The socket lies in a folder that can be shared with the courier. The
+    counter lies apart from the ledger, and beside it the secret by which the machine is known (`place_of`).
     """
 
     folder: Path
@@ -69,6 +71,8 @@ class Home(NamedTuple):
     ledger: Path
     approved: Path
     socket: Path
+    decided: Path
+    machine: Path
 
 
 def home_of(folder: Path, policy: Policy) -> Home:
@@ -80,7 +84,23 @@ def home_of(folder: Path, policy: Policy) -> Home:
 
         name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         counter = Path(platformdirs.user_state_dir("tacit")) / "counters" / name
-    return Home(folder, counter, folder / "ledger.sqlite", folder / "approved", folder / "door" / "silo.sock")
+    return Home(
+        folder,
+        counter,
+        ledger=folder / "ledger.sqlite",
+        approved=folder / "approved",
+        socket=folder / "door" / "silo.sock",
+        decided=folder / "decided",
+        machine=counter.with_name("machine"),
+    )
+
+
+class _Known(NamedTuple):
+    """A request that was signed by somebody whom this policy pins."""
+
+    policy: Policy
+    signed: wire.SignedRequest
+    request: Any
 
 
 class SiloService:
@@ -90,6 +110,9 @@ class SiloService:
     debited durably before it leaves, and the server cannot know its noise. Refusals depend on requests, policy, schema,
     ledger and the number of records, never on the content of a record. Only a plan for records of this meaning, by its
     digest, is priced. Without a ``description`` shape, task and number of classes are all that is known of it.
+    The policy is the one on disk at the moment of the request; while that one cannot be used, everything is refused.
+
+    ``policy_read`` is the text that ``policy`` was read from; by default what is on disk now.
     """
 
     def __init__(
@@ -101,14 +124,20 @@ class SiloService:
         noise_off: bool = False,
         clock: Callable[[], float] = time.time,
         description: Description | None = None,
+        policy_read: bytes | None = None,
     ) -> None:
         if noise_off and not (policy.test and os.environ.get(NOISE_OFF) == "1"):
             raise PolicyError(
                 f"Noise can be switched off in a test build only: set test = true in the policy and {NOISE_OFF}=1."
             )
+        if any(getattr(jax.config, name) for name in ("jax_debug_nans", "jax_debug_infs")):
+            # A record whose statistic is not finite must count as zero, not end in an error that tells of it.
+            raise PolicyError("JAX_DEBUG_NANS and JAX_DEBUG_INFS make errors depend on records; unset them to serve.")
         if len(records["y"]) > MOST_RECORDS:
             raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
         self.policy, self.home = policy, home
+        self._policy_read = policy_text(home.folder) if policy_read is None else policy_read
+        self._policy_refused: bytes | None = None
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
         self._count = len(self._records["y"])
@@ -118,30 +147,92 @@ class SiloService:
         if not (home.folder / policy.key).exists():
             raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
         self._signer = Signer(read_secret(home.folder / policy.key))
-        self._sealer: Sealer | None = None
-        if policy.shuffle is not None:
-            from tacit.deploy.silo.shuffled import Sealer
-
-            self._sealer = Sealer(policy.name, self._signer, self._noise)
+        self._sealer = self._new_sealer()
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
-        self._lock, self._refusals = threading.Lock(), RefusalLog(_log)
+        self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
         self._ledger: Ledger | None = self._open()
 
+    def _new_sealer(self) -> Sealer | None:
+        if self.policy.shuffle is None:
+            return None
+        from tacit.deploy.silo.shuffled import Sealer
+
+        return Sealer(self.policy.name, self._signer, self._noise)
+
     def _open(self) -> Ledger:
         home, policy = self.home, self.policy
         ledger = Ledger(
-            home.ledger, home.counter, self._identity, policy.limit, clock=self._clock, checked=policy.checked_second
+            home.ledger,
+            home.counter,
+            self._identity,
+            policy.limit,
+            clock=self._clock,
+            checked=policy.checked_second,
+            place=place_of(home.folder, home.machine),
+            opening={"policy": plain_policy(policy)},
         )
+        try:
+            self._keep_policy(ledger)
+            self._heed(ledger)
+        except BaseException:
+            ledger.close()
+            raise
         accounts.log_account(ledger)
         return ledger
+
+    def _keep_policy(self, ledger: Ledger) -> None:
+        """Make an entry of the policy that takes effect, unless the chain has it."""
+        if ledger.notes.policy != plain_policy(self.policy):
+            from tacit.deploy.silo.owner import policy_entry
+
+            entry = policy_entry(self.home.folder, ledger.notes.policy, self.policy)
+            ledger.note("policy", "", entry)
+            _log.info("the policy has changed: %s", "; ".join(entry["changed"]))
+
+    def _heed(self, ledger: Ledger) -> None:
+        """End the studies that the owner has decided to end."""
+        names = [path.name for path in self.home.decided.iterdir()] if self.home.decided.is_dir() else []
+        if names:
+            from tacit.deploy.silo.owner import heed
+
+            heed(ledger, self.home.decided, names)
+
+    def _refresh(self) -> None:
+        """Take the policy that is on disk now; while it cannot be used, refuse.
+
+        Formal guarantee: nothing is answered under a policy that is not the one on disk.
+        """
+        text = policy_text(self.home.folder)
+        if text == self._policy_read:
+            return
+        from tacit.deploy.silo.owner import changed_policy
+
+        ledger = self._opened()
+        try:
+            policy = changed_policy(self.home.folder, text, self.policy)
+            ledger.adopt(policy.limit, policy.checked_second)
+        except TacitError as error:
+            if isinstance(error, LedgerError) and error.code not in ("rule", "written-off"):
+                raise
+            if text != self._policy_refused:
+                _log.error("everything is refused, because the policy cannot take effect: %s", error)
+            self._policy_refused = text
+            raise RefusalError("policy", "the silo's policy cannot be used as it stands; its owner is told") from None
+        self.policy, self._sealer = policy, self._new_sealer()
+        # What was allowed before may not be any more.
+        self._workers.clear()
+        self._prepared.clear()
+        self._keep_policy(ledger)
+        self._policy_read = text
 
     def close(self) -> None:
         """Close the ledger, once the answer at hand is debited."""
         with self._lock:
             if self._ledger is not None:
+                self._counts.write(self._ledger, now=True)
                 self._ledger.close()
 
     def knows(self, header: bytes, payload: bytes) -> bool:
@@ -168,52 +259,84 @@ class SiloService:
     def _reply(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
         try:
             # Before the lock: who is unknown does not wait while an answer is computed, and keeps nobody waiting.
-            signed, request = self._request_in(header, payload)
-            with self._lock:
-                self._accept(signed, study_of(request), asked)
-                reply = self._dispatch(self._opened(), request, payload)
-                self._accept(signed, study_of(request), asked)  # by now the study may be known
-                return reply
-        except (RefusalError, LedgerError) as error:
+            known = self._known(header, payload)
+        except RefusalError as error:
+            self._counts.add(error.code, "")
             return self._refusals.refuse(error.code, str(error), error.numbers)
-        except PricingError as error:
-            return self._refusals.refuse("unpriceable", str(error))
-        except TacitError as error:
-            return self._refusals.refuse("bad-plan", str(error))
-        except Exception as error:
-            # The kind of error is safe to keep; its text might hold values.
-            _log.error("request failed: %s", type(error).__name__)
-            return refuse("internal", "the request could not be served")
+        with self._lock:
+            self._asking = ""
+            try:
+                return self._served(header, payload, asked, known)
+            except (RefusalError, LedgerError) as error:
+                if isinstance(error, LedgerError) and error.code == "ledger" and self._ledger is not None:
+                    # What is on disk decides: it is read and verified again before the next reply.
+                    self._ledger.close()
+                    self._ledger = None
+                return self._refuse(error.code, str(error), error.numbers)
+            except PricingError as error:
+                return self._refuse("unpriceable", str(error))
+            except TacitError as error:
+                return self._refuse("bad-plan", str(error))
+            except Exception as error:
+                # The kind of error is safe to keep; its text might hold values.
+                _log.error("request failed: %s", type(error).__name__)
+                return refuse("internal", "the request could not be served")
+
+    def _known(self, header: bytes, payload: bytes) -> _Known | None:
+        """A request that a pinned proposer has signed; none where the policy on disk has to be read first."""
+        policy = self.policy
+        if policy_text(self.home.folder) != self._policy_read:
+            return None
+        return _Known(policy, *self._request_in(header, payload))
+
+    def _served(self, header: bytes, payload: bytes, asked: bytes, known: _Known | None) -> bytes:
+        self._refresh()
+        if known is None or known.policy is not self.policy:
+            known = _Known(self.policy, *self._request_in(header, payload))
+        signed, request = known.signed, known.request
+        self._asking = signed.proposer
+        self._accept(signed, study_of(request), asked)
+        reply = self._dispatch(self._opened(), request, payload)
+        self._accept(signed, study_of(request), asked)  # by now the study may be known
+        return reply
+
+    def _refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
+        """The frame of a refusal, logged and counted."""
+        self._counts.add(code, self._asking)
+        if self._ledger is not None:
+            self._counts.write(self._ledger)
+        return self._refusals.refuse(code, text, numbers)
 
     def _accept(self, signed: wire.SignedRequest, study: str, asked: bytes) -> None:
-        """Refuse a request that is older than the last of its proposer about the study, or about none that is known."""
+        """Refuse a request that is older than the last of its proposer about the study, or about none that is known.
+
+        A study that another proposer has proposed is refused too: it is that one's alone.
+        """
         ledger = self._opened()
         known = study in ledger.accounts or study in ledger.pending()
+        if known and ledger.owner_of(study) not in (None, signed.proposer):
+            raise RefusalError("proposer", "expected the proposer whose study this is")
+        if known:
+            ledger.claim(study, signed.proposer)
         ledger.accept(f"{signed.proposer}/{study if known else ''}", signed.counter, asked.hex())
 
     def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
         if payload and not isinstance(request, Answer):
             raise RefusalError("bad-message", "only a broadcast has a payload")
+        self._heed(ledger)
         if isinstance(request, Hello):
             return self._hello(request)
-        try:
-            # The ledger's time never runs backwards, so a clock set back revives nothing.
-            if ledger.now() >= self.policy.last_second:
-                raise RefusalError("expired", "the silo's policy has expired")
-            self._tidy(ledger)
-            if isinstance(request, Propose):
-                return self._propose(ledger, request.plan, request.description)
-            if isinstance(request, Status):
-                return self._status(ledger, request)
-            if isinstance(request, Finish):
-                return self._finish(ledger, request)
-            return self._answer(ledger, request, payload)
-        except LedgerError as error:
-            if error.code == "ledger":
-                # What is on disk decides: it is read and verified again before the next reply.
-                ledger.close()
-                self._ledger = None
-            raise
+        # The ledger's time never runs backwards, so a clock set back revives nothing.
+        if ledger.now() >= self.policy.last_second:
+            raise RefusalError("expired", "the silo's policy has expired")
+        self._tidy(ledger)
+        if isinstance(request, Propose):
+            return self._propose(ledger, request.plan, request.description)
+        if isinstance(request, Status):
+            return self._status(ledger, request)
+        if isinstance(request, Finish):
+            return self._finish(ledger, request)
+        return self._answer(ledger, request, payload)
 
     def _opened(self) -> Ledger:
         if self._ledger is None:
@@ -252,10 +375,12 @@ class SiloService:
 
     def _propose(self, ledger: Ledger, plan: Plan, told: Description | None) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
+        if study in ledger.notes.endings:
+            raise _over(ledger, study)
+        if ledger.notes.revoked and accounts.terms_of(plan) in ledger.notes.revoked:
+            raise RefusalError("revoked", "the silo's owner has revoked this plan, under whatever name")
         if account is None:
             self._check_schema(plan, told)
-        if account is not None and not account.live:
-            raise RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
         is_new = account is None and study not in ledger.pending()
         open_studies = sum(other.live for other in ledger.accounts.values()) + len(ledger.pending())
         if is_new and open_studies >= self.policy.allow.max_open:
@@ -267,7 +392,7 @@ class SiloService:
         offer = worker.offer
         if self.policy.approval.mode == "manual" and not self._is_approved(study):
             shares = accounts.proposed(ledger, offer)
-            ledger.hold(study, plan.model_dump_json())
+            ledger.hold(study, plan.model_dump_json(), self._asking)
             if is_new:
                 _log.info("study %s (%s) waits for approval: tacit silo status %s", study, plan.name, self.home.folder)
             return accounts.consent(ledger, offer, shares, state="pending")
@@ -277,7 +402,7 @@ class SiloService:
     def _considered(self, plan: Plan) -> Worker:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
         self._check_schema(plan)
-        terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
+        terms = accounts.terms_of(plan)
         if terms not in self._prepared:
             policy = self.policy
             offer = consider(plan, records=self._count, record=self._record, allow=policy.allow, shuffle=policy.shuffle)
@@ -306,6 +431,14 @@ class SiloService:
     def _is_approved(self, study: str) -> bool:
         return (self.home.approved / study).is_file()
 
+    def _approval(self, study: str) -> dict[str, Any]:
+        """Who has approved a study."""
+        if not self._is_approved(study):
+            return {"approved": {"who": "the policy", "when": ""}}
+        from tacit.deploy.silo.owner import author
+
+        return {"approved": author(self.home.approved / study)}
+
     def _reserve(self, ledger: Ledger, worker: Worker) -> None:
         offer = worker.offer
         study = offer.plan.study
@@ -320,6 +453,7 @@ class SiloService:
             samples=charge.samples,
             expires=ledger.now() + self.policy.approval.study_days * _DAY,
             state=worker.begin().to_bytes(),
+            facts={"proposer": ledger.owner_of(study) or self._asking, **self._approval(study)},
         )
         self._workers[study] = worker
         accounts.log_reserved(ledger, offer)
@@ -340,6 +474,8 @@ class SiloService:
                 raise RefusalError("pending", "the study waits for the approval of the silo's owner")
             self._reserve(ledger, self._considered(_stored_plan(ledger, study)))
         account = ledger.accounts.get(study)
+        if account is None and study in ledger.notes.endings:
+            raise _over(ledger, study)
         if account is None:
             raise RefusalError("unknown-study", "no such study; propose it first")
         return account
@@ -359,18 +495,32 @@ class SiloService:
             ledger.drop(request.study)
             raise RefusalError("unknown-study", "the proposal is withdrawn")
         account = self._account(ledger, request.study)
-        if account.live:
-            ledger.finish(request.study, "finished")
         plan = _stored_plan(ledger, request.study)
+        # Priced first: a study whose receipt fails must not look as if it had ended in another way.
+        epsilon = self._spent(plan, account)
+        if account.live:
+            ledger.finish(request.study, "finished", who=self._asking)
         receipt = wire.Receipt(
             study=request.study,
             answers=account.answers,
-            epsilon=price(account.debited(), delta=plan.delta - self._set_aside(plan, account)).epsilon,
+            epsilon=epsilon,
             delta=plan.delta,
             entry=ledger.head.seq,
             hash=ledger.head.hash,
         )
         return frame(receipt)
+
+    def _spent(self, plan: Plan, account: Account) -> float:
+        """The epsilon of a study's answers at the plan's delta.
+
+        Where they cannot be priced any more it is the plan's own, which they were reserved under: a study can always
+        be ended.
+        """
+        try:
+            return price(account.debited(), delta=plan.delta - self._set_aside(plan, account)).epsilon
+        except Exception as error:
+            _log.error("the answers of study %s cannot be priced (%s)", plan.study, type(error).__name__)
+            return plan.epsilon
 
     def _set_aside(self, plan: Plan, account: Account) -> float:
         """The delta that a plan sets aside; its account's if this Tacit refuses the plan by now."""
@@ -382,7 +532,10 @@ class SiloService:
     def _answer(self, ledger: Ledger, request: Answer, payload: bytes) -> bytes:
         account = self._account(ledger, request.study)
         if not account.live:
-            raise RefusalError("finished", "this study has ended")
+            raise _over(ledger, request.study)
+        if not self.policy.allow.is_open(ledger.now()):
+            spans = ", ".join(self.policy.allow.hours or ())
+            raise RefusalError("hours", f"the silo answers at {spans} UTC; ask again then")
         asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
         stored = ledger.stored(request.study, request.round)
         if stored is not None:
@@ -416,6 +569,14 @@ class SiloService:
         return wire.Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
 
 
+def _over(ledger: Ledger, study: str) -> RefusalError:
+    """The refusal of a study that has ended; where its owner ended it, the code says so."""
+    ending = ledger.notes.endings[study]
+    if ending.reason in ("rejected", "closed", "revoked"):
+        return RefusalError(ending.reason, f"the silo's owner has {ending.reason} this study")
+    return RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
+
+
 def _stored_plan(ledger: Ledger, study: str) -> Plan:
     return Plan.model_validate_json(ledger.plan(study) or "{}")
 
@@ -432,3 +593,34 @@ def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
         raise RefusalError("round", f"round {round_index} is another silo's turn")
     if plan.max_participations is not None and account.answers >= plan.max_participations:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")
+
+
+_MINUTE = 60.0
+
+
+class RefusalCounts:
+    """Counts refusals by code and proposer, for the ledger."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}
+        self._seen: set[tuple[str, str]] = set()
+        self._written = -_MINUTE
+        self._lock = threading.Lock()
+
+    def add(self, code: str, proposer: str) -> None:
+        """Count one; ``proposer`` is empty where the policy names none."""
+        with self._lock:
+            self._counts[code, proposer] = self._counts.get((code, proposer), 0) + 1
+
+    def write(self, ledger: Ledger, *, now: bool = False) -> None:
+        """Write down what was counted, at most once a minute unless something is new or it must be now."""
+        with self._lock:
+            due = now or set(self._counts) - self._seen or time.monotonic() - self._written >= _MINUTE
+            counts = dict(self._counts) if due else {}
+            if not counts:
+                return
+            self._counts, self._written = {}, time.monotonic()
+            self._seen |= set(counts)
+        # A ledger that cannot be written has greater worries.
+        with contextlib.suppress(LedgerError):
+            ledger.count_refusals(counts)

@@ -1,0 +1,97 @@
+"""End a study at every silo, so that none of them holds a place and a reservation for a run that is over."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import tomllib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tacit.deploy.permissions import read_secret
+from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
+from tacit.deploy.server.coordinator import StalledError, Tell, fresh_state, is_final, newcomers
+from tacit.deploy.server.deployment import deployment_from
+from tacit.deploy.server.transport import SignedTransport, Transport, response_in
+from tacit.deploy.signing import Proposer, Signer
+from tacit.deploy.wire import Error, Finish, Receipt, frame
+from tacit.errors import TacitError
+
+SECONDS = 60.0
+"""How long silos are looked for and asked; one that cannot be reached closes the study when it expires there."""
+
+_ASK, _PAUSE = 10.0, 0.2
+# Codes that a silo gives to the end of a study that is not open there.
+_OVER = ("unknown-study", "rejected", "finished", "closed", "revoked")
+
+
+def should_end(error: BaseException, point: Checkpoint) -> bool:
+    """Whether a run that failed like this is over for good.
+
+    It is if the same would happen again, or if something else than absent silos stopped it before its first round was
+    through. Later a run can be taken up, and what silos have spent on it is worth keeping.
+    """
+    if isinstance(error, StalledError):
+        return error.final
+    return point.round == 0 or (isinstance(error, Exception) and is_final(error))
+
+
+def end_everywhere(
+    point: Checkpoint,
+    path: Path,
+    transport: Transport,
+    tell: Tell,
+    addresses: Mapping[str, str] | None = None,
+    seconds: float = SECONDS,
+) -> dict[str, str]:
+    """Ask every silo of a study to end it, for at most ``seconds``; what each said, by name.
+
+    Proposals that wait for approval are withdrawn. The checkpoint says afterwards that the study is over.
+    """
+    known, said = dict(addresses or {}), dict[str, str]()
+    requests = {name: _finish(point, i) for i, name in enumerate(point.silos)}
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        asked = {known[name]: name for name in requests if name in known and name not in said}
+        for at, replies in transport.ask({at: [requests[name]] for at, name in asked.items()}, min(_ASK, left)).items():
+            response = response_in(replies[0]) if replies else None
+            if isinstance(response, Receipt):
+                said[asked[at]] = f"ended after {response.answers} answers, epsilon {response.epsilon:.4g}"
+            elif isinstance(response, Error) and response.code in _OVER:
+                said[asked[at]] = f"not open: {response.text}"
+        if len(said) == len(requests) or time.monotonic() >= deadline:
+            break
+        found = newcomers(transport, set(known.values()), min(_ASK, max(0.0, deadline - time.monotonic())))
+        known |= {name: at for name, (at, _) in found.items()}
+        time.sleep(_PAUSE)
+    point.finished = True
+    point.save(path)
+    unreached = sorted(set(requests) - set(said))
+    tell("ended", {"silos": said, "unreached": unreached})
+    return {**said, **dict.fromkeys(unreached, "not reached; it closes the study when that expires there")}
+
+
+def _finish(point: Checkpoint, silo_index: int) -> bytes:
+    return frame(Finish(study=point.plan.model_copy(update={"silo_index": silo_index}).study))
+
+
+def journal(folder: Path, event: str, facts: Mapping[str, Any]) -> None:
+    """Add an event to the journal of a run folder."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    with (folder / "progress.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+
+
+def abort(folder: Path, transport: Transport) -> dict[str, str]:
+    """End the study of a run folder at every silo, whether a server still leads it or not; what each silo said."""
+    path = folder / "checkpoint.npz"
+    if not path.exists():
+        raise TacitError(f"{folder} holds no study that was proposed; there is nothing to end.")
+    terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
+    proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
+    signed: Any = SignedTransport(transport, proposer, terms.pins)
+    return end_everywhere(load_checkpoint(path, fresh_state), path, signed, partial(journal, folder))

@@ -1,0 +1,33 @@
+"""The page of a ledger in a real browser: by itself, on a desk, on a telephone, and on paper."""
+
+import pytest
+
+from tacit.cli.books import write_page
+from tacit.deploy.silo.service import SiloService
+from tacit.deploy.wire import Propose
+from tests.browser.chromium import find_browser, open_browser
+from tests.deploy.silo.consortium import LocalClient, make_home, plan_of, records_of
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    root, records = tmp_path_factory.mktemp("ledger"), records_of(0, 40)
+    home, policy = make_home(root / "a-hospital-with-a-long-name", records)
+    service = SiloService(policy, records, home)
+    for number in range(3):
+        LocalClient(service).ask(Propose(plan=plan_of({"name": "mb-sgd"}, name="n" * 60, nonce=f"0{number}")))
+    service.close()
+    write_page(home.folder, root / "ledger.html")
+    return root / "ledger.html"
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_ledger_fits_every_screen_and_loads_nothing(page, tmp_path, width):
+    binary = find_browser()
+    if binary is None:
+        pytest.skip("no Chromium on this machine: put one on the path, or name it in TACIT_CHROMIUM")
+    with open_browser(binary, tmp_path) as browser:
+        browser.look(page, width=width, dark=False, phone=width < 500)
+        assert browser.complaints() == []
+        assert browser.requests() == [page.resolve().as_uri()]
+        assert browser.ask("document.documentElement.scrollWidth") <= width
