@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tacit.data.encode import Norm, norm_step
-from tacit.data.federation import DataError, Encoding, RawColumn, Step, Target, Table
+from tacit.data.federation import DataError, Encoding, RawColumn, Step, Table, Target
 
 CITATION = "Made up; nobody to thank."
 _MADE_UP = Step("made up", True, "Drawn at random by a fixed seed; no record belongs to anybody.")
