@@ -6,7 +6,9 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +16,15 @@ import numpy as np
 from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Recipe, Sampling, Terms
 from tacit.data import Federation
 from tacit.errors import TacitError
+from tacit.models.description import Features
+from tacit.models.trained import (
+    TrainedModel,
+    privacy_of,
+    silo_prices,
+    trained,
+    trained_on,
+    training_of,
+)
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import ALGORITHMS, find
@@ -26,8 +37,9 @@ from tacit.simulate.participation import participation
 _MEASUREMENTS = 50  # of a run, unless somebody asks for more
 
 
-class Fit(NamedTuple):
-    """A trained model, what each silo paid for it, and how training went.
+@dataclass(frozen=True, eq=False, repr=False)
+class Fit:
+    """A trained model, what each silo paid for it, and how training went; printed, it says so in ten lines.
 
     ``trace`` holds an array for each measurement, with one entry for each of the rounds in ``trace["round"]``: the loss
     and its metrics on the training records of all silos, and what the algorithm says of itself. Measurements are exact,
@@ -37,6 +49,31 @@ class Fit(NamedTuple):
     params: Params
     silos: tuple[SiloPlan, ...]
     trace: dict[str, np.ndarray]
+    model: TrainedModel
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """`TrainedModel.predict`: one prediction per row, in the target's own words or unit."""
+        return self.model.predict(rows)
+
+    def predict_proba(self, rows: Any) -> np.ndarray:
+        """`TrainedModel.predict_proba`: the probability of each class."""
+        return self.model.predict_proba(rows)
+
+    def evaluate(self, rows: Any, labels: Sequence[Any] | None = None) -> dict[str, float]:
+        """`TrainedModel.evaluate`: exact metrics on labelled rows, which no epsilon covers."""
+        return self.model.evaluate(rows, labels)
+
+    def save(self, folder: str | Path) -> Path:
+        """`TrainedModel.save`: a bundle, which `tacit.load_model` reads."""
+        return self.model.save(folder)
+
+    def __repr__(self) -> str:
+        lines = repr(self.model).splitlines()
+        measured = {name: float(values[-1]) for name, values in self.trace.items() if name != "round"}
+        last = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        return "\n".join(
+            [lines[0].replace("TrainedModel", "Fit"), *lines[1:], f"  last       {last or 'not measured'}"]
+        )
 
 
 def fit(
@@ -107,7 +144,41 @@ def fit(
     outcome = _simulate(problem, build(noise), start, measure_every, who=who, progress=progress)
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
     params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
-    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {})
+    model = _model(problem, params, silos, plans, unit, build(noise), algorithm, seed)
+    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {}, model)
+
+
+def _model(
+    problem: Problem,
+    params: Params,
+    silos: Federation | Sequence[Mapping[str, np.ndarray]],
+    plans: Sequence[SiloPlan],
+    terms: Terms,
+    built: Algorithm,
+    algorithm: Any,
+    seed: int,
+) -> TrainedModel:
+    """The model with what is known of records, training and price."""
+    training = training_of(
+        study=None,
+        algorithm=str(getattr(algorithm, "name", getattr(algorithm, "__name__", "own"))),
+        rounds=len(built.schedule),
+        seed=seed,
+        simulated=True,
+    )
+    prices = silo_prices(plans)
+    if isinstance(silos, Federation):
+        return trained_on(silos, problem.objective, params, training, terms.channel, terms.protects, prices)
+    whole = np.issubdtype(np.asarray(silos[0]["y"]).dtype, np.integer)
+    return trained(
+        problem.objective,
+        params,
+        features=Features(shape=np.asarray(silos[0]["x"]).shape[1:]),
+        training=training,
+        privacy=privacy_of(terms.channel, terms.protects, prices),
+        # A loss of one's own does not say what its targets are.
+        task="regression" if problem.objective.cost.name is None and not whole else None,
+    )
 
 
 def _simulate(problem: Problem, algorithm: Algorithm, start: Seed, measure_every: int | None, **how: Any) -> Outcome:

@@ -103,18 +103,19 @@ def _values(text: str) -> tuple[str, list[Any]]:
 
 
 def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
-    import jax
-    import numpy as np
-
-    from tacit.studies.folder import write_provenance, write_study
+    from tacit.models import SiloPrice
+    from tacit.studies.folder import write_bundle, write_provenance, write_study
 
     (folder / "tuned.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     study = tuned.plan.prepared.study
     chosen = {key.removeprefix("algorithm."): value for key, value in written["chosen"].items()}
     write_study(folder, study.model_copy(update={"algorithm": study.algorithm.model_copy(update=chosen)}))
     write_provenance(folder)
-    leaves = jax.tree_util.tree_leaves_with_path(tuned.params)
-    np.savez(folder / "model.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
+    plan = tuned.plan
+    prices = [
+        SiloPrice(name=silo.name, records=silo.records, epsilon=silo.epsilon, delta=plan.delta) for silo in plan.silos
+    ]
+    write_bundle(folder, plan.prepared, tuned.params, prices)
 
 
 def _print_plan(plan: TunePlan) -> None:

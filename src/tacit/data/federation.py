@@ -64,20 +64,22 @@ class Stage(ABC):
 class RawColumn:
     """A column before it is encoded: a number, or text of which the position among ``levels`` is taken.
 
-    A number among ``missing`` stands for a missing value.
+    A number among ``missing`` stands for a missing value. ``unit`` is a text, such as "years".
     """
 
     levels: tuple[str, ...] | None = None
     missing: tuple[float, ...] = ()
+    unit: str | None = None
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted: the column, its classes in order, or the range that was scaled to [0, 1]."""
+    """What is predicted: the column, its classes in order, or the range, in its own unit, that was scaled to [0, 1]."""
 
     column: str
     classes: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
+    unit: str | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,16 @@ import jax
 import numpy as np
 import tomli_w
 
-from tacit.algorithm import GUARANTEES
+from tacit.algorithm import GUARANTEES, Params
+from tacit.models import SiloPrice
+from tacit.models.trained import silo_prices
 from tacit.plans.spec import Study
 from tacit.privacy import risk_of_price
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import SiloPlan
+from tacit.studies.bundle import write_model
 from tacit.studies.plan import Plan, crossing_json, user_level_of
-from tacit.studies.run import Result, summary
+from tacit.studies.run import Prepared, Result, summary
 
 
 def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
@@ -147,12 +151,16 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     steps = [vars(step) for step in result.prepared.federations[0].steps]
     (folder / "preprocessing.json").write_text(json.dumps(steps, indent=1), encoding="utf-8")
     _write_metrics(result, folder / "metrics.csv")
-    # One model, that of the first seed: epsilon is the price of one training, not of one for each seed.
-    tree = jax.tree_util.tree_leaves_with_path(result.params)
-    leaves = {jax.tree_util.keystr(path): leaf[0] for path, leaf in tree}
-    np.savez(folder / "model.npz", allow_pickle=False, **leaves)
+    first = jax.tree.map(lambda leaf: leaf[0], result.params)
+    write_bundle(folder, result.prepared, first, silo_prices(result.prepared.plan.silos))
     shutil.rmtree(stages_of(folder))
     return written
+
+
+def write_bundle(folder: Path, prepared: Prepared, params: Params, prices: Sequence[SiloPrice]) -> None:
+    """Write the model of one training, that of the first seed: these are its prices, not those of all seeds."""
+    objective, federation = prepared.builder.problem.objective, prepared.federations[0]
+    write_model(folder, prepared.study, objective, params, federation, prices)
 
 
 def _write_metrics(result: Result, path: Path) -> None:
