@@ -1,10 +1,9 @@
-from .bundle import load_model as load_model
-from .bundle import save_model as save_model
 from .description import BundleError as BundleError
 from .description import Description as Description
 from .description import Privacy as Privacy
 from .description import SiloPrice as SiloPrice
 from .description import Training as Training
+from .loading import load_model as load_model
 from .onnx_export import export_onnx as export_onnx
 from .rows import Encoded as Encoded
 from .rows import RowsWarning as RowsWarning

@@ -6,7 +6,7 @@ has any), ``model.json`` everything else, ``README.md`` a model card. No file ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from tacit.algorithm import Params
+from tacit.data.federation import Stage
 from tacit.errors import TacitError
 from tacit.models.card import card
 from tacit.models.description import BundleError, Description, parsed, plain_stages, stages_from, text_of
-from tacit.models.trained import TrainedModel
 from tacit.objectives import Model
 from tacit.objectives.models import built
 
@@ -28,15 +28,17 @@ FOLDER = "model"
 """The bundle of a run folder."""
 
 
-def save_model(model: TrainedModel, folder: Path, *, overwrite: bool = False) -> Path:
-    """Write a bundle into a folder, which is made if it is not there."""
+def write_bundle(
+    folder: Path, description: Description, params: Params, stages: Sequence[Stage], *, overwrite: bool = False
+) -> Path:
+    """Write a bundle into a folder, which is made if it is not there; nothing is written over unless that is said."""
     held = [folder / name for name in (WEIGHTS, DESCRIPTION, CARD) if (folder / name).exists()]
     if held and not overwrite:
         raise BundleError(f"{held[0]} exists; nothing is written over. Save into another folder, or remove it.")
-    leaves = named_leaves(model.params)
-    _, arrays = plain_stages(model.stages)
+    leaves = named_leaves(params)
+    _, arrays = plain_stages(stages)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
-    description = model.description.model_copy(update={"tensors": shapes})
+    description = description.model_copy(update={"tensors": shapes})
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: np.ascontiguousarray(leaf) for name, leaf in (leaves | arrays).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "tacit"})
@@ -65,24 +67,6 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(parts) or "value"
 
 
-def load_model(folder: str | Path, *, model: Model | None = None, schema: str | Path | None = None) -> TrainedModel:
-    """The model of a bundle, or of the run folder that holds one.
-
-    ``model`` is needed where the architecture is the user's own, and refused elsewhere. ``schema`` is the TOML schema
-    of the CSV files that a model was trained on, for bundles without columns.
-    """
-    place = bundle_folder(Path(folder))
-    description = parsed((place / DESCRIPTION).read_text(encoding="utf-8"), str(place / DESCRIPTION))
-    try:
-        tensors = load_file(place / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise BundleError(f"{place / WEIGHTS} cannot be read ({error}); copy the bundle again.") from None
-    architecture = _architecture(description, model, place)
-    params = _params(architecture, tensors, description, place)
-    found = TrainedModel(description, params, architecture, stages_from(description.encoding, tensors))
-    return found if schema is None else with_schema(found, Path(schema))
-
-
 def bundle_folder(folder: Path) -> Path:
     """The folder of a bundle: this one, or the one that a run folder holds."""
     for place in (folder, folder / FOLDER):
@@ -94,6 +78,19 @@ def bundle_folder(folder: Path) -> Path:
         f"{folder} is not a bundle: it has no {DESCRIPTION}. Give a folder that `tacit run` made, or its folder "
         f"{FOLDER}; a run that was stopped has none yet."
     )
+
+
+def read_bundle(folder: Path, model: Model | None) -> tuple[Description, Params, Model, tuple[Stage, ...]]:
+    """What a bundle holds; ``model`` is the user's own where the architecture is."""
+    place = bundle_folder(folder)
+    description = parsed((place / DESCRIPTION).read_text(encoding="utf-8"), str(place / DESCRIPTION))
+    try:
+        tensors = load_file(place / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise BundleError(f"{place / WEIGHTS} cannot be read ({error}); copy the bundle again.") from None
+    architecture = _architecture(description, model, place)
+    params = _params(architecture, tensors, description, place)
+    return description, params, architecture, stages_from(description.encoding, tensors)
 
 
 def _architecture(description: Description, model: Model | None, place: Path) -> Model:
@@ -127,30 +124,3 @@ def _params(model: Model, tensors: Mapping[str, np.ndarray], description: Descri
             )
         leaves.append(found)
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-
-def with_schema(found: TrainedModel, path: Path) -> TrainedModel:
-    """The model with the columns of a schema, which must give as many features as the model takes."""
-    from tacit.data.csv_silos import encoding_of, target_of
-    from tacit.data.schema import read_schema
-
-    rules = read_schema(path)
-    encoding, target, description = encoding_of(rules), target_of(rules), found.description
-    if description.columns:
-        raise BundleError("The bundle has columns of its own; leave the schema out.")
-    outputs = len(found.classes) if description.task != "regression" else 0
-    if (len(encoding.names),) != description.features.shape or rules.target.task != description.task:
-        raise BundleError(
-            f"{path}: expected {description.features.shape[0]} features and a {description.task} target, got "
-            f"{len(encoding.names)} and {rules.target.task}; give the schema that the silos share."
-        )
-    if outputs and len(target.classes) != outputs:
-        raise BundleError(f"{path}: expected {outputs} classes, got {len(target.classes)}; give the silos' own schema.")
-    changes = {
-        "columns": dict(encoding.columns),
-        "encoding": plain_stages(encoding.stages)[0],
-        "preprocessing": encoding.steps,
-        "target": target,
-        "features": description.features.model_copy(update={"names": encoding.names, "norm": encoding.norm}),
-    }
-    return TrainedModel(description.model_copy(update=changes), found.params, found.model, encoding.stages)

@@ -16,9 +16,13 @@ import tacit
 from tacit.algorithm import Channel, Params, Protects
 from tacit.data.encode import Columns
 from tacit.data.federation import Encoding, Federation, RawColumn, Stage, Target, Task
+from tacit.models.bundle import write_bundle
+from tacit.models.card import summary
 from tacit.models.description import BundleError, Description, Features, Privacy, SiloPrice, Training, plain_stages
+from tacit.models.metrics import classification, regression
 from tacit.models.rows import Encoded, Rows, RowsWarning, encoded, labels_of, rows_of
 from tacit.objectives import Model, Objective, untapped
+from tacit.objectives.models import built
 from tacit.privacy.plan import SiloPlan
 
 _FLOATS = 2**22  # of features at once: layers of a network may hold many times as many
@@ -67,8 +71,6 @@ class TrainedModel:
         They are exact: no epsilon covers them. ``majority_accuracy`` and ``mean_rmse`` are those of one prediction for
         all rows, the best there is.
         """
-        from tacit.models.metrics import classification, regression
-
         found, target = rows_of(rows), self.description.target
         if labels is None:
             if found is None or target.column not in found.cells:
@@ -119,11 +121,9 @@ class TrainedModel:
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray(raised / raised.sum(axis=1, keepdims=True))
 
-    def save(self, folder: str | Path) -> Path:
-        """Write a bundle: ``model.safetensors``, ``model.json`` and a model card; nothing is written over."""
-        from tacit.models.bundle import save_model
-
-        return save_model(self, Path(folder))
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a bundle: ``model.safetensors``, ``model.json`` and a model card; nothing is written over unasked."""
+        return write_bundle(Path(folder), self.description, self.params, self.stages, overwrite=overwrite)
 
     def _features(self, rows: Any) -> np.ndarray:
         x, notes = self.encode(rows)
@@ -131,10 +131,19 @@ class TrainedModel:
             warnings.warn(RowsWarning("; ".join(notes)), stacklevel=3)
         return x
 
-    def __repr__(self) -> str:
-        from tacit.models.card import summary
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Functions are not pickled: the model is made again by its name.
+        if self.description.model is None:
+            raise BundleError("Expected a model that Tacit knows to be pickled; save one of your own as a bundle.")
+        return _restored, (self.description, self.params, self.stages)
 
+    def __repr__(self) -> str:
         return "\n".join(summary(self.description))
+
+
+def _restored(description: Description, params: Params, stages: tuple[Stage, ...]) -> TrainedModel:
+    assert description.model is not None
+    return TrainedModel(description, params, built(description.model), stages)
 
 
 def _named(classes: Sequence[str]) -> Sequence[str] | Sequence[int]:

@@ -10,9 +10,10 @@ from typing import Any
 from tacit.algorithm import Params
 from tacit.data import Federation
 from tacit.errors import TacitError
-from tacit.models import SiloPrice, save_model
-from tacit.models.bundle import FOLDER, with_schema
+from tacit.models import SiloPrice
+from tacit.models.bundle import FOLDER
 from tacit.models.description import Features, Training
+from tacit.models.loading import with_schema
 from tacit.models.trained import privacy_of, trained, trained_on, training_of
 from tacit.objectives import Objective
 from tacit.plans.spec import Study
@@ -30,7 +31,7 @@ def write_model(
     training = _training(study, seed=study.run.seed_list[0])
     channel, protects = study.algorithm.channel, study.privacy.protects
     model = trained_on(federation, objective, params, training, channel, protects, silos)
-    return save_model(model, folder / FOLDER, overwrite=True)
+    return model.save(folder / FOLDER, overwrite=True)
 
 
 def write_deployed_model(
@@ -59,7 +60,7 @@ def write_deployed_model(
         # A schema that is not the silos' must not cost them the model: it is saved without columns.
         with contextlib.suppress(TacitError):
             model = with_schema(model, path)
-    return save_model(model, folder / FOLDER, overwrite=True)
+    return model.save(folder / FOLDER, overwrite=True)
 
 
 def schema_path(study: Study) -> Path | None:
