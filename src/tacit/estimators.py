@@ -211,9 +211,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         places = {name: place for place, name in enumerate(self.classes_.tolist())}
         strange = [label for label in np.unique(y).tolist() if label not in places]
         if strange:
-            raise TacitError(
-                f"Expected labels among classes={self.classes_.tolist()}, got {strange[0]!r}; name it."
-            )
+            raise TacitError(f"Expected labels among classes={self.classes_.tolist()}, got {strange[0]!r}; name it.")
         codes = np.array([places[label] for label in y.tolist()], np.int32)
         task: Task = "binary" if len(places) == 2 else "multiclass"
         self.fit_ = self._train(X, codes, silo, Target("y", tuple(map(str, places))), task, steps)

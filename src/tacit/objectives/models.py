@@ -89,7 +89,7 @@ def built(architecture: Architecture) -> Model:
         if name == "mlp":
             return mlp(given.pop("sizes"), activation=ACTIVATIONS[given.pop("activation", "relu")], **given)
         if name == "cnn":
-            from tacit.objectives.convolution import cnn
+            from tacit.objectives import cnn
 
             return cnn(tuple(given.pop("image")), **given)
         if name == "linear":
