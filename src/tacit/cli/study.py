@@ -21,6 +21,9 @@ def run_command(
     ] = None,
     overrides: Set = None,
     out: Out = Path("runs"),
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the model's bundle into this folder.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the stopped run in this folder.")] = None,
     mlflow: Annotated[
         str | None,
@@ -36,6 +39,7 @@ def run_command(
     Example: tacit run heart-disease --set run.seeds=3 --set "run.grid.privacy.epsilon=[1,4]"
     """
     with stops_at_once():
+        from tacit.models import load_model
         from tacit.plans.spec import load_study
         from tacit.simulate.compilation import keep_compiled
         from tacit.studies.folder import new_folder, stages_of, start, write
@@ -44,6 +48,8 @@ def run_command(
         from tacit.studies.tracking import find_mlflow, log_run
 
     keep_compiled()
+    if model is not None and model.exists():
+        raise TacitError(f"--model: {model} exists; nothing is written over. Name another folder, or remove it.")
     if mlflow is not None:
         find_mlflow()
     if resume is not None:
@@ -64,6 +70,8 @@ def run_command(
         raise ToldInterrupt from None
     written = write(result, folder)
     report = write_report(folder)
+    if model is not None:
+        load_model(folder).save(model)
     if mlflow is not None:
         log_run(folder, mlflow)
     if as_json:
@@ -99,6 +107,7 @@ def _print_result(written: dict[str, Any], report: Path) -> None:
     if written["preprocessing_private"]:
         console.print(UNPRICED)
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
+    console.print(f"Use the model: tacit predict {report.parent} NEW.csv", soft_wrap=True, highlight=False)
 
 
 def report_command(run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")]) -> None:
