@@ -68,8 +68,8 @@ def encoded(source: Any, description: Description, stages: Sequence[Stage]) -> E
     if not description.columns:
         raise BundleError(
             f"Expected an array of encoded features, (rows, {_shape(description)}): this bundle has no columns, for "
-            "its model was trained on arrays. Encode rows as you did for training; if they came from CSV files, give the "
-            "silos' schema: load_model(folder, schema=...), or --schema."
+            "its model was trained on arrays. Encode rows as you did for training; if they came from CSV files, give "
+            "the silos' schema: load_model(folder, schema=...), or --schema."
         )
     return _columns(rows, description, stages)
 
