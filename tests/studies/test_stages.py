@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +169,9 @@ class FakeMlflow(types.ModuleType):
     def log_artifact(self, path):
         self.files.append(path)
 
+    def log_artifacts(self, folder, name):
+        self.files += [f"{folder}/{path.name}" for path in Path(folder).iterdir()]
+
 
 def test_a_run_is_logged_to_mlflow(prepared, whole, tmp_path, monkeypatch):
     fake = FakeMlflow()
@@ -186,7 +190,7 @@ def test_a_run_is_logged_to_mlflow(prepared, whole, tmp_path, monkeypatch):
     assert fake.metrics["non_private/train_loss", 4] == pytest.approx(
         result.open_trace["train_loss"][:, 0].mean(), rel=1e-5
     )
-    assert {path.rsplit("/", 1)[1] for path in fake.files} >= {"report.html", "result.json"}
+    assert {path.rsplit("/", 1)[1] for path in fake.files} >= {"report.html", "result.json", "model.json"}
 
 
 def test_mlflow_that_is_not_there_names_its_fix(monkeypatch, tmp_path):

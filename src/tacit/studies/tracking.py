@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import TacitError
+from tacit.models.bundle import FOLDER
 
 _FILES = ("report.html", "result.json", "study.toml", "metrics.csv", "provenance.json", "preprocessing.json")
 
@@ -40,6 +41,7 @@ def log_run(folder: Path, uri: str) -> str:
             mlflow.log_metrics(values, step=step)
         for name in _FILES:
             mlflow.log_artifact(str(folder / name))
+        mlflow.log_artifacts(str(folder / FOLDER), FOLDER)
     return str(run.info.run_id)
 
 
