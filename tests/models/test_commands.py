@@ -10,6 +10,7 @@ from tacit.cli import app
 from tacit.data.csv_silos import encoding_of, target_of
 from tacit.data.schema import schema_from, schema_text
 from tacit.errors import TacitError
+from tacit.models import load_model
 from tacit.objectives import Objective, linear, logistic
 from tests.models.test_trained import SCHEMA, model_of
 
@@ -72,3 +73,23 @@ def test_a_model_without_columns_takes_the_silos_schema(tmp_path):
     said = json.loads(called("predict", bundle, rows, "--schema", schema, "--json", "--proba").stdout)
     assert said["predictions"][0] == said["classes"][int(np.argmax(said["probabilities"][0]))]
     assert said["classes"] == ["no", "yes"]
+
+
+def test_a_tuned_model_has_the_price_of_tuning(tmp_path):
+    done = called(
+        "tune",
+        "heart-disease",
+        "--grid",
+        "algorithm.step_size=[4,8]",
+        "--set",
+        "algorithm.num_rounds=4",
+        "--out",
+        tmp_path,
+        "--json",
+    )
+    assert done.exit_code == 0, done.output
+    told = {silo["name"]: silo["epsilon"] for silo in json.loads(done.stdout)["silos"]}
+    [run] = tmp_path.iterdir()
+    privacy = load_model(run).description.privacy
+    assert {silo.name: silo.epsilon for silo in privacy.silos} == told
+    assert "model.npz" not in {path.name for path in run.iterdir()}

@@ -22,7 +22,8 @@ from tacit.objectives import Objective, absolute, cnn, hinge, linear, logistic, 
 from tacit.objectives.models import dense
 from tacit.objectives.objective import Model
 from tacit.plans.spec import study_from
-from tacit.studies.bundle import write_deployed_model
+from tacit.studies.bundle import write_deployed_model, write_model
+from tacit.studies.run import prepare
 
 SCHEMA = {
     "target": {"column": "ill", "classes": ["no", "yes"]},
@@ -311,3 +312,32 @@ def test_what_was_read_from_records_is_said_in_the_bundle(tmp_path):
     assert "NOT PRIVATE" in repr(found)
     assert "**Not private:**" in (found.save(tmp_path / "bundle") / "README.md").read_text(encoding="utf-8")
     assert len(repr(found).splitlines()) <= 10
+
+
+@pytest.mark.parametrize("statistic", ["moments", "quantiles", "histogram"])
+def test_private_standardisation_is_a_part_of_the_encoding(statistic, tmp_path):
+    generator = np.random.default_rng(0)
+    for name in ("bergen", "oslo"):
+        rows = [f"{a:.2f},{b:.3f},{'yes' if a > 50 else 'no'}" for a, b in generator.uniform(0, 100, (60, 2))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,y", *rows]) + "\n", encoding="utf-8")
+    columns = {name: {"kind": "number", "low": 0, "high": 100} for name in ("a", "b")}
+    tree = {"target": {"column": "y", "classes": ["no", "yes"]}, "norm": "box", "columns": columns}
+    (tmp_path / "schema.toml").write_text(schema_text(schema_from(tree, "test")), encoding="utf-8")
+    study = study_from(
+        {
+            "name": "s",
+            "data": {"name": "csv", "options": {"folder": str(tmp_path)}},
+            "preprocessing": {"standardise": statistic, "columns": ["a", "b"]},
+            "algorithm": {"name": "mb-sgd", "num_rounds": 2, "step_size": 1.0, "clip_norm": 1.0},
+            "privacy": {"epsilon": 4.0},
+        }
+    )
+    prepared = prepare(study)
+    federation, objective = prepared.federations[0], prepared.builder.problem.objective
+    params = objective.init(jax.random.key(0))
+    model = load_model(write_model(tmp_path, study, objective, params, federation, []))
+    for silo in federation.silos:
+        seen = np.concatenate([silo.train["x"], silo.validation["x"], silo.test["x"]])
+        found = model.encode(tmp_path / f"{silo.name}.csv").x
+        assert sorted(map(bytes, found)) == sorted(map(bytes, seen))
+    assert model.description.privacy.not_covered == ()
