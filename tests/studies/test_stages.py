@@ -56,7 +56,7 @@ def test_the_sights_tell_rounds_loss_and_what_has_been_spent(prepared, whole):
 
 def test_a_stopped_run_goes_on_to_the_same_result_and_no_other(prepared, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "_PATIENCE", 0.0)
-    stopped, played = ("without privacy", 12), []
+    stopped, played = ("these rounds, no noise", 12), []
 
     def stop(sight: Sight) -> None:
         if (sight.label, sight.done) == stopped:
@@ -124,7 +124,7 @@ def test_the_roster_counts_answers_of_the_first_rounds(prepared):
 
 def test_the_live_view_shows_every_part_and_the_grid():
     points = [{"algorithm.step_size": 1.0}, {"algorithm.step_size": 2.0}]
-    view = RunView("study", ["training", "without privacy", "grid"], points, 1.0)
+    view = RunView("study", ["training", "these rounds, no noise", "grid"], points, 1.0)
     view._clock = iter([0.0, 10.0, 10.0, 20.0, 20.0]).__next__
     view.see(Sight("training", 10, 50, np.asarray([0.7]), 0.2))
     view.see(Sight("training", 30, 50, np.asarray([0.5123]), 0.64))

@@ -85,11 +85,13 @@ def _check_resume(study: str | None, overrides: list[str] | None, folder: Path) 
 
 def _print_result(written: dict[str, Any], report: Path) -> None:
     from tacit.studies.constant import nothing_learnt
-    from tacit.studies.report import main_metric
+    from tacit.studies.report import main_metric, verdict
 
     console = Console()
     console.print(_silo_table(written))
     console.print(_score_table(written))
+    for line in verdict(written, main_metric(written["metrics"])):
+        console.print(line, highlight=False)
     nothing = nothing_learnt(written, main_metric(written["metrics"]))
     if nothing is not None:
         console.print(f"[bold red]{nothing}[/]")
@@ -154,7 +156,7 @@ def _silo_table(written: dict[str, Any]) -> Table:
 
 def _score_table(written: dict[str, Any]) -> Table:
     from tacit.studies.constant import constant_label
-    from tacit.studies.report import open_label
+    from tacit.studies.report import alone_label, converged_label, open_label
 
     names = [name for name in written["metrics"] if name.startswith("test_")]
     table = Table("who trains", *(name.replace("_", " ") for name in names), title="test records of all silos")
@@ -162,7 +164,9 @@ def _score_table(written: dict[str, Any]) -> Table:
     rows = {"all silos, private" if private else "all silos, not private": written["metrics"]}
     if private:
         rows[f"all silos, {open_label(written)}"] = written["baselines"]["non_private"]
-    rows |= {f"{silo} alone{', no noise' * private}": values for silo, values in written["baselines"]["alone"].items()}
+    if written["baselines"]["converged"]:
+        rows[f"all silos, {converged_label(written)}"] = written["baselines"]["converged"]
+    rows |= {alone_label(silo, private): values for silo, values in written["baselines"]["alone"].items()}
     constant = constant_label(written)
     if constant is not None:
         rows[constant] = written["baselines"]["constant"]

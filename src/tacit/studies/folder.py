@@ -44,9 +44,12 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
         "metrics": _summaries(result.metrics),
         "baselines": {
             "non_private": _summaries(result.non_private),
+            "converged": _summaries(result.converged),
             "alone": {name: _summaries(values) for name, values in result.alone.items()},
             "constant": _summaries(result.constant),
         },
+        "reference": result.reference,
+        "gains": {name: _gain_json(**gain) for name, gain in result.gains.items()},
         "preprocessing_private": result.prepared.federations[0].touches_private_data,
         "warnings": plan.warnings,
         "grid": result.grid,
@@ -69,6 +72,11 @@ def _silo_json(plan: Plan, silo: SiloPlan, spent: float | None) -> dict[str, Any
         "risk": None if price is None else vars(risk_of_price(price)),
         "user_level": user_level_of(plan, silo),
     }
+
+
+def _gain_json(together: np.ndarray, alone: np.ndarray) -> dict[str, Any]:
+    """The error on a silo's own test records, of the model of all silos and of its own, and by how much it falls."""
+    return {"together": summary(together), "alone": summary(alone), "gain": summary(alone - together)}
 
 
 def _summaries(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:

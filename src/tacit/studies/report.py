@@ -24,6 +24,7 @@ from tacit.studies.charts import Bar, bars, curves, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.folder import stages_of
 from tacit.studies.plan import counts_on
+from tacit.studies.stages import NO_NOISE
 
 _FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml", "metrics.csv")
 _FAIR = {
@@ -89,6 +90,7 @@ def contents(folder: Path) -> dict[str, Any]:
         "warnings": result.get("warnings", []),
         "constant_label": constant_label(result),
         "open_label": open_label(result),
+        "converged_label": converged_label(result),
         "scores": _score_chart(result, metric),
         "tests": [name for name in plain if name.startswith("test_")],
         "others": [name for name in plain if not name.startswith("test_")],
@@ -147,37 +149,87 @@ def _protected(study: Study) -> str:
     return "the sensitive attribute" if study.privacy.protects == "sensitive-attribute" else "every field"
 
 
-def verdict(result: dict[str, Any], metric: str) -> str | None:
-    """What privacy and clipping cost, and whether working together paid, in a sentence or two."""
-    baselines = result["baselines"]
-    if not result["metrics"] or not baselines["non_private"] or result["silos"][0]["epsilon"] is None:
-        return None
-    mine, open_ = result["metrics"][metric], baselines["non_private"][metric]
-    cost = _cost(mine["mean"] - open_["mean"], max(mine["std"], open_["std"]), _words(metric))
-    if not baselines["alone"]:
-        return cost
-    better = sum(mine["mean"] < values[metric]["mean"] for values in baselines["alone"].values())
-    return (
-        f"{cost} The private model of all silos is better than {better} of {len(baselines['alone'])} silos that train "
-        "alone, without noise, on their own records."
-    )
+def verdict(result: dict[str, Any], metric: str) -> list[str]:
+    """What privacy costs, what the schedule costs, and whether working together paid: a sentence or two for each."""
+    baselines, private = result["baselines"], result["silos"][0]["epsilon"] is not None
+    if not result["metrics"] or not baselines["non_private"]:
+        return []
+    mine, rounds, best = result["metrics"][metric], baselines["non_private"][metric], baselines.get("converged")
+    found = [_privacy_cost(mine, rounds, _words(metric))] if private else []
+    if best:
+        found.append(_schedule_cost(rounds, best[metric], _words(metric), result["reference"]))
+    if result.get("gains"):
+        found.append(_gain(result["gains"], _words(metric), private))
+    return found
 
 
-def _cost(cost: float, deviation: float, title: str) -> str:
-    """The cost in the metric; a negative one is no gain of privacy, but a baseline that could be better."""
-    spread = f" (one standard deviation over splits is {deviation:.3f})" if deviation else ""
+def _privacy_cost(mine: dict[str, float], rounds: dict[str, float], title: str) -> str:
+    """The cost in the metric; a negative one is no gain of privacy, but a schedule that could be better."""
+    cost, spread = mine["mean"] - rounds["mean"], _spread(mine, rounds)
     if cost >= 0:
-        return f"Privacy and clipping cost {cost:.3f} of {title} here{spread}."
-    text = f"Privacy and clipping cost nothing that shows here: {title} is {-cost:.3f} lower than without them{spread}."
-    if -cost > deviation:
-        text += " Without them these steps and rounds do not reach the optimum: a better setting may lower both."
+        return (
+            f"Privacy costs {cost:.3f} of {title} here: {mine['mean']:.3f} with clip and noise, {rounds['mean']:.3f} "
+            f"in the same rounds without{spread}."
+        )
+    text = (
+        f"Privacy costs nothing that shows here: {title} is {mine['mean']:.3f} with clip and noise, and "
+        f"{rounds['mean']:.3f} in the same rounds without{spread}."
+    )
+    if -cost > max(mine["std"], rounds["std"]):
+        text += " Without them these rounds stop far from the optimum: another step size or more rounds may lower both."
     return text
 
 
+def _schedule_cost(rounds: dict[str, float], best: dict[str, float], title: str, how: dict[str, Any]) -> str:
+    """What ending after these rounds costs, beside training to convergence without privacy."""
+    cost, spread = rounds["mean"] - best["mean"], _spread(rounds, best)
+    until = f"trained on all records without privacy {how['rule']}"
+    if cost >= 0:
+        return (
+            f"The schedule costs {cost:.3f} of {title}: {rounds['mean']:.3f} after these rounds without noise, "
+            f"{best['mean']:.3f} {until}{spread}."
+        )
+    return (
+        f"The schedule costs nothing that shows: {title} is {rounds['mean']:.3f} after these rounds without noise, and "
+        f"{best['mean']:.3f} {until}{spread}; stopping early can help on records that were not trained on."
+    )
+
+
+def _spread(*values: dict[str, float]) -> str:
+    deviation = max(value["std"] for value in values)
+    return f" (one standard deviation over splits is {deviation:.3f})" if deviation else ""
+
+
+def _gain(gains: dict[str, Any], title: str, private: bool) -> str:
+    """Which silos gained by training together, on their own test records."""
+    better = [name for name, row in gains.items() if row["gain"]["mean"] > 0]
+    model = "the private model of all silos" if private else "the model of all silos"
+    worse = [name for name in gains if name not in better]
+    names = f" Not better: {', '.join(worse)}." if 0 < len(worse) <= 5 else ""
+    return (
+        f"On its own test records, {model} has a lower {title.removeprefix('test ')} than the silo's own model, trained "
+        f"alone to convergence without noise, at {len(better)} of {counted(len(gains), 'silo')}.{names}"
+    )
+
+
 def open_label(result: dict[str, Any]) -> str:
-    """The name of the baseline without noise in training; released statistics keep their noise."""
+    """The name of the same rounds without clip and noise; released statistics keep their noise."""
+    return f"{NO_NOISE}{_kept_noise(result)}"
+
+
+def converged_label(result: dict[str, Any]) -> str:
+    """The name of the reference: trained to convergence without privacy."""
+    return f"without privacy{_kept_noise(result)}"
+
+
+def _kept_noise(result: dict[str, Any]) -> str:
     priced = "statistics" in result["silos"][0]["noise_multiplier"]
-    return "no noise in training (statistics are private)" if priced else "without privacy"
+    return " in training (statistics are private)" if priced else ""
+
+
+def alone_label(name: str, private: bool) -> str:
+    """The name of a silo that trains by itself to convergence: nothing leaves it, so nothing is noised."""
+    return f"{name} alone{', no noise' * private}"
 
 
 def main_metric(metrics: dict[str, Any]) -> str:
@@ -215,7 +267,11 @@ def _score_chart(result: dict[str, Any], metric: str) -> str:
     shown = [(label, result["metrics"], "private" if private else "open")]
     if private and baselines["non_private"]:
         shown.append((f"all silos, {open_label(result)}", baselines["non_private"], "open"))
-    shown += [(f"{name} alone", values, "alone") for name, values in list(baselines["alone"].items())[:_MANY]]
+    if baselines.get("converged"):
+        shown.append((f"all silos, {converged_label(result)}", baselines["converged"], "converged"))
+    shown += [
+        (alone_label(name, private), values, "alone") for name, values in list(baselines["alone"].items())[:_MANY]
+    ]
     constant = constant_label(result)
     if constant is not None and metric in baselines["constant"]:
         shown.append((constant, baselines["constant"], "constant"))

@@ -50,7 +50,7 @@ def write_outcome(
         "seeds": [0],
         "silos": [_silo(coordinator, receipts, silo_index) for silo_index in range(len(coordinator.point.silos))],
         "metrics": {name: {"mean": value, "std": 0.0} for name, value in last.items()},
-        "baselines": {"non_private": {}, "alone": {}},
+        "baselines": {"non_private": {}, "converged": {}, "alone": {}},
         "preprocessing_private": False,
         "grid": [],
         "seconds": seconds,
