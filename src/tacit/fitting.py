@@ -20,10 +20,12 @@ from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.plans.price import plan_silos
 from tacit.privacy.plan import Budget, SiloPlan, doubts
 from tacit.silo import enrol
-from tacit.simulate.compiled import Outcome, Progress, Seed, simulate_grid
+from tacit.simulate.compiled import Outcome, Program, Progress, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
+from tacit.simulate.reuse import Programs
 
 _MEASUREMENTS = 50  # of a run, unless somebody asks for more
+_PROGRAMS: Programs[Program] = Programs()
 
 
 class Fit(NamedTuple):
@@ -90,8 +92,8 @@ def fit(
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
     who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
 
-    def build(noise: Any) -> Algorithm:
-        return algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise))
+    def build(noise_multiplier: Any = None) -> Algorithm:
+        return algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise_multiplier))
 
     record = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[2:], column.dtype), enrolled.records)
     dimensions = shapes_of(build(1.0), problem, record).dimensions
@@ -104,26 +106,44 @@ def fit(
     key_run, key_init = jax.random.split(jax.random.key(seed))
     pooled = {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
     start = Seed(key_run, problem.objective.init(key_init), enrolled, pooled)
-    outcome = _simulate(problem, build(noise), start, measure_every, who=who, progress=progress)
+    grid = {} if noise is None else {"noise_multiplier": np.asarray(noise)[None]}
+    own = {"problem": problem, "algorithm": algorithm, "terms": unit, "who": who, "noised": noise is not None}
+    outcome = _simulate(problem, build, grid, start, measure_every, own, progress=progress)
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
     params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
     return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {})
 
 
-def _simulate(problem: Problem, algorithm: Algorithm, start: Seed, measure_every: int | None, **how: Any) -> Outcome:
-    """The run; its output is the model beside what the algorithm says of itself."""
-    every = max(1, len(algorithm.schedule) // _MEASUREMENTS) if measure_every is None else measure_every
+def _simulate(
+    problem: Problem,
+    build: Callable[..., Algorithm],
+    grid: Mapping[str, Any],
+    start: Seed,
+    measure_every: int | None,
+    own: Mapping[str, Any],
+    **how: Any,
+) -> Outcome:
+    """The run; its output is the model beside what the algorithm says of itself.
 
-    def output(state: Any) -> Any:
-        return algorithm.output(state), dict(algorithm.info(state))
+    ``own`` is all that the program follows from, but for what goes into it: a run like an earlier one has its program.
+    """
+
+    def watched(**point: Any) -> Algorithm:
+        algorithm = build(**point)
+        return dataclasses.replace(
+            algorithm, output=lambda state: (algorithm.output(state), dict(algorithm.info(state)))
+        )
 
     def measure(found: Any, evaluation: Any) -> dict[str, Any]:
         params, info = found
         return {**problem.objective.measure(params, evaluation), **info}
 
-    watched = dataclasses.replace(algorithm, output=output)
+    rounds = len(build(**{name: values[0] for name, values in grid.items()}).schedule)
+    every = max(1, rounds // _MEASUREMENTS) if measure_every is None else measure_every
+    look, who = measure if every else None, own["who"]
+    program = _PROGRAMS.get({**own, "measured": bool(every)}, lambda: grid_program(watched, 1, who, look))
     return simulate_grid(
-        lambda: watched, {}, [start], measure=measure if every else None, measure_every=every or 1, **how
+        watched, grid, [start], who=who, measure=look, measure_every=every or 1, program=program, **how
     )
 
 

@@ -207,8 +207,8 @@ def _gain(gains: dict[str, Any], title: str, private: bool) -> str:
     worse = [name for name in gains if name not in better]
     names = f" Not better: {', '.join(worse)}." if 0 < len(worse) <= 5 else ""
     return (
-        f"On its own test records, {model} has a lower {title.removeprefix('test ')} than the silo's own model, trained "
-        f"alone to convergence without noise, at {len(better)} of {counted(len(gains), 'silo')}.{names}"
+        f"On its own test records, {model} has a lower {title.removeprefix('test ')} than the silo's own model, "
+        f"trained alone to convergence without noise, at {len(better)} of {counted(len(gains), 'silo')}.{names}"
     )
 
 
