@@ -77,6 +77,7 @@ def build(name: str, table: Table, division: Division) -> Federation:
         feature_names=encoding.names,
         class_names=table.class_names,
         group_names=table.group_names,
+        target=table.target,
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, scaled_target, target_step
-from tacit.data.federation import DataError, Encoding, Records, Step, Table
+from tacit.data.federation import DataError, Encoding, Records, Step, Table, Target
 from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, read_schema
 from tacit.errors import counted, nearest
 
@@ -237,6 +237,7 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
         task=rules.target.task,
         citation=CITATION,
         class_names=rules.target.classes or (),
+        target=Target(rules.target.column, rules.target.classes or (), rules.target.range),
         natural=np.repeat(np.arange(len(files)), [len(y) for _, y in encoded]),
         silo_names=tuple(file.silo for file in files),
     )

@@ -52,6 +52,16 @@ class SiloData:
 
 
 @dataclass(frozen=True)
+class Target:
+    """What is predicted: the column, its classes in order, or the range, in its own unit, that was scaled to [0, 1]."""
+
+    column: str
+    classes: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
 class Federation:
     """Silos and everything that a study needs to know about their records.
 
@@ -64,6 +74,7 @@ class Federation:
         feature_names: one name per coordinate of a flat ``x``; empty for images and projections.
         class_names: what the values of ``y`` mean; empty for regression.
         group_names: what the values of ``s`` mean; empty where there is no ``s``.
+        target: the column that ``y`` is, in its own words and units.
     """
 
     name: str
@@ -78,6 +89,7 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
+    target: Target | None = None
 
     @property
     def touches_private_data(self) -> bool:
@@ -116,6 +128,7 @@ class Table:
         attributes: columns by which ``attribute`` can divide; the first is the default.
         reserve: how many records to put aside, in no silo, for ``fit``.
         official_test: raw ``x``, ``y`` and ``label`` of a test set that the source itself keeps apart.
+        target: the column that ``y`` is, where it has a name or a range.
     """
 
     x: np.ndarray
@@ -132,3 +145,4 @@ class Table:
     attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
     reserve: int = 0
     official_test: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    target: Target | None = None

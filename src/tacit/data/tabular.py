@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from tacit.data import encode
 from tacit.data.encode import Column, OneHot, Sensitive
-from tacit.data.federation import DataError, Encoding, Step, Table
+from tacit.data.federation import DataError, Encoding, Step, Table, Target
 from tacit.data.files import locate
 from tacit.data.layout import described, layout
 
@@ -54,7 +54,8 @@ def _read(tree: dict[str, Any], directory: Path | None, verify: bool, **group: A
         return fixed_table(tree, columns, np.isin(targets, target["positive"]), **group)
     low, high = target["low"], target["high"]
     step = encode.target_step(target["column"], low, high)
-    return fixed_table(tree, columns, encode.scaled_target(_numbers(targets), low, high), steps=(step,), **group)
+    table = fixed_table(tree, columns, encode.scaled_target(_numbers(targets), low, high), steps=(step,), **group)
+    return replace(table, target=Target(target["column"], (), (float(low), float(high))))
 
 
 @lru_cache(maxsize=1)
@@ -92,7 +93,8 @@ def read_california_housing(directory: Path | None, verify: bool) -> Table:
     per_household = {"rooms": columns["rooms"], "bedrooms": columns["bedrooms"], "people": columns["population"]}
     columns |= {name: values / households for name, values in per_household.items()}
     y, step = encode.scaled_target(value, 0, cap), encode.target_step("median house value", 0, cap)
-    return fixed_table(described("california_housing"), columns, y, steps=(step,))
+    table = fixed_table(described("california_housing"), columns, y, steps=(step,))
+    return replace(table, target=Target("median house value", (), (0.0, cap)))
 
 
 def read_breast_cancer(directory: Path | None, verify: bool, *, scaling: str = "bounds") -> Table:

@@ -33,6 +33,7 @@ from tacit.studies.fair import fair_measure
 from tacit.studies.federation import federation_of
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.reference import Reached, Reference
+from tacit.studies.scores import classes_of, scores_of
 from tacit.studies.stages import CONVERGED, NO_NOISE, PRIVATE, Progress, Stages
 from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk
@@ -64,6 +65,15 @@ class Prepared:
         return [silo.records for silo in self.plan.silos]
 
 
+class Score(NamedTuple):
+    """The scores of a model on the test records of one silo, or of all where ``silo`` is empty, in one seed."""
+
+    model: str
+    seed: int
+    silo: str
+    values: dict[str, Any]
+
+
 @dataclass
 class Result:
     """The result of a run. Traces have axes (seeds, measured rounds).
@@ -81,6 +91,7 @@ class Result:
     alone: dict[str, dict[str, np.ndarray]]
     gains: dict[str, dict[str, np.ndarray]]
     reference: dict[str, Any]
+    scores: list[Score]
     rounds: np.ndarray
     trace: dict[str, np.ndarray]
     open_trace: dict[str, np.ndarray]
@@ -152,6 +163,10 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
     public = train(NO_NOISE, plain, {}, seeds, prepared.who) if study.privacy.private else chosen
     found = _converged(prepared, seeds, watched)
     params = jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), chosen.params)
+    models = {"private" if study.privacy.private else "not private": params}
+    if study.privacy.private:
+        models["non_private"] = jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), public.params)
+    models |= {"converged": found.params[ALL_SILOS]} if ALL_SILOS in found.params else {}
     grid = _grid(prepared, seeds, train) if study.run.grid else []
     return Result(
         prepared=prepared,
@@ -162,6 +177,7 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         alone={name: found.metrics[name] for name in prepared.names if name in found.metrics},
         gains=_gains(prepared, params, found.params),
         reference=found.facts,
+        scores=_scores(prepared, models),
         rounds=chosen.rounds,
         trace={name: values[:, 0] for name, values in chosen.trace.items()},
         open_trace={name: values[:, 0] for name, values in public.trace.items()},
@@ -316,6 +332,20 @@ def _gains(prepared: Prepared, params: Params, alone: Mapping[str, Params]) -> d
             for who, model in models.items()
         }
     return gains
+
+
+def _scores(prepared: Prepared, models: Mapping[str, Params]) -> list[Score]:
+    """Every model on the test records of all silos, and the first also on each silo's own."""
+    objective, rows = prepared.builder.problem.objective, []
+    for s, (seed, federation) in enumerate(zip(prepared.study.run.seed_list, prepared.federations, strict=True)):
+        scale = None if federation.target is None else federation.target.range
+        told: dict[str, Any] = {"classes": classes_of(federation), "scale": scale}
+        for i, (model, params) in enumerate(models.items()):
+            parts = {ALL_SILOS: pooled(federation, "test")}
+            parts |= {silo.name: silo.test for silo in federation.silos} if i == 0 else {}
+            own = _seed(params, s)
+            rows += [Score(model, seed, silo, scores_of(objective, own, part, **told)) for silo, part in parts.items()]
+    return rows
 
 
 def _seed(tree: Params, s: int) -> Params:
