@@ -18,7 +18,7 @@ from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.plans.price import plan_silos
-from tacit.privacy.plan import Budget, SiloPlan, doubts
+from tacit.privacy.plan import Budget, SiloPlan, doubts, scarce
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Program, Progress, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
@@ -39,6 +39,18 @@ class Fit(NamedTuple):
     params: Params
     silos: tuple[SiloPlan, ...]
     trace: dict[str, np.ndarray]
+    problem: Problem
+
+    def scores(self, silos: Federation | Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
+        """What people read of the model on labelled records, of all silos together and by silo.
+
+        Of a federation these are its test records. For classes: accuracy, AUC, log loss, calibration error, numbers by
+        class and the confusion matrix; for numbers RMSE, MAE and R^2, in the target's own unit where it is known. They
+        are exact, and no epsilon covers them.
+        """
+        from tacit.studies.scores import scores_by_silo
+
+        return scores_by_silo(self.problem.objective, self.params, silos)
 
 
 def fit(
@@ -80,6 +92,8 @@ def fit(
     [1.0, 1.0, 1.0, 1.0]
     >>> bool(result.trace["loss"][-1] < result.trace["loss"][0])
     True
+    >>> sorted(result.scores(hospitals)["silos"])
+    ['cleveland', 'hungarian', 'switzerland', 'va']
     """
     _check(algorithm, budget, clip_norm)
     tables, names = _tables(silos, _reads_attribute(algorithm))
@@ -100,9 +114,9 @@ def fit(
     # Shuffled channels are priced for the crowd that is sure to come.
     counted = budget and dataclasses.replace(budget, min_silos=who.min_silos)
     plans, noise = plan_silos(build, names, records, counted, dimensions=dimensions)
-    if budget is not None:
-        for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):
-            warnings.warn(doubt, stacklevel=2)
+    prices = [p.price.epsilon for p in plans if p.price is not None]
+    for doubt in [*doubts(prices, 0.0 if budget is None else budget.delta, records), *scarce(names, records)]:
+        warnings.warn(doubt, stacklevel=2)
     key_run, key_init = jax.random.split(jax.random.key(seed))
     pooled = {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
     start = Seed(key_run, problem.objective.init(key_init), enrolled, pooled)
@@ -111,7 +125,7 @@ def fit(
     outcome = _simulate(problem, build, grid, start, measure_every, own, progress=progress)
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
     params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
-    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {})
+    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {}, problem)
 
 
 def _simulate(

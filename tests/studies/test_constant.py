@@ -103,7 +103,7 @@ def test_a_run_shows_the_row_and_says_when_nothing_was_learnt(tmp_path):
         done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
         assert done.exit_code == 0, done.output
         [folder] = out.iterdir()
-        written = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        written = json.loads((folder / "not-private" / "result.json").read_text(encoding="utf-8"))
         return " ".join(done.output.split()), written, write_report(folder).read_text(encoding="utf-8")
 
     said, written, page = shown(1000, "good")

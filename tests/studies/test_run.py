@@ -54,9 +54,10 @@ def test_the_folder_and_the_report_hold_everything(result, tmp_path):
     }
     assert load_study(folder / "study.toml") == study
     assert json.loads((folder / "result.json").read_text())["silos"][0]["name"] == "cleveland"
+    assert json.loads((folder / "not-private" / "result.json").read_text()) == json.loads(json.dumps(written))
     model = np.load(folder / "model.npz")
     assert any(leaf.shape == (13, 1) for leaf in model.values())  # one model, not one for each seed
-    rows = (folder / "metrics.csv").read_text().splitlines()
+    rows = (folder / "not-private" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 4 * len(result.rounds)
     page = write_report(folder).read_text()
     for text in ("cleveland", "switzerland", "<svg", "1.000", "Provenance"):

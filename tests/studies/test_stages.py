@@ -89,7 +89,7 @@ def test_the_command_goes_on_with_a_stopped_run_and_refuses_others(tmp_path, mon
     done = runner.invoke(app, ["run", "--resume", str(folder), "--json"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["run_dir"] == str(folder)
-    assert (folder / "report.html").is_file()
+    assert (folder / "not-private" / "report.html").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name]
     for wrong, text in (
         (["run"], "tacit studies"),
@@ -186,7 +186,7 @@ def test_a_run_is_logged_to_mlflow(prepared, whole, tmp_path, monkeypatch):
     assert fake.metrics["non_private/train_loss", 4] == pytest.approx(
         result.open_trace["train_loss"][:, 0].mean(), rel=1e-5
     )
-    assert {path.rsplit("/", 1)[1] for path in fake.files} >= {"report.html", "result.json"}
+    assert {path.rsplit("/", 1)[1] for path in fake.files} >= {"not-private", "result.json"}
 
 
 def test_mlflow_that_is_not_there_names_its_fix(monkeypatch, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import csv
+import itertools
 import json
+import re
 from collections import defaultdict
 from importlib import resources
 from pathlib import Path
@@ -22,11 +24,12 @@ from tacit.privacy.parties import parties
 from tacit.privacy.risks import Risk
 from tacit.studies.charts import Bar, bars, curves, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
-from tacit.studies.folder import stages_of
+from tacit.studies.folder import NOT_PRIVATE, metrics_path, read_result, stages_of, unmeasured
 from tacit.studies.plan import counts_on
+from tacit.studies.scores import TITLES
 from tacit.studies.stages import NO_NOISE
 
-_FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml", "metrics.csv")
+_FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml")
 _FAIR = {
     "parity_violation": "Demographic parity: how far a group's rate of a prediction is from everybody's, at most",
     "parity_gap": "Demographic parity: the largest difference of that rate between two groups",
@@ -35,10 +38,16 @@ _FAIR = {
     "divergence": "Chi-squared divergence between prediction and group, which the fairness term makes small",
 }
 _MANY = 12  # silos that fit on a page
+_LARGE = 100  # numbers from here on are shown without digits after the point
+_COLUMNS = 10  # of a table, that fit beside each other
 
 
-def write_report(folder: Path) -> Path:
-    """Write ``report.html`` into a run folder and return its path."""
+def write_report(folder: Path, *, publish: bool = False) -> Path:
+    """Write the report of a run folder and return its path.
+
+    ``report.html`` lies with what was measured on records without noise, where there is such. ``published.html`` is for
+    others: it has nothing of that, and says what it leaves out.
+    """
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if missing and (folder / "tuned.json").is_file():
         raise TacitError(
@@ -51,19 +60,53 @@ def write_report(folder: Path) -> Path:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:.{digits}f}"
+    environment.filters["number"] = number
     environment.filters["percent"] = lambda value, digits=1: "–" if value is None else f"{100 * value:.{digits}f}%"
     environment.filters["title"] = metric_title
     template = resources.files("tacit.studies") / "report.html.jinja"
-    page = environment.from_string(template.read_text(encoding="utf-8")).render(**contents(folder))
-    path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    page = environment.from_string(template.read_text(encoding="utf-8")).render(**contents(folder, publish))
+    home = folder / NOT_PRIVATE if (folder / NOT_PRIVATE).is_dir() else folder
+    path = folder / "published.html" if publish else home / "report.html"
+    path.write_text(_labelled(page), encoding="utf-8")
     return path
 
 
-def contents(folder: Path) -> dict[str, Any]:
-    """Everything that the page shows."""
-    result, study = _read(folder / "result.json"), load_study(folder / "study.toml")
+def _labelled(page: str) -> str:
+    """The page with every cell of a table knowing its heading: a narrow screen shows rows as lists."""
+
+    def table(found: re.Match[str]) -> str:
+        heads = [re.sub(r"<[^>]+>", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", found[1], re.S)]
+        rows = "".join(_row(row, heads) for row in re.split(r"(?=<tr)", found[1]))
+        return f'<div class="scroll{" many" * (len(heads) > _COLUMNS)}">{rows}'
+
+    return re.sub(r'<div class="scroll">(<table.*?</table>)', table, page, flags=re.S)
+
+
+def _row(row: str, heads: list[str]) -> str:
+    places = itertools.count()
+
+    def cell(found: re.Match[str]) -> str:
+        place = next(places)
+        return f'<td data-head="{heads[place]}"{found[1]}>' if place < len(heads) else found[0]
+
+    return re.sub(r"<td([^>]*)>", cell, row)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for people: three digits after the point, none of a large one.
+
+    >>> number(0.1234), number(-6860.98), number(None)
+    ('0.123', '-6,861', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.{digits}f}"
+
+
+def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
+    """Everything that the page shows; to publish, nothing that was measured on records without noise."""
+    whole, study = read_result(folder), load_study(folder / "study.toml")
+    result = unmeasured(whole) if publish else whole
     channel = cast(Channel, result["channel"])
     silos = [_with_risk(silo) for silo in result["silos"]]
     priced = [silo for silo in silos if silo["epsilon"] is not None]
@@ -94,14 +137,36 @@ def contents(folder: Path) -> dict[str, Any]:
         "scores": _score_chart(result, metric),
         "tests": [name for name in plain if name.startswith("test_")],
         "others": [name for name in plain if not name.startswith("test_")],
-        "charts": _charts(folder / "metrics.csv", metric, "train_loss") if metrics else [],
+        "charts": _charts(metrics_path(folder), metric, "train_loss") if metrics else [],
+        "publish": publish and bool(whole["metrics"]),
+        **score_tables(result),
         "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in metrics],
-        "fair_charts": _charts(folder / "metrics.csv", "test_parity_violation"),
+        "fair_charts": _charts(metrics_path(folder), "test_parity_violation") if metrics else [],
         "provenance": _provenance(_read(folder / "provenance.json")),
         "steps": _read(folder / "preprocessing.json"),
         "study": study,
         "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
         **_findings(folder),
+    }
+
+
+def score_tables(result: dict[str, Any]) -> dict[str, Any]:
+    """The scores of every model, and of the first by silo and by class."""
+    scores = result.get("scores") or {}
+    models = scores.get("models", {})
+    names = {"private": "all silos, private", "not private": "all silos, not private"}
+    names |= {"non_private": f"all silos, {open_label(result)}", "converged": f"all silos, {converged_label(result)}"}
+    first: dict[str, Any] = next(iter(models.values()), {"all": {}, "silos": {}})
+    told = [name for name in TITLES if name != "records" and name in first["all"]]
+    return {
+        "score_names": [(name, TITLES[name]) for name in told],
+        "score_models": [(names[model], rows["all"]) for model, rows in models.items()],
+        "score_silos": list(first["silos"].items()),
+        "score_classes": list(first["all"].get("classes", {}).items()),
+        "confusion": first["all"].get("confusion"),
+        "reliability": first["all"].get("reliability"),
+        "score_target": scores.get("target"),
+        "calibration": scores.get("calibration"),
     }
 
 

@@ -163,6 +163,23 @@ def scores_of(
     return class_scores(outputs, y.astype(int), classes, gives_probabilities(objective.cost, outputs.shape[1]))
 
 
+def scores_by_silo(
+    objective: Objective, params: Params, silos: Federation | Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, Any]:
+    """Scores on the test records of a federation, or on tables of records: of ``all`` silos and by silo."""
+    if isinstance(silos, Federation):
+        parts: dict[str, Mapping[str, np.ndarray]] = {silo.name: silo.test for silo in silos.silos}
+        told: dict[str, Any] = {"classes": classes_of(silos), "scale": silos.target and silos.target.range}
+    else:
+        parts = {f"silo {i}": table for i, table in enumerate(silos)}
+        y = np.concatenate([np.asarray(table["y"]) for table in silos])
+        whole = np.issubdtype(y.dtype, np.integer)
+        told = {"classes": [str(k) for k in range(max(int(y.max(initial=0)) + 1, 2))] if whole else (), "scale": None}
+    pooled = {name: np.concatenate([np.asarray(part[name]) for part in parts.values()]) for name in ("x", "y")}
+    by = {name: scores_of(objective, params, part, **told) for name, part in parts.items()}
+    return {"all": scores_of(objective, params, pooled, **told), "silos": by}
+
+
 def classes_of(federation: Federation) -> tuple[str, ...]:
     """The names of the classes; none in regression."""
     if federation.task == "regression":
@@ -197,7 +214,9 @@ def _joined(tables: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, f
         rows = [row for table in tables for row in table if row["from"] == b / BINS]
         if rows:
             weights = [row["records"] for row in rows]
-            mean = {name: float(np.average([r[name] for r in rows], weights=weights)) for name in ("probability", "right")}
+            mean = {
+                name: float(np.average([r[name] for r in rows], weights=weights)) for name in ("probability", "right")
+            }
             found.append({"from": b / BINS, "to": (b + 1) / BINS, "records": sum(weights), **mean})
     return found
 
