@@ -30,7 +30,8 @@ ALLOWED = {
     "channel": {"algorithm", "privacy"},
     "plans": MATHS | {"algorithms", "silo", "channel"},
     "simulate": ENGINE,
-    "studies": ENGINE | {"algorithms", "plans", "data", "simulate", "theory", "fairness", "keeping"},
+    "scores": {"algorithm", "objectives", "data"},
+    "studies": ENGINE | {"algorithms", "plans", "data", "simulate", "theory", "fairness", "keeping", "scores"},
     "choosing": {"plans", "objectives", "geometry", "theory"},
     "deploy": ENGINE | {"plans"},
     "deploy/shuffler": {"channel", "deploy"},
@@ -38,7 +39,7 @@ ALLOWED = {
     "deploy/server": ENGINE | {"algorithms", "plans", "simulate", "studies", "keeping", "deploy", "deploy/shuffler"},
     "deploy/flower": {"deploy", "deploy/server"},
     "audit": ENGINE | {"algorithms", "plans", "data", "simulate", "studies", "deploy", "deploy/silo", "deploy/server"},
-    "fitting": ENGINE | {"algorithms", "plans", "data", "simulate"},
+    "fitting": ENGINE | {"algorithms", "plans", "data", "simulate", "scores"},
     "cli": ENGINE
     | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit"}
     | {"deploy", "deploy/silo", "deploy/server", "deploy/shuffler", "deploy/flower"},

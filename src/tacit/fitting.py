@@ -48,7 +48,7 @@ class Fit(NamedTuple):
         class and the confusion matrix; for numbers RMSE, MAE and R^2, in the target's own unit where it is known. They
         are exact, and no epsilon covers them.
         """
-        from tacit.studies.scores import scores_by_silo
+        from tacit.scores import scores_by_silo
 
         return scores_by_silo(self.problem.objective, self.params, silos)
 

@@ -28,10 +28,10 @@ from tacit.plans.spec import Study
 from tacit.privacy import risk_of_price
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import SiloPlan
+from tacit.scores import CALIBRATION, averaged, classes_of
+from tacit.scores import flat as flat_scores
 from tacit.studies.plan import Plan, crossing_json, user_level_of
 from tacit.studies.run import ALL_SILOS, Result, summary
-from tacit.studies.scores import CALIBRATION, averaged, classes_of
-from tacit.studies.scores import flat as flat_scores
 
 NOT_PRIVATE = "not-private"
 _MEASURED: dict[str, Any] = {

@@ -22,11 +22,11 @@ from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
 from tacit.privacy.risks import Risk
+from tacit.scores import TITLES
 from tacit.studies.charts import Bar, bars, curves, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.folder import NOT_PRIVATE, metrics_path, read_result, stages_of, unmeasured
 from tacit.studies.plan import counts_on
-from tacit.studies.scores import TITLES
 from tacit.studies.stages import NO_NOISE
 
 _FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml")
@@ -105,8 +105,8 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
     """Everything that the page shows; to publish, nothing that was measured on records without noise."""
-    whole, study = read_result(folder), load_study(folder / "study.toml")
-    result = unmeasured(whole) if publish else whole
+    result = unmeasured(_read(folder / "result.json")) if publish else read_result(folder)
+    study = load_study(folder / "study.toml")
     channel = cast(Channel, result["channel"])
     silos = [_with_risk(silo) for silo in result["silos"]]
     priced = [silo for silo in silos if silo["epsilon"] is not None]
@@ -131,22 +131,36 @@ def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
         "verdict": verdict(result, metric),
         "nothing": nothing_learnt(result, metric),
         "warnings": result.get("warnings", []),
-        "constant_label": constant_label(result),
-        "open_label": open_label(result),
-        "converged_label": converged_label(result),
+        **_labels(result),
         "scores": _score_chart(result, metric),
         "tests": [name for name in plain if name.startswith("test_")],
         "others": [name for name in plain if not name.startswith("test_")],
         "charts": _charts(metrics_path(folder), metric, "train_loss") if metrics else [],
-        "publish": publish and bool(whole["metrics"]),
+        "publish": publish,
         **score_tables(result),
-        "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in metrics],
-        "fair_charts": _charts(metrics_path(folder), "test_parity_violation") if metrics else [],
+        **_fairness(folder, metrics),
         "provenance": _provenance(_read(folder / "provenance.json")),
         "steps": _read(folder / "preprocessing.json"),
         "study": study,
         "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
         **_findings(folder),
+    }
+
+
+def _labels(result: dict[str, Any]) -> dict[str, str | None]:
+    """What the baselines are called."""
+    return {
+        "constant_label": constant_label(result),
+        "open_label": open_label(result),
+        "converged_label": converged_label(result),
+    }
+
+
+def _fairness(folder: Path, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The notions of fairness that were measured, and a curve."""
+    return {
+        "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in metrics],
+        "fair_charts": _charts(metrics_path(folder), "test_parity_violation") if metrics else [],
     }
 
 

@@ -24,6 +24,7 @@ from tacit.plans.assemble import Builder, builder_of, problem_of
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError, study_from
 from tacit.privacy import Event, SiloPlan, spent
+from tacit.scores import classes_of, scores_of
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Seed, simulate_grid
 from tacit.simulate.participation import Participation, participation, roster
@@ -33,7 +34,6 @@ from tacit.studies.fair import fair_measure
 from tacit.studies.federation import federation_of
 from tacit.studies.plan import Plan, plan_of
 from tacit.studies.reference import Reached, Reference
-from tacit.studies.scores import classes_of, scores_of
 from tacit.studies.stages import CONVERGED, NO_NOISE, PRIVATE, Progress, Stages
 from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk
@@ -156,18 +156,15 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         keeper, measure = watched.keeper(label), watch(prepared)
         return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, keeper=keeper)
 
-    label = PRIVATE if study.privacy.private else "training, not private"
+    label = PRIVATE if (private := study.privacy.private) else "training, not private"
     chosen = train(label, partial(build, **prepared.plan.parameters), {}, seeds, prepared.who)
     # The same algorithm without clip and noise, with the study's own settings for the baseline.
     plain = partial(build, **{"channel": "open", "noise_multiplier": None, **study.baseline})
-    public = train(NO_NOISE, plain, {}, seeds, prepared.who) if study.privacy.private else chosen
+    public = train(NO_NOISE, plain, {}, seeds, prepared.who) if private else chosen
     found = _converged(prepared, seeds, watched)
-    params = jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), chosen.params)
-    models = {"private" if study.privacy.private else "not private": params}
-    if study.privacy.private:
-        models["non_private"] = jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), public.params)
+    params, open_params = _first_point(chosen.params), _first_point(public.params)
+    models = {"private": params, "non_private": open_params} if private else {"not private": params}
     models |= {"converged": found.params[ALL_SILOS]} if ALL_SILOS in found.params else {}
-    grid = _grid(prepared, seeds, train) if study.run.grid else []
     return Result(
         prepared=prepared,
         params=params,
@@ -179,13 +176,18 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         reference=found.facts,
         scores=_scores(prepared, models),
         rounds=chosen.rounds,
-        trace={name: values[:, 0] for name, values in chosen.trace.items()},
-        open_trace={name: values[:, 0] for name, values in public.trace.items()},
+        trace=_first_point(chosen.trace),
+        open_trace=_first_point(public.trace),
         epsilon_spent=_spent(prepared, seeds),
-        seconds=time.perf_counter() - started,
-        grid=grid,
+        grid=_grid(prepared, seeds, train) if study.run.grid else [],
         constant=_constant(prepared),
+        seconds=time.perf_counter() - started,
     )
+
+
+def _first_point(tree: Any) -> Any:
+    """What has axes (seeds, points, ...), of the only point."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), tree)
 
 
 def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
