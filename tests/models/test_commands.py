@@ -41,7 +41,7 @@ def test_mistakes_are_told(bundle, tmp_path):
     rows = file(tmp_path, "age,sex,town\n1,f,1\n")
     refused("No file at", "predict", bundle, tmp_path / "none.csv")
     refused("is not a bundle", "predict", tmp_path, rows)
-    refused("no records", "predict", bundle, file(tmp_path, "age,sex,town\n", "empty.csv"))
+    refused("no rows to predict", "predict", bundle, file(tmp_path, "age,sex,town\n", "empty.csv"))
     refused("column 'town'", "predict", bundle, file(tmp_path, "age,sex\n1,f\n", "short.csv"))
     refused("column 'ill', the label", "evaluate", bundle, rows)
     refused("to be one of no, yes", "evaluate", bundle, file(tmp_path, "age,sex,town,ill\n1,f,1,perhaps\n", "l.csv"))

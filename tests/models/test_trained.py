@@ -93,11 +93,11 @@ def test_rows_that_cannot_be_read_are_named(clinic, tmp_path):
     good = {"age": [1], "sex": ["f"], "town": ["1"]}
     for rows, match in (
         ({k: v for k, v in good.items() if k != "sex"} | {"sexe": ["f"]}, "column 'sex'.*did you mean 'sexe'"),
-        ({}, "at least one row"),
+        ({}, "no rows to predict"),
         ({**good, "age": []}, "one length"),
         ({**good, "age": ["12,5"]}, "row 0: expected a number in column 'age'"),
         (np.zeros((2, 5)), r"\(rows, 6\).*got shape \(2, 5\)"),
-        (np.zeros((0, 6)), "at least one row"),
+        (np.zeros((0, 6)), "no rows to predict"),
         (np.full((1, 6), np.nan), "finite"),
         (np.array([["f"] * 6]), "columns by name"),
     ):

@@ -60,7 +60,10 @@ def test_the_folder_and_the_report_hold_everything(result, tmp_path):
     test = pooled(result.prepared.federations[0], "test")
     found = model.evaluate(test["x"], np.array(["healthy", "ill"])[test["y"]])
     assert 1 - found["accuracy"] == pytest.approx(result.metrics["test_error"][0], abs=1e-6)
-    rows = (folder / "metrics.csv").read_text().splitlines()
+    [row] = [row for row in result.scores if (row.model, row.seed, row.silo) == ("private", 0, "")]
+    assert found == row.values  # one number, from one source
+    assert json.loads((folder / "not-private" / "result.json").read_text()) == json.loads(json.dumps(written))
+    rows = (folder / "not-private" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 4 * len(result.rounds)
     page = write_report(folder).read_text()
     for text in ("cleveland", "switzerland", "<svg", "1.000", "Provenance"):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tacit.cli import JsonObject, need_file, print_json
+from tacit.cli import JsonObject, need_file, print_json, print_table
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def evaluate_command(
     Example: tacit evaluate runs/clinics-20260101-120000 labelled.csv
     """
     from tacit.models.rows import rows_of
+    from tacit.models.scores import TITLES
     from tacit.models.trained import EXACT
 
     model = _model(bundle, rows, schema)
@@ -91,9 +92,10 @@ def evaluate_command(
         return
     table = Table("metric", "value", title=f"{target.column} on {rows}")
     for name, value in metrics.items():
-        table.add_row(name.replace("_", " "), f"{value:.4g}")
+        if not isinstance(value, dict | list):
+            table.add_row(TITLES.get(name, name.replace("_", " ")), "–" if value is None else f"{value:.4g}")
     console = Console()
-    console.print(table)
+    print_table(table, console)
     console.print(escape(EXACT), highlight=False, soft_wrap=True)
     _tell(notes, None)
 

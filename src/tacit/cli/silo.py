@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli import AUTHORITY, Json, group, need_file, print_json, template
+from tacit.cli import AUTHORITY, Json, group, need_file, print_json, print_table, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
@@ -191,7 +191,10 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     table = Table(Column("study", no_wrap=True), "answers", "until", title="open studies")
     for row in facts["open"]:
         table.add_row(row["study"][:_SHORT], str(row["answers"]), row["expires"])
-    Console().print(table if facts["open"] else "No studies are open.")
+    if facts["open"]:
+        print_table(table, Console())
+    else:
+        typer.echo("No studies are open.")
     for row in facts["pending"]:
         typer.echo(described(row, folder))
     if not facts["pending"]:
@@ -248,13 +251,13 @@ def ledger_command(
         made = ", ".join(f"{kind}: {count}" for kind, count in row["releases"].items()) or "none"
         shown = (f"{row['own_epsilon']:.4f}", "-" if row["takes_share"] is None else f"{100 * row['takes_share']:.1f}%")
         table.add_row(row["study"][:_SHORT], row["state"], str(row["answers"]), made, *shown)
-    console.print(table)
+    print_table(table, console)
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", title="entries")
         for row in found["entries"]:
             detail = (str(row.get(key, "")) for key in ("round", "kind", "releases"))
             lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
-        console.print(lines)
+        print_table(lines, console)
     console.print(
         "Own epsilon is of a study's releases alone; of the account is the share that it takes by the account's rule. "
         f"{account_words(account)} Had all plans and ends been fixed in advance, the releases made would cost "

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli import UNPRICED, Json, Out, Set, Study, print_json
+from tacit.cli import UNPRICED, Json, Out, Set, Study, print_json, print_table
 from tacit.cli.live import progress_bars
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once
@@ -128,7 +128,7 @@ def _print_plan(plan: TunePlan) -> None:
         sizes = str(silo.records), str(silo.validation)
         watched = "nobody" if silo.silos is None else f"{silo.silos:.4f}"
         table.add_row(silo.name, *sizes, f"{silo.epsilon_of_one:.4f}", watched, f"{silo.public:.4f}")
-    console.print(table)
+    print_table(table, console)
     for who, words in AGAINST.items():
         console.print(f"the {who}: {words}", highlight=False)
     epsilon = plan.prepared.study.privacy.epsilon
@@ -167,7 +167,7 @@ def _print_tuned(written: dict[str, Any]) -> None:
     for row in written["candidates"]:
         values = (f"{value:g}" for value in row["point"].values())
         table.add_row(*values, f"{row['private_validation_error']:.4f}")
-    console.print(table)
+    print_table(table, console)
     # Noise decides where candidates differ by no more than the best of as many equal ones would.
     scores = [row["private_validation_error"] for row in written["candidates"]]
     spread, usual = max(scores) - min(scores), 4 * written["score_deviation"]

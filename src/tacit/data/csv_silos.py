@@ -71,7 +71,7 @@ def csv_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_csv(path: Path) -> RawFile:
+def read_csv(path: Path, empty: str = "no records; leave an empty silo out") -> RawFile:
     """A file with a header line, separated by commas, semicolons or tabs."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -97,7 +97,7 @@ def read_csv(path: Path) -> RawFile:
                 "that hold the separator."
             )
     if not body:
-        raise DataError(f"{path} has a header but no records; leave an empty silo out.")
+        raise DataError(f"{path} has a header but {empty}.")
     return RawFile(path, header, tuple(body))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tacit.models.description import BundleError, Description
+from tacit.models.scores import LOG_LOSSES
 from tacit.models.trained import TrainedModel
 
 _OPSET, _IR = 17, 8  # read by every runtime since 2022
@@ -37,7 +38,7 @@ def export_onnx(model: TrainedModel, path: str | Path) -> Path:
     graph = _Graph(onnx.helper, onnx.numpy_helper)
     raw = _BODIES[about.model.name](graph, model, "features")
     outputs = _head(graph, about, raw)
-    shape = ["rows", *about.features.shape]
+    shape: list[str | int | None] = ["rows", *about.features.shape]
     value = onnx.helper.make_tensor_value_info
     made = onnx.helper.make_graph(
         graph.nodes,
@@ -139,7 +140,7 @@ def _head(graph: _Graph, about: Description, raw: str) -> list[tuple[str, str, l
         )
     else:
         logits = raw
-    if about.loss in ("logistic", "softmax"):
+    if about.loss in LOG_LOSSES:
         graph.add("Softmax", logits, axis=1, output="probabilities")
         first = ("probabilities", "FLOAT", [classes])
     else:

@@ -42,7 +42,7 @@ class Rows:
 def rows_of(source: Any) -> Rows | None:
     """Columns of a CSV file, a mapping or a data frame; none for arrays."""
     if isinstance(source, str | Path):
-        file = read_csv(Path(source))
+        file = read_csv(Path(source), "no rows to predict; add one line per row")
         return Rows(_by_column(file), len(file.rows), lambda index: f"{file.path}, line {index + 2}")
     if isinstance(source, Mapping) or (hasattr(source, "columns") and hasattr(source, "to_dict")):
         names = list(source) if isinstance(source, Mapping) else list(source.columns)
@@ -64,7 +64,7 @@ def encoded(source: Any, description: Description, stages: Sequence[Stage]) -> E
     if rows is None:
         return Encoded(_array(source, description, stages), ())
     if not rows.count:
-        raise BundleError("Expected at least one row, got none.")
+        raise BundleError("There are no rows to predict; give at least one.")
     if not description.columns:
         raise BundleError(
             f"Expected an array of encoded features, (rows, {_shape(description)}): this bundle has no columns, for "
@@ -186,7 +186,7 @@ def _array(source: Any, description: Description, stages: Sequence[Stage]) -> np
     if x.ndim != 1 + len(features.shape) or x.shape[1:] != features.shape:
         raise BundleError(f"Expected an array {wanted} of encoded features, got shape {x.shape}; one row per record.")
     if not len(x):
-        raise BundleError("Expected at least one row, got none.")
+        raise BundleError("There are no rows to predict; give at least one.")
     x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise BundleError("Expected finite features; missing values have a meaning in raw rows only.")

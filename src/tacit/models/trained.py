@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import softmax
 
 import tacit
 from tacit.algorithm import Channel, Params, Protects
@@ -19,13 +20,12 @@ from tacit.data.federation import Encoding, Federation, RawColumn, Stage, Target
 from tacit.models.bundle import write_bundle
 from tacit.models.card import summary
 from tacit.models.description import BundleError, Description, Features, Privacy, SiloPrice, Training, plain_stages
-from tacit.models.metrics import classification, regression
 from tacit.models.rows import Encoded, Rows, RowsWarning, encoded, labels_of, rows_of
+from tacit.models.scores import LOG_LOSSES, class_scores, in_unit, logits_of, number_scores, outputs_of
 from tacit.objectives import Model, Objective, untapped
 from tacit.objectives.models import built
 from tacit.privacy.plan import SiloPlan
 
-_FLOATS = 2**22  # of features at once: layers of a network may hold many times as many
 _BINARY, _NUMBERS = ("logistic", "hinge"), ("squared", "absolute", "pinball")
 
 EXACT = "Exact, on these records: no epsilon covers it, so it is for those who may see them."
@@ -65,11 +65,11 @@ class TrainedModel:
         """The probability of each class, (rows, classes), in the order of ``classes``."""
         return self.probabilities(self.outputs(self._features(rows)))
 
-    def evaluate(self, rows: Any, labels: Sequence[Any] | None = None) -> dict[str, float]:
-        """Metrics on labelled rows, with labels in the target's own words; a file or columns may hold them.
+    def evaluate(self, rows: Any, labels: Sequence[Any] | None = None) -> dict[str, Any]:
+        """Scores on labelled rows, with labels in the target's own words; a file or columns may hold them.
 
-        They are exact: no epsilon covers them. ``majority_accuracy`` and ``mean_rmse`` are those of one prediction for
-        all rows, the best there is.
+        They are those of `Fit.scores` and of reports, and exact: no epsilon covers them. ``majority_accuracy`` and
+        ``mean_rmse`` are those of one prediction for all rows, the best there is.
         """
         found, target = rows_of(rows), self.description.target
         if labels is None:
@@ -82,31 +82,27 @@ class TrainedModel:
         if len(wanted) != len(outputs):
             raise BundleError(f"Expected one label per row, got {len(wanted)} for {len(outputs)} rows.")
         if self.description.task == "regression":
-            return regression(self.predictions(outputs), wanted)
-        likely = self.probabilities(outputs) if self.has_probabilities else None
-        return classification(self.positions(outputs), wanted.astype(int), likely, outputs)
+            return number_scores(self.predictions(outputs), wanted)
+        return class_scores(outputs, wanted.astype(int), target.classes, self.has_probabilities)
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """What the model says of encoded features, (rows, outputs), before it is read as a prediction."""
-        size = max(1, _FLOATS // max(1, int(np.prod(x.shape[1:]))))
-        parts = [self.model.apply(self.params, jnp.asarray(x[i : i + size]), untapped) for i in range(0, len(x), size)]
-        return np.concatenate([np.asarray(part) for part in parts])
+        return outputs_of(self.model, self.params, x)
 
     @property
     def has_probabilities(self) -> bool:
         """Whether outputs can be read as probabilities."""
-        return self.description.loss in ("logistic", "softmax")
+        return self.description.loss in LOG_LOSSES
 
     def positions(self, outputs: np.ndarray) -> np.ndarray:
         """The most likely class of each row as a position among ``classes``."""
-        return (outputs[:, 0] > 0).astype(int) if outputs.shape[1] == 1 else outputs.argmax(axis=1)
+        return np.asarray(logits_of(outputs).argmax(axis=1))
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs in the target's own words or unit."""
         if self.description.task != "regression":
             return self.classes[self.positions(outputs)]
-        low, high = self.description.target.range or (0.0, 1.0)
-        return low + (high - low) * outputs[:, 0].astype(np.float64)
+        return in_unit(outputs[:, 0], self.description.target.range)
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs as probabilities of the classes."""
@@ -115,11 +111,7 @@ class TrainedModel:
             raise BundleError(
                 f"Expected a model of logistic or softmax loss for probabilities, got {loss}; use predict."
             )
-        logits = outputs.astype(np.float64)
-        if logits.shape[1] == 1:
-            logits = np.concatenate([np.zeros_like(logits), logits], axis=1)
-        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+        return np.asarray(softmax(logits_of(outputs), axis=1))
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write a bundle: ``model.safetensors``, ``model.json`` and a model card; nothing is written over unasked."""

@@ -52,7 +52,7 @@ def write_outcome(
         "seeds": [0],
         "silos": silos,
         "metrics": {name: {"mean": value, "std": 0.0} for name, value in last.items()},
-        "baselines": {"non_private": {}, "alone": {}},
+        "baselines": {"non_private": {}, "converged": {}, "alone": {}},
         "preprocessing_private": False,
         "grid": [],
         "seconds": seconds,
