@@ -23,6 +23,7 @@ ALLOWED = {
     "objectives": {"algorithm", "geometry"},
     "fairness": set(),
     "data": set(),
+    "models": {"algorithm", "objectives", "data", "privacy"},
     "privacy": {"algorithm"},
     "theory": {"algorithm", "objectives", "geometry", "privacy"},
     "algorithms": {"algorithm", "objectives", "geometry"},
@@ -30,19 +31,21 @@ ALLOWED = {
     "channel": {"algorithm", "privacy"},
     "plans": MATHS | {"algorithms", "silo", "channel"},
     "simulate": ENGINE,
-    "studies": ENGINE | {"algorithms", "plans", "data", "simulate", "theory", "fairness", "keeping"},
+    "studies": ENGINE | {"algorithms", "plans", "data", "simulate", "theory", "fairness", "keeping", "models"},
     "choosing": {"plans", "objectives", "geometry", "theory"},
     "deploy": ENGINE | {"plans"},
     "deploy/shuffler": {"channel", "deploy"},
     "deploy/silo": ENGINE | {"algorithms", "plans", "data", "deploy", "deploy/shuffler"},
-    "deploy/server": ENGINE | {"algorithms", "plans", "simulate", "studies", "keeping", "deploy", "deploy/shuffler"},
+    "deploy/server": ENGINE
+    | {"algorithms", "plans", "simulate", "studies", "models", "keeping", "deploy", "deploy/shuffler"},
     "deploy/flower": {"deploy", "deploy/server"},
     "audit": ENGINE | {"algorithms", "plans", "data", "simulate", "studies", "deploy", "deploy/silo", "deploy/server"},
-    "fitting": ENGINE | {"algorithms", "plans", "data", "simulate"},
+    "fitting": ENGINE | {"algorithms", "plans", "data", "simulate", "models"},
+    "estimators": {"algorithm", "data", "fitting", "models", "objectives", "privacy"},
     "cli": ENGINE
-    | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit"}
+    | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit", "models"}
     | {"deploy", "deploy/silo", "deploy/server", "deploy/shuffler", "deploy/flower"},
-    "__init__": {"algorithm", "plans", "objectives", "privacy", "fitting"},
+    "__init__": {"algorithm", "plans", "objectives", "privacy", "fitting", "models", "estimators"},
     "__main__": {"cli"},
 }
 """What each trust domain may see, besides itself and the leaves."""

@@ -22,7 +22,19 @@ _FENCE = re.compile(r"(^```.*?^```[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _MATH = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\w)", re.DOTALL)
 _FACTS = re.compile(r"<!-- facts: ([a-z0-9, -]+) -->")
 _API = {
-    "tacit": ("fit", "Fit", "Budget", "Problem", "Terms", "Recipe"),
+    "tacit": (
+        "fit",
+        "Fit",
+        "Budget",
+        "Problem",
+        "Terms",
+        "Recipe",
+        "load_model",
+        "TrainedModel",
+        "PrivateClassifier",
+        "PrivateRegressor",
+    ),
+    "tacit.models": ("Encoded", "export_onnx"),
     "tacit.plans.catalogue": ("find", "paper_noise"),
     "tacit.data": ("load",),
     "tacit.objectives": (

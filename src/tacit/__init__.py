@@ -18,23 +18,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tacit.algorithm import Recipe as Recipe
     from tacit.algorithm import Terms as Terms
+    from tacit.estimators import PrivateClassifier as PrivateClassifier
+    from tacit.estimators import PrivateRegressor as PrivateRegressor
     from tacit.fitting import Fit as Fit
     from tacit.fitting import fit as fit
+    from tacit.models import TrainedModel as TrainedModel
+    from tacit.models import load_model as load_model
     from tacit.objectives import Problem as Problem
     from tacit.plans.catalogue import *  # noqa: F403
     from tacit.privacy import Budget as Budget
 
 __version__ = "0.1.0"
-__all__ = ["Budget", "Fit", "Problem", "Recipe", "Terms", "__version__", "fit"]
+__all__ = [
+    "Budget",
+    "Fit",
+    "PrivateClassifier",
+    "PrivateRegressor",
+    "Problem",
+    "Recipe",
+    "Terms",
+    "TrainedModel",
+    "__version__",
+    "fit",
+    "load_model",
+]
 
 # Looked up when first used: prices and data need no jax, and the command line answers quickly.
 _HOMES = {
     "Budget": "tacit.privacy",
     "Fit": "tacit.fitting",
+    "PrivateClassifier": "tacit.estimators",
+    "PrivateRegressor": "tacit.estimators",
     "Problem": "tacit.objectives",
     "Recipe": "tacit.algorithm",
     "Terms": "tacit.algorithm",
+    "TrainedModel": "tacit.models",
     "fit": "tacit.fitting",
+    "load_model": "tacit.models",
 }
 
 

@@ -6,7 +6,9 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,20 +16,26 @@ import numpy as np
 from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Recipe, Sampling, Terms
 from tacit.data import Federation
 from tacit.errors import TacitError
+from tacit.models.description import Features
+from tacit.models.scores import scores_by_silo
+from tacit.models.trained import TrainedModel, privacy_of, silo_prices, trained, trained_on, training_of
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.plans.price import plan_silos
-from tacit.privacy.plan import Budget, SiloPlan, doubts
+from tacit.privacy.plan import Budget, SiloPlan, doubts, scarce
 from tacit.silo import enrol
-from tacit.simulate.compiled import Outcome, Progress, Seed, simulate_grid
+from tacit.simulate.compiled import Outcome, Program, Progress, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
+from tacit.simulate.reuse import Programs
 
 _MEASUREMENTS = 50  # of a run, unless somebody asks for more
+_PROGRAMS: Programs[Program] = Programs()
 
 
-class Fit(NamedTuple):
-    """A trained model, what each silo paid for it, and how training went.
+@dataclass(frozen=True, eq=False, repr=False)
+class Fit:
+    """A trained model, what each silo paid for it, and how training went; printed, it says so in ten lines.
 
     ``trace`` holds an array for each measurement, with one entry for each of the rounds in ``trace["round"]``: the loss
     and its metrics on the training records of all silos, and what the algorithm says of itself. Measurements are exact,
@@ -37,6 +45,41 @@ class Fit(NamedTuple):
     params: Params
     silos: tuple[SiloPlan, ...]
     trace: dict[str, np.ndarray]
+    problem: Problem
+    model: TrainedModel
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """`TrainedModel.predict`: one prediction per row, in the target's own words or unit."""
+        return self.model.predict(rows)
+
+    def predict_proba(self, rows: Any) -> np.ndarray:
+        """`TrainedModel.predict_proba`: the probability of each class."""
+        return self.model.predict_proba(rows)
+
+    def evaluate(self, rows: Any, labels: Sequence[Any] | None = None) -> dict[str, Any]:
+        """`TrainedModel.evaluate`: exact scores on labelled rows, which no epsilon covers."""
+        return self.model.evaluate(rows, labels)
+
+    def save(self, folder: str | Path) -> Path:
+        """`TrainedModel.save`: a bundle, which `tacit.load_model` reads."""
+        return self.model.save(folder)
+
+    def __repr__(self) -> str:
+        lines = repr(self.model).splitlines()
+        measured = {name: float(values[-1]) for name, values in self.trace.items() if name != "round"}
+        last = ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        return "\n".join(
+            [lines[0].replace("TrainedModel", "Fit"), *lines[1:], f"  last       {last or 'not measured'}"]
+        )
+
+    def scores(self, silos: Federation | Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
+        """What people read of the model on labelled records, of all silos together and by silo.
+
+        Of a federation these are its test records. For classes: accuracy, AUC, log loss, calibration error, numbers by
+        class and the confusion matrix; for numbers RMSE, MAE and R^2, in the target's own unit where it is known. They
+        are exact, and no epsilon covers them.
+        """
+        return scores_by_silo(self.problem.objective, self.params, silos, self.model.description.target)
 
 
 def fit(
@@ -78,6 +121,8 @@ def fit(
     [1.0, 1.0, 1.0, 1.0]
     >>> bool(result.trace["loss"][-1] < result.trace["loss"][0])
     True
+    >>> sorted(result.scores(hospitals)["silos"])
+    ['cleveland', 'hungarian', 'switzerland', 'va']
     """
     _check(algorithm, budget, clip_norm)
     tables, names = _tables(silos, _reads_attribute(algorithm))
@@ -90,40 +135,92 @@ def fit(
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
     who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
 
-    def build(noise: Any) -> Algorithm:
-        return algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise))
+    def build(noise_multiplier: Any = None) -> Algorithm:
+        return algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise_multiplier))
 
     record = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[2:], column.dtype), enrolled.records)
     dimensions = shapes_of(build(1.0), problem, record).dimensions
     # Shuffled channels are priced for the crowd that is sure to come.
     counted = budget and dataclasses.replace(budget, min_silos=who.min_silos)
     plans, noise = plan_silos(build, names, records, counted, dimensions=dimensions)
-    if budget is not None:
-        for doubt in doubts([p.price.epsilon for p in plans if p.price is not None], budget.delta, records):
-            warnings.warn(doubt, stacklevel=2)
+    prices = [p.price.epsilon for p in plans if p.price is not None]
+    for doubt in [*doubts(prices, 0.0 if budget is None else budget.delta, records), *scarce(names, records)]:
+        warnings.warn(doubt, stacklevel=2)
     key_run, key_init = jax.random.split(jax.random.key(seed))
     pooled = {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
     start = Seed(key_run, problem.objective.init(key_init), enrolled, pooled)
-    outcome = _simulate(problem, build(noise), start, measure_every, who=who, progress=progress)
+    grid = {} if noise is None else {"noise_multiplier": np.asarray(noise)[None]}
+    own = {"problem": problem, "algorithm": algorithm, "terms": unit, "who": who, "noised": noise is not None}
+    outcome = _simulate(problem, build, grid, start, measure_every, own, progress=progress)
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
     params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
-    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {})
+    model = _model(problem, params, silos, plans, unit, build(noise), algorithm, seed)
+    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {}, problem, model)
 
 
-def _simulate(problem: Problem, algorithm: Algorithm, start: Seed, measure_every: int | None, **how: Any) -> Outcome:
-    """The run; its output is the model beside what the algorithm says of itself."""
-    every = max(1, len(algorithm.schedule) // _MEASUREMENTS) if measure_every is None else measure_every
+def _model(
+    problem: Problem,
+    params: Params,
+    silos: Federation | Sequence[Mapping[str, np.ndarray]],
+    plans: Sequence[SiloPlan],
+    terms: Terms,
+    built: Algorithm,
+    algorithm: Any,
+    seed: int,
+) -> TrainedModel:
+    """The model with what is known of records, training and price."""
+    training = training_of(
+        study=None,
+        algorithm=str(getattr(algorithm, "name", getattr(algorithm, "__name__", "own"))),
+        rounds=len(built.schedule),
+        seed=seed,
+        simulated=True,
+    )
+    prices = silo_prices(plans)
+    if isinstance(silos, Federation):
+        return trained_on(silos, problem.objective, params, training, terms.channel, terms.protects, prices)
+    whole = np.issubdtype(np.asarray(silos[0]["y"]).dtype, np.integer)
+    return trained(
+        problem.objective,
+        params,
+        features=Features(shape=np.asarray(silos[0]["x"]).shape[1:]),
+        training=training,
+        privacy=privacy_of(terms.channel, terms.protects, prices),
+        # A loss of one's own does not say what its targets are.
+        task="regression" if problem.objective.cost.name is None and not whole else None,
+    )
 
-    def output(state: Any) -> Any:
-        return algorithm.output(state), dict(algorithm.info(state))
+
+def _simulate(
+    problem: Problem,
+    build: Callable[..., Algorithm],
+    grid: Mapping[str, Any],
+    start: Seed,
+    measure_every: int | None,
+    own: Mapping[str, Any],
+    **how: Any,
+) -> Outcome:
+    """The run; its output is the model beside what the algorithm says of itself.
+
+    ``own`` is all that the program follows from, but for what goes into it: a run like an earlier one has its program.
+    """
+
+    def watched(**point: Any) -> Algorithm:
+        algorithm = build(**point)
+        return dataclasses.replace(
+            algorithm, output=lambda state: (algorithm.output(state), dict(algorithm.info(state)))
+        )
 
     def measure(found: Any, evaluation: Any) -> dict[str, Any]:
         params, info = found
         return {**problem.objective.measure(params, evaluation), **info}
 
-    watched = dataclasses.replace(algorithm, output=output)
+    rounds = len(build(**{name: values[0] for name, values in grid.items()}).schedule)
+    every = max(1, rounds // _MEASUREMENTS) if measure_every is None else measure_every
+    look, who = measure if every else None, own["who"]
+    program = _PROGRAMS.get({**own, "measured": bool(every)}, lambda: grid_program(watched, 1, who, look))
     return simulate_grid(
-        lambda: watched, {}, [start], measure=measure if every else None, measure_every=every or 1, **how
+        watched, grid, [start], who=who, measure=look, measure_every=every or 1, program=program, **how
     )
 
 

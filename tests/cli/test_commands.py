@@ -41,7 +41,7 @@ def test_run_prints_one_json_object_and_leaves_a_folder(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["silos"][0]["noise_multiplier"]["gradient"] > 1
-    assert (tmp_path / found["run_dir"] / "report.html").is_file()
+    assert (tmp_path / found["run_dir"] / "not-private" / "report.html").is_file()
 
 
 def test_plan_prints_the_documented_shape(here):

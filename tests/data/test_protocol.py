@@ -8,6 +8,7 @@ import pytest
 from tacit import data
 from tacit.data import heart_disease, tabular
 from tacit.data.build import Division, build
+from tacit.data.encode import Scaled
 from tacit.data.federation import Encoding, Step, Table
 
 PARTS = ("train", "validation", "test")
@@ -26,7 +27,7 @@ def error_of_logistic_regression(federation, train=None):
 
 def numbered(size, reserve=0, fit=None):
     """A table whose raw records are their own row numbers, so that a test can follow each of them."""
-    encoding = Encoding(lambda raw: raw.astype(np.float32), (Step("none", True, "Row numbers."),), None)
+    encoding = Encoding((Scaled(),), (Step("none", True, "Row numbers."),), None)
     return Table(
         x=np.arange(size, dtype=np.float64)[:, None],
         y=(np.arange(size) % 2).astype(np.int32),

@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from tacit.models import load_model
 from tacit.plans.spec import load_study
 from tacit.privacy import price
 from tacit.studies.folder import new_folder, write
 from tacit.studies.report import write_report
-from tacit.studies.run import noise_at, prepare, run
+from tacit.studies.run import noise_at, pooled, prepare, run
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,15 @@ def test_the_folder_and_the_report_hold_everything(result, tmp_path):
     }
     assert load_study(folder / "study.toml") == study
     assert json.loads((folder / "result.json").read_text())["silos"][0]["name"] == "cleveland"
-    model = np.load(folder / "model.npz")
-    assert any(leaf.shape == (13, 1) for leaf in model.values())  # one model, not one for each seed
-    rows = (folder / "metrics.csv").read_text().splitlines()
+    model = load_model(folder)
+    assert model.params["linear"]["w"].shape == (13, 1)  # one model, not one for each seed
+    test = pooled(result.prepared.federations[0], "test")
+    found = model.evaluate(test["x"], np.array(["healthy", "ill"])[test["y"]])
+    assert 1 - found["accuracy"] == pytest.approx(result.metrics["test_error"][0], abs=1e-6)
+    [row] = [row for row in result.scores if (row.model, row.seed, row.silo) == ("private", 0, "")]
+    assert found == row.values  # one number, from one source
+    assert json.loads((folder / "not-private" / "result.json").read_text()) == json.loads(json.dumps(written))
+    rows = (folder / "not-private" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 1 + 2 * 4 * len(result.rounds)
     page = write_report(folder).read_text()
     for text in ("cleveland", "switzerland", "<svg", "1.000", "Provenance"):

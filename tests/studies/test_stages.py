@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ def test_the_sights_tell_rounds_loss_and_what_has_been_spent(prepared, whole):
 
 def test_a_stopped_run_goes_on_to_the_same_result_and_no_other(prepared, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "_PATIENCE", 0.0)
-    stopped, played = ("without privacy", 12), []
+    stopped, played = ("these rounds, no noise", 12), []
 
     def stop(sight: Sight) -> None:
         if (sight.label, sight.done) == stopped:
@@ -89,7 +90,7 @@ def test_the_command_goes_on_with_a_stopped_run_and_refuses_others(tmp_path, mon
     done = runner.invoke(app, ["run", "--resume", str(folder), "--json"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["run_dir"] == str(folder)
-    assert (folder / "report.html").is_file()
+    assert (folder / "not-private" / "report.html").is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name]
     for wrong, text in (
         (["run"], "tacit studies"),
@@ -124,7 +125,7 @@ def test_the_roster_counts_answers_of_the_first_rounds(prepared):
 
 def test_the_live_view_shows_every_part_and_the_grid():
     points = [{"algorithm.step_size": 1.0}, {"algorithm.step_size": 2.0}]
-    view = RunView("study", ["training", "without privacy", "grid"], points, 1.0)
+    view = RunView("study", ["training", "these rounds, no noise", "grid"], points, 1.0)
     view._clock = iter([0.0, 10.0, 10.0, 20.0, 20.0]).__next__
     view.see(Sight("training", 10, 50, np.asarray([0.7]), 0.2))
     view.see(Sight("training", 30, 50, np.asarray([0.5123]), 0.64))
@@ -168,6 +169,9 @@ class FakeMlflow(types.ModuleType):
     def log_artifact(self, path):
         self.files.append(path)
 
+    def log_artifacts(self, folder, name):
+        self.files += [f"{folder}/{path.name}" for path in Path(folder).iterdir()]
+
 
 def test_a_run_is_logged_to_mlflow(prepared, whole, tmp_path, monkeypatch):
     fake = FakeMlflow()
@@ -186,7 +190,7 @@ def test_a_run_is_logged_to_mlflow(prepared, whole, tmp_path, monkeypatch):
     assert fake.metrics["non_private/train_loss", 4] == pytest.approx(
         result.open_trace["train_loss"][:, 0].mean(), rel=1e-5
     )
-    assert {path.rsplit("/", 1)[1] for path in fake.files} >= {"report.html", "result.json"}
+    assert {path.rsplit("/", 1)[1] for path in fake.files} >= {"not-private", "result.json"}
 
 
 def test_mlflow_that_is_not_there_names_its_fix(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -15,9 +16,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from tacit import __version__
 from tacit.errors import TacitError
@@ -45,6 +48,9 @@ JsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 AUTHORITY = "give --authority the consortium's ca.pem, see Certificates in docs/deployment.md"
 UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
 
+_SCRAP = 4  # characters of a name, at least
+_BORDER = 3  # of a column: a line and a space on either side
+_NUMBER = 20  # a cell of so many characters with a digit in it is a number, with a sign or a word
 _ROOMY = 120
 """From this many columns on there is room for everything as it comes."""
 
@@ -102,6 +108,68 @@ def print_listing(title: str, rows: Sequence[Mapping[str, str]], *, whole: Colle
     console.print(table)
 
 
+def print_table(table: Table, console: Console) -> None:
+    """Print a table so that no number and no word is cut, however narrow the screen or the pipe is.
+
+    Words wrap first. Columns that do not fit even so go into a table of their own below, with the first one again.
+    """
+    widths = [_least(column) for column in table.columns]
+    # Of a name and a number that do not fit beside each other, the name is broken.
+    widths[0] = min(widths[0], max(_room(console.width, 2) - max(widths[1:], default=0), _SCRAP))
+    for number, part in enumerate(_parts(widths, console.width)):
+        below = Table(title=None if number else table.title, box=table.box, padding=table.padding)
+        below.show_header, below.rows = table.show_header, list(table.rows)
+        below.columns = [dataclasses.replace(table.columns[i], _index=j) for j, i in enumerate(part)]
+        least, most = [widths[i] for i in part], [_most(column) for column in below.columns]
+        for column, width in zip(below.columns, _shares(least, most, _room(console.width, len(part))), strict=True):
+            column.width, column.no_wrap, column.overflow = width, False, "fold"
+        console.print(below, crop=False, no_wrap=False)
+
+
+def _room(width: int, columns: int) -> int:
+    """How many characters the cells of so many columns may have beside each other."""
+    return width - 1 - _BORDER * columns
+
+
+def _lines(column: Column) -> list[str]:
+    cells = [cell for cell in (column.header, *column.cells) if isinstance(cell, str)]
+    return [line for cell in cells for line in Text.from_markup(cell).plain.splitlines() or [""]]
+
+
+def _most(column: Column) -> int:
+    """The width at which nothing of a column wraps."""
+    return max(map(cell_len, _lines(column)), default=0)
+
+
+def _least(column: Column) -> int:
+    """The width at which no word of a column is broken, and no short cell with a number in it."""
+    head, *cells = _lines(column) or [""]
+    words = [cell_len(word) for line in (head, *cells) for word in line.split()]
+    whole = [cell_len(cell) for cell in cells if len(cell) <= _NUMBER and any(c.isdigit() for c in cell)]
+    return max([*words, *whole], default=0)
+
+
+def _shares(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """Widths between the two that together fit, those with the most to spare narrowed first."""
+    widths = list(most)
+    while sum(widths) > room and any(w > m for w, m in zip(widths, least, strict=True)):
+        place = max((i for i, w in enumerate(widths) if w > least[i]), key=lambda i: widths[i])
+        widths[place] -= 1
+    return widths
+
+
+def _parts(least: Sequence[int], width: int) -> list[list[int]]:
+    """Columns for each of several tables: the first in all of them, and of the others as many as fit."""
+    parts: list[list[int]] = [[0]]
+    for i in range(1, len(least)):
+        own = [*parts[-1], i]
+        if len(parts[-1]) > 1 and sum(least[j] for j in own) > _room(width, len(own)):
+            parts.append([0, i])
+        else:
+            parts[-1] = own
+    return parts
+
+
 def print_warnings(warnings: list[str], console: Console) -> None:
     """What makes a budget promise little."""
     for line in warnings:
@@ -131,6 +199,9 @@ COMMANDS = {
     "choose": "choose.choose_command",
     "tune": "tune.tune_command",
     "report": "study.report_command",
+    "predict": "model.predict_command",
+    "evaluate": "model.evaluate_command",
+    "export": "model.export_command",
     "audit": "audit.audit_command",
     "ledger": "silo.ledger_command",
     "reproduce": "gallery.reproduce_command",

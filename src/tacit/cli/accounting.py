@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli import print_json
+from tacit.cli import print_json, print_table
 from tacit.privacy import (
     SILO_SAMPLING,
     Accountant,
@@ -140,7 +140,7 @@ def _report(paid: Price, max_participations: int | None, plot: Path | None, as_j
     for name, text in rows.items():
         if text is not None:
             table.add_row(name, text)
-    Console().print(table)
+    print_table(table, Console())
 
 
 def _sigma_over_clip(event: Event) -> float:

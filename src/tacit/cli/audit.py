@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli import Json, Set, Study, numeral, print_json
+from tacit.cli import Json, Set, Study, numeral, print_json, print_table
 
 
 def audit_command(
@@ -63,7 +63,7 @@ def _print(found: dict[str, Any]) -> None:
         claimed = "infinite" if row["epsilon_claimed"] is None else f"{row['epsilon_claimed']:.3f}"
         tight = "" if row["tightness"] is None else f"{row['tightness']:.2f}"
         table.add_row(row["canary"], claimed, numeral(row["epsilon_lower_bound"]), tight, str(row["trials"]))
-    console.print(table)
+    print_table(table, console)
     if found.get("path") == "simulated":
         console.print("Simulated: no daemon takes this study, so the simulator's messages were attacked.")
     if found["violated"]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tacit.cli import Json, print_json
+from tacit.cli import Json, print_json, print_table
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ def _print_choice(choice: Choice) -> None:
         if not c.applies:
             others.add_row(c.algorithm, escape("; ".join(c.reasons)))
     if others.row_count:
-        console.print(others)
+        print_table(others, console)
     console.print(
         f"At the smallest silo, {choice.situation.records} records. Bounds are on population or empirical excess risk, "
         "or on the squared gradient. A bound has all its constants; a rate has its constant set to one and compares, "
@@ -349,7 +349,7 @@ def _print_theorems(choice: Choice, console: Console) -> None:
             table.add_row(name, c.channel, measure, *promise, str(c.rounds))
             failures += [f"{c.algorithm}: {conditions_text(c.failed)}"] if c.failed else []
     if table.row_count:
-        console.print(table)
+        print_table(table, console)
     for line in failures:
         console.print(escape(line), highlight=False)
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli import JsonObject, print_json
+from tacit.cli import JsonObject, print_json, print_table
 from tacit.data import DataError, Federation, load, names, plot_partition, summary
 from tacit.data.catalogue import OWN
 from tacit.data.partition import PARTITIONS
@@ -79,12 +79,12 @@ def _federation(name: str, partition: str | None, silos: int | None, level: floa
 
 def _print(facts: dict[str, Any]) -> None:
     console = Console()
-    console.print(_silo_table(facts))
+    print_table(_silo_table(facts), console)
     steps = Table(*(Column(name, overflow="fold") for name in ("step", "reads", "what")), title="Preprocessing")
     for step in facts["steps"]:
         reads = "public" if step["public"] else "[bold red]private records[/]"
         steps.add_row(step["name"], reads, step["detail"])
-    console.print(steps)
+    print_table(steps, console)
     shape = " x ".join(str(size) for size in facts["feature_shape"])
     bound = "unbounded" if facts["feature_norm"] is None else f"at most {facts['feature_norm']:.4g}"
     console.print(f"Features: {shape}, l2 norm {bound}. Task: {facts['task']}.")

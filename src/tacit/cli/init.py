@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from tacit.cli import JsonObject, choose, print_json, template
+from tacit.cli import JsonObject, choose, print_json, print_table, template
 from tacit.data import discover
 from tacit.data.discover import Declared, Draft, Folder, look
 from tacit.data.federation import DataError
@@ -298,7 +298,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
         read = drafted.schema.columns.get(name)
         words = "the target" if read is None else read.kind
         table.add_row(escape(name), column.kind, words, str(sum(column.missing.values())))
-    console.print(table)
+    print_table(table, console)
     for line in drafted.assumed:
         console.print(f"assumed  {escape(line)}", highlight=False)
     for line in drafted.loud:

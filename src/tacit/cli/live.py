@@ -78,14 +78,15 @@ def _duration(seconds: float) -> str:
 def live_view(prepared: Prepared, *, quiet: bool) -> Iterator[Callable[[Sight], None] | None]:
     """Show a run on standard error while it goes on; nothing where a machine reads."""
     from tacit.studies.run import points_of
+    from tacit.studies.stages import CONVERGED, NO_NOISE
 
     if quiet:
         yield None
         return
     study = prepared.study
     private = study.privacy.private
-    parts = ["training", "without privacy"] if private else ["training, not private"]
-    parts += ["each silo alone"] * study.run.alone + ["grid"] * bool(study.run.grid)
+    parts = ["training", NO_NOISE] if private else ["training, not private"]
+    parts += [CONVERGED] * (study.run.converged or study.run.alone) + ["grid"] * bool(study.run.grid)
     prices = [silo.price.epsilon for silo in prepared.plan.silos if silo.price is not None]
     title = f"{study.name}: {study.algorithm.name}, {len(prepared.names)} silos, {len(prepared.federations)} seeds"
     view = RunView(title, parts, points_of(study.run.grid), max(prices, default=None))

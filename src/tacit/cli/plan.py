@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli import UNPRICED, Json, Set, Study, numeral, point_cells, print_json, print_warnings
+from tacit.cli import UNPRICED, Json, Set, Study, numeral, point_cells, print_json, print_table, print_warnings
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
@@ -127,7 +127,7 @@ def _print_prices(plan: Plan, facts: dict[str, Any], console: Console) -> None:
             batch = f"{kind['batch']} {kind['sampling']}"
             table.add_row(name, records, kind["kind"], str(kind["count"]), batch, *noise, epsilon)
             name = records = epsilon = ""
-    console.print(table)
+    print_table(table, console)
     console.print(
         f"delta = {plan.study.privacy.delta:g}; z = sigma / replace-one sensitivity; C = clip norm; n is each silo's "
         "training records; epsilon is that of all kinds together."
@@ -156,7 +156,7 @@ def _print_paper(facts: dict[str, Any], console: Console) -> None:
             conditions = "fail: " + "; ".join(failed) if failed else "hold"
             papers.add_row(silo["name"], releases, sigmas, *compared, conditions)
     if papers.row_count:
-        console.print(papers)
+        print_table(papers, console)
 
 
 def _print_account(account: dict[str, Any], console: Console) -> None:
@@ -167,7 +167,7 @@ def _print_account(account: dict[str, Any], console: Console) -> None:
     for row in account["silos"]:
         left = "-" if row["left_share"] is None else percent_of(row["left_share"])
         table.add_row(row["name"], numeral(row["own_epsilon"]), row["refusal"] or percent_of(row["takes_share"]), left)
-    console.print(table)
+    print_table(table, console)
     console.print(account_words(account), highlight=False)
 
 
@@ -179,7 +179,7 @@ def _print_grid(grid: list[dict[str, Any]], console: Console) -> None:
     for row in grid:
         ends = dict.fromkeys(f"{z:.2f}" for z in (min(row["noise_multiplier"]), max(row["noise_multiplier"])))
         table.add_row(*point_cells(row["point"]), " to ".join(ends))
-    console.print(table)
+    print_table(table, console)
     console.print("The other tables are of the study's own setting. Every point of a grid that runs has its own price.")
 
 
@@ -227,7 +227,7 @@ def _print_fair(facts: dict[str, Any], console: Console) -> None:
     table.title = f"what crosses ({facts['centralisation']})"
     for row in facts["crossings"]:
         table.add_row(row["sender"], row["receiver"], row["message"], str(row["numbers"]), row["promise"])
-    console.print(table)
+    print_table(table, console)
     if "designs" not in facts:
         return
     designs = Table("design", "sampling", "z", "sigma/clip", "clip bounds", "epsilon")
@@ -237,7 +237,7 @@ def _print_fair(facts: dict[str, Any], console: Console) -> None:
         noise = f"{row['noise_multiplier']:.3g}", f"{row['sigma_over_clip']:.4g}"
         epsilon = f"{row['epsilon']:.3g}" + (" (claimed less)" if row["name"] == "as printed" else "")
         designs.add_row(row["name"], sampling, *noise, row["bounds"], epsilon)
-    console.print(designs)
+    print_table(designs, console)
 
 
 def _print_reading(plan: Plan, console: Console) -> None:

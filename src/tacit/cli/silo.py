@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli import AUTHORITY, Json, group, need_file, print_json, template
+from tacit.cli import AUTHORITY, Json, group, need_file, print_json, print_table, template
 from tacit.errors import TacitError, counted
 from tacit.stopping import stops_at_once
 
@@ -193,7 +193,10 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     table = Table("name", Column("study", no_wrap=True), "answers", "until", title="open studies")
     for row in facts["open"]:
         table.add_row(row["name"], row["study"][:_SHORT], str(row["answers"]), row["expires"])
-    Console().print(table if facts["open"] else "No studies are open.")
+    if facts["open"]:
+        print_table(table, Console())
+    else:
+        typer.echo("No studies are open.")
     for row in facts["pending"]:
         typer.echo(described(row, folder))
     if not facts["pending"]:
@@ -370,13 +373,13 @@ def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
         who = f"{row['proposer'] or 'not known'}; {approved_words(row)}"
         shown = (str(row["answers"]), f"{row['own_epsilon']:.4f}", percent_of(row["takes_share"]))
         table.add_row(f"{row['name']} {row['study'][:_SHORT]}", who, ended_words(row), *shown)
-    console.print(table)
+    print_table(table, console)
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", "by", title="entries")
         for row in found["entries"]:
             detail = (str(row.get(key, "")) for key in ("round", "kind", "releases", "who"))
             lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
-        console.print(lines)
+        print_table(lines, console)
     for line in trust_words(found):
         console.print(line, highlight=False)
     joint = found["epsilon_if_fixed_in_advance"]

@@ -9,10 +9,23 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from tacit.cli import UNPRICED, Json, Out, Set, numeral, point_cells, print_json, print_listing, print_warnings
+from tacit.cli import (
+    UNPRICED,
+    Json,
+    Out,
+    Set,
+    numeral,
+    point_cells,
+    print_json,
+    print_listing,
+    print_table,
+    print_warnings,
+)
 from tacit.cli.live import live_view
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once
+
+_SILOS = 12  # whose gains fit on a screen; the report has all
 
 
 def run_command(
@@ -21,6 +34,9 @@ def run_command(
     ] = None,
     overrides: Set = None,
     out: Out = Path("runs"),
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the model's bundle into this folder.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the stopped run in this folder.")] = None,
     mlflow: Annotated[
         str | None,
@@ -36,6 +52,7 @@ def run_command(
     Example: tacit run heart-disease --set run.seeds=3 --set "run.grid.privacy.epsilon=[1,4]"
     """
     with stops_at_once():
+        from tacit.models import load_model
         from tacit.plans.spec import load_study
         from tacit.simulate.compilation import keep_compiled
         from tacit.studies.folder import new_folder, stages_of, start, write
@@ -44,6 +61,8 @@ def run_command(
         from tacit.studies.tracking import find_mlflow, log_run
 
     keep_compiled()
+    if model is not None and model.exists():
+        raise TacitError(f"--model: {model} exists; nothing is written over. Name another folder, or remove it.")
     if mlflow is not None:
         find_mlflow()
     if resume is not None:
@@ -64,6 +83,8 @@ def run_command(
         raise ToldInterrupt from None
     written = write(result, folder)
     report = write_report(folder)
+    if model is not None:
+        load_model(folder).save(model)
     if mlflow is not None:
         log_run(folder, mlflow)
     if as_json:
@@ -84,31 +105,42 @@ def _check_resume(study: str | None, overrides: list[str] | None, folder: Path) 
 
 
 def _print_result(written: dict[str, Any], report: Path) -> None:
+    from tacit.models.bundle import FOLDER
     from tacit.studies.constant import nothing_learnt
-    from tacit.studies.report import main_metric
+    from tacit.studies.report import main_metric, verdict
 
     console = Console()
-    console.print(_silo_table(written))
-    console.print(_score_table(written))
+    print_table(_silo_table(written), console)
+    print_table(_score_table(written), console)
+    _print_scores(written, console)
+    for line in verdict(written, main_metric(written["metrics"])):
+        console.print(line, highlight=False)
     nothing = nothing_learnt(written, main_metric(written["metrics"]))
     if nothing is not None:
         console.print(f"[bold red]{nothing}[/]")
     if written["grid"]:
-        console.print(_grid_table(written["grid"]))
+        print_table(_grid_table(written["grid"]), console)
     print_warnings(written["warnings"], console)
     if written["preprocessing_private"]:
         console.print(UNPRICED)
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
+    model = Path(written["run_dir"]) / FOLDER
+    console.print(f"Model: {model}. Use it: tacit predict {model} NEW.csv", soft_wrap=True, highlight=False)
 
 
-def report_command(run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")]) -> None:
-    """Write the HTML report of a run folder again.
+def report_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, as `tacit run` makes it.")],
+    publish: Annotated[
+        bool, typer.Option("--publish", help="A page for others, without what was measured on records without noise.")
+    ] = False,
+) -> None:
+    """Write the HTML report of a run folder again, or one to publish.
 
-    Example: tacit report runs/heart-disease-20260101-120000
+    Example: tacit report runs/heart-disease-20260101-120000 --publish
     """
     from tacit.studies.report import write_report
 
-    typer.echo(str(write_report(run)))
+    typer.echo(str(write_report(run, publish=publish)))
 
 
 def algorithms_command(as_json: Json = False) -> None:
@@ -154,7 +186,7 @@ def _silo_table(written: dict[str, Any]) -> Table:
 
 def _score_table(written: dict[str, Any]) -> Table:
     from tacit.studies.constant import constant_label
-    from tacit.studies.report import open_label
+    from tacit.studies.report import alone_label, converged_label, open_label
 
     names = [name for name in written["metrics"] if name.startswith("test_")]
     table = Table("who trains", *(name.replace("_", " ") for name in names), title="test records of all silos")
@@ -162,7 +194,9 @@ def _score_table(written: dict[str, Any]) -> Table:
     rows = {"all silos, private" if private else "all silos, not private": written["metrics"]}
     if private:
         rows[f"all silos, {open_label(written)}"] = written["baselines"]["non_private"]
-    rows |= {f"{silo} alone{', no noise' * private}": values for silo, values in written["baselines"]["alone"].items()}
+    if written["baselines"]["converged"]:
+        rows[f"all silos, {converged_label(written)}"] = written["baselines"]["converged"]
+    rows |= {alone_label(silo, private): values for silo, values in written["baselines"]["alone"].items()}
     constant = constant_label(written)
     if constant is not None:
         rows[constant] = written["baselines"]["constant"]
@@ -172,11 +206,33 @@ def _score_table(written: dict[str, Any]) -> Table:
     return table
 
 
+def _print_scores(written: dict[str, Any], console: Console) -> None:
+    """What people read of each model, and what each silo gains on its own test records."""
+    from tacit.studies.report import main_metric, metric_title, score_tables
+
+    found, several = score_tables(written), len(written["seeds"]) > 1
+    if not found["score_names"]:
+        return
+    where = f", in the unit of {found['score_target']}" if found["score_target"] and not found["confusion"] else ""
+    table = Table("who trains", *(title for _, title in found["score_names"]), title=f"scores on test records{where}")
+    for label, row in found["score_models"]:
+        table.add_row(label, *(_score(row.get(name), several) for name, _ in found["score_names"]))
+    print_table(table, console)
+    if 0 < len(written["gains"]) <= _SILOS:
+        name = metric_title(main_metric(written["metrics"])).lower()
+        gains = Table("silo", "together", "alone", "gain", title=f"{name} of each silo's own records")
+        for silo, row in written["gains"].items():
+            gains.add_row(silo, *(_score(row[key], several) for key in ("together", "alone", "gain")))
+        print_table(gains, console)
+
+
 def _score(value: dict[str, float] | None, several: bool) -> str:
     """Mean and deviation over seeds; of one seed there is no deviation."""
     if value is None:
         return "–"
-    return f"{value['mean']:.3f} ± {value['std']:.3f}" if several else f"{value['mean']:.3f}"
+    from tacit.studies.report import number
+
+    return f"{number(value['mean'])} ± {number(value['std'])}" if several else number(value["mean"])
 
 
 def _grid_table(grid: list[dict[str, Any]]) -> Table:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli import UNPRICED, Json, Out, Set, Study, print_json
+from tacit.cli import UNPRICED, Json, Out, Set, Study, print_json, print_table
 from tacit.cli.live import progress_bars
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once
@@ -103,18 +103,19 @@ def _values(text: str) -> tuple[str, list[Any]]:
 
 
 def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
-    import jax
-    import numpy as np
-
-    from tacit.studies.folder import write_provenance, write_study
+    from tacit.models import SiloPrice
+    from tacit.studies.folder import write_bundle, write_provenance, write_study
 
     (folder / "tuned.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     study = tuned.plan.prepared.study
     chosen = {key.removeprefix("algorithm."): value for key, value in written["chosen"].items()}
     write_study(folder, study.model_copy(update={"algorithm": study.algorithm.model_copy(update=chosen)}))
     write_provenance(folder)
-    leaves = jax.tree_util.tree_leaves_with_path(tuned.params)
-    np.savez(folder / "model.npz", **{jax.tree_util.keystr(path): leaf for path, leaf in leaves})
+    plan = tuned.plan
+    prices = [
+        SiloPrice(name=silo.name, records=silo.records, epsilon=silo.epsilon, delta=plan.delta) for silo in plan.silos
+    ]
+    write_bundle(folder, plan.prepared, tuned.params, prices)
 
 
 def _print_plan(plan: TunePlan) -> None:
@@ -127,7 +128,7 @@ def _print_plan(plan: TunePlan) -> None:
         sizes = str(silo.records), str(silo.validation)
         watched = "nobody" if silo.silos is None else f"{silo.silos:.4f}"
         table.add_row(silo.name, *sizes, f"{silo.epsilon_of_one:.4f}", watched, f"{silo.public:.4f}")
-    console.print(table)
+    print_table(table, console)
     for who, words in AGAINST.items():
         console.print(f"the {who}: {words}", highlight=False)
     epsilon = plan.prepared.study.privacy.epsilon
@@ -166,7 +167,7 @@ def _print_tuned(written: dict[str, Any]) -> None:
     for row in written["candidates"]:
         values = (f"{value:g}" for value in row["point"].values())
         table.add_row(*values, f"{row['private_validation_error']:.4f}")
-    console.print(table)
+    print_table(table, console)
     # Noise decides where candidates differ by no more than the best of as many equal ones would.
     scores = [row["private_validation_error"] for row in written["candidates"]]
     spread, usual = max(scores) - min(scores), 4 * written["score_deviation"]

@@ -16,6 +16,10 @@ import numpy as np
 from tacit.data.federation import DataError, Encoding, Federation, Records, SiloData, Step, Table
 from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS, Request
 
+_SPLIT = (
+    "Each silo's records at random, before anything else and without looking at them: validation {:g}, test {:g}, the "
+    "rest for training."
+)
 Split = tuple[np.ndarray, ...]
 """Row indices of train, validation and test."""
 
@@ -53,10 +57,7 @@ def build(name: str, table: Table, division: Division) -> Federation:
     encoding = table.fit(table.x[reserve], table.x[train])
     encoded = [[_records(table, encoding, rows) for rows in split] for split in splits]
     silos = [SiloData(title, *parts) for title, parts in zip(titles, encoded, strict=True)]
-    detail = (
-        "Each silo's records at random, before anything else and without looking at them: validation "
-        f"{division.validation:g}, test {division.test:g}, the rest for training."
-    )
+    detail = _SPLIT.format(division.validation, division.test)
     if table.official_test is not None:
         x, y, label = table.official_test
         apart = replace(table, x=x, y=y, label=label)
@@ -77,6 +78,8 @@ def build(name: str, table: Table, division: Division) -> Federation:
         feature_names=encoding.names,
         class_names=table.class_names,
         group_names=table.group_names,
+        encoding=encoding,
+        target=table.target,
     )
 
 

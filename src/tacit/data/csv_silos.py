@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import bound_norm, columns_step, encode_columns, norm_step, scaled_target, target_step
-from tacit.data.federation import DataError, Encoding, Records, Step, Table
+from tacit.data.encode import Columns, Norm, Scaled, columns_step, norm_step, scaled_target, target_step
+from tacit.data.federation import DataError, Encoding, RawColumn, Records, Step, Table, Target
 from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, public_schema, read_schema
 from tacit.errors import counted, nearest
 
@@ -72,7 +72,7 @@ def csv_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_csv(path: Path) -> RawFile:
+def read_csv(path: Path, empty: str = "no records; leave an empty silo out") -> RawFile:
     """A file with a header line, separated by commas, semicolons or tabs."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -105,7 +105,7 @@ def read_csv(path: Path) -> RawFile:
                 "that hold the separator."
             )
     if not body:
-        raise DataError(f"{path} has a header but no records; leave an empty silo out.")
+        raise DataError(f"{path} has a header but {empty}.")
     return RawFile(path, header, tuple(body))
 
 
@@ -209,11 +209,7 @@ def _no_missing(file: RawFile, target: TargetPart, missing: np.ndarray) -> None:
 def encoding_of(schema: Schema) -> Encoding:
     """The public map from raw numbers to features."""
     encoders = schema.encoders()
-
-    def apply(raw: np.ndarray) -> np.ndarray:
-        features = encode_columns(raw, schema.used, encoders)
-        return features.astype(np.float32) if schema.norm == "box" else bound_norm(features, schema.norm)
-
+    last = Scaled() if schema.norm == "box" else Norm(schema.norm)
     steps = [FILL]
     if schema.target.range is not None:
         steps.append(target_step(schema.target.column, *schema.target.range))
@@ -225,11 +221,22 @@ def encoding_of(schema: Schema) -> Encoding:
     if schema.norm != "box":
         steps.append(norm_step(schema.norm))
     return Encoding(
-        apply=apply,
+        stages=(Columns(schema.used, encoders), last),
         steps=tuple(steps),
         norm=schema.bound,
         names=tuple(name for encoder in encoders for name in encoder.names),
+        columns={name: _raw(schema.columns[name]) for name in schema.used},
     )
+
+
+def target_of(schema: Schema) -> Target:
+    """What the schema predicts, in its own words and units."""
+    target = schema.target
+    return Target(target.column, target.classes or (), target.range, unit=target.unit)
+
+
+def _raw(column: AnyColumn) -> RawColumn:
+    return RawColumn(getattr(column, "levels", None), unit=getattr(column, "unit", None))
 
 
 def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str = "") -> Table:
@@ -249,6 +256,7 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
         task=rules.target.task,
         citation=CITATION,
         class_names=rules.target.classes or (),
+        target=target_of(rules),
         natural=np.repeat(np.arange(len(files)), [len(y) for _, y in encoded]),
         silo_names=tuple(file.silo for file in files),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tacit.data.federation import DataError, Step
+from tacit.data.federation import DataError, Stage, Step
 
 # Rounding to float32 may raise a norm by half a unit in the last place, so the target sits inside the bound.
 _FLOAT32_SLACK = 1e-6
@@ -199,6 +199,85 @@ def bound_norm(features: np.ndarray, bound: float) -> np.ndarray:
         factor = np.minimum(1.0, bound * (1 - _FLOAT32_SLACK) / np.maximum(norms, np.finfo(np.float64).tiny))
         bounded[start : start + _BLOCK] = block * factor
     return bounded
+
+
+@dataclass(frozen=True)
+class Columns(Stage):
+    """The features of ``columns`` side by side, from raw columns called ``names``."""
+
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """Features in float64."""
+        return encode_columns(rows, self.names, self.columns)
+
+
+@dataclass(frozen=True)
+class Norm(Stage):
+    """`bound_norm`, as a stage."""
+
+    bound: float
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of norm at most ``bound``, in float32."""
+        return bound_norm(rows, self.bound)
+
+
+@dataclass(frozen=True)
+class Scaled(Stage):
+    """``rows / divisor + shift`` in float32: the levels of pixels, or numbers as they are."""
+
+    divisor: float = 1.0
+    shift: float = 0.0
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """Scaled rows."""
+        scaled = rows.astype(np.float32) / np.float32(self.divisor)
+        return scaled + np.float32(self.shift) if self.shift else scaled
+
+
+@dataclass(frozen=True, eq=False)
+class Standard(Stage):
+    """``(rows - mean) / deviation``, column by column, in float32."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """Standardised rows."""
+        return ((rows - self.mean) / self.deviation).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Projected(Stage):
+    """``(rows - mean) components``: principal components that are known already."""
+
+    mean: np.ndarray
+    components: np.ndarray
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """Coordinates along the components."""
+        return (rows - self.mean) @ self.components
+
+
+@dataclass(frozen=True, eq=False)
+class Curves(Stage):
+    """Features at ``places``, clipped to [-1, 1], through one piecewise linear curve each: ``knots`` to ``heights``.
+
+    Beyond its first and its last knot a curve is flat.
+    """
+
+    places: tuple[int, ...]
+    knots: np.ndarray
+    heights: np.ndarray
+
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """The features, in float64."""
+        rows = rows.astype(np.float64)
+        for place, knots, heights in zip(self.places, self.knots, self.heights, strict=True):
+            rows[:, place] = np.interp(np.clip(rows[:, place], -1.0, 1.0), knots, heights)
+        return rows
 
 
 def scaled_target(values: np.ndarray, low: float, high: float) -> np.ndarray:

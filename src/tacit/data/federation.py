@@ -8,6 +8,7 @@ with a private step is not private, whatever the training algorithm does, unless
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -51,6 +52,59 @@ class SiloData:
     test: Records
 
 
+class Stage(ABC):
+    """One stage of the map from raw records to features, held as plain values so that a model can keep it."""
+
+    @abstractmethod
+    def apply(self, rows: np.ndarray) -> np.ndarray:
+        """The rows after this stage; every row is treated by itself."""
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """A column before it is encoded: a number, or text of which the position among ``levels`` is taken.
+
+    A number among ``missing`` stands for a missing value. ``unit`` is a text, such as "years".
+    """
+
+    levels: tuple[str, ...] | None = None
+    missing: tuple[float, ...] = ()
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted: the column, its classes in order, or the range, in its own unit, that was scaled to [0, 1]."""
+
+    column: str
+    classes: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A map from raw records to features that treats every record by itself.
+
+    ``apply`` takes raw ``x`` (n, ...) to float32 features (n, ...) row by row, and enforces ``norm``, a bound on the
+    l2 norm of every row. It sees one record at a time and is fixed before it sees the first, so it commutes with the
+    split: no record of a test set can influence a training record through it. ``columns`` are the raw columns by name,
+    in the order of the raw ``x``; there are none for images.
+    """
+
+    stages: tuple[Stage, ...]
+    steps: tuple[Step, ...]
+    norm: float | None
+    names: tuple[str, ...] = ()
+    columns: Mapping[str, RawColumn] = field(default_factory=dict)
+
+    def apply(self, raw: np.ndarray) -> np.ndarray:
+        """The features of raw records."""
+        for stage in self.stages:
+            raw = stage.apply(raw)
+        return raw
+
+
 @dataclass(frozen=True)
 class Federation:
     """Silos and everything that a study needs to know about their records.
@@ -64,6 +118,8 @@ class Federation:
         feature_names: one name per coordinate of a flat ``x``; empty for images and projections.
         class_names: what the values of ``y`` mean; empty for regression.
         group_names: what the values of ``s`` mean; empty where there is no ``s``.
+        encoding: the map from raw records to ``x``, for new rows.
+        target: the column that ``y`` is, in its own words and units.
     """
 
     name: str
@@ -78,26 +134,13 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
+    encoding: Encoding | None = None
+    target: Target | None = None
 
     @property
     def touches_private_data(self) -> bool:
         """Whether a step read private records: then a result is "not private" unless that step was priced."""
         return any(not step.public and not step.priced for step in self.steps)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """A map from raw records to features that treats every record by itself.
-
-    ``apply`` takes raw ``x`` (n, ...) to float32 features (n, ...) row by row, and enforces ``norm``, a bound on the
-    l2 norm of every row. It sees one record at a time and is fixed before it sees the first, so it commutes with the
-    split: no record of a test set can influence a training record through it.
-    """
-
-    apply: Callable[[np.ndarray], np.ndarray]
-    steps: tuple[Step, ...]
-    norm: float | None
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +159,7 @@ class Table:
         attributes: columns by which ``attribute`` can divide; the first is the default.
         reserve: how many records to put aside, in no silo, for ``fit``.
         official_test: raw ``x``, ``y`` and ``label`` of a test set that the source itself keeps apart.
+        target: the column that ``y`` is, where it has a name or a range.
     """
 
     x: np.ndarray
@@ -132,3 +176,4 @@ class Table:
     attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
     reserve: int = 0
     official_test: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    target: Target | None = None

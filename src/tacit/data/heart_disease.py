@@ -39,8 +39,8 @@ def read(directory: Path | None, verify: bool, *, features: str = "compact") -> 
     hospitals = [np.genfromtxt(text.splitlines(), delimiter=",", missing_values="?") for text in texts]
     *measured, narrowed = np.concatenate(hospitals).T
     columns = dict(zip(tree["columns"], measured, strict=True))
-    for name in ("trestbps", "chol"):  # a blood pressure or a cholesterol of zero was not measured
-        columns[name] = np.where(columns[name] == 0, np.nan, columns[name])
+    for name, values in tree["missing"].items():
+        columns[name] = np.where(np.isin(columns[name], values), np.nan, columns[name])
     if features == "full":
         tree["features"] += tree["more_features"]
     table = fixed_table(tree, columns, narrowed > 0, steps=(FILL,))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import bound_norm, norm_step
-from tacit.data.federation import DataError, Encoding, Step, Table
+from tacit.data.encode import Norm, Projected, Scaled, norm_step
+from tacit.data.federation import DataError, Encoding, Step, Table, Target
 from tacit.data.files import locate
 from tacit.data.layout import layout
 
@@ -25,6 +25,7 @@ CIFAR10 = "Krizhevsky (2009). Learning multiple layers of features from tiny ima
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PCA_RESERVE = 10_000
 PCA_NORM = 10.0
+_GREY = Scaled(255.0)
 
 
 def read_mnist(
@@ -60,13 +61,15 @@ def read_mnist(
     if holdout == "official":
         test_images, test_digits = _mnist("t10k", directory, verify)
         official = (test_images, test_digits % modulus, test_digits)
+    classes = ("even", "odd") if task == "parity" else tuple(str(digit) for digit in range(10))
     return Table(
         x=images,
         y=digits % modulus,
         fit=lambda reserve, _train: _mnist_encoding(features, dimensions, reserve),
         task="binary" if task == "parity" else "multiclass",
         citation=MNIST,
-        class_names=("even", "odd") if task == "parity" else tuple(str(digit) for digit in range(10)),
+        class_names=classes,
+        target=Target(task.removesuffix("s"), classes),
         label=digits,
         reserve=PCA_RESERVE if dimensions else 0,
         official_test=official,
@@ -102,20 +105,16 @@ def _mnist(which: str, directory: Path | None, verify: bool) -> tuple[np.ndarray
 def _mnist_encoding(features: str, dimensions: int, reserve: np.ndarray) -> Encoding:
     pixels = Step("pixels", True, "Grey levels divided by 255.")
     if features == "pixels":
-        return Encoding(_unit_interval, (pixels,), norm=28.0)
+        return Encoding((_GREY,), (pixels,), norm=28.0)
     if features == "unit-pixels":
-        return Encoding(lambda raw: bound_norm(_unit_interval(raw), 1.0), (pixels, norm_step(1.0)), norm=1.0)
-    mean, components = _principal_components(_unit_interval(reserve), dimensions)
+        return Encoding((_GREY, Norm(1.0)), (pixels, norm_step(1.0)), norm=1.0)
+    mean, components = _principal_components(_GREY.apply(reserve), dimensions)
     detail = f"Mean and {dimensions} principal components of {len(reserve):,} training images that are in no silo."
     return Encoding(
-        apply=lambda raw: bound_norm((_unit_interval(raw) - mean) @ components, PCA_NORM),
+        stages=(_GREY, Projected(mean, components), Norm(PCA_NORM)),
         steps=(pixels, Step("PCA", True, detail), norm_step(PCA_NORM)),
         norm=PCA_NORM,
     )
-
-
-def _unit_interval(raw: np.ndarray) -> np.ndarray:
-    return raw.astype(np.float32) / np.float32(255)
 
 
 def _principal_components(images: np.ndarray, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -144,9 +143,9 @@ def read_cifar10(directory: Path | None, verify: bool, *, features: str = "signe
             official = (archive["Xt"], test_labels, test_labels)
     step = Step("pixels", True, "Colour levels scaled from 0..255 to [-1, 1].")
     norm = float(np.sqrt(32 * 32 * 3))  # every pixel has magnitude at most 1
-    encoding = Encoding(lambda raw: raw.astype(np.float32) / np.float32(127.5) - np.float32(1), (step,), norm)
+    encoding = Encoding((Scaled(127.5, -1.0),), (step,), norm)
     if features == "unit":
-        encoding = Encoding(_unit_interval, (Step("pixels", True, "Colour levels divided by 255."),), norm)
+        encoding = Encoding((_GREY,), (Step("pixels", True, "Colour levels divided by 255."),), norm)
     return Table(
         x=images,
         y=labels,
@@ -154,5 +153,6 @@ def read_cifar10(directory: Path | None, verify: bool, *, features: str = "signe
         task="multiclass",
         citation=CIFAR10,
         class_names=CIFAR10_CLASSES,
+        target=Target("class", CIFAR10_CLASSES),
         official_test=official,
     )

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import bound_norm, norm_step
-from tacit.data.federation import DataError, Encoding, Step, Table
+from tacit.data.encode import Norm, norm_step
+from tacit.data.federation import DataError, Encoding, RawColumn, Step, Table, Target
 
 CITATION = "Made up; nobody to thank."
 _MADE_UP = Step("made up", True, "Drawn at random by a fixed seed; no record belongs to anybody.")
@@ -54,11 +54,13 @@ def read(
         points = centre + 0.7 * radius * np.stack([_direction(generator, features) for _ in range(size)])
         x.append(points)
         y.append((points @ direction > 0) != (generator.uniform(size=size) < flip))
+    names = tuple(f"x{i}" for i in range(features))
     encoding = Encoding(
-        apply=lambda raw: bound_norm(raw, 1.0),
+        stages=(Norm(1.0),),
         steps=(_MADE_UP, norm_step(1.0)),
         norm=1.0,
-        names=tuple(f"x{i}" for i in range(features)),
+        names=names,
+        columns={name: RawColumn() for name in names},
     )
     everyone = np.concatenate(x)
     return Table(
@@ -71,6 +73,7 @@ def read(
         s=_attribute(everyone[:, 0], groups, generator) if groups else None,
         group_names=tuple(f"group {i}" for i in range(groups)),
         natural=np.repeat(np.arange(len(sizes)), sizes),
+        target=Target("y", ("no", "yes")),
         silo_names=tuple(f"silo {i + 1:0{len(str(len(sizes)))}d}" for i in range(len(sizes))),
     )
 

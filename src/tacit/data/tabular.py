@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit.data import encode
-from tacit.data.encode import Column, OneHot, Sensitive
-from tacit.data.federation import DataError, Encoding, Step, Table
+from tacit.data.encode import Column, Columns, Norm, OneHot, Sensitive, Standard
+from tacit.data.federation import DataError, Encoding, RawColumn, Step, Table, Target
 from tacit.data.files import locate
 from tacit.data.layout import described, layout
 
@@ -88,11 +88,13 @@ def read_california_housing(directory: Path | None, verify: bool) -> Table:
     path = locate(layout()["california_housing/cal_housing.data"], directory, verify)
     names = "longitude", "latitude", "house age", "rooms", "bedrooms", "population", "households", "income", "value"
     columns = dict(zip(names, np.loadtxt(path, delimiter=",", encoding="ascii").T, strict=True))
-    households, value, cap = columns.pop("households"), columns.pop("value"), 500_001.0
+    households, value = columns.pop("households"), columns.pop("value")
     per_household = {"rooms": columns["rooms"], "bedrooms": columns["bedrooms"], "people": columns["population"]}
     columns |= {name: values / households for name, values in per_household.items()}
-    y, step = encode.scaled_target(value, 0, cap), encode.target_step("median house value", 0, cap)
-    return fixed_table(described("california_housing"), columns, y, steps=(step,))
+    tree = described("california_housing")
+    name, low, high = (tree["target"][key] for key in ("column", "low", "high"))
+    y, step = encode.scaled_target(value, low, high), encode.target_step(name, low, high)
+    return fixed_table(tree, columns, y, steps=(step,))
 
 
 def read_breast_cancer(directory: Path | None, verify: bool, *, scaling: str = "bounds") -> Table:
@@ -117,7 +119,8 @@ def read_breast_cancer(directory: Path | None, verify: bool, *, scaling: str = "
         mean, deviation = train.mean(axis=0), train.std(axis=0)
         detail = "Mean and deviation of the training records of all silos together, computed without noise."
         step = Step("standardisation", False, detail)
-        return Encoding(lambda raw: ((raw - mean) / deviation).astype(np.float32), (step,), norm=None, names=names)
+        raw = {name: RawColumn() for name in names}
+        return Encoding((Standard(mean, deviation),), (step,), norm=None, names=names, columns=raw)
 
     return table if scaling == "bounds" else replace(table, fit=standard)
 
@@ -138,13 +141,14 @@ def fixed_table(
     apart = None if group is None or group_in_features else group.column
     if apart is not None:
         steps = (*steps, Step("sensitive attribute", True, f"{apart} is kept apart from the features."))
-    levels, names, norm = tree.get("levels", {}), list(columns), tree["norm"]
+    levels, names, norm, about = tree.get("levels", {}), list(columns), tree["norm"], tree["target"]
     used = [column for feature in tree["features"] for column in _columns(feature, levels) if column.column != apart]
     encoding = Encoding(
-        apply=lambda raw: encode.bound_norm(encode.encode_columns(raw, names, used), norm),
+        stages=(Columns(tuple(names), tuple(used)), Norm(norm)),
         steps=(*steps, encode.columns_step(used), encode.norm_step(norm)),
         norm=norm,
         names=tuple(name for column in used for name in column.names),
+        columns={name: _raw(name, tree) for name in names},
     )
     classes = tuple(tree.get("classes", ()))
     return Table(
@@ -154,10 +158,16 @@ def fixed_table(
         task="binary" if classes else "regression",
         citation=tree["citation"],
         class_names=classes,
+        target=Target(about["column"], classes, None if classes else (float(about["low"]), float(about["high"]))),
         s=None if group is None else group.codes(columns[group.column]),
         group_names=() if group is None else group.labels,
         attributes={name: columns[column] for name, column in tree["attributes"].items()},
     )
+
+
+def _raw(name: str, tree: Mapping[str, Any]) -> RawColumn:
+    levels = tree.get("levels", {}).get(name)
+    return RawColumn(None if levels is None else tuple(levels), tuple(tree.get("missing", {}).get(name, ())))
 
 
 def _columns(feature: Mapping[str, Any], levels: Mapping[str, Sequence[str]]) -> list[Column]:

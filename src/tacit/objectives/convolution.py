@@ -23,7 +23,7 @@ from jax import Array
 from tacit.algorithm import Params
 from tacit.errors import TacitError
 from tacit.objectives.models import dense, glorot
-from tacit.objectives.objective import Model, Tap
+from tacit.objectives.objective import Architecture, Model, Tap
 
 IMAGE = (32, 32, 3)
 
@@ -75,7 +75,9 @@ def cnn(
             x = jax.nn.relu(dense(params, name, x, tap))
         return dense(params, denses[-1], x, tap)
 
-    return Model(init, apply, (*convolutions, *denses), unfold)
+    widths_of = {"channels": list(channels), "hidden": list(hidden), "outputs": outputs}
+    made = Architecture("cnn", {"image": list(image), **widths_of, "kernel": kernel, "pool": pool})
+    return Model(init, apply, (*convolutions, *denses), unfold, architecture=made)
 
 
 def _sides(image: tuple[int, int, int], layers: int, kernel: int, pool: int) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ def logistic() -> Loss:
         logit = outputs[:, 0]
         return jnp.logaddexp(0.0, logit) - targets * logit
 
-    return Loss(value, {"error": _wrong_side}, slope=1.0, curvature=0.25)
+    return Loss(value, {"error": _wrong_side}, slope=1.0, curvature=0.25, name="logistic")
 
 
 def softmax() -> Loss:
@@ -46,7 +46,7 @@ def softmax() -> Loss:
     def error(outputs: Array, targets: Array) -> Array:
         return (outputs.argmax(axis=1) != targets).astype(jnp.float32)
 
-    return Loss(value, {"error": error}, slope=2**0.5, curvature=0.5)
+    return Loss(value, {"error": error}, slope=2**0.5, curvature=0.5, name="softmax")
 
 
 def squared() -> Loss:
@@ -55,7 +55,10 @@ def squared() -> Loss:
     def value(outputs: Array, targets: Array) -> Array:
         return 0.5 * (outputs[:, 0] - targets) ** 2
 
-    return Loss(value, {"mse": _squared_error}, slope=lambda output, target: output + target, curvature=1.0)
+    def steepest(output: float, target: float) -> float:
+        return output + target
+
+    return Loss(value, {"mse": _squared_error}, slope=steepest, curvature=1.0, name="squared")
 
 
 def hinge(smoothness: float | None = None) -> Loss:
@@ -68,7 +71,7 @@ def hinge(smoothness: float | None = None) -> Loss:
     def residual(outputs: Array, targets: Array) -> Array:
         return 1.0 - jnp.where(targets > 0, 1.0, -1.0) * outputs[:, 0]
 
-    return _largest_line(residual, 0.0, 1.0, smoothness, {"error": _wrong_side})
+    return _largest_line("hinge", residual, 0.0, 1.0, smoothness, {"error": _wrong_side})
 
 
 def absolute(smoothness: float | None = None) -> Loss:
@@ -77,7 +80,7 @@ def absolute(smoothness: float | None = None) -> Loss:
     def residual(outputs: Array, targets: Array) -> Array:
         return outputs[:, 0] - targets
 
-    return _largest_line(residual, -1.0, 1.0, smoothness, {"mse": _squared_error})
+    return _largest_line("absolute", residual, -1.0, 1.0, smoothness, {"mse": _squared_error})
 
 
 def pinball(quantile: float, smoothness: float | None = None) -> Loss:
@@ -95,7 +98,7 @@ def pinball(quantile: float, smoothness: float | None = None) -> Loss:
     def below(outputs: Array, targets: Array) -> Array:
         return (targets <= outputs[:, 0]).astype(jnp.float32)
 
-    return _largest_line(residual, quantile - 1.0, quantile, smoothness, {"coverage": below})
+    return _largest_line("pinball", residual, quantile - 1.0, quantile, smoothness, {"coverage": below})
 
 
 def _wrong_side(outputs: Array, targets: Array) -> Array:
@@ -107,7 +110,7 @@ def _squared_error(outputs: Array, targets: Array) -> Array:
 
 
 def _largest_line(
-    residual: Metric, low: float, high: float, smoothness: float | None, metrics: dict[str, Metric]
+    name: str, residual: Metric, low: float, high: float, smoothness: float | None, metrics: dict[str, Metric]
 ) -> Loss:
     """The loss ``max over s in [low, high] of s residual``, with its Moreau envelope if ``smoothness`` is given."""
     steepest = max(abs(low), abs(high))
@@ -117,7 +120,7 @@ def _largest_line(
         return jnp.maximum(low * r, high * r)
 
     if smoothness is None:
-        return Loss(value, metrics, slope=steepest)
+        return Loss(value, metrics, slope=steepest, name=name)
     bend = float(smoothness)
     if not 0 < bend < float("inf"):
         raise TacitError(f"Expected 0 < smoothness={smoothness} < infinity; use None for the loss itself.")
@@ -128,4 +131,4 @@ def _largest_line(
         slope = jnp.clip(r * (bend / jnp.maximum(squared_norms, _FLOOR)), low, high)
         return slope * r - slope**2 * squared_norms / (2.0 * bend)
 
-    return Loss(value, metrics, slope=steepest, smoothing=Smoothing(bend, envelope))
+    return Loss(value, metrics, slope=steepest, smoothing=Smoothing(bend, envelope), name=name)

@@ -1,4 +1,4 @@
-"""Models of dense layers, tapped."""
+"""Models of dense layers, tapped, and the names by which models are made again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from tacit.algorithm import Params
-from tacit.objectives.objective import Linear, Model, Tap
+from tacit.errors import TacitError, unknown
+from tacit.objectives.objective import Architecture, Linear, Model, Tap
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}
+"""What may lie between dense layers, by name."""
 
 
 def dense(params: Params, name: str, inputs: Array, tap: Tap) -> Array:
@@ -41,7 +45,8 @@ def linear(features: int, outputs: int, *, bias: bool = True) -> Model:
     def apply(params: Params, x: Array, tap: Tap) -> Array:
         return dense(params, "linear", x, tap)
 
-    return Model(init, apply, ("linear",), linear=Linear(features, outputs, bias))
+    made = Architecture("linear", {"features": features, "outputs": outputs, "bias": bias})
+    return Model(init, apply, ("linear",), linear=Linear(features, outputs, bias), architecture=made)
 
 
 def mlp(sizes: Sequence[int], *, activation: Callable[[Array], Array] = jax.nn.relu) -> Model:
@@ -68,4 +73,27 @@ def mlp(sizes: Sequence[int], *, activation: Callable[[Array], Array] = jax.nn.r
             x = activation(dense(params, name, x, tap))
         return dense(params, names[-1], x, tap)
 
-    return Model(init, apply, names)
+    known = [name for name, function in ACTIVATIONS.items() if function is activation]
+    made = Architecture("mlp", {"sizes": list(sizes), "activation": known[0]}) if known else None
+    return Model(init, apply, names, architecture=made)
+
+
+def built(architecture: Architecture) -> Model:
+    """The model that an architecture names.
+
+    >>> built(Architecture("mlp", {"sizes": [3, 4, 1], "activation": "tanh"})).layers
+    ('layer_1', 'layer_2')
+    """
+    name, given = architecture.name, dict(architecture.arguments)
+    try:
+        if name == "mlp":
+            return mlp(given.pop("sizes"), activation=ACTIVATIONS[given.pop("activation", "relu")], **given)
+        if name == "cnn":
+            from tacit.objectives import cnn
+
+            return cnn(tuple(given.pop("image")), **given)
+        if name == "linear":
+            return linear(**given)
+    except (TypeError, KeyError) as error:
+        raise TacitError(f"Expected arguments of {name!r}, got {dict(architecture.arguments)} ({error}).") from None
+    raise TacitError(unknown("model", name, ("linear", "mlp", "cnn")))

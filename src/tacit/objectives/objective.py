@@ -49,6 +49,14 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Architecture:
+    """A model by name with plain arguments: `tacit.objectives.models.built` makes it again."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Model:
     """``apply(params, x, tap)`` maps a batch of features to outputs, record by record.
 
@@ -56,7 +64,8 @@ class Model:
     ``{"w": ..., "b": ...}``, the bias optional) for the fast path to be taken; an empty tuple means that the model
     is not tapped. Where a layer multiplies by other matrices than its parameters, such as a kernel repeated at
     several offsets, ``unfold[name]`` maps the parameters to the ``{"w": ..., "b": ...}`` that it multiplies by.
-    ``linear`` is the shape of a linear model, whose constants are known.
+    ``linear`` is the shape of a linear model, whose constants are known. ``architecture`` says how to make the model
+    again; a model of one's own has none.
     """
 
     init: Callable[[Array], Params]
@@ -64,6 +73,7 @@ class Model:
     layers: tuple[str, ...] = ()
     unfold: Mapping[str, Callable[[Any], dict[str, Array]]] = field(default_factory=dict)
     linear: Linear | None = None
+    architecture: Architecture | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,7 @@ class Loss:
 
     ``slope`` bounds the norm of the gradient with respect to the outputs, either a number or a function of bounds on
     the magnitudes of output and target; ``curvature`` bounds the largest eigenvalue of the Hessian. ``None``: unknown.
+    ``name`` says how outputs are read as predictions; a loss of one's own has none.
     """
 
     value: Metric
@@ -91,6 +102,7 @@ class Loss:
     slope: float | Callable[[float, float], float] | None = None
     curvature: float | None = None
     smoothing: Smoothing | None = None
+    name: str | None = None
 
 
 @dataclass(frozen=True)

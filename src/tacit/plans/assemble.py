@@ -21,17 +21,16 @@ from tacit.objectives import (
     absolute,
     constants,
     hinge,
-    linear,
     logistic,
-    mlp,
     pinball,
     softmax,
     squared,
 )
+from tacit.objectives.models import built
+from tacit.objectives.objective import Architecture
 from tacit.plans.catalogue import Entry, find
 from tacit.plans.spec import AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
 
-_ACTIVATIONS = {"relu": jax.nn.relu, "softplus": jax.nn.softplus, "tanh": jnp.tanh}
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "logistic": lambda section: logistic(),
     "softmax": lambda section: softmax(),
@@ -105,19 +104,18 @@ def _model(section: ObjectiveSection, facts: Facts, outputs: int) -> Model:
     if section.model == "cnn":
         if len(shape) != 3:
             raise StudyError(f"objective.model: 'cnn' needs images, but a record of {facts.name} is {shape}.")
-        from tacit.objectives import cnn
-
         widths = {"channels": section.channels, "hidden": section.hidden}
         own: dict[str, Any] = {name: value for name, value in widths.items() if value}
-        return cnn((shape[0], shape[1], shape[2]), outputs=outputs, **own)
+        return built(Architecture("cnn", {"image": shape, "outputs": outputs, **own}))
     if len(shape) != 1:
         raise StudyError(
             f"objective.model: {section.model!r} needs flat features, but a record of {facts.name} is {shape}; "
             'use "cnn" for images.'
         )
     if section.model == "linear":
-        return linear(shape[0], outputs)
-    return mlp((shape[0], *section.hidden, outputs), activation=_ACTIVATIONS[section.activation or "relu"])
+        return built(Architecture("linear", {"features": shape[0], "outputs": outputs}))
+    sizes = (shape[0], *section.hidden, outputs)
+    return built(Architecture("mlp", {"sizes": sizes, "activation": section.activation or "relu"}))
 
 
 @dataclass(frozen=True)

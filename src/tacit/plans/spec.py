@@ -195,6 +195,7 @@ class RunSection(_Section):
     honest: Annotated[float, Field(gt=0, le=1)] = 1.0
     measure_every: Count | None = None
     stationarity: bool = False
+    converged: bool = True
     alone: bool = True
     grid: dict[str, tuple[Any, ...]] = {}
 

@@ -207,10 +207,31 @@ def own_term(value: Any, silo_index: int) -> Any:
     return array[silo_index] if array.ndim else array[()]
 
 
+FEW_RECORDS = 10
+"""A silo with fewer training records is warned about."""
+_LISTED = 5
 MOST_EPSILON = 10.0
 """Above this a budget is said to promise little."""
 MOST_DELTA = 0.1
 """A delta as large as this is refused: with that probability nothing is promised."""
+
+
+def scarce(names: Sequence[str], records: Sequence[int]) -> list[str]:
+    """A warning about each silo that has next to nothing to train on.
+
+    >>> scarce(["bergen", "oslo"], [2, 100])[0][:33]
+    'bergen has 2 training records: to'
+    """
+    few = [(name, n) for name, n in zip(names, records, strict=True) if n < FEW_RECORDS]
+    listed = [f"{name} has {n} training record{'s' * (n != 1)}" for name, n in few[:_LISTED]]
+    if len(few) > _LISTED:
+        listed.append(f"{len(few) - _LISTED} more silos have fewer than {FEW_RECORDS}")
+    if not listed:
+        return []
+    return [
+        f"{', '.join(listed)}: too few to learn from, and a private message about so few is nearly all noise. Give it "
+        "more records, or leave it out."
+    ]
 
 
 def doubts(epsilons: Sequence[float | None], delta: float, records: Sequence[int]) -> list[str]:

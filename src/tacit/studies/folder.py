@@ -1,4 +1,8 @@
-"""The run folder: resolved study, result, metrics by round, model, preprocessing and provenance."""
+"""The run folder: resolved study, price, model, preprocessing and provenance.
+
+What was measured on records without noise lies in a folder of its own, ``not-private``: nothing else in a run folder
+says more of the records than the price allows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +23,39 @@ import jax
 import numpy as np
 import tomli_w
 
-from tacit.algorithm import GUARANTEES
+from tacit.algorithm import GUARANTEES, Params
+from tacit.models import SiloPrice
+from tacit.models.scores import CALIBRATION, averaged, classes_of
+from tacit.models.scores import flat as flat_scores
+from tacit.models.trained import silo_prices
 from tacit.plans.spec import Study
 from tacit.privacy import risk_of_price
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import SiloPlan
+from tacit.studies.bundle import write_model
 from tacit.studies.plan import Plan, crossing_json, user_level_of
-from tacit.studies.run import Result, summary
+from tacit.studies.run import ALL_SILOS, Prepared, Result, summary
+
+NOT_PRIVATE = "not-private"
+_MEASURED: dict[str, Any] = {
+    "metrics": {},
+    "baselines": {"non_private": {}, "converged": {}, "alone": {}},
+    "reference": {},
+    "gains": {},
+    "scores": {},
+    "grid": [],
+}
+"""What of a result was measured on records without noise, and what stands for it outside of its folder."""
+_README = """# Not private
+
+Everything here was measured on records without noise: errors, losses, confusion matrices, curves, and the baselines.
+No epsilon covers it. It is for those who may see the records and evaluate a simulation; it is not made where real
+silos train. Do not publish it with the model: `tacit report --publish RUN` writes a page that leaves it out.
+
+- `result.json`: the whole result, with price, metrics, baselines, gains by silo and scores by class and silo
+- `metrics.csv`: loss and metrics by round; `scores.csv`: scores by model, seed, silo and class
+- `report.html`: one page about the run
+"""
 
 
 def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
@@ -44,9 +75,13 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
         "metrics": _summaries(result.metrics),
         "baselines": {
             "non_private": _summaries(result.non_private),
+            "converged": _summaries(result.converged),
             "alone": {name: _summaries(values) for name, values in result.alone.items()},
             "constant": _summaries(result.constant),
         },
+        "reference": result.reference,
+        "scores": _scores_json(result),
+        "gains": {name: _gain_json(**gain) for name, gain in result.gains.items()},
         "preprocessing_private": result.prepared.federations[0].touches_private_data,
         "warnings": plan.warnings,
         "grid": result.grid,
@@ -71,6 +106,29 @@ def _silo_json(plan: Plan, silo: SiloPlan, spent: float | None) -> dict[str, Any
     }
 
 
+def _scores_json(result: Result) -> dict[str, Any]:
+    """Scores by model over seeds: on the test records of all silos, and of one model by silo."""
+    found: dict[str, Any] = {}
+    for model in dict.fromkeys(row.model for row in result.scores):
+        rows = [row for row in result.scores if row.model == model]
+        by = {
+            silo: averaged([row.values for row in rows if row.silo == silo])
+            for silo in dict.fromkeys(r.silo for r in rows)
+        }
+        found[model] = {"all": by.pop(ALL_SILOS), "silos": by}
+    federation = result.prepared.federations[0]
+    told = {
+        "target": None if federation.target is None else federation.target.column,
+        "classes": classes_of(federation),
+    }
+    return {**told, "calibration": CALIBRATION, "models": found} if found else {}
+
+
+def _gain_json(together: np.ndarray, alone: np.ndarray) -> dict[str, Any]:
+    """The error on a silo's own test records, of the model of all silos and of its own, and by how much it falls."""
+    return {"together": summary(together), "alone": summary(alone), "gain": summary(alone - together)}
+
+
 def _summaries(values: dict[str, np.ndarray]) -> dict[str, dict[str, float]]:
     return {name: summary(column) for name, column in values.items()}
 
@@ -90,14 +148,28 @@ def provenance(command: str) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "devices": [str(device) for device in jax.devices()],
         "versions": {name: version(name) for name in packages},
-        "git_revision": _revision(),
+        "tacit_revision": _revision(),
     }
 
 
-def _revision() -> str | None:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+def _revision(home: Path = Path(__file__).parent) -> str | None:
+    """Tacit's own revision: of the checkout that holds this file, or that pip installed from.
+
+    An installed package may lie inside a repository of the user's, whose revision says nothing about Tacit.
+    """
+    if _git(home, "ls-files", "--error-unmatch", Path(__file__).name) is not None:
+        return _git(home, "describe", "--always", "--dirty", "--abbrev=12")
     try:
-        run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
+        told = json.loads(distribution("tacit").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return None
+    commit = told.get("vcs_info", {}).get("commit_id")
+    return None if commit is None else str(commit)[:12]
+
+
+def _git(home: Path, *words: str) -> str | None:
+    try:
+        run = subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return run.stdout.strip() or None
@@ -141,18 +213,54 @@ def write_provenance(folder: Path) -> None:
 def write(result: Result, folder: Path) -> dict[str, Any]:
     """Write a run folder and return the result as plain data."""
     start(folder, result.prepared.study)
-    written = result_json(result, folder)
-    (folder / "result.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+    written, apart = result_json(result, folder), folder / NOT_PRIVATE
+    apart.mkdir(exist_ok=True)
+    (apart / "README.md").write_text(_README, encoding="utf-8")
+    (apart / "result.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
+    (folder / "result.json").write_text(json.dumps(unmeasured(written), indent=1), encoding="utf-8")
     write_provenance(folder)
     steps = [vars(step) for step in result.prepared.federations[0].steps]
     (folder / "preprocessing.json").write_text(json.dumps(steps, indent=1), encoding="utf-8")
-    _write_metrics(result, folder / "metrics.csv")
-    # One model, that of the first seed: epsilon is the price of one training, not of one for each seed.
-    tree = jax.tree_util.tree_leaves_with_path(result.params)
-    leaves = {jax.tree_util.keystr(path): leaf[0] for path, leaf in tree}
-    np.savez(folder / "model.npz", allow_pickle=False, **leaves)
+    _write_metrics(result, apart / "metrics.csv")
+    _write_scores(result, apart / "scores.csv")
+    first = jax.tree.map(lambda leaf: leaf[0], result.params)
+    write_bundle(folder, result.prepared, first, silo_prices(result.prepared.plan.silos))
     shutil.rmtree(stages_of(folder))
     return written
+
+
+def write_bundle(folder: Path, prepared: Prepared, params: Params, prices: Sequence[SiloPrice]) -> None:
+    """Write the model of one training, that of the first seed: these are its prices, not those of all seeds."""
+    objective, federation = prepared.builder.problem.objective, prepared.federations[0]
+    write_model(folder, prepared.study, objective, params, federation, prices)
+
+
+def unmeasured(written: Mapping[str, Any]) -> dict[str, Any]:
+    """A result without what was measured on records without noise."""
+    return {**written, **_MEASURED, "not_private": NOT_PRIVATE}
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The whole result of a run folder, as far as it is there."""
+    apart = folder / NOT_PRIVATE / "result.json"
+    found: dict[str, Any] = json.loads((apart if apart.is_file() else folder / "result.json").read_text("utf-8"))
+    return found
+
+
+def metrics_path(folder: Path) -> Path:
+    """The metrics by round; those of real silos are of public records, and lie with the rest."""
+    apart = folder / NOT_PRIVATE / "metrics.csv"
+    return apart if apart.is_file() else folder / "metrics.csv"
+
+
+def _write_scores(result: Result, path: Path) -> None:
+    """One row for each number: of which model, in which seed, on which records."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["run", "seed", "silo", "score", "value"])
+        for row in result.scores:
+            for name, value in flat_scores(row.values).items():
+                rows.writerow([row.model, row.seed, row.silo or "all", name, f"{value:.6g}"])
 
 
 def _write_metrics(result: Result, path: Path) -> None:

@@ -21,7 +21,7 @@ from tacit.privacy import Event, PaperNoise, PricingError, price, risk_of_price,
 from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, doubts
+from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, doubts, scarce
 from tacit.studies.bound import bound_json, bound_of, left_for_training
 from tacit.studies.centralisation import crossings
 from tacit.studies.noise import said_over_clip
@@ -47,9 +47,11 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """What makes the budget promise little."""
+        """What makes the budget promise little, and silos that have next to nothing to train on."""
         epsilons = [None if silo.price is None else silo.price.epsilon for silo in self.silos]
-        return doubts(epsilons, self.study.privacy.delta, [silo.records for silo in self.silos])
+        records = [silo.records for silo in self.silos]
+        few = scarce([silo.name for silo in self.silos], records)
+        return doubts(epsilons, self.study.privacy.delta, records) + few
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import csv
+import itertools
 import json
+import re
 from collections import defaultdict
 from importlib import resources
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 
 from tacit.algorithm import GUARANTEES, Channel
 from tacit.errors import TacitError, counted
+from tacit.models.scores import TITLES
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
@@ -22,10 +25,11 @@ from tacit.privacy.parties import parties
 from tacit.privacy.risks import Risk
 from tacit.studies.charts import Bar, bars, curves, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
-from tacit.studies.folder import stages_of
+from tacit.studies.folder import NOT_PRIVATE, metrics_path, read_result, stages_of, unmeasured
 from tacit.studies.plan import counts_on
+from tacit.studies.stages import NO_NOISE
 
-_FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml", "metrics.csv")
+_FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml")
 _FAIR = {
     "parity_violation": "Demographic parity: how far a group's rate of a prediction is from everybody's, at most",
     "parity_gap": "Demographic parity: the largest difference of that rate between two groups",
@@ -34,10 +38,16 @@ _FAIR = {
     "divergence": "Chi-squared divergence between prediction and group, which the fairness term makes small",
 }
 _MANY = 12  # silos that fit on a page
+_LARGE = 100  # numbers from here on are shown without digits after the point
+_COLUMNS = 10  # of a table, that fit beside each other
 
 
-def write_report(folder: Path) -> Path:
-    """Write ``report.html`` into a run folder and return its path."""
+def write_report(folder: Path, *, publish: bool = False) -> Path:
+    """Write the report of a run folder and return its path.
+
+    ``report.html`` lies with what was measured on records without noise, where there is such. ``published.html`` is for
+    others: it has nothing of that, and says what it leaves out.
+    """
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if missing and (folder / "tuned.json").is_file():
         raise TacitError(
@@ -50,19 +60,53 @@ def write_report(folder: Path) -> Path:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = lambda value, digits=3: "–" if value is None else f"{value:.{digits}f}"
+    environment.filters["number"] = number
     environment.filters["percent"] = lambda value, digits=1: "–" if value is None else f"{100 * value:.{digits}f}%"
     environment.filters["title"] = metric_title
     template = resources.files("tacit.studies") / "report.html.jinja"
-    page = environment.from_string(template.read_text(encoding="utf-8")).render(**contents(folder))
-    path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    page = environment.from_string(template.read_text(encoding="utf-8")).render(**contents(folder, publish))
+    home = folder / NOT_PRIVATE if (folder / NOT_PRIVATE).is_dir() else folder
+    path = folder / "published.html" if publish else home / "report.html"
+    path.write_text(_labelled(page), encoding="utf-8")
     return path
 
 
-def contents(folder: Path) -> dict[str, Any]:
-    """Everything that the page shows."""
-    result, study = _read(folder / "result.json"), load_study(folder / "study.toml")
+def _labelled(page: str) -> str:
+    """The page with every cell of a table knowing its heading: a narrow screen shows rows as lists."""
+
+    def table(found: re.Match[str]) -> str:
+        heads = [re.sub(r"<[^>]+>", "", head).strip() for head in re.findall(r"<th[^>]*>(.*?)</th>", found[1], re.S)]
+        rows = "".join(_row(row, heads) for row in re.split(r"(?=<tr)", found[1]))
+        return f'<div class="scroll{" many" * (len(heads) > _COLUMNS)}">{rows}'
+
+    return re.sub(r'<div class="scroll">(<table.*?</table>)', table, page, flags=re.S)
+
+
+def _row(row: str, heads: list[str]) -> str:
+    places = itertools.count()
+
+    def cell(found: re.Match[str]) -> str:
+        place = next(places)
+        return f'<td data-head="{heads[place]}"{found[1]}>' if place < len(heads) else found[0]
+
+    return re.sub(r"<td([^>]*)>", cell, row)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for people: three digits after the point, none of a large one.
+
+    >>> number(0.1234), number(-6860.98), number(None)
+    ('0.123', '-6,861', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.{digits}f}"
+
+
+def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
+    """Everything that the page shows; to publish, nothing that was measured on records without noise."""
+    result = unmeasured(_read(folder / "result.json")) if publish else read_result(folder)
+    study = load_study(folder / "study.toml")
     channel = cast(Channel, result["channel"])
     silos = [_with_risk(silo) for silo in result["silos"]]
     priced = [silo for silo in silos if silo["epsilon"] is not None]
@@ -87,19 +131,56 @@ def contents(folder: Path) -> dict[str, Any]:
         "verdict": verdict(result, metric),
         "nothing": nothing_learnt(result, metric),
         "warnings": result.get("warnings", []),
-        "constant_label": constant_label(result),
-        "open_label": open_label(result),
+        **_labels(result),
         "scores": _score_chart(result, metric),
         "tests": [name for name in plain if name.startswith("test_")],
         "others": [name for name in plain if not name.startswith("test_")],
-        "charts": _charts(folder / "metrics.csv", metric, "train_loss") if metrics else [],
-        "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in metrics],
-        "fair_charts": _charts(folder / "metrics.csv", "test_parity_violation"),
+        "charts": _charts(metrics_path(folder), metric, "train_loss") if metrics else [],
+        "publish": publish,
+        **score_tables(result),
+        **_fairness(folder, metrics),
         "provenance": _provenance(_read(folder / "provenance.json")),
         "steps": _read(folder / "preprocessing.json"),
         "study": study,
         "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
         **_findings(folder),
+    }
+
+
+def _labels(result: dict[str, Any]) -> dict[str, str | None]:
+    """What the baselines are called."""
+    return {
+        "constant_label": constant_label(result),
+        "open_label": open_label(result),
+        "converged_label": converged_label(result),
+    }
+
+
+def _fairness(folder: Path, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The notions of fairness that were measured, and a curve."""
+    return {
+        "fair": [(name, text) for name, text in _FAIR.items() if f"test_{name}" in metrics],
+        "fair_charts": _charts(metrics_path(folder), "test_parity_violation") if metrics else [],
+    }
+
+
+def score_tables(result: dict[str, Any]) -> dict[str, Any]:
+    """The scores of every model, and of the first by silo and by class."""
+    scores = result.get("scores") or {}
+    models = scores.get("models", {})
+    names = {"private": "all silos, private", "not private": "all silos, not private"}
+    names |= {"non_private": f"all silos, {open_label(result)}", "converged": f"all silos, {converged_label(result)}"}
+    first: dict[str, Any] = next(iter(models.values()), {"all": {}, "silos": {}})
+    told = [name for name in TITLES if name != "records" and name in first["all"]]
+    return {
+        "score_names": [(name, TITLES[name]) for name in told],
+        "score_models": [(names[model], rows["all"]) for model, rows in models.items()],
+        "score_silos": list(first["silos"].items()),
+        "score_classes": list(first["all"].get("classes", {}).items()),
+        "confusion": first["all"].get("confusion"),
+        "reliability": first["all"].get("reliability"),
+        "score_target": scores.get("target"),
+        "calibration": scores.get("calibration"),
     }
 
 
@@ -147,37 +228,87 @@ def _protected(study: Study) -> str:
     return "the sensitive attribute" if study.privacy.protects == "sensitive-attribute" else "every field"
 
 
-def verdict(result: dict[str, Any], metric: str) -> str | None:
-    """What privacy and clipping cost, and whether working together paid, in a sentence or two."""
-    baselines = result["baselines"]
-    if not result["metrics"] or not baselines["non_private"] or result["silos"][0]["epsilon"] is None:
-        return None
-    mine, open_ = result["metrics"][metric], baselines["non_private"][metric]
-    cost = _cost(mine["mean"] - open_["mean"], max(mine["std"], open_["std"]), _words(metric))
-    if not baselines["alone"]:
-        return cost
-    better = sum(mine["mean"] < values[metric]["mean"] for values in baselines["alone"].values())
-    return (
-        f"{cost} The private model of all silos is better than {better} of {len(baselines['alone'])} silos that train "
-        "alone, without noise, on their own records."
-    )
+def verdict(result: dict[str, Any], metric: str) -> list[str]:
+    """What privacy costs, what the schedule costs, and whether working together paid: a sentence or two for each."""
+    baselines, private = result["baselines"], result["silos"][0]["epsilon"] is not None
+    if not result["metrics"] or not baselines["non_private"]:
+        return []
+    mine, rounds, best = result["metrics"][metric], baselines["non_private"][metric], baselines.get("converged")
+    found = [_privacy_cost(mine, rounds, _words(metric))] if private else []
+    if best:
+        found.append(_schedule_cost(rounds, best[metric], _words(metric), result["reference"]))
+    if result.get("gains"):
+        found.append(_gain(result["gains"], _words(metric), private))
+    return found
 
 
-def _cost(cost: float, deviation: float, title: str) -> str:
-    """The cost in the metric; a negative one is no gain of privacy, but a baseline that could be better."""
-    spread = f" (one standard deviation over splits is {deviation:.3f})" if deviation else ""
+def _privacy_cost(mine: dict[str, float], rounds: dict[str, float], title: str) -> str:
+    """The cost in the metric; a negative one is no gain of privacy, but a schedule that could be better."""
+    cost, spread = mine["mean"] - rounds["mean"], _spread(mine, rounds)
     if cost >= 0:
-        return f"Privacy and clipping cost {cost:.3f} of {title} here{spread}."
-    text = f"Privacy and clipping cost nothing that shows here: {title} is {-cost:.3f} lower than without them{spread}."
-    if -cost > deviation:
-        text += " Without them these steps and rounds do not reach the optimum: a better setting may lower both."
+        return (
+            f"Privacy costs {cost:.3f} of {title} here: {mine['mean']:.3f} with clip and noise, {rounds['mean']:.3f} "
+            f"in the same rounds without{spread}."
+        )
+    text = (
+        f"Privacy costs nothing that shows here: {title} is {mine['mean']:.3f} with clip and noise, and "
+        f"{rounds['mean']:.3f} in the same rounds without{spread}."
+    )
+    if -cost > max(mine["std"], rounds["std"]):
+        text += " Without them these rounds stop far from the optimum: another step size or more rounds may lower both."
     return text
 
 
+def _schedule_cost(rounds: dict[str, float], best: dict[str, float], title: str, how: dict[str, Any]) -> str:
+    """What ending after these rounds costs, beside training to convergence without privacy."""
+    cost, spread = rounds["mean"] - best["mean"], _spread(rounds, best)
+    until = f"trained on all records without privacy {how['rule']}"
+    if cost >= 0:
+        return (
+            f"The schedule costs {cost:.3f} of {title}: {rounds['mean']:.3f} after these rounds without noise, "
+            f"{best['mean']:.3f} {until}{spread}."
+        )
+    return (
+        f"The schedule costs nothing that shows: {title} is {rounds['mean']:.3f} after these rounds without noise, and "
+        f"{best['mean']:.3f} {until}{spread}; stopping early can help on records that were not trained on."
+    )
+
+
+def _spread(*values: dict[str, float]) -> str:
+    deviation = max(value["std"] for value in values)
+    return f" (one standard deviation over splits is {deviation:.3f})" if deviation else ""
+
+
+def _gain(gains: dict[str, Any], title: str, private: bool) -> str:
+    """Which silos gained by training together, on their own test records."""
+    better = [name for name, row in gains.items() if row["gain"]["mean"] > 0]
+    model = "the private model of all silos" if private else "the model of all silos"
+    worse = [name for name in gains if name not in better]
+    names = f" Not better: {', '.join(worse)}." if 0 < len(worse) <= 5 else ""
+    return (
+        f"On its own test records, {model} has a lower {title.removeprefix('test ')} than the silo's own model, "
+        f"trained alone to convergence without noise, at {len(better)} of {counted(len(gains), 'silo')}.{names}"
+    )
+
+
 def open_label(result: dict[str, Any]) -> str:
-    """The name of the baseline without noise in training; released statistics keep their noise."""
+    """The name of the same rounds without clip and noise; released statistics keep their noise."""
+    return f"{NO_NOISE}{_kept_noise(result)}"
+
+
+def converged_label(result: dict[str, Any]) -> str:
+    """The name of the reference: trained to convergence without privacy."""
+    return f"without privacy{_kept_noise(result)}"
+
+
+def _kept_noise(result: dict[str, Any]) -> str:
     priced = "statistics" in result["silos"][0]["noise_multiplier"]
-    return "no noise in training (statistics are private)" if priced else "without privacy"
+    return " in training (statistics are private)" if priced else ""
+
+
+def alone_label(name: str, private: bool) -> str:
+    """The name of a silo that trains by itself to convergence: nothing leaves it, so nothing is noised."""
+    return f"{name} alone{', no noise' * private}"
 
 
 def main_metric(metrics: dict[str, Any]) -> str:
@@ -215,7 +346,11 @@ def _score_chart(result: dict[str, Any], metric: str) -> str:
     shown = [(label, result["metrics"], "private" if private else "open")]
     if private and baselines["non_private"]:
         shown.append((f"all silos, {open_label(result)}", baselines["non_private"], "open"))
-    shown += [(f"{name} alone", values, "alone") for name, values in list(baselines["alone"].items())[:_MANY]]
+    if baselines.get("converged"):
+        shown.append((f"all silos, {converged_label(result)}", baselines["converged"], "converged"))
+    shown += [
+        (alone_label(name, private), values, "alone") for name, values in list(baselines["alone"].items())[:_MANY]
+    ]
     constant = constant_label(result)
     if constant is not None and metric in baselines["constant"]:
         shown.append((constant, baselines["constant"], "constant"))

@@ -1,4 +1,4 @@
-"""Run a study: the private training, the same without privacy, and every silo alone."""
+"""Run a study: the private training, the same rounds without noise, and what all records and each silo's can give."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import numpy as np
 from tacit.algorithm import Params
 from tacit.data import Federation
 from tacit.data.schema import Schema
+from tacit.models.scores import classes_of, scores_of
 from tacit.objectives import Objective, untapped
 from tacit.plans.assemble import Builder, Facts, builder_of, problem_of, record_shape
 from tacit.plans.catalogue import find
@@ -33,12 +34,15 @@ from tacit.studies.constant import constant_metrics
 from tacit.studies.fair import fair_measure
 from tacit.studies.federation import federation_of
 from tacit.studies.plan import Plan, plan_of
-from tacit.studies.stages import PRIVATE, Progress, Stages
+from tacit.studies.reference import Reached, Reference
+from tacit.studies.stages import CONVERGED, NO_NOISE, PRIVATE, Progress, Stages
 from tacit.studies.standardise import standardised, statistics_events
 from tacit.theory import gradient_mapping, proximal_descent, risk
 
 _DESCENT = 5000  # steps of proximal descent to an optimum
 _PARTS = ("train", "validation", "test")
+ALL_SILOS = ""
+"""Who trains on the pooled records: no silo is called so."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,33 @@ class Prepared:
         return [silo.records for silo in self.plan.silos]
 
 
+class Score(NamedTuple):
+    """The scores of a model on the test records of one silo, or of all where ``silo`` is empty, in one seed."""
+
+    model: str
+    seed: int
+    silo: str
+    values: dict[str, Any]
+
+
 @dataclass
 class Result:
-    """The result of a run. Traces have axes (seeds, measured rounds)."""
+    """The result of a run. Traces have axes (seeds, measured rounds).
+
+    ``non_private`` are the same rounds without clip and noise; ``converged`` is what the study's objective reaches on
+    the pooled records without privacy, and ``alone`` what it reaches on the records of one silo. ``gains`` has, by
+    silo, the main metric on its own test records: of the model of all silos, and of its own.
+    """
 
     prepared: Prepared
     params: Params
     metrics: dict[str, np.ndarray]
     non_private: dict[str, np.ndarray]
+    converged: dict[str, np.ndarray]
     alone: dict[str, dict[str, np.ndarray]]
+    gains: dict[str, dict[str, np.ndarray]]
+    reference: dict[str, Any]
+    scores: list[Score]
     rounds: np.ndarray
     trace: dict[str, np.ndarray]
     open_trace: dict[str, np.ndarray]
@@ -169,27 +191,38 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         keeper, measure = watched.keeper(label), watch(prepared)
         return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, keeper=keeper)
 
-    label = PRIVATE if study.privacy.private else "training, not private"
+    label = PRIVATE if (private := study.privacy.private) else "training, not private"
     chosen = train(label, partial(build, **prepared.plan.parameters), {}, seeds, prepared.who)
     # The same algorithm without clip and noise, with the study's own settings for the baseline.
     plain = partial(build, **{"channel": "open", "noise_multiplier": None, **study.baseline})
-    public = train("without privacy", plain, {}, seeds, prepared.who) if study.privacy.private else chosen
-    alone = _alone(prepared, seeds, train, plain) if study.run.alone else {}
-    grid = _grid(prepared, seeds, train) if study.run.grid else []
+    public = train(NO_NOISE, plain, {}, seeds, prepared.who) if private else chosen
+    found = _converged(prepared, seeds, watched)
+    params, open_params = _first_point(chosen.params), _first_point(public.params)
+    models = {"private": params, "non_private": open_params} if private else {"not private": params}
+    models |= {"converged": found.params[ALL_SILOS]} if ALL_SILOS in found.params else {}
     return Result(
         prepared=prepared,
-        params=jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), chosen.params),
+        params=params,
         metrics=_final(chosen),
         non_private=_final(public),
-        alone=alone,
+        converged=found.metrics.get(ALL_SILOS, {}),
+        alone={name: found.metrics[name] for name in prepared.names if name in found.metrics},
+        gains=_gains(prepared, params, found.params),
+        reference=found.facts,
+        scores=_scores(prepared, models),
         rounds=chosen.rounds,
-        trace={name: values[:, 0] for name, values in chosen.trace.items()},
-        open_trace={name: values[:, 0] for name, values in public.trace.items()},
+        trace=_first_point(chosen.trace),
+        open_trace=_first_point(public.trace),
         epsilon_spent=_spent(prepared, seeds),
-        seconds=time.perf_counter() - started,
-        grid=grid,
+        grid=_grid(prepared, seeds, train) if study.run.grid else [],
         constant=_constant(prepared),
+        seconds=time.perf_counter() - started,
     )
+
+
+def _first_point(tree: Any) -> Any:
+    """What has axes (seeds, points, ...), of the only point."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf[:, 0]), tree)
 
 
 def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
@@ -279,19 +312,82 @@ def _final(outcome: Outcome) -> dict[str, np.ndarray]:
     return {name: values[:, 0, -1] for name, values in outcome.trace.items()}
 
 
-def _alone(
-    prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome], plain: Callable[..., Any]
-) -> dict[str, dict[str, np.ndarray]]:
-    """Every silo trains by itself, without privacy (nothing leaves it); measured on the records of all silos."""
-    names = prepared.names
-    pairs = [
-        seed._replace(silos=jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], seed.silos))
-        for seed in seeds
-        for i in range(len(names))
-    ]
-    final = _final(train("each silo alone", plain, {}, pairs, participation(1)))
-    by_silo = {name: values.reshape(len(seeds), len(names)) for name, values in final.items()}
-    return {silo: {name: values[:, i] for name, values in by_silo.items()} for i, silo in enumerate(names)}
+class Converged(NamedTuple):
+    """Models trained to convergence without privacy, by who trains: all silos together, or one of them.
+
+    Parameters and metrics have a leading axis of seeds.
+    """
+
+    params: dict[str, Params]
+    metrics: dict[str, dict[str, np.ndarray]]
+    facts: dict[str, Any]
+
+
+def _converged(prepared: Prepared, seeds: list[Seed], watched: Stages) -> Converged:
+    """Train on the pooled records and on each silo's own; everything is measured on the records of all silos."""
+    study = prepared.study
+    who = [ALL_SILOS] * study.run.converged + prepared.names * study.run.alone
+    if not who:
+        return Converged({}, {}, {})
+    longest = max(len(silo.train["y"]) for federation in prepared.federations for silo in federation.silos)
+    reference = Reference(study, prepared.builder, prepared.federations[0], longest)
+    with_groups, measure = prepared.builder.entry.reads_attribute, jax.jit(watch(prepared))
+    reached: dict[str, list[Reached]] = {name: [] for name in who}
+    for i, (seed, federation) in enumerate(zip(seeds, prepared.federations, strict=True)):
+        own = {silo.name: _fields(silo.train, with_groups) for silo in federation.silos}
+        for j, name in enumerate(who):
+            records = seed.evaluation["parts"]["train"] if name == ALL_SILOS else own[name]
+            reached[name].append(reference.train(seed.params, records, jax.random.fold_in(seed.key, j)))
+            watched.tell(CONVERGED, i * len(who) + j + 1, len(seeds) * len(who))
+    params = {name: _stacked([one.params for one in rows]) for name, rows in reached.items()}
+    metrics = {
+        name: _stacked([measure(one.params, seed.evaluation) for one, seed in zip(rows, seeds, strict=True)])
+        for name, rows in reached.items()
+    }
+    together = reached.get(ALL_SILOS, [])
+    slopes = [one.gradient for one in together if one.gradient is not None]
+    facts = {"rule": reference.rule, "objective": reference.objective, "gradient": max(slopes, default=None)}
+    return Converged(params, metrics, {**facts, "steps": max((one.steps for one in together), default=None)})
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
+
+
+def _gains(prepared: Prepared, params: Params, alone: Mapping[str, Params]) -> dict[str, dict[str, np.ndarray]]:
+    """By silo that has test records: the error on these of the model of all silos, and of the silo's own, by seed."""
+    measure, objective = jax.jit(prepared.builder.problem.objective.measure), prepared.builder.problem.objective
+    metric = next((name for name in ("error", "mse") if name in objective.cost.metrics), "loss")
+    gains = {}
+    for i, name in enumerate(prepared.names):
+        tests = [federation.silos[i].test for federation in prepared.federations]
+        if name not in alone or not all(len(test["y"]) for test in tests):
+            continue
+        models = {"together": params, "alone": alone[name]}
+        gains[name] = {
+            who: np.asarray([measure(_seed(model, s), test)[metric] for s, test in enumerate(tests)], float)
+            for who, model in models.items()
+        }
+    return gains
+
+
+def _scores(prepared: Prepared, models: Mapping[str, Params]) -> list[Score]:
+    """Every model on the test records of all silos, and the first also on each silo's own."""
+    objective, rows = prepared.builder.problem.objective, []
+    for s, (seed, federation) in enumerate(zip(prepared.study.run.seed_list, prepared.federations, strict=True)):
+        scale = None if federation.target is None else federation.target.range
+        told: dict[str, Any] = {"classes": classes_of(federation), "scale": scale}
+        for i, (model, params) in enumerate(models.items()):
+            parts = {ALL_SILOS: pooled(federation, "test")}
+            parts |= {silo.name: silo.test for silo in federation.silos} if i == 0 else {}
+            own = _seed(params, s)
+            rows += [Score(model, seed, silo, scores_of(objective, own, part, **told)) for silo, part in parts.items()]
+    return rows
+
+
+def _seed(tree: Params, s: int) -> Params:
+    """The model of one seed."""
+    return jax.tree.map(lambda leaf: leaf[s], tree)
 
 
 def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) -> list[dict[str, Any]]:

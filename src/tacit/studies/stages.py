@@ -18,6 +18,9 @@ from tacit.simulate.compiled import Stage
 
 PRIVATE = "training"
 """The part of a run that costs privacy."""
+NO_NOISE = "these rounds, no noise"
+CONVERGED = "without privacy, converged"
+"""Baselines: the same rounds without clip and noise, and training to convergence on all records and each silo's."""
 _PATIENCE = 2.0  # seconds between two files; the last stage of a part is always kept
 _SHARE = 20  # the running price may take one part in this many of the time
 
@@ -40,6 +43,11 @@ class Stages:
 
     def __init__(self, folder: Path | None, progress: Progress | None, spent: Callable[[int], float | None]) -> None:
         self.folder, self.progress, self.spent = folder, progress, spent
+
+    def tell(self, label: str, done: int, total: int) -> None:
+        """Show how far a part is that keeps no stages."""
+        if self.progress is not None:
+            self.progress(Sight(label, done, total, None, None))
 
     def keeper(self, label: str) -> Part | None:
         """The keeper of one part of the run; ``None`` where nobody watches and nothing is kept."""

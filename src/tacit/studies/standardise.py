@@ -7,7 +7,7 @@ itself. Only training records enter the statistics; validation and test records 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 from tacit.algorithm import Algorithm, Terms
 from tacit.algorithms.column_statistics import column_statistics
 from tacit.data import Federation, SiloData, Step
-from tacit.data.encode import bound_norm, norm_step
+from tacit.data.encode import Curves, Norm, norm_step
 from tacit.plans.spec import PreprocessingSection, Study, StudyError
 from tacit.privacy import Event, calibrate
 from tacit.privacy.plan import events_of
@@ -76,13 +76,14 @@ def standardised(
     silos = enrol([{k: silo.train[k] for k in ("x", "y")} for silo in federation.silos])
     key = jax.random.fold_in(jax.random.key(seed), _STREAM)
     released = np.asarray(simulate(algorithm, jnp.zeros(()), silos, key=key, who=who, noise="each").params)
-    maps = [_map(section, row) for row in released.astype(np.float64)]
+    curves = [_curve(section, row) for row in released.astype(np.float64)]
+    stages = (Curves(places, *(np.stack(part) for part in zip(*curves, strict=True))), Norm(section.norm))
 
     def apply(records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        x = records["x"].astype(np.float64)
-        for place, one in zip(places, maps, strict=True):
-            x[:, place] = one(np.clip(x[:, place], -1.0, 1.0))
-        return {**records, "x": bound_norm(x, section.norm)}
+        x = records["x"]
+        for stage in stages:
+            x = stage.apply(x)
+        return {**records, "x": x}
 
     changed = tuple(
         SiloData(silo.name, apply(silo.train), apply(silo.validation), apply(silo.test)) for silo in federation.silos
@@ -90,24 +91,26 @@ def standardised(
     columns = ", ".join(section.columns)
     text = f"{columns} by {section.standardise} that each silo released with noise, priced with training."
     steps = (*federation.steps, Step("private standardisation", False, text, priced=True), norm_step(section.norm))
-    return dataclasses.replace(federation, silos=changed, feature_norm=section.norm, steps=steps)
+    before = federation.encoding
+    whole = before and dataclasses.replace(before, stages=(*before.stages, *stages), steps=steps, norm=section.norm)
+    return dataclasses.replace(federation, silos=changed, feature_norm=section.norm, steps=steps, encoding=whole)
 
 
-def _map(section: PreprocessingSection, released: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """The map of one column from its noisy statistics."""
+def _curve(section: PreprocessingSection, released: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The map of one column from its noisy statistics: knots, and the heights there."""
     if section.standardise == "moments":
         # Noisy means of v and v^2 - 1.
         mean = float(np.clip(released[0], -1.0, 1.0))
         spread = float(np.sqrt(max(released[1] + 1.0 - mean**2, _LEAST_VARIANCE)))
-        return lambda values: np.clip((values - mean) / (3 * spread), -1.0, 1.0)
+        return np.array([mean - 3 * spread, mean + 3 * spread]), np.array([-1.0, 1.0])
     edges = np.linspace(-1.0, 1.0, section.bins + 1)
     shares = released + 1 / section.bins if section.standardise == "histogram" else shares_of_tree(released)
     below = cumulative(shares)
     if section.standardise == "histogram":
-        return lambda values: 2 * np.interp(values, edges, below) - 1
+        return edges, 2 * below - 1
     low, high = np.interp(section.quantiles, below, edges).tolist()
     high = max(high, low + 2 / section.bins)
-    return lambda values: np.clip(2 * (values - low) / (high - low) - 1, -1.0, 1.0)
+    return np.array([low, high]), np.array([-1.0, 1.0])
 
 
 def shares_of_tree(released: np.ndarray) -> np.ndarray:

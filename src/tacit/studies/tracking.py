@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import os
 import tomllib
 from collections import defaultdict
@@ -12,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tacit.errors import TacitError
+from tacit.models.bundle import FOLDER
+from tacit.studies.folder import NOT_PRIVATE, metrics_path, read_result
 
-_FILES = ("report.html", "result.json", "study.toml", "metrics.csv", "provenance.json", "preprocessing.json")
+_FILES = ("result.json", "study.toml", "provenance.json", "preprocessing.json", NOT_PRIVATE)
 
 
 def find_mlflow() -> Any:
@@ -28,7 +29,7 @@ def find_mlflow() -> Any:
 def log_run(folder: Path, uri: str) -> str:
     """Log a finished run folder to the tracking store at ``uri``, in the experiment ``tacit``; returns the run's id."""
     mlflow = find_mlflow()
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = read_result(folder)
     study = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment("tacit")
@@ -36,10 +37,11 @@ def log_run(folder: Path, uri: str) -> str:
         mlflow.log_params({name: str(value)[:500] for name, value in flat(study).items()})
         mlflow.set_tags({"guarantee": result["guarantee"], "channel": result["channel"]})
         mlflow.log_metrics(prices(result))
-        for step, values in curves(folder / "metrics.csv").items():
+        for step, values in curves(metrics_path(folder)).items():
             mlflow.log_metrics(values, step=step)
         for name in _FILES:
             mlflow.log_artifact(str(folder / name))
+        mlflow.log_artifacts(str(folder / FOLDER), FOLDER)
     return str(run.info.run_id)
 
 

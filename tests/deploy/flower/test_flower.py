@@ -24,6 +24,7 @@ from tacit.deploy.server.coordinator import fresh_state
 from tacit.deploy.shuffler.config import load_keys
 from tacit.deploy.shuffler.messages import Deposit
 from tacit.deploy.wire import Plan
+from tacit.models import load_model
 from tacit.privacy.binomial import grid_for
 from tacit.silo import enrol
 from tacit.silo.chain import replay
@@ -96,9 +97,10 @@ def test_a_study_over_flower_equals_its_simulation(world, channel):
     assert [row["silos"] for row in point.history] == names
     assert all(len(row) == 2 for row in names) == (channel == "shuffled-sum")
     assert len({row["kind"] for row in point.history}) == (2 if channel == "direct" else 1)
-    with np.load(Path(facts["folders"][channel]) / "model.npz") as stored:
-        model = [stored[name] for name in stored.files]
-    for found, expected in zip(model, jax.tree.leaves(params), strict=True):
+    model = load_model(Path(facts["folders"][channel]))
+    assert (model.description.training.simulated, model.description.privacy.channel) == (False, channel)
+    assert all(silo.epsilon is not None for silo in model.description.privacy.silos)
+    for found, expected in zip(jax.tree.leaves(model.params), jax.tree.leaves(params), strict=True):
         assert np.max(np.abs(found - np.asarray(expected))) < rounding_of(point.plan)
 
 

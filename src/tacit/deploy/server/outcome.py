@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from tacit.deploy.contract import builder_from, seat_of
 from tacit.deploy.server.coordinator import Coordinator
 from tacit.deploy.wire import Receipt
+from tacit.models import SiloPrice
 from tacit.plans.price import releases_of
 from tacit.plans.spec import Study
 from tacit.privacy import Event, PricingError, price, risk_of_price
+from tacit.studies.bundle import write_deployed_model
 from tacit.studies.folder import provenance
 from tacit.studies.report import write_report
 
@@ -43,14 +44,15 @@ def write_outcome(
     history = coordinator.point.history
     measured = [row for row in history if row.get("measured")]
     last = measured[-1]["measured"] if measured else {}
+    silos = [_silo(coordinator, receipts, silo_index) for silo_index in range(len(coordinator.point.silos))]
     result = {
         "study": study.name,
         "algorithm": study.algorithm.name,
         "channel": study.algorithm.channel,
         "seeds": [0],
-        "silos": [_silo(coordinator, receipts, silo_index) for silo_index in range(len(coordinator.point.silos))],
+        "silos": silos,
         "metrics": {name: {"mean": value, "std": 0.0} for name, value in last.items()},
-        "baselines": {"non_private": {}, "alone": {}},
+        "baselines": {"non_private": {}, "converged": {}, "alone": {}},
         "preprocessing_private": False,
         "grid": [],
         "seconds": seconds,
@@ -65,9 +67,14 @@ def write_outcome(
         rows.writerow(["run", "seed", "round", *last])
         for row in measured:
             rows.writerow(["private", 0, row["round"], *(f"{row['measured'][name]:.6g}" for name in last)])
-    leaves = jax.tree_util.tree_leaves_with_path(coordinator.params)
-    arrays = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-    np.savez(folder / "model.npz", allow_pickle=False, **arrays)
+    write_deployed_model(
+        folder,
+        study,
+        builder_from(coordinator.point.plan, coordinator.point.records[0]).problem.objective,
+        coordinator.params,
+        coordinator.point.plan,
+        [SiloPrice(**{key: row[key] for key in SiloPrice.model_fields}) for row in silos],
+    )
     write_report(folder)
 
 

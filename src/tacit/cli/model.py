@@ -1,0 +1,127 @@
+"""``tacit predict``, ``evaluate`` and ``export``: using the model of a bundle."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tacit.cli import JsonObject, need_file, print_json, print_table
+from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.models import TrainedModel
+
+Bundle = Annotated[Path, typer.Argument(metavar="MODEL", help="A bundle, or a run folder that holds one.")]
+Schema = Annotated[
+    Path | None, typer.Option(help="The silos' schema file, for the model of a deployed study without columns.")
+]
+
+
+def predict_command(
+    bundle: Bundle,
+    rows: Annotated[Path, typer.Argument(metavar="NEW.csv", help="A CSV file with the model's columns; no label.")],
+    out: Annotated[Path | None, typer.Option(help="The CSV file to write; by default standard output.")] = None,
+    proba: Annotated[bool, typer.Option("--proba", help="Also the probability of every class.")] = False,
+    schema: Schema = None,
+    as_json: JsonObject = False,
+) -> None:
+    """Predict the target of new rows, one line for each, in the target's own words or unit.
+
+    Columns may stand in any order; what was done to cells that are missing, unknown or outside their range is said.
+
+    Example: tacit predict runs/clinics-20260101-120000 new.csv --out predicted.csv --proba
+    """
+    model = _model(bundle, rows, schema)
+    x, notes = model.encode(rows)
+    outputs = model.outputs(x)
+    found = model.predictions(outputs).tolist()
+    likely = model.probabilities(outputs) if proba else None
+    classes = [str(name) for name in model.classes.tolist()]
+    if as_json:
+        shares = {} if likely is None else {"classes": classes, "probabilities": likely.tolist()}
+        target = model.description.target.column
+        print_json({"target": target, "records": len(found), "predictions": found, **shares, "notes": list(notes)})
+        if out is None:
+            return
+    lines = [["prediction", *(f"probability {name}" for name in classes)] if proba else ["prediction"]]
+    lines += [[one, *([] if likely is None else likely[i].tolist())] for i, one in enumerate(found)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    if out is not None:
+        out.write_text(text.getvalue(), encoding="utf-8")
+    else:
+        typer.echo(text.getvalue(), nl=False)
+    _tell(notes, None if out is None else f"{len(found)} predictions in {out}.")
+
+
+def evaluate_command(
+    bundle: Bundle,
+    rows: Annotated[
+        Path, typer.Argument(metavar="LABELLED.csv", help="A CSV file with the model's columns and target.")
+    ],
+    schema: Schema = None,
+    as_json: JsonObject = False,
+) -> None:
+    """Measure a model on labelled rows: here and exactly, so that no epsilon covers what it prints.
+
+    Example: tacit evaluate runs/clinics-20260101-120000 labelled.csv
+    """
+    from tacit.models.rows import rows_of
+    from tacit.models.scores import TITLES
+    from tacit.models.trained import EXACT
+
+    model = _model(bundle, rows, schema)
+    found, target = rows_of(rows), model.description.target
+    if found is None or target.column not in found.cells:
+        raise TacitError(
+            f"{rows}: expected a column {target.column!r}, the label; add it, or use `tacit predict` for rows without."
+        )
+    x, notes = model.encode(rows)
+    metrics = model.evaluate(x, found.cells[target.column])
+    if as_json:
+        facts = {"target": target.column, "metrics": metrics, "private": False, "says": EXACT, "notes": list(notes)}
+        print_json(facts)
+        return
+    table = Table("metric", "value", title=f"{target.column} on {rows}")
+    for name, value in metrics.items():
+        if not isinstance(value, dict | list):
+            table.add_row(TITLES.get(name, name.replace("_", " ")), "–" if value is None else f"{value:.4g}")
+    console = Console()
+    print_table(table, console)
+    console.print(escape(EXACT), highlight=False, soft_wrap=True)
+    _tell(notes, None)
+
+
+def export_command(
+    bundle: Bundle,
+    onnx: Annotated[Path, typer.Option(help="The ONNX file to write (extra onnx).")],
+) -> None:
+    """Write a model as an ONNX graph from encoded features to predictions, for use without Tacit.
+
+    Example: tacit export runs/clinics-20260101-120000 --onnx model.onnx
+    """
+    from tacit.models import export_onnx, load_model
+
+    export_onnx(load_model(bundle), onnx)
+    typer.echo(f"Wrote {onnx}: features that are encoded as model.json says, to predictions.")
+
+
+def _model(bundle: Path, rows: Path, schema: Path | None) -> TrainedModel:
+    need_file(rows, "give a CSV file with a header line and one line per row")
+    from tacit.models import load_model
+
+    return load_model(bundle, schema=schema)
+
+
+def _tell(notes: tuple[str, ...], last: str | None) -> None:
+    """What was done on the way, apart from what was asked for."""
+    for line in (*(f"note: {note}" for note in notes), *([] if last is None else [last])):
+        print(line, file=sys.stderr)

@@ -1,0 +1,11 @@
+from .description import BundleError as BundleError
+from .description import Description as Description
+from .description import Privacy as Privacy
+from .description import SiloPrice as SiloPrice
+from .description import Training as Training
+from .loading import load_model as load_model
+from .onnx_export import export_onnx as export_onnx
+from .rows import Encoded as Encoded
+from .rows import RowsWarning as RowsWarning
+from .trained import TrainedModel as TrainedModel
+from .trained import trained as trained

@@ -1,0 +1,46 @@
+"""``load_model``: a bundle as a model to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tacit.data.csv_silos import encoding_of, target_of
+from tacit.data.schema import read_schema
+from tacit.models.bundle import read_bundle
+from tacit.models.description import BundleError, plain_stages
+from tacit.models.trained import TrainedModel
+from tacit.objectives import Model
+
+
+def load_model(folder: str | Path, *, model: Model | None = None, schema: str | Path | None = None) -> TrainedModel:
+    """The model of a bundle, or of the run folder that holds one.
+
+    ``model`` is needed where the architecture is the user's own, and refused elsewhere. ``schema`` is the TOML schema
+    of the CSV files that a model was trained on, for bundles without columns.
+    """
+    found = TrainedModel(*read_bundle(Path(folder), model))
+    return found if schema is None else with_schema(found, Path(schema))
+
+
+def with_schema(found: TrainedModel, path: Path) -> TrainedModel:
+    """The model with the columns of a schema, which must give as many features as the model takes."""
+    rules = read_schema(path)
+    encoding, target, description = encoding_of(rules), target_of(rules), found.description
+    if description.columns:
+        raise BundleError("The bundle has columns of its own; leave the schema out.")
+    outputs = len(found.classes) if description.task != "regression" else 0
+    if (len(encoding.names),) != description.features.shape or rules.target.task != description.task:
+        raise BundleError(
+            f"{path}: expected {description.features.shape[0]} features and a {description.task} target, got "
+            f"{len(encoding.names)} and {rules.target.task}; give the schema that the silos share."
+        )
+    if outputs and len(target.classes) != outputs:
+        raise BundleError(f"{path}: expected {outputs} classes, got {len(target.classes)}; give the silos' own schema.")
+    changes = {
+        "columns": dict(encoding.columns),
+        "encoding": plain_stages(encoding.stages)[0],
+        "preprocessing": encoding.steps,
+        "target": target,
+        "features": description.features.model_copy(update={"names": encoding.names, "norm": encoding.norm}),
+    }
+    return TrainedModel(description.model_copy(update=changes), found.params, found.model, encoding.stages)

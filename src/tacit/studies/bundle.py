@@ -1,0 +1,83 @@
+"""The bundle of a study: its model, with what the study knows of records, training and price."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit.algorithm import Params
+from tacit.data import Federation
+from tacit.errors import TacitError
+from tacit.models import SiloPrice
+from tacit.models.bundle import FOLDER
+from tacit.models.description import Features, Training
+from tacit.models.loading import with_schema
+from tacit.models.trained import privacy_of, trained, trained_on, training_of
+from tacit.objectives import Objective
+from tacit.plans.spec import Study
+
+
+def write_model(
+    folder: Path,
+    study: Study,
+    objective: Objective,
+    params: Params,
+    federation: Federation,
+    silos: Sequence[SiloPrice],
+) -> Path:
+    """Write the bundle of a simulated study into its run folder."""
+    training = _training(study, seed=study.run.seed_list[0])
+    channel, protects = study.algorithm.channel, study.privacy.protects
+    model = trained_on(federation, objective, params, training, channel, protects, silos)
+    return model.save(folder / FOLDER, overwrite=True)
+
+
+def write_deployed_model(
+    folder: Path,
+    study: Study,
+    objective: Objective,
+    params: Params,
+    facts: Any,
+    silos: Sequence[SiloPrice],
+) -> Path:
+    """Write the bundle of a deployed study: ``facts`` are shape, task and classes of its plan.
+
+    The schema is public. Where the study names the file of one, and it can be read here, the bundle has its columns;
+    otherwise whoever uses the model gives it, ``load_model(folder, schema=...)``.
+    """
+    model = trained(
+        objective,
+        params,
+        features=Features(shape=tuple(facts.features)),
+        training=_training(study, seed=None),
+        privacy=privacy_of(study.algorithm.channel, study.privacy.protects, silos),
+        task=facts.task,
+    )
+    path = schema_path(study)
+    if path is not None:
+        # A schema that is not the silos' must not cost them the model: it is saved without columns.
+        with contextlib.suppress(TacitError):
+            model = with_schema(model, path)
+    return model.save(folder / FOLDER, overwrite=True)
+
+
+def schema_path(study: Study) -> Path | None:
+    """The schema of a study of CSV silos, if it can be read here."""
+    options = study.data.options
+    if study.data.name != "csv" or not options.get("folder"):
+        return None
+    path = Path(str(options["folder"])) / str(options.get("schema") or "schema.toml")
+    return path if path.is_file() else None
+
+
+def _training(study: Study, seed: int | None) -> Training:
+    """How a study's model was made; among real silos nobody has the seed of all noise."""
+    return training_of(
+        study=study.name,
+        algorithm=study.algorithm.name,
+        rounds=study.algorithm.num_rounds,
+        seed=seed,
+        simulated=seed is not None,
+    )
