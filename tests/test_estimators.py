@@ -34,8 +34,8 @@ def test_silos_are_named_and_each_has_its_price(tmp_path):
     model = tacit.PrivateClassifier(
         epsilon=4.0, delta=1e-5, feature_range=ends, feature_norm=2.0, classes=[0, 1], random_state=0
     ).fit(x, y, silo=silo)
-    assert [(s.name, s.records) for s in model.fit_.silos] == [("bergen", 190), ("oslo", 379)]
-    assert all(3.9 < s.price.epsilon <= 4.0 for s in model.fit_.silos)
+    assert [(s.name, s.records) for s in model.model_.description.privacy.silos] == [("bergen", 190), ("oslo", 379)]
+    assert all(3.9 < s.epsilon <= 4.0 for s in model.model_.description.privacy.silos)
     assert model.score(x, y) > 0.85
     back = tacit.load_model(model.save(tmp_path / "bundle"))
     rows = {f"x{i}": x[:9, i] for i in range(x.shape[1])}
@@ -48,11 +48,11 @@ def test_what_is_not_declared_is_read_from_records_and_said(tmp_path):
     given = {"epsilon": 8.0, "delta": 1e-5, "feature_range": (-0.2, 0.2), "random_state": 0}
     with pytest.warns(UserWarning, match="target_range"):
         model = tacit.PrivateRegressor(**given).fit(x, y)
-    assert "range of the target" in model.fit_.model.description.privacy.not_covered[0]
+    assert "range of the target" in model.model_.description.privacy.not_covered[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         declared = tacit.PrivateRegressor(**given, target_range=(25, 346)).fit(x, y)
-    assert declared.fit_.model.description.privacy.not_covered == ()
+    assert declared.model_.description.privacy.not_covered == ()
     assert declared.predict(x).tolist() == pytest.approx(model.predict(x).tolist(), rel=1e-6)
     with pytest.raises(TacitError, match="among classes"):
         tacit.PrivateClassifier(epsilon=None, delta=1e-5, classes=[0, 1]).fit(x[:4], [0, 1, 2, 1])

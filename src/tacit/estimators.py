@@ -24,7 +24,8 @@ from tacit.data import Federation, SiloData, Step
 from tacit.data.encode import Bounded, Columns, Norm, columns_step, norm_step, scaled_target, target_step
 from tacit.data.federation import Encoding, RawColumn, Stage, Target, Task
 from tacit.errors import TacitError
-from tacit.fitting import Fit, fit
+from tacit.fitting import fit
+from tacit.models import TrainedModel
 from tacit.objectives import Loss, Objective, Problem, linear, logistic, mlp, softmax, squared
 from tacit.privacy import Budget
 
@@ -62,9 +63,11 @@ class _Private(BaseEstimator):  # type: ignore[misc]
     def save(self, folder: str | Path) -> Path:
         """Write a bundle, which `tacit.load_model` reads and ``tacit predict`` uses."""
         check_is_fitted(self)
-        return self.fit_.save(folder)
+        return self.model_.save(folder)
 
-    def _train(self, X: np.ndarray, y: np.ndarray, silo: Any, target: Target, task: Task, steps: list[Step]) -> Fit:
+    def _train(
+        self, X: np.ndarray, y: np.ndarray, silo: Any, target: Target, task: Task, steps: list[Step]
+    ) -> TrainedModel:
         """Train on encoded records, silo by silo."""
         federation = self._federation(X, y, silo, target, task, steps)
         outputs = len(target.classes) if task == "multiclass" else 1
@@ -84,7 +87,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             channel=self.channel,
             seed=int(check_random_state(self.random_state).randint(_SEEDS)),
             measure_every=0,
-        )
+        ).model
 
     def _federation(
         self, X: np.ndarray, y: np.ndarray, silo: Any, target: Target, task: Task, steps: list[Step]
@@ -136,7 +139,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         rows = validate_data(self, X, reset=False)
-        return self.fit_.model.outputs(self.encoding_.apply(rows))
+        return self.model_.outputs(self.encoding_.apply(rows))
 
     def _read(self, what: str, cure: str) -> Step:
         """The step of something that was read from the records; a private fit says so."""
@@ -214,18 +217,18 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             raise TacitError(f"Expected labels among classes={self.classes_.tolist()}, got {strange[0]!r}; name it.")
         codes = np.array([places[label] for label in y.tolist()], np.int32)
         task: Task = "binary" if len(places) == 2 else "multiclass"
-        self.fit_ = self._train(X, codes, silo, Target("y", tuple(map(str, places))), task, steps)
+        self.model_ = self._train(X, codes, silo, Target("y", tuple(map(str, places))), task, steps)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """The most likely class of each row."""
         outputs = self._outputs(X)
-        return np.asarray(self.classes_[self.fit_.model.positions(outputs)])
+        return np.asarray(self.classes_[self.model_.positions(outputs)])
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class, in the order of ``classes_``."""
         outputs = self._outputs(X)
-        return self.fit_.model.probabilities(outputs)
+        return self.model_.probabilities(outputs)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """What the model says before it is read as a class: one number per row for two classes, else one per class."""
@@ -291,10 +294,10 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
             raise TacitError(f"Expected target_range={self.target_range} to be low < high.")
         scaled = scaled_target(y.astype(float), low, high)
         target = Target("y", (), (low, high))
-        self.fit_ = self._train(X, scaled, silo, target, "regression", [*steps, target_step("target", low, high)])
+        self.model_ = self._train(X, scaled, silo, target, "regression", [*steps, target_step("target", low, high)])
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """A number for each row, in the target's own unit."""
         outputs = self._outputs(X)
-        return self.fit_.model.predictions(outputs)
+        return self.model_.predictions(outputs)

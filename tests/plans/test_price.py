@@ -34,10 +34,8 @@ def study_of(name, channel, **changes):
 def fitted(prepared, monkeypatch):
     """What `fit` says of its silos, with training left out."""
     section, own = prepared.study.algorithm, dict(prepared.study.algorithm.own)
-    begun = jax.tree.map(lambda leaf: leaf[None, None], prepared.builder.problem.objective.init(jax.random.key(0)))
-    monkeypatch.setattr(
-        "tacit.fitting._simulate", lambda *_, **__: SimpleNamespace(trace={}, params=(begun, ()), rounds=())
-    )
+    params = jax.tree.map(lambda leaf: leaf[None, None], prepared.builder.problem.objective.init(jax.random.key(0)))
+    monkeypatch.setattr("tacit.fitting._simulate", lambda *_, **__: SimpleNamespace(trace={}, params=(params, ())))
     accepted = ALGORITHMS[section.name].parameters
     own |= {key: getattr(section, key) for key in ("step_size", "num_rounds") if key in accepted}
     result = tacit.fit(
