@@ -305,7 +305,7 @@ def write_off_command(
     """Begin a lost ledger anew: its whole budget counts as spent, since nobody knows what was released.
 
     Afterwards nothing is served until the owner raises budget.epsilon and budget.delta above what was written off. What
-    is left of the old ledger and counter is put aside.
+    is left of the old ledger is put aside. If this is cut off, run it again: until then nothing is served.
 
     Example: tacit silo write-off clinic
     """

@@ -23,7 +23,7 @@ from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.plans.price import TAILS
 from tacit.silo.chain import Counter, Entry, WrittenOff, promised, replay, settled, written_off
-from tacit.silo.ledger import inspect, waiting
+from tacit.silo.ledger import check_beginning, inspect, waiting
 from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_words, share
 
 
@@ -292,6 +292,8 @@ def books(home: Home) -> list[Entry]:
     entries = inspect(home.ledger) if home.ledger.exists() else []
     if known is not None:
         counter.check(entries)
+    if not entries:
+        check_beginning(home.ledger)
     return entries
 
 
