@@ -182,9 +182,12 @@ class Ledger:
 
     def adopt(self, limit: Limit, checked: float) -> None:
         """Take another limit from now on, as at an opening; one that this ledger may not have is refused."""
-        entries = self._entries()
-        self._checked = checked
-        self._settle(entries, limit)
+        entries, before, self._checked = self._entries(), self._checked, checked
+        try:
+            self._settle(entries, limit)
+        except BaseException:
+            self._checked = before
+            raise
 
     def _entries(self) -> list[Entry]:
         try:

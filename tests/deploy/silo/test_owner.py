@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sqlite3
 
 import pytest
 import tomli_w
@@ -311,6 +312,52 @@ def test_while_the_policy_cannot_be_used_everything_is_refused(make, caplog, way
     assert caplog.text.count("everything is refused, because the policy cannot take effect") == 1
     assert len(kinds(silo)) == length
     path.write_text(usual)
+    silo.answer(MB, 0)
+
+
+@pytest.mark.parametrize("entry", ["policy", "rule"])
+def test_a_policy_that_is_taken_back_before_its_entry_is_made_never_counts(make, entry):
+    """The ledger cannot be written while the owner loosens the policy by mistake, and can when that is mended."""
+    silo = make(allow={"max_epsilon_per_study": 0.1}, approval={"mode": "manual"})
+    path = silo.home.folder / "policy.toml"
+    tight, length = path.read_bytes(), len(kinds(silo))
+    silo.refused("not-allowed", Propose(plan=MB))
+    backup = sqlite3.connect(silo.home.ledger, isolation_level=None)
+    backup.execute("BEGIN IMMEDIATE")
+    edit(silo, **({"budget": {"epsilon": 35.0}} if entry == "rule" else {}))
+    silo.refused("ledger", Propose(plan=MB))
+    path.write_bytes(tight)
+    silo.refused("ledger", Hello())
+    backup.execute("ROLLBACK")
+    backup.close()
+    silo.refused("not-allowed", Propose(plan=MB))
+    assert silo.service.policy.approval.mode == "manual"
+    assert silo.service._ledger.rule.epsilon == 30.0
+    assert len(kinds(silo)) == length
+    edit(silo)
+    assert silo.propose(MB).state == "consented"
+
+
+def test_a_clock_that_a_refused_policy_vouches_for_is_not_believed(make):
+    silo = make()
+    silo.propose(MB)
+    edit(silo, budget={"rule": "gdp"}, clock_checked="2004-01-01")
+    silo.time += 2 * 366 * DAY
+    silo.refused("policy", Hello())
+    edit(silo)
+    silo.refused("clock", Status(study=MB.study))
+
+
+def test_a_policy_that_others_may_write_by_now_answers_nothing(make, caplog):
+    """Its words have not changed, but whose they are cannot be told any more."""
+    silo = make()
+    silo.propose(MB)
+    path = silo.home.folder / "policy.toml"
+    for mode in (0o620, 0o666, 0o604):
+        path.chmod(mode)
+        silo.refused("policy", *silo.ask(MB, 0))
+    assert f"chmod 600 {path}" in caplog.text
+    path.chmod(0o600)
     silo.answer(MB, 0)
 
 

@@ -95,13 +95,13 @@ def _end(ledger: Ledger, study: str, verb: str, facts: dict[str, str]) -> None:
 def changed_policy(folder: Path, text: bytes, before: Policy) -> Policy:
     """The policy in an edited file, or an error where it cannot take effect while the daemon runs."""
     path = folder / "policy.toml"
+    check_silo(folder, [path])
     if not text:
         raise PolicyError(f"{path} is empty or cannot be read.")
     try:
         policy = policy_from(tomllib.loads(text.decode("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path} is not valid TOML: {error}.") from None
-    check_silo(folder, [path])
     fixed = [line for line in differences(plain_policy(before), plain_policy(policy)) if _section(line) in _FIXED]
     if fixed:
         raise PolicyError(f"{path}: restart needed for {'; '.join(fixed)}. Until then everything is refused.")

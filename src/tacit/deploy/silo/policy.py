@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -207,9 +208,12 @@ def load_policy(path: Path) -> Policy:
 
 
 def policy_text(folder: Path) -> bytes:
-    """The policy of a silo's folder as it stands on disk; empty where it cannot be read."""
+    """The policy of a silo's folder as it stands on disk; empty where it cannot be read, or is not its owner's alone."""
     try:
-        return (folder / "policy.toml").read_bytes()
+        with (folder / "policy.toml").open("rb") as file:
+            found = os.fstat(file.fileno())
+            is_owners = not found.st_mode & 0o077 and found.st_uid in (0, os.geteuid())
+            return file.read() if is_owners else b""
     except OSError:
         return b""
 

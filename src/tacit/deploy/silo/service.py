@@ -136,7 +136,7 @@ class SiloService:
         if len(records["y"]) > MOST_RECORDS:
             raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
         self.policy, self.home = policy, home
-        self._policy_read = policy_text(home.folder) if policy_read is None else policy_read
+        self._policy_read: bytes | None = policy_text(home.folder) if policy_read is None else policy_read
         self._policy_refused: bytes | None = None
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
@@ -147,23 +147,23 @@ class SiloService:
         if not (home.folder / policy.key).exists():
             raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
         self._signer = Signer(read_secret(home.folder / policy.key))
-        self._sealer = self._new_sealer()
+        self._sealer = self._new_sealer(policy)
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
-        self._ledger: Ledger | None = self._open()
+        self._ledger: Ledger | None = self._open(policy)
 
-    def _new_sealer(self) -> Sealer | None:
-        if self.policy.shuffle is None:
+    def _new_sealer(self, policy: Policy) -> Sealer | None:
+        if policy.shuffle is None:
             return None
         from tacit.deploy.silo.shuffled import Sealer
 
-        return Sealer(self.policy.name, self._signer, self._noise)
+        return Sealer(policy.name, self._signer, self._noise)
 
-    def _open(self) -> Ledger:
-        home, policy = self.home, self.policy
+    def _open(self, policy: Policy) -> Ledger:
+        home = self.home
         ledger = Ledger(
             home.ledger,
             home.counter,
@@ -175,7 +175,7 @@ class SiloService:
             opening={"policy": plain_policy(policy)},
         )
         try:
-            self._keep_policy(ledger)
+            self._keep_policy(ledger, policy)
             self._heed(ledger)
         except BaseException:
             ledger.close()
@@ -183,12 +183,12 @@ class SiloService:
         accounts.log_account(ledger)
         return ledger
 
-    def _keep_policy(self, ledger: Ledger) -> None:
+    def _keep_policy(self, ledger: Ledger, policy: Policy) -> None:
         """Make an entry of the policy that takes effect, unless the chain has it."""
-        if ledger.notes.policy != plain_policy(self.policy):
+        if ledger.notes.policy != plain_policy(policy):
             from tacit.deploy.silo.owner import policy_entry
 
-            entry = policy_entry(self.home.folder, ledger.notes.policy, self.policy)
+            entry = policy_entry(self.home.folder, ledger.notes.policy, policy)
             ledger.note("policy", "", entry)
             _log.info("the policy has changed: %s", "; ".join(entry["changed"]))
 
@@ -203,16 +203,18 @@ class SiloService:
     def _refresh(self) -> None:
         """Take the policy that is on disk now; while it cannot be used, refuse.
 
-        Formal guarantee: nothing is answered under a policy that is not the one on disk.
+        Formal guarantee: nothing is answered under a policy that is not the one on disk, in words and mode.
         """
         text = policy_text(self.home.folder)
         if text == self._policy_read:
             return
         from tacit.deploy.silo.owner import changed_policy
 
-        ledger = self._opened()
+        # From here on none is in force, until the one on disk is: whatever fails, the next request comes here again.
+        self._policy_read = None
         try:
             policy = changed_policy(self.home.folder, text, self.policy)
+            ledger = self._opened(policy)
             ledger.adopt(policy.limit, policy.checked_second)
         except TacitError as error:
             if isinstance(error, LedgerError) and error.code not in ("rule", "written-off"):
@@ -221,11 +223,11 @@ class SiloService:
                 _log.error("everything is refused, because the policy cannot take effect: %s", error)
             self._policy_refused = text
             raise RefusalError("policy", "the silo's policy cannot be used as it stands; its owner is told") from None
-        self.policy, self._sealer = policy, self._new_sealer()
+        self._keep_policy(ledger, policy)
+        self.policy, self._sealer = policy, self._new_sealer(policy)
         # What was allowed before may not be any more.
         self._workers.clear()
         self._prepared.clear()
-        self._keep_policy(ledger)
         self._policy_read = text
 
     def close(self) -> None:
@@ -338,10 +340,11 @@ class SiloService:
             return self._finish(ledger, request)
         return self._answer(ledger, request, payload)
 
-    def _opened(self) -> Ledger:
+    def _opened(self, policy: Policy | None = None) -> Ledger:
+        """The ledger, opened again if it had to be closed, under the policy in force or one that is about to be."""
         if self._ledger is None:
             try:
-                self._ledger = self._open()
+                self._ledger = self._open(policy or self.policy)
             except LedgerError as error:  # its text names files and processes, which are the owner's business
                 _log.error("the ledger cannot be opened again: %s", error)
                 raise LedgerError(error.code, "the ledger cannot be opened again; see the silo's own log") from None
