@@ -258,7 +258,11 @@ Request = Annotated[Hello | Propose | Status | Answer | Finish, Field(discrimina
 
 
 class Welcome(Strict):
-    """The silo's public facts. ``description`` is that of its schema, unless it is too long to be sent."""
+    """The silo's public facts.
+
+    ``description`` is that of its schema, unless it is too long to be sent. ``ledger`` says which ledger the silo
+    keeps; later requests are for that one.
+    """
 
     type: Literal["welcome"] = "welcome"
     version: int
@@ -271,6 +275,7 @@ class Welcome(Strict):
     noise: str
     schema_digest: StudyId
     description: Description | None = None
+    ledger: str = ""
 
 
 class Consent(Strict):
@@ -348,12 +353,14 @@ Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt |
 class SignedRequest(Strict):
     """A request and who has signed it, for which silo; later requests of a proposer have larger counters.
 
-    ``silo`` is the address: a silo's name, or ``shuffler/NAME``.
+    ``silo`` is the address: a silo's name, or ``shuffler/NAME``. ``ledger`` is the silo's, as `Welcome` tells it;
+    shufflers have none.
     """
 
     type: Literal["signed-request"] = "signed-request"
     proposer: Name
     silo: Annotated[str, Field(max_length=80)]
+    ledger: Annotated[str, Field(max_length=64)]
     counter: Annotated[int, Field(ge=0, lt=1 << 63)]
     request: str
     signature: Annotated[str, Field(max_length=128)]

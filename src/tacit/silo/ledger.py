@@ -134,12 +134,14 @@ class Ledger:
         self._head = verify(entries)
         self._counter.check(entries)
         self._accounts, self.notes = replay(entries), Notes(entries)
+        self.identity = uuid.uuid4().hex if self._head is None else _identity(entries[0])
+        """Which ledger this is, of all that there are; requests are signed for one."""
         if self._head is None:
             check_beginning(self.path)
             self._rule, self._share = limit.fresh, 0.0
             self._promised = most_spent([], self._rule)
             place = {} if self._place is None else {"place": self._place}
-            body = {**identity, "ledger": uuid.uuid4().hex, **rule_body(self._rule), **place, **self._opening}
+            body = {**identity, "ledger": self.identity, **rule_body(self._rule), **place, **self._opening}
             with self._write("open", "", body) as database:
                 for statement in TABLES.split(";\n"):
                     database.execute(statement) if statement.strip() else None
@@ -436,6 +438,11 @@ class Ledger:
 
     def _ask(self, statement: str, *values: Any) -> Any:
         return next(iter(self._all(statement, *values)), None)
+
+
+def _identity(first: Entry) -> str:
+    """What tells a ledger apart from all others: random, in its first entry."""
+    return str(first.data.get("ledger", first.hash))
 
 
 def aside_of(path: Path, moment: str) -> Path:

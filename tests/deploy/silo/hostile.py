@@ -343,7 +343,8 @@ def _unsigned(service: SiloService, header: bytes, payload: bytes) -> None:
 
 def _inside(service: SiloService, header: bytes, payload: bytes) -> bytes:
     """The reply inside the signed one, to the same request signed by the server that the owner pinned."""
-    asked = unframed(PROPOSER.request(header.decode(errors="replace"), payload, silo=service.policy.name))
+    to = {"silo": service.policy.name, "ledger": service._opened().identity}
+    asked = unframed(PROPOSER.request(header.decode(errors="replace"), payload, **to))
     signed, body = unframed(service.handle(*asked))
     own = pins(service.policy.name)
     _, inner = opened_reply(signed, body, request=digest_of(*asked), silos=own)

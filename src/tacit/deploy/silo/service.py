@@ -99,6 +99,7 @@ class _Known(NamedTuple):
     """A request that was signed by somebody whom this policy pins."""
 
     policy: Policy
+    ledger: str
     signed: wire.SignedRequest
     request: Any
 
@@ -180,6 +181,7 @@ class SiloService:
         except BaseException:
             ledger.close()
             raise
+        self._ledger_id = ledger.identity
         accounts.log_account(ledger)
         return ledger
 
@@ -246,13 +248,14 @@ class SiloService:
 
     def _request_in(self, header: bytes, payload: bytes) -> tuple[wire.SignedRequest, Any]:
         signed = wire.parse_signed_request(header)
-        return signed, opened_request(signed, payload, silo=self.policy.name, proposers=self.policy.proposers)
+        name, pinned = self.policy.name, self.policy.proposers
+        return signed, opened_request(signed, payload, silo=name, ledger=self._ledger_id, proposers=pinned)
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
         """The signed frame that answers a signed request; whatever is sent, this returns one.
 
-        Formal guarantee: a request that no pinned proposer has signed for this silo, or that is older than the last one
-        of its study, is refused before anything is priced or read.
+        Formal guarantee: a request that no pinned proposer has signed for this silo and this ledger, or that is older
+        than the last one of its study, is refused before anything is priced or read, and changes no account.
         """
         asked = digest_of(header, payload)
         head, body = wire.unframed(self._reply(header, payload, asked))
@@ -286,19 +289,20 @@ class SiloService:
 
     def _known(self, header: bytes, payload: bytes) -> _Known | None:
         """A request that a pinned proposer has signed; none where the policy on disk has to be read first."""
-        policy = self.policy
+        policy, ledger = self.policy, self._ledger_id
         if policy_text(self.home.folder) != self._policy_read:
             return None
-        return _Known(policy, *self._request_in(header, payload))
+        return _Known(policy, ledger, *self._request_in(header, payload))
 
     def _served(self, header: bytes, payload: bytes, asked: bytes, known: _Known | None) -> bytes:
         self._refresh()
-        if known is None or known.policy is not self.policy:
-            known = _Known(self.policy, *self._request_in(header, payload))
+        ledger = self._opened()
+        if known is None or known.policy is not self.policy or known.ledger != ledger.identity:
+            known = _Known(self.policy, ledger.identity, *self._request_in(header, payload))
         signed, request = known.signed, known.request
         self._asking = signed.proposer
         self._accept(signed, study_of(request), asked)
-        reply = self._dispatch(self._opened(), request, payload)
+        reply = self._dispatch(ledger, request, payload)
         self._accept(signed, study_of(request), asked)  # by now the study may be known
         return reply
 
@@ -327,7 +331,7 @@ class SiloService:
             raise RefusalError("bad-message", "only a broadcast has a payload")
         self._heed(ledger)
         if isinstance(request, Hello):
-            return self._hello(request)
+            return self._hello(ledger, request)
         # The ledger's time never runs backwards, so a clock set back revives nothing.
         if ledger.now() >= self.policy.last_second:
             raise RefusalError("expired", "the silo's policy has expired")
@@ -359,7 +363,7 @@ class SiloService:
         for study in [s for s in self._workers if not (s in ledger.accounts and ledger.accounts[s].live)]:
             del self._workers[study]
 
-    def _hello(self, request: Hello) -> bytes:
+    def _hello(self, ledger: Ledger, request: Hello) -> bytes:
         if request.version != wire.VERSION:
             raise RefusalError("version", f"expected version={wire.VERSION} of the protocol, got {request.version}")
         welcome = wire.Welcome(
@@ -373,6 +377,7 @@ class SiloService:
             noise="discrete-gaussian" if self._noise else "off (test build)",
             schema_digest=self._description.digest,
             description=self._description.sent,
+            ledger=ledger.identity,
         )
         return frame(welcome)
 
