@@ -15,7 +15,7 @@ from typing import Any
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of
-from tacit.deploy.silo.consent import charge_of, check_sampling, consider
+from tacit.deploy.silo.consent import charge_of, check_delta, check_sampling, consider
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.service import Home, home_of
@@ -199,6 +199,7 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
     for silo in plan.silos:
         row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}
         try:
+            check_delta(plan.study.privacy.delta, rule)
             takes = share(rule, [Charge(silo.events, kept)])
             row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": finite(takes)}
             if rule.name != "fixed-in-advance":
@@ -230,6 +231,7 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
         "refusal": None,
     }
     try:
+        check_delta(plan.delta, rule)
         offer = consider(plan, records=records, record=record_of(plan), allow=policy.allow, shuffle=policy.shuffle)
         check_sampling(offer, policy.allow)
         found["own_epsilon"] = offer.price.epsilon

@@ -380,6 +380,10 @@ class Ledger:
             raise LedgerError("replayed", "expected a request with a larger counter than the last one")
         self._note("INSERT OR REPLACE INTO requests VALUES(?, ?, ?)", scope, counter, digest)
 
+    def has_heard(self, scope: str) -> bool:
+        """Whether a request of this proposer and study was ever written down."""
+        return self._ask("SELECT 1 FROM requests WHERE scope = ?", scope) is not None
+
     def owner_of(self, study: str) -> str | None:
         """The proposer whose study this is; none of a study that nobody has proposed by name."""
         row = self._ask("SELECT proposer FROM proposers WHERE study = ?", study)

@@ -14,10 +14,12 @@ from tacit.cli.status import approve, end, status_of
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.owner import decide, differences, myself
 from tacit.deploy.silo.policy import PolicyError, policy_from
-from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status
+from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, parse_response, parse_signed_reply
 from tacit.errors import TacitError
+from tacit.privacy import price
 from tacit.silo.ledger import inspect, refusals
 from tests.deploy.silo.consortium import (
+    PROPOSER,
     Daemon,
     LocalClient,
     broadcast_of,
@@ -211,6 +213,33 @@ def test_the_policy_bounds_the_epsilon_of_a_study(make):
     refusal = silo.refused("not-allowed", Propose(plan=MB))
     assert refusal.numbers == {"epsilon": 1.0, "limit": 0.5}
     assert silo.propose(plan_of({"name": "mb-sgd"}, epsilon=0.5)).state == "consented"
+
+
+def test_a_large_delta_does_not_pass_the_bound_on_epsilon(make):
+    """At a delta of 0.09 an epsilon of 0.5 pays for releases that cost six times as much at the account's."""
+    silo = make(budget={"epsilon": 4.0, "delta": 1e-6}, allow={"max_epsilon_per_study": 0.5})
+    for delta in (0.09, 1.01e-6):
+        refusal = silo.refused("not-allowed", Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=0.5, delta=delta)))
+        assert refusal.numbers == {"delta": delta, "limit": 1e-6}
+    for nonce, delta in (("01", 1e-6), ("02", 1e-8)):
+        plan = plan_of({"name": "mb-sgd"}, epsilon=0.5, delta=delta, nonce=nonce)
+        silo.propose(plan)
+        assert price(silo.service._ledger.accounts[plan.study].events, delta=1e-6).epsilon <= 0.5
+
+
+def test_a_proposal_that_was_withdrawn_is_not_brought_back_by_a_courier(make):
+    silo = make(approval={"mode": "manual"}, allow={"max_open": 1})
+    to = {"silo": silo.policy.name, "ledger": silo.service._ledger.identity}
+    tape = PROPOSER.request(Propose(plan=MB), **to)
+    silo.client.exchange(tape)
+    approve(silo.home.folder, MB.study)
+    silo.refused("unknown-study", Finish(study=MB.study))
+    for raw in (tape, PROPOSER.request(Status(study=MB.study), **to, counter=1)):
+        reply = parse_response(parse_signed_reply(silo.client.exchange(raw)[0]).reply.encode())
+        assert reply.code == "replayed"
+        assert kinds(silo) == ["open"]
+        assert not silo.service._ledger.pending()
+    assert silo.propose(LOCAL).state == "pending"
 
 
 def test_nothing_is_answered_outside_the_hours(make):

@@ -20,6 +20,7 @@ from tacit.plans.assemble import Builder, Shapes, coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import MOST_KEPT, TAILS, samples_of
 from tacit.privacy import Event, Price, PricingError
+from tacit.privacy.filter import Rule
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
 from tacit.silo.ledger import Ledger
@@ -236,6 +237,18 @@ def charge_of(offer: Offer) -> Charge:
 def kept_of_plan(offer: Offer) -> float:
     """The part of a plan's own delta that is kept for short tails and for the sampler."""
     return TAILS * bool(offer.shares) + sampler_delta(offer.samples, offer.plan.epsilon)
+
+
+def check_delta(delta: float, account: Rule) -> None:
+    """Refuse a plan's delta that is larger than the account's.
+
+    Formal guarantee: if the releases of a plan that passes are (epsilon, delta)-DP as it asks, they are so for its
+    epsilon at the account's delta. So a bound on a plan's epsilon is one on its price at the account's delta.
+    """
+    if not delta <= account.delta:
+        numbers = {"delta": delta, "limit": account.delta}
+        text = f"expected a study of delta at most {account.delta:g}, which is this account's, got {delta:g}"
+        raise RefusalError("not-allowed", text, numbers)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:

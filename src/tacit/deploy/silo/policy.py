@@ -55,7 +55,8 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24
 class AllowSection(Section):
     """Which studies are considered at all, and when they are answered.
 
-    ``max_epsilon_per_study`` bounds a plan's own epsilon. ``hours`` are spans of the day in UTC, such as 08:00-18:00
+    ``max_epsilon_per_study`` bounds a plan's own epsilon, and so its price at the account's delta, since no plan may have
+    a larger delta than the account. ``hours`` are spans of the day in UTC, such as 08:00-18:00
     or 22:00-06:00; outside them nothing is answered.
     """
 
@@ -208,7 +209,7 @@ def load_policy(path: Path) -> Policy:
 
 
 def policy_text(folder: Path) -> bytes:
-    """The policy of a silo's folder as it stands on disk; empty where it cannot be read, or is not its owner's alone."""
+    """The policy of a silo's folder as it stands on disk; empty where it cannot be read, or others may too."""
     try:
         with (folder / "policy.toml").open("rb") as file:
             found = os.fstat(file.fileno())

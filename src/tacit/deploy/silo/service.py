@@ -319,12 +319,14 @@ class SiloService:
         A study that another proposer has proposed is refused too: it is that one's alone.
         """
         ledger = self._opened()
-        known = study in ledger.accounts or study in ledger.pending()
+        known, own = study in ledger.accounts or study in ledger.pending(), f"{signed.proposer}/{study}"
         if known and ledger.owner_of(study) not in (None, signed.proposer):
             raise RefusalError("proposer", "expected the proposer whose study this is")
         if known:
             ledger.claim(study, signed.proposer)
-        ledger.accept(f"{signed.proposer}/{study if known else ''}", signed.counter, asked.hex())
+        # A study that was withdrawn keeps its last request: what came before brings it not back.
+        scope = own if known or ledger.has_heard(own) else f"{signed.proposer}/"
+        ledger.accept(scope, signed.counter, asked.hex())
 
     def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
         if payload and not isinstance(request, Answer):
@@ -410,6 +412,7 @@ class SiloService:
     def _considered(self, plan: Plan) -> Worker:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
         self._check_schema(plan)
+        accounts.check_delta(plan.delta, self._opened().rule)
         terms = accounts.terms_of(plan)
         if terms not in self._prepared:
             policy = self.policy
