@@ -55,9 +55,9 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24
 class AllowSection(Section):
     """Which studies are considered at all, and when they are answered.
 
-    ``max_epsilon_per_study`` bounds a plan's own epsilon, and so its price at the account's delta, since no plan may have
-    a larger delta than the account. ``hours`` are spans of the day in UTC, such as 08:00-18:00
-    or 22:00-06:00; outside them nothing is answered.
+    ``max_epsilon_per_study`` bounds a plan's own epsilon, and so its price at the account's delta: no plan may have a
+    larger one. ``hours`` are spans of the day in UTC, such as 08:00-18:00 or 22:00-06:00; outside them nothing is
+    answered.
     """
 
     algorithms: tuple[str, ...]
