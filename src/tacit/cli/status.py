@@ -15,7 +15,7 @@ from typing import Any
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of
-from tacit.deploy.silo.consent import charge_of, check_delta, check_sampling, consider
+from tacit.deploy.silo.consent import charge_of, check_delta, check_sampling, consider, terms_of
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.service import Home, home_of
@@ -71,8 +71,16 @@ def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
     if state not in allowed:
         way = {"pending": "reject or revoke", "open": "close or revoke", "ended": "revoke"}[state]
         raise TacitError(f"Expected a study that is {' or '.join(allowed)} to {verb}, but {name} is {state}; {way} it.")
-    decide(home.decided, study, verb)
+    decide(home.decided, study, verb, _terms(home, study) if verb == "revoke" else "")
     return {"study": study, "name": name, "decision": verb, "daemon": is_running(home)}
+
+
+def _terms(home: Home, study: str) -> str:
+    """What a study asks for, as a digest; empty where its plan cannot be read."""
+    try:
+        return terms_of(Plan.model_validate_json((waiting(home.ledger) | plans_in(books(home)))[study]))
+    except (KeyError, ValueError):
+        return ""
 
 
 def is_running(home: Home) -> bool:
@@ -221,6 +229,7 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
     before, records = share(rule, charged), int(entries[0].data["records"])
     found: dict[str, Any] = {
         "study": plan.study,
+        "proposer": plan.proposer or "not known",
         "comparison": plan.consortium.hex(),
         "plan": json.loads(plan_text),
         "own_epsilon": None,
@@ -254,6 +263,7 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
     features = "x".join(str(width) for width in plan["features"])
     channel = algorithm.get("channel", "direct")
     lines = {
+        "proposer": row["proposer"],
         "algorithm": f"{algorithm['name']}, {algorithm['num_rounds']} rounds, channel {channel}",
         "model": f"{model}, {plan['task']}, {features} features",
         "silos": f"{plan['silos']}, {come}"

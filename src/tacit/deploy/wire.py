@@ -143,7 +143,8 @@ class Plan(Strict):
 
     ``objective`` and ``algorithm`` are sections of the study. ``everyone`` says that all silos take part in all rounds,
     so that rounds come without a gap. ``nonce`` tells apart two runs of one plan. ``schema_digest`` is that of the
-    schema by which every silo reads its records; without it the plan is for records without a schema.
+    schema by which every silo reads its records; without it the plan is for records without a schema. ``proposer`` is
+    who proposes it, so that nobody else can propose the same study; only plans of version 0.1 lack it.
     """
 
     version: Literal[1] = 1
@@ -162,6 +163,7 @@ class Plan(Strict):
     everyone: bool = True
     shuffle: Shuffle | None = None
     schema_digest: StudyId | None = None
+    proposer: Name | None = None
 
     @field_validator("objective", "algorithm")
     @classmethod
@@ -181,7 +183,7 @@ class Plan(Strict):
     @property
     def study(self) -> str:
         """The study's identity at this silo: the SHA-256 of everything in the plan."""
-        absent = {name for name in ("shuffle", "schema_digest") if getattr(self, name) is None}
+        absent = {name for name in ("shuffle", "schema_digest", "proposer") if getattr(self, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=absent).encode()).hexdigest()
 
     @property

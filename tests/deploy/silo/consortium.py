@@ -203,6 +203,7 @@ def plan_of(algorithm: dict[str, Any], objective: dict[str, Any] | None = None, 
         "delta": 1e-6,
         "silos": 4,
         "silo_index": 0,
+        "proposer": PROPOSER.name,
     }
     return Plan.model_validate({**terms, **changes})
 

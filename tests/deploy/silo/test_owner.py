@@ -208,6 +208,114 @@ def test_a_study_is_its_proposers_alone(make):
     assert newest(silo, "close")["who"] == "tester"
 
 
+def asked_by(proposer, silo, request, payload=b""):
+    """The reply to another proposer: its kind, or the code of a refusal."""
+    client = LocalClient(silo.service)
+    client._proposer = proposer
+    try:
+        return client.ask(request, payload)[0].type
+    except RefusalError as refusal:
+        return refusal.code
+
+
+def test_nobody_proposes_anothers_plan_before_he_does_or_by_an_approval_that_he_was_given(make):
+    silo = make(proposers={OTHER.name: OTHER.signer.public}, approval={"mode": "manual"})
+    assert asked_by(OTHER, silo, Propose(plan=MB)) == "proposer"
+    assert asked_by(OTHER, silo, Propose(plan=MB.model_copy(update={"proposer": None}))) == "proposer"
+    assert silo.propose(MB).state == "pending"
+    approve(silo.home.folder, MB.study)
+    silo.refused("unknown-study", Finish(study=MB.study))
+    # The proposal is gone, and so is the approval, for him and for others.
+    assert not list(silo.home.approved.iterdir())
+    assert asked_by(OTHER, silo, Propose(plan=MB)) == "proposer"
+    twin = MB.model_copy(update={"proposer": OTHER.name})
+    assert asked_by(OTHER, silo, Propose(plan=twin)) == "consent"
+    assert silo.propose(MB).state == "pending"
+    assert twin.study != MB.study
+    assert asked_by(OTHER, silo, *silo.ask(twin, 0)) == "pending"
+    assert {row["study"]: row["proposer"] for row in status_of(silo.home.folder)["pending"]} == {
+        MB.study: "tester",
+        twin.study: "other",
+    }
+    approve(silo.home.folder, MB.study)
+    silo.answer(MB, 0)
+    assert asked_by(OTHER, silo, *silo.ask(twin, 0)) == "pending"
+
+
+def test_an_approval_goes_with_a_proposal_whose_time_is_up(make):
+    silo = make(approval={"mode": "manual", "study_days": 1.0})
+    silo.propose(MB)
+    approve(silo.home.folder, MB.study)
+    silo.time += 2 * DAY
+    silo.refused("unknown-study", Status(study=MB.study))
+    assert silo.propose(MB).state == "pending"
+
+
+def test_what_is_revoked_is_refused_in_any_order_of_keys_and_at_any_place(make):
+    silo = make()
+    plan = plan_of({"name": "mb-sgd", "step_size": 2.0})
+    silo.propose(plan)
+    end(silo.home.folder, plan.study, "revoke")
+    copies = (
+        {"algorithm": dict(reversed(plan.algorithm.items()))},
+        {"algorithm": {**plan.algorithm, "step_size": 2}},
+        {"algorithm": {**plan.algorithm, "batch_size": None}},
+        {"silo_index": 1},
+        {"name": "another", "nonce": "07", "silo_index": 2},
+    )
+    for change in copies:
+        twin = plan.model_copy(update=change)
+        assert twin.study != plan.study
+        silo.refused("revoked", Propose(plan=twin))
+    assert silo.propose(plan.model_copy(update={"epsilon": 0.9})).state == "consented"
+
+
+def test_what_was_revoked_stays_so_though_the_proposal_was_withdrawn_meanwhile(make, monkeypatch):
+    """The proposer takes it back between the owner's look at it and the owner's word."""
+    silo = make(approval={"mode": "manual"})
+    silo.propose(MB)
+    written = []
+    monkeypatch.setattr("tacit.cli.status.decide", lambda *words: written.append(words))
+    end(silo.home.folder, MB.study, "revoke")
+    silo.refused("unknown-study", Finish(study=MB.study))
+    decide(*written[0])
+    silo.refused("revoked", Propose(plan=MB.model_copy(update={"nonce": "ff"})))
+    assert newest(silo, "refuse")["who"] == myself()
+
+
+def test_hours_hold_for_the_clock_even_if_it_was_ahead_before(make):
+    silo = make(allow={"hours": ["08:00-18:00"]})
+    midnight = 1e9 - 1e9 % DAY + DAY
+    silo.time = midnight + 3 * DAY + 12 * 3600.0
+    silo.propose(MB)
+    silo.time = midnight + 23 * 3600.0
+    silo.refused("hours", *silo.ask(MB, 0))
+    silo.time = midnight + DAY + 9 * 3600.0
+    silo.answer(MB, 0)
+
+
+def test_after_the_policy_has_expired_a_study_can_still_be_ended_and_nothing_else(make):
+    silo = make(approval={"mode": "manual"})
+    for plan in (MB, LOCAL, POISSON):
+        silo.propose(plan)
+    approve(silo.home.folder, MB.study)
+    silo.answer(MB, 0)
+    approve(silo.home.folder, LOCAL.study)
+    edit(silo, approval={"mode": "manual"}, expires="2001-01-01")
+    silo.refused("expired", *silo.ask(MB, 1))
+    silo.refused("expired", Propose(plan=LOCAL))
+    # An approval that comes too late reserves nothing.
+    assert silo.client.ask(Status(study=LOCAL.study))[0].state == "pending"
+    silo.refused("expired", *silo.ask(LOCAL, 0))
+    assert list(silo.service._ledger.accounts) == [MB.study]
+    assert silo.client.ask(Status(study=MB.study))[0].next_round == 1
+    assert silo.client.ask(Finish(study=MB.study))[0].answers == 1
+    silo.refused("unknown-study", Finish(study=POISSON.study))
+    silo.time += 60 * DAY
+    silo.refused("unknown-study", Status(study=LOCAL.study))
+    assert not silo.service._ledger.pending()
+
+
 def test_the_policy_bounds_the_epsilon_of_a_study(make):
     silo = make(allow={"max_epsilon_per_study": 0.5})
     refusal = silo.refused("not-allowed", Propose(plan=MB))

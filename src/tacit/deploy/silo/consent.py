@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -225,8 +227,22 @@ class Shares(NamedTuple):
 
 
 def terms_of(plan: Plan) -> str:
-    """A digest of a plan that is the same for copies of it with another name or nonce."""
-    return plan.model_copy(update={"name": "terms", "nonce": ""}).study
+    """A digest of what a plan asks for, whoever proposes it, under whatever name and for whichever place.
+
+    It is the same for plans that differ in name, nonce, proposer, silo_index, the order of keys, numbers written with
+    or without a fraction, and keys that are null. Any other difference, however small, makes other terms.
+    """
+    tree = plan.model_dump(mode="json", exclude={"name", "nonce", "proposer", "silo_index"})
+    return hashlib.sha256(json.dumps(_canonical(tree), sort_keys=True).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _canonical(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [_canonical(part) for part in value]
+    # Adding zero makes one of both zeros.
+    return value + 0.0 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def charge_of(offer: Offer) -> Charge:

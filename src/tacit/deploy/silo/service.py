@@ -334,17 +334,21 @@ class SiloService:
         self._heed(ledger)
         if isinstance(request, Hello):
             return self._hello(ledger, request)
-        # The ledger's time never runs backwards, so a clock set back revives nothing.
-        if ledger.now() >= self.policy.last_second:
-            raise RefusalError("expired", "the silo's policy has expired")
         self._tidy(ledger)
-        if isinstance(request, Propose):
-            return self._propose(ledger, request.plan, request.description)
+        # Whatever the policy says, what was begun can be looked at and ended.
         if isinstance(request, Status):
             return self._status(ledger, request)
         if isinstance(request, Finish):
             return self._finish(ledger, request)
+        if self._is_expired(ledger):
+            raise RefusalError("expired", "the silo's policy has expired")
+        if isinstance(request, Propose):
+            return self._propose(ledger, request.plan, request.description)
         return self._answer(ledger, request, payload)
+
+    def _is_expired(self, ledger: Ledger) -> bool:
+        # The ledger's time never runs backwards, so a clock set back revives nothing.
+        return ledger.now() >= self.policy.last_second
 
     def _opened(self, policy: Policy | None = None) -> Ledger:
         """The ledger, opened again if it had to be closed, under the policy in force or one that is about to be."""
@@ -361,9 +365,14 @@ class SiloService:
         waited = self.policy.approval.study_days * _DAY
         for study, asked in ledger.pending().items():
             if asked + waited <= ledger.now():
-                ledger.drop(study)
+                self._drop(ledger, study)
         for study in [s for s in self._workers if not (s in ledger.accounts and ledger.accounts[s].live)]:
             del self._workers[study]
+
+    def _drop(self, ledger: Ledger, study: str) -> None:
+        """Forget a proposal, and the approval that it may have had."""
+        (self.home.approved / study).unlink(missing_ok=True)
+        ledger.drop(study)
 
     def _hello(self, ledger: Ledger, request: Hello) -> bytes:
         if request.version != wire.VERSION:
@@ -385,13 +394,15 @@ class SiloService:
 
     def _propose(self, ledger: Ledger, plan: Plan, told: Description | None) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
+        is_new = account is None and study not in ledger.pending()
+        if is_new and plan.proposer != self._asking:
+            raise RefusalError("proposer", "expected a plan whose proposer is the one that proposes it")
         if study in ledger.notes.endings:
             raise _over(ledger, study)
         if ledger.notes.revoked and accounts.terms_of(plan) in ledger.notes.revoked:
             raise RefusalError("revoked", "the silo's owner has revoked this plan, under whatever name")
         if account is None:
             self._check_schema(plan, told)
-        is_new = account is None and study not in ledger.pending()
         open_studies = sum(other.live for other in ledger.accounts.values()) + len(ledger.pending())
         if is_new and open_studies >= self.policy.allow.max_open:
             raise RefusalError("busy", f"expected at most {self.policy.allow.max_open} open studies")
@@ -413,7 +424,7 @@ class SiloService:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
         self._check_schema(plan)
         accounts.check_delta(plan.delta, self._opened().rule)
-        terms = accounts.terms_of(plan)
+        terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
         if terms not in self._prepared:
             policy = self.policy
             offer = consider(plan, records=self._count, record=self._record, allow=policy.allow, shuffle=policy.shuffle)
@@ -483,6 +494,8 @@ class SiloService:
         if study in ledger.pending():
             if not self._is_approved(study):
                 raise RefusalError("pending", "the study waits for the approval of the silo's owner")
+            if self._is_expired(ledger):
+                raise RefusalError("expired", "the silo's policy has expired")
             self._reserve(ledger, self._considered(_stored_plan(ledger, study)))
         account = ledger.accounts.get(study)
         if account is None and study in ledger.notes.endings:
@@ -493,7 +506,7 @@ class SiloService:
 
     def _status(self, ledger: Ledger, request: Status) -> bytes:
         study = request.study
-        if study in ledger.pending() and not self._is_approved(study):
+        if study in ledger.pending() and (not self._is_approved(study) or self._is_expired(ledger)):
             standing = wire.Standing(study=study, state="pending", next_round=0, answers=0)
         else:
             account = self._account(ledger, study)
@@ -503,7 +516,7 @@ class SiloService:
 
     def _finish(self, ledger: Ledger, request: Finish) -> bytes:
         if request.study in ledger.pending():
-            ledger.drop(request.study)
+            self._drop(ledger, request.study)
             raise RefusalError("unknown-study", "the proposal is withdrawn")
         account = self._account(ledger, request.study)
         plan = _stored_plan(ledger, request.study)
@@ -544,7 +557,8 @@ class SiloService:
         account = self._account(ledger, request.study)
         if not account.live:
             raise _over(ledger, request.study)
-        if not self.policy.allow.is_open(ledger.now()):
+        # The ledger's time may be ahead, and the clock may have been set back: both must be inside.
+        if not all(self.policy.allow.is_open(moment) for moment in (ledger.now(), self._clock())):
             spans = ", ".join(self.policy.allow.hours or ())
             raise RefusalError("hours", f"the silo answers at {spans} UTC; ask again then")
         asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
