@@ -173,8 +173,8 @@ def join_command(
 def status_command(folder: Folder, as_json: Json = False) -> None:
     """Show whether the daemon runs, the studies that are open, and those that wait for approval.
 
-    Of each waiting study: who proposes it, its own price, what it takes from this silo's account and what would be left,
-    a number to compare with the owners of other silos, and the command that approves it.
+    Of each waiting study: who proposes it, its own price, what it takes from this silo's account and what would be
+    left, a number to compare with the owners of other silos, and the command that approves it.
 
     Example: tacit silo status clinic
     """

@@ -42,8 +42,8 @@ class Listener:
     the new one is told ``busy`` and cut off.
 
     ``secure`` wraps a fresh connection in TLS, before its handshake; then strangers have `HANDSHAKE` seconds in all.
-    ``first`` is how many bytes a stranger's frame may have. All strangers together may have ``held`` bytes in memory; for
-    more, the oldest one that has sent some is cut off.
+    ``first`` is how many bytes a stranger's frame may have. All strangers together may have ``held`` bytes in memory;
+    for more, the oldest one that has sent some is cut off.
 
     Formal guarantee: strangers keep no slot from callers, nobody waits for the handshake of another, and of what
     strangers send, no more than ``held`` bytes and one read of each are kept at once.
