@@ -74,6 +74,7 @@ class Study:
             "silo_index": 0,
             "everyone": True,
             "shuffle": None,
+            "proposer": "attacker",
         }
 
 

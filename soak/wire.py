@@ -51,10 +51,12 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(_PATIENCE)
         self._socket.connect(str(path))
+        self._ledger = ""
+        self._ledger = self.ask({"type": "hello", "version": 3}).header["ledger"]
 
     def ask(self, header: dict[str, Any], payload: bytes = b"") -> Reply:
         """Send one signed frame and read the reply inside the signed one."""
-        text = _signed(json.dumps(header), payload, self._silo)
+        text = _signed(json.dumps(header), payload, self._silo, self._ledger)
         self._socket.sendall(struct.pack(">II", 4 + len(text) + len(payload), len(text)) + text + payload)
         body = self._read(struct.unpack(">I", self._read(4))[0])
         length = struct.unpack(">I", body[:4])[0]
@@ -140,9 +142,10 @@ class Daemon:
         return json.loads(tacit("ledger", str(self.folder), "--json"))
 
 
-def _signed(request: str, payload: bytes, silo: str) -> bytes:
+def _signed(request: str, payload: bytes, silo: str, ledger: str) -> bytes:
     """A signed request as docs/protocol.md has it."""
-    fields = {"type": "signed-request", "proposer": "attacker", "silo": silo, "counter": time.time_ns()}
+    to = {"silo": silo, "ledger": ledger}
+    fields = {"type": "signed-request", "proposer": "attacker", **to, "counter": time.time_ns()}
     unsigned = json.dumps({**fields, "request": request, "signature": ""}, separators=(",", ":"), ensure_ascii=False)
     digest = hashlib.sha256(unsigned.encode()).digest() + hashlib.sha256(payload).digest()
     signature = base64.b64encode(_KEY.sign(b"tacit signed 1" + digest)).decode()

@@ -11,6 +11,7 @@ import pytest
 from tacit.deploy.client import BusyError, Connection
 from tacit.deploy.listener import Listener
 from tacit.deploy.wire import frame, read_frame
+from tests.deploy.silo.consortium import wait_for
 
 MOST = 4
 KNOWN = frame(b"known")
@@ -141,6 +142,29 @@ def test_a_strangers_first_frame_is_small():
     with door.line() as line:
         assert said(line) == (b"known", b"")
         assert said(line, frame(b"known", bytes(2000))) == (b"known", bytes(2000))
+    door.listener.close()
+
+
+def test_all_strangers_together_hold_so_much_and_the_oldest_make_room():
+    door = Door(held=250_000)
+    begun = frame(b"known", bytes(1_000_000))[:100_000]
+    with contextlib.ExitStack() as crowd:
+        caller = crowd.enter_context(door.line())
+        assert said(caller) == (b"known", b"")
+        # What is known may be large, and counts for nothing here.
+        caller.sendall(begun)
+        idle, *lines = [crowd.enter_context(door.line()) for _ in range(MOST)]
+        for line in lines:
+            line.sendall(begun)
+            assert wait_for(lambda: sum(own.held for own in door.listener._strangers) in (100_000, 200_000), 10.0)
+        held = [own.held for own in door.listener._strangers]
+        assert sum(held) <= 250_000
+        assert [is_cut(line, 1.0) for line in (idle, *lines)] == [False, True, False, False]
+        newcomer = crowd.enter_context(door.line())
+        assert said(newcomer, frame(b"known", bytes(240_000))) == (b"known", bytes(240_000))
+        caller.sendall(frame(b"known", bytes(1_000_000))[100_000:])
+        with caller.makefile("rb") as stream:
+            assert read_frame(stream.read) == (b"known", bytes(1_000_000))
     door.listener.close()
 
 

@@ -297,7 +297,7 @@ def test_dying_between_the_disk_and_the_counter_loses_nothing(home, monkeypatch)
     ledger = home.open()
     reserve(ledger)
 
-    def die(self, entry):
+    def die(self, entry, promised):
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -313,7 +313,7 @@ def test_dying_between_the_disk_and_the_counter_loses_nothing(home, monkeypatch)
 
 
 def test_dying_while_a_ledger_is_made_leaves_it_usable(home, monkeypatch):
-    def die(self, entry):
+    def die(self, entry, promised):
         raise Killed
 
     with monkeypatch.context() as patch:

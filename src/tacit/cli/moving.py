@@ -12,8 +12,8 @@ from tacit.deploy.silo.policy import Policy, digest, load_policy, load_records, 
 from tacit.deploy.silo.service import Home, home_of
 from tacit.errors import TacitError
 from tacit.silo import lost
-from tacit.silo.chain import place_of, promised, rules_in, written_off
-from tacit.silo.ledger import Ledger, inspect
+from tacit.silo.chain import Counter, Entry, most_spent, place_of, rules_in, written_off
+from tacit.silo.ledger import Ledger, inspect, put_aside
 from tacit.silo.spending import LedgerError
 
 
@@ -49,21 +49,30 @@ def move(folder: Path, to: str | None, *, here: bool) -> str:
 
 
 def loss_of(folder: Path, epsilon: float | None, delta: float | None) -> dict[str, Any]:
-    """The most that the lost ledgers of a folder can have spent: by the policy, what is left of them, and the owner."""
+    """The most that the lost ledgers of a folder can have spent.
+
+    That is the largest of the policy's budget, what the counter says that they had, what is left of them says, and what
+    the owner says.
+    """
     policy, home = _home(folder)
-    found, known = [(policy.budget.epsilon, policy.budget.delta)], "the policy's budget; no ledger is left"
-    if home.ledger.exists():
-        try:
-            entries = inspect(home.ledger)
-            known = f"the policy's budget, or more where the ledger of {len(entries)} entries that is left has had more"
-        except LedgerError:
-            entries, known = [], "the policy's budget; the ledger that is left cannot be read"
-        before, rules = written_off(entries), rules_in(entries)
-        earlier = (0.0, 0.0) if before is None else before
-        if rules:
-            found.append((promised(entries, rules[-1]) + earlier[0], rules[-1].delta + earlier[1]))
-    found.append((epsilon or 0.0, delta or 0.0))
-    return {"epsilon": max(e for e, _ in found), "delta": max(d for _, d in found), "known": known}
+    counted, budget = Counter(home.counter).promised(), (policy.budget.epsilon, policy.budget.delta)
+    found: list[tuple[float, float]] = [] if counted is None else [counted]
+    for ledger in (home.ledger, *put_aside(home.ledger)):
+        entries = _left(ledger)
+        rules, before = rules_in(entries), written_off(entries)
+        found += [most_spent(entries, rules[-1])] if rules else [] if before is None else [before]
+    known = "or more where the counter or a ledger that is left has had more" if found else "as nothing else is left"
+    found += [budget, (epsilon or 0.0, delta or 0.0)]
+    most = {"epsilon": max(e for e, _ in found), "delta": max(d for _, d in found)}
+    return {**most, "known": f"the policy's budget, {known}"}
+
+
+def _left(ledger: Path) -> list[Entry]:
+    """The entries of a ledger of which something may be left."""
+    try:
+        return inspect(ledger)
+    except LedgerError:
+        return []
 
 
 def write_off(folder: Path, loss: dict[str, Any]) -> str:

@@ -173,8 +173,8 @@ def join_command(
 def status_command(folder: Folder, as_json: Json = False) -> None:
     """Show whether the daemon runs, the studies that are open, and those that wait for approval.
 
-    Of each waiting study: its own price, what it takes from this silo's account and what would be left, a number to
-    compare with the owners of other silos, and the command that approves it.
+    Of each waiting study: who proposes it, its own price, what it takes from this silo's account and what would be
+    left, a number to compare with the owners of other silos, and the command that approves it.
 
     Example: tacit silo status clinic
     """
@@ -213,14 +213,14 @@ def approve_command(
 ) -> None:
     """Approve a proposed study: it is reserved when the server next asks, if it still fits the account.
 
-    Prints the study's own price and what it takes from this silo's account.
+    Prints who proposes it, the study's own price and what it takes from this silo's account.
 
     Example: tacit silo approve clinic 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
     from tacit.cli.status import approve, prices
 
     row = approve(folder, study)
-    typer.echo(f"Approved {study}.")
+    typer.echo(f"Approved {study}, which {row['proposer']} proposes.")
     for name, text in prices(row).items():
         typer.echo(f"  {name:<10} {text}")
 
@@ -248,7 +248,7 @@ def close_command(folder: Folder, study: Study) -> None:
 
 @silo_app.command("revoke")
 def revoke_command(folder: Folder, study: Study) -> None:
-    """Withdraw an approval or a consent: no more answers, and the same plan is refused from now on, under any name.
+    """Withdraw an approval or a consent: no more answers, and the same terms are refused from now on, under any name.
 
     What was released stays released, and paid for.
 
@@ -308,7 +308,7 @@ def write_off_command(
     """Begin a lost ledger anew: its whole budget counts as spent, since nobody knows what was released.
 
     Afterwards nothing is served until the owner raises budget.epsilon and budget.delta above what was written off. What
-    is left of the old ledger and counter is put aside.
+    is left of the old ledger is put aside. If this is cut off, run it again: until then nothing is served.
 
     Example: tacit silo write-off clinic
     """

@@ -15,7 +15,7 @@ from typing import Any
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of
-from tacit.deploy.silo.consent import charge_of, check_sampling, consider
+from tacit.deploy.silo.consent import charge_of, check_delta, check_sampling, consider, terms_of
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.service import Home, home_of
@@ -23,7 +23,7 @@ from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.plans.price import TAILS
 from tacit.silo.chain import Counter, Entry, WrittenOff, promised, replay, settled, written_off
-from tacit.silo.ledger import inspect, waiting
+from tacit.silo.ledger import check_beginning, inspect, waiting
 from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_words, share
 
 
@@ -71,8 +71,16 @@ def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
     if state not in allowed:
         way = {"pending": "reject or revoke", "open": "close or revoke", "ended": "revoke"}[state]
         raise TacitError(f"Expected a study that is {' or '.join(allowed)} to {verb}, but {name} is {state}; {way} it.")
-    decide(home.decided, study, verb)
+    decide(home.decided, study, verb, _terms(home, study) if verb == "revoke" else "")
     return {"study": study, "name": name, "decision": verb, "daemon": is_running(home)}
+
+
+def _terms(home: Home, study: str) -> str:
+    """What a study asks for, as a digest; empty where its plan cannot be read."""
+    try:
+        return terms_of(Plan.model_validate_json((waiting(home.ledger) | plans_in(books(home)))[study]))
+    except (KeyError, ValueError):
+        return ""
 
 
 def is_running(home: Home) -> bool:
@@ -199,6 +207,7 @@ def account_of_plan(plan: Any, path: Path) -> dict[str, Any]:
     for silo in plan.silos:
         row = {"name": silo.name, "own_epsilon": None, "takes_share": None, "left_share": None, "refusal": None}
         try:
+            check_delta(plan.study.privacy.delta, rule)
             takes = share(rule, [Charge(silo.events, kept)])
             row |= {"own_epsilon": silo.price and silo.price.epsilon, "takes_share": finite(takes)}
             if rule.name != "fixed-in-advance":
@@ -220,6 +229,7 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
     before, records = share(rule, charged), int(entries[0].data["records"])
     found: dict[str, Any] = {
         "study": plan.study,
+        "proposer": plan.proposer or "not known",
         "comparison": plan.consortium.hex(),
         "plan": json.loads(plan_text),
         "own_epsilon": None,
@@ -230,6 +240,7 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
         "refusal": None,
     }
     try:
+        check_delta(plan.delta, rule)
         offer = consider(plan, records=records, record=record_of(plan), allow=policy.allow, shuffle=policy.shuffle)
         check_sampling(offer, policy.allow)
         found["own_epsilon"] = offer.price.epsilon
@@ -252,6 +263,7 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
     features = "x".join(str(width) for width in plan["features"])
     channel = algorithm.get("channel", "direct")
     lines = {
+        "proposer": row["proposer"],
         "algorithm": f"{algorithm['name']}, {algorithm['num_rounds']} rounds, channel {channel}",
         "model": f"{model}, {plan['task']}, {features} features",
         "silos": f"{plan['silos']}, {come}"
@@ -292,6 +304,8 @@ def books(home: Home) -> list[Entry]:
     entries = inspect(home.ledger) if home.ledger.exists() else []
     if known is not None:
         counter.check(entries)
+    if not entries:
+        check_beginning(home.ledger)
     return entries
 
 

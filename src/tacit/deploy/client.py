@@ -15,8 +15,10 @@ from typing import Any
 from tacit.deploy.signing import Proposer
 from tacit.deploy.wire import (
     Error,
+    Hello,
     RefusalError,
     Strict,
+    Welcome,
     frame,
     parse_response,
     parse_signed_reply,
@@ -113,23 +115,36 @@ class Connection(ABC):
 class Client(Connection):
     """A connection to one silo's daemon, over its socket at ``path``.
 
-    ``proposer`` signs what is asked, of the silo of this name. Who carries frames that are signed already needs none.
+    ``proposer`` signs what is asked, of the silo of this name and the ledger that it tells when it is greeted. Who
+    carries frames that are signed already needs none.
     """
 
     def __init__(self, path: Path, patience: float = 0.0, *, proposer: Proposer | None = None, silo: str = "") -> None:
         super().__init__(patience)
         self._path, self._proposer, self._silo = path, proposer, silo
+        self._ledger = ""
 
     def send(self, raw: bytes) -> tuple[Any, bytes]:
         """Sign the request of a frame and send it; otherwise like ``ask``. Whose the reply is, is not checked."""
-        if self._proposer is None:
-            raise TacitError("Expected a proposer to sign what is asked.")
-        header, payload = unframed(raw)
-        signed, body = self.exchange(self._proposer.request(header.decode(errors="replace"), payload, silo=self._silo))
-        response = self.parse(parse_signed_reply(signed).reply.encode())
+        response, body = self._asked(self.signed(raw))
         if isinstance(response, Error):
             raise RefusalError(response.code, response.text, response.numbers)
         return response, body
+
+    def signed(self, raw: bytes) -> bytes:
+        """The request of a frame, signed; before the first one, the silo is asked for its ledger."""
+        if self._proposer is None:
+            raise TacitError("Expected a proposer to sign what is asked.")
+        header, payload = unframed(raw)
+        if not self._ledger and b'"hello"' not in header[:32]:
+            welcome, _ = self._asked(self._proposer.request(Hello(), silo=self._silo))
+            self._ledger = welcome.ledger if isinstance(welcome, Welcome) else ""
+        text = header.decode(errors="replace")
+        return self._proposer.request(text, payload, silo=self._silo, ledger=self._ledger)
+
+    def _asked(self, raw: bytes) -> tuple[Any, bytes]:
+        signed, body = self.exchange(raw)
+        return self.parse(parse_signed_reply(signed).reply.encode()), body
 
     def connect(self) -> socket.socket:
         """A connection to the daemon's socket."""

@@ -23,6 +23,9 @@ HANDSHAKE = 10.0
 WHOLE_FRAME = 120.0
 """Seconds that a frame may take from its first byte to its last, in either direction."""
 
+MOST_HELD = 2 * MOST_FRAME
+"""How many bytes all strangers together may have sent that are not answered yet."""
+
 MOST_IN_AN_HOUR = 100
 """How many refusals are logged in an hour; a server could send thousands in a second."""
 
@@ -39,9 +42,11 @@ class Listener:
     the new one is told ``busy`` and cut off.
 
     ``secure`` wraps a fresh connection in TLS, before its handshake; then strangers have `HANDSHAKE` seconds in all.
-    ``first`` is how many bytes a stranger's frame may have.
+    ``first`` is how many bytes a stranger's frame may have. All strangers together may have ``held`` bytes in memory;
+    for more, the oldest one that has sent some is cut off.
 
-    Formal guarantee: strangers keep no slot from callers, and nobody waits for the handshake of another.
+    Formal guarantee: strangers keep no slot from callers, nobody waits for the handshake of another, and of what
+    strangers send, no more than ``held`` bytes and one read of each are kept at once.
     """
 
     def __init__(
@@ -54,9 +59,10 @@ class Listener:
         log: logging.Logger,
         secure: Callable[[socket.socket], ssl.SSLSocket] | None = None,
         first: int = MOST_FRAME,
+        held: int = MOST_HELD,
     ) -> None:
         self._socket, self._handle, self._knows = listening, handle, knows
-        self._most, self._secure, self._first = most, secure, first
+        self._most, self._secure, self._first, self._held = most, secure, first, held
         self._refusals = RefusalLog(log)
         self._lock = threading.Lock()
         self._strangers: dict[_Line, None] = {}
@@ -81,7 +87,7 @@ class Listener:
                 connection.close()
 
     def _begin(self, connection: socket.socket, address: str) -> None:
-        line = _Line(connection if self._secure is None else self._secure(connection), address)
+        line = _Line(connection if self._secure is None else self._secure(connection), address, self._make_room)
         with self._lock:
             if len(self._strangers) >= self._most:
                 crowded = Counter(own.address for own in self._strangers).most_common(1)[0][0]
@@ -92,6 +98,15 @@ class Listener:
         except RuntimeError:
             self._leave(line)
             raise
+
+    def _make_room(self) -> None:
+        """Cut strangers off, the oldest first, until all of them together hold no more than they may."""
+        with self._lock:
+            for line in list(self._strangers):
+                if sum(own.held for own in self._strangers) <= self._held:
+                    return
+                if line.held:
+                    self._cut(line)
 
     def _cut(self, line: _Line) -> None:
         self._strangers.pop(line, None)
@@ -171,11 +186,11 @@ class _Line:
     """A connection and its frames as they come in; the clock of a frame starts with its first byte.
 
     ``until`` is when a stranger is cut off, or ``None``. A line is ``at_work`` from the first byte of a request to the
-    last byte of its reply.
+    last byte of its reply; until then it has ``held`` so many bytes of it. ``grown`` is told whenever these are more.
     """
 
-    def __init__(self, connection: socket.socket, address: str) -> None:
-        self.connection, self.address = connection, address
+    def __init__(self, connection: socket.socket, address: str, grown: Callable[[], None] = lambda: None) -> None:
+        self.connection, self.address, self._grown, self.held = connection, address, grown, 0
         self.known = self.at_work = self.cut = False
         self.until: float | None = None
         self._kept = bytearray()
@@ -183,7 +198,7 @@ class _Line:
 
     def next_frame(self, most: int) -> tuple[bytes, bytes] | None:
         """Header and payload, or ``None`` where the caller has hung up."""
-        self._deadline = self.until
+        self._deadline, self.held = self.until, len(self._kept)
         if self._kept:
             self._begin()
         return read_frame(self._read, most)
@@ -202,6 +217,11 @@ class _Line:
             if not self.at_work:
                 self._begin()
             self._kept += part
+            self.held += len(part)
+            if not self.known:
+                self._grown()
+            if self.cut:
+                raise ConnectionAbortedError
         taken = bytes(self._kept[:count])
         del self._kept[:count]
         return taken

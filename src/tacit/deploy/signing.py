@@ -1,9 +1,9 @@
 """Who says what: Ed25519 keys, requests signed by a pinned proposer, replies signed by a pinned silo or shuffler.
 
 A signed frame is a header of its own around the header and payload of a request or reply. Its signature covers all of
-it. A request names its proposer, the silo that it is for and a counter; a reply names the silo and the digest of the
-request that it answers. So whoever carries frames can delay and drop them, and nothing else. Where a silo is named
-here, ``shuffler/NAME`` stands for a shuffler, which no silo can be called.
+it. A request names its proposer, the silo and the ledger that it is for, and a counter; a reply names the silo and the
+digest of the request that it answers. So whoever carries frames can delay and drop them, and nothing else. Where a silo
+is named here, ``shuffler/NAME`` stands for a shuffler, which no silo can be called.
 """
 
 from __future__ import annotations
@@ -86,11 +86,13 @@ class Proposer(NamedTuple):
     name: str
     signer: Signer
 
-    def request(self, request: Strict | str, payload: bytes = b"", *, silo: str, counter: int | None = None) -> bytes:
-        """A request as a signed frame for this silo; later requests have larger counters."""
+    def request(
+        self, request: Strict | str, payload: bytes = b"", *, silo: str, ledger: str = "", counter: int | None = None
+    ) -> bytes:
+        """A request as a signed frame for this silo and its ledger; later requests have larger counters."""
         text = request if isinstance(request, str) else request.model_dump_json()
         count = time.time_ns() if counter is None else counter
-        signed = SignedRequest(proposer=self.name, silo=silo, counter=count, request=text, signature="")
+        signed = SignedRequest(proposer=self.name, silo=silo, ledger=ledger, counter=count, request=text, signature="")
         return _sealed(signed, self.signer, payload)
 
 
@@ -104,13 +106,14 @@ def opened_request(
     payload: bytes,
     *,
     silo: str,
+    ledger: str,
     proposers: Mapping[str, str],
     parse: Callable[[bytes], Any] = parse_request,
 ) -> Any:
     """The request inside a signed one, as ``parse`` reads it; only a silo's `Hello` may be addressed to nobody.
 
     Formal guarantee: what is returned was signed, with this payload and counter and for this silo, by the holder of the
-    key that is pinned to the proposer.
+    key that is pinned to the proposer; and for this ledger, unless it is a `Hello`.
     """
     public = proposers.get(signed.proposer)
     if public is None:
@@ -120,8 +123,11 @@ def opened_request(
     except SignatureError:
         raise RefusalError("signature", "expected a request that the proposer has signed") from None
     request = parse(signed.request.encode())
-    if signed.silo != silo and not (isinstance(request, Hello) and signed.silo == ""):
+    open_to = ("",) if isinstance(request, Hello) else ()
+    if signed.silo not in (silo, *open_to):
         raise RefusalError("addressed", f"expected a request to {silo}")
+    if signed.ledger not in (ledger, *open_to):
+        raise RefusalError("addressed", f"expected a request to the ledger that {silo} has now; ask with hello which")
     return request
 
 

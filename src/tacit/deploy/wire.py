@@ -143,7 +143,8 @@ class Plan(Strict):
 
     ``objective`` and ``algorithm`` are sections of the study. ``everyone`` says that all silos take part in all rounds,
     so that rounds come without a gap. ``nonce`` tells apart two runs of one plan. ``schema_digest`` is that of the
-    schema by which every silo reads its records; without it the plan is for records without a schema.
+    schema by which every silo reads its records; without it the plan is for records without a schema. ``proposer`` is
+    who proposes it, so that nobody else can propose the same study; only plans of version 0.1 lack it.
     """
 
     version: Literal[1] = 1
@@ -162,6 +163,7 @@ class Plan(Strict):
     everyone: bool = True
     shuffle: Shuffle | None = None
     schema_digest: StudyId | None = None
+    proposer: Name | None = None
 
     @field_validator("objective", "algorithm")
     @classmethod
@@ -181,7 +183,7 @@ class Plan(Strict):
     @property
     def study(self) -> str:
         """The study's identity at this silo: the SHA-256 of everything in the plan."""
-        absent = {name for name in ("shuffle", "schema_digest") if getattr(self, name) is None}
+        absent = {name for name in ("shuffle", "schema_digest", "proposer") if getattr(self, name) is None}
         return hashlib.sha256(self.model_dump_json(exclude=absent).encode()).hexdigest()
 
     @property
@@ -258,7 +260,11 @@ Request = Annotated[Hello | Propose | Status | Answer | Finish, Field(discrimina
 
 
 class Welcome(Strict):
-    """The silo's public facts. ``description`` is that of its schema, unless it is too long to be sent."""
+    """The silo's public facts.
+
+    ``description`` is that of its schema, unless it is too long to be sent. ``ledger`` says which ledger the silo
+    keeps; later requests are for that one.
+    """
 
     type: Literal["welcome"] = "welcome"
     version: int
@@ -271,6 +277,7 @@ class Welcome(Strict):
     noise: str
     schema_digest: StudyId
     description: Description | None = None
+    ledger: str = ""
 
 
 class Consent(Strict):
@@ -348,12 +355,14 @@ Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt |
 class SignedRequest(Strict):
     """A request and who has signed it, for which silo; later requests of a proposer have larger counters.
 
-    ``silo`` is the address: a silo's name, or ``shuffler/NAME``.
+    ``silo`` is the address: a silo's name, or ``shuffler/NAME``. ``ledger`` is the silo's, as `Welcome` tells it;
+    shufflers have none.
     """
 
     type: Literal["signed-request"] = "signed-request"
     proposer: Name
     silo: Annotated[str, Field(max_length=80)]
+    ledger: Annotated[str, Field(max_length=64)]
     counter: Annotated[int, Field(ge=0, lt=1 << 63)]
     request: str
     signature: Annotated[str, Field(max_length=128)]

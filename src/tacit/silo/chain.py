@@ -140,7 +140,7 @@ def _set_aside_before(plan: Any) -> float:
 
 
 class Counter:
-    """A file that remembers the longest chain seen; it must not share the ledger's backups."""
+    """A file that remembers the longest chain seen, and the budget it had; it must not share the ledger's backups."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,16 +157,23 @@ class Counter:
                 "counter", f"The counter {self.path} cannot be read; restore that file, or start a new ledger."
             ) from None
 
-    def advance(self, entry: Entry) -> None:
-        """Remember this entry, durably."""
+    def promised(self) -> WrittenOff | None:
+        """The most that the chain can have promised to spend, with what it wrote off; none in earlier versions."""
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            return WrittenOff(float(stored["epsilon"]), float(stored["delta"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def advance(self, entry: Entry, promised: WrittenOff) -> None:
+        """Remember this entry, and what its chain can have spent at most, durably."""
         temporary = self.path.with_name(self.path.name + ".new")
-        body = json.dumps({"seq": entry.seq, "hash": entry.hash})
+        body = json.dumps({"seq": entry.seq, "hash": entry.hash, **promised._asdict()})
         with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:
             os.write(handle, body.encode())
             os.fsync(handle)
         temporary.replace(self.path)
-        with _opened(self.path.parent, os.O_RDONLY) as folder:
-            os.fsync(folder)
+        synced(self.path.parent)
 
     def check(self, entries: list[Entry]) -> None:
         """Raise if the chain is shorter than, or branches off from, the one that the counter remembers."""
@@ -186,6 +193,12 @@ class Counter:
                 "and has forgotten releases that were made. Put the newest ledger back; if it is lost, these records' "
                 "budget must be taken as spent.",
             )
+
+
+def synced(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    with _opened(path, os.O_RDONLY) as handle:
+        os.fsync(handle)
 
 
 @contextlib.contextmanager
@@ -331,6 +344,13 @@ def promised(entries: Iterable[Entry], rule: Rule) -> float:
             before = changed
             epsilons += [changed.epsilon] if used else []
     return max(epsilons)
+
+
+def most_spent(entries: Iterable[Entry], rule: Rule) -> WrittenOff:
+    """The most that a chain can have spent, ``rule`` being the one of today, with what it has written off."""
+    entries = list(entries)
+    before = written_off(entries) or WrittenOff(0.0, 0.0)
+    return WrittenOff(promised(entries, rule) + before.epsilon, rule.delta + before.delta)
 
 
 def rule_body(rule: Rule) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from tacit.silo.chain import (
     Notes,
     entry_after,
     lock,
+    most_spent,
     replay,
     rule_body,
     rules_in,
@@ -112,6 +113,8 @@ class Ledger:
                 (counter, f"{running} on a ledger with the same counter, {counter}"),
             ):
                 undo.callback(os.close, lock(file.with_name(file.name + ".lock"), held))
+            if not path.exists():
+                check_beginning(path)
             # Made before SQLite opens it, so that nobody else can read it even for a moment.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = connect(path)
@@ -131,10 +134,14 @@ class Ledger:
         self._head = verify(entries)
         self._counter.check(entries)
         self._accounts, self.notes = replay(entries), Notes(entries)
+        self.identity = uuid.uuid4().hex if self._head is None else _identity(entries[0])
+        """Which ledger this is, of all that there are; requests are signed for one."""
         if self._head is None:
+            check_beginning(self.path)
             self._rule, self._share = limit.fresh, 0.0
+            self._promised = most_spent([], self._rule)
             place = {} if self._place is None else {"place": self._place}
-            body = {**identity, "ledger": uuid.uuid4().hex, **rule_body(self._rule), **place, **self._opening}
+            body = {**identity, "ledger": self.identity, **rule_body(self._rule), **place, **self._opening}
             with self._write("open", "", body) as database:
                 for statement in TABLES.split(";\n"):
                     database.execute(statement) if statement.strip() else None
@@ -158,7 +165,9 @@ class Ledger:
         except PricingError as error:
             held = f'The ledger holds studies that the rule "{rule.name}" cannot price: {error}'
             raise LedgerError("rule", held) from None
-        self._counter.advance(self.head)
+        # Before anything is released under this rule.
+        self._promised = most_spent(entries, rule)
+        self._counter.advance(self.head, self._promised)
         old = rules_in(entries)
         if not old and self._accounts:
             self.joint_share = self._joint(rule)
@@ -175,9 +184,12 @@ class Ledger:
 
     def adopt(self, limit: Limit, checked: float) -> None:
         """Take another limit from now on, as at an opening; one that this ledger may not have is refused."""
-        entries = self._entries()
-        self._checked = checked
-        self._settle(entries, limit)
+        entries, before, self._checked = self._entries(), self._checked, checked
+        try:
+            self._settle(entries, limit)
+        except BaseException:
+            self._checked = before
+            raise
 
     def _entries(self) -> list[Entry]:
         try:
@@ -205,7 +217,7 @@ class Ledger:
             entry = entry_after(self._head, time=moment, kind=kind, study=study, body=body)
             database.execute("INSERT INTO entries VALUES(?, ?, ?, ?, ?, ?, ?)", dataclasses.astuple(entry))
             database.execute("COMMIT")
-            self._counter.advance(entry)
+            self._counter.advance(entry, self._promised)
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):
                 database.execute("ROLLBACK")
@@ -368,6 +380,10 @@ class Ledger:
             raise LedgerError("replayed", "expected a request with a larger counter than the last one")
         self._note("INSERT OR REPLACE INTO requests VALUES(?, ?, ?)", scope, counter, digest)
 
+    def has_heard(self, scope: str) -> bool:
+        """Whether a request of this proposer and study was ever written down."""
+        return self._ask("SELECT 1 FROM requests WHERE scope = ?", scope) is not None
+
     def owner_of(self, study: str) -> str | None:
         """The proposer whose study this is; none of a study that nobody has proposed by name."""
         row = self._ask("SELECT proposer FROM proposers WHERE study = ?", study)
@@ -426,6 +442,32 @@ class Ledger:
 
     def _ask(self, statement: str, *values: Any) -> Any:
         return next(iter(self._all(statement, *values)), None)
+
+
+def _identity(first: Entry) -> str:
+    """What tells a ledger apart from all others: random, in its first entry."""
+    return str(first.data.get("ledger", first.hash))
+
+
+def aside_of(path: Path, moment: str) -> Path:
+    """Where what is left of a ledger is put when it is written off."""
+    return path.with_name(f"{path.name}.written-off-{moment}")
+
+
+def put_aside(path: Path) -> list[Path]:
+    """What is left of ledgers that were written off, or were about to be."""
+    return sorted(path.parent.glob(aside_of(path, "*").name))
+
+
+def check_beginning(path: Path) -> None:
+    """Raise where a ledger would begin at zero although one of these records was written off."""
+    found = put_aside(path)
+    if found:
+        raise LedgerError(
+            "restored",
+            f"No ledger is at {path}, but {found[0].name} lies beside it: a write-off was cut off, or the ledger was "
+            f"lost after one. Run: tacit silo write-off {path.parent}",
+        )
 
 
 def _mismatch(path: Path, different: list[str]) -> str:

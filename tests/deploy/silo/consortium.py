@@ -29,7 +29,7 @@ from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
-from tacit.deploy.wire import Hello, Plan, parse_signed_reply, read_frame, write_arrays
+from tacit.deploy.wire import Hello, Plan, frame, parse_signed_reply, read_frame, write_arrays
 from tacit.plans.assemble import coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
@@ -160,7 +160,7 @@ class Daemon:
 
 def said(client: Client, request: Any, payload: bytes = b"") -> tuple[bytes, bytes]:
     """Header and payload of the reply to a signed request, refusals included."""
-    signed, body = client.exchange(PROPOSER.request(request, payload, silo=client._silo))
+    signed, body = client.exchange(client.signed(frame(request, payload)))
     return parse_signed_reply(signed).reply.encode(), body
 
 
@@ -203,6 +203,7 @@ def plan_of(algorithm: dict[str, Any], objective: dict[str, Any] | None = None, 
         "delta": 1e-6,
         "silos": 4,
         "silo_index": 0,
+        "proposer": PROPOSER.name,
     }
     return Plan.model_validate({**terms, **changes})
 

@@ -45,25 +45,29 @@ def spoken(service: SiloService, raw: bytes) -> tuple[str, bytes]:
     return getattr(response, "code", response.type), reply
 
 
-def forged(rng: random.Random, request: Any, payload: bytes, silo: str, honest: bytes, old: bytes) -> tuple[str, bytes]:
+def forged(
+    rng: random.Random, request: Any, payload: bytes, to: dict[str, str], honest: bytes, old: bytes
+) -> tuple[str, bytes]:
     """A forgery, and the code that it deserves."""
-    kind = rng.choice(["unsigned", "key", "unknown", "bit", "elsewhere", "nobody", "old", "twin"])
+    kind = rng.choice(["unsigned", "key", "unknown", "bit", "elsewhere", "ledger", "nobody", "old", "twin"])
     if kind == "unsigned":
         head = request.model_dump_json().encode()
         return "unsigned", (4 + len(head) + len(payload)).to_bytes(4, "big") + len(head).to_bytes(
             4, "big"
         ) + head + payload
     if kind == "key":
-        return "signature", STRANGER.request(request, payload, silo=silo)
+        return "signature", STRANGER.request(request, payload, **to)
     if kind == "unknown":
-        return "proposer", UNKNOWN.request(request, payload, silo=silo)
+        return "proposer", UNKNOWN.request(request, payload, **to)
     if kind == "bit":
         return "signature", _altered(rng, honest)
-    if kind == "elsewhere" or (kind == "nobody" and not isinstance(request, Hello)):
-        return "addressed", PROPOSER.request(request, payload, silo="other" if kind == "elsewhere" else "")
+    if kind in ("elsewhere", "ledger") or (kind == "nobody" and not isinstance(request, Hello)):
+        # To another silo, to another ledger of this one, or to nobody in one way or the other.
+        part = {"elsewhere": "silo", "ledger": "ledger"}.get(kind) or rng.choice(["silo", "ledger"])
+        return "addressed", PROPOSER.request(request, payload, **(to | {part: "" if kind == "nobody" else "other"}))
     # A request from before, or another one with the counter of the last.
     counter = json.loads(unframed(honest)[0])["counter"]
-    twin = PROPOSER.request(request.model_dump_json() + " ", payload, silo=silo, counter=counter)
+    twin = PROPOSER.request(request.model_dump_json() + " ", payload, **to, counter=counter)
     return "replayed", old if kind == "old" else twin
 
 
@@ -72,12 +76,14 @@ def _altered(rng: random.Random, honest: bytes) -> bytes:
     header, payload = unframed(honest)
     fields = json.loads(header)
     part = rng.choice(
-        ["request", "counter", "signature", "payload"] if payload else ["request", "counter", "signature"]
+        ["request", "ledger", "counter", "signature", *(["payload"] if payload else [])],
     )
     if part == "payload":
         payload = _flipped(rng, payload)
     elif part == "counter":
         fields["counter"] += 1
+    elif part == "ledger":
+        fields["ledger"] = "0" * 32
     elif part == "signature":
         fields["signature"] = base64.b64encode(_flipped(rng, base64.b64decode(fields["signature"]))).decode()
     else:
@@ -93,17 +99,18 @@ def _flipped(rng: random.Random, raw: bytes) -> bytes:
 def forge(service: SiloService, plans: list[Plan], forgeries: int, *, seed: int) -> dict[str, int]:
     """So many forgeries around the requests of these studies; how many of each code were refused."""
     rng, found = random.Random(seed), dict.fromkeys(sorted(CODES), 0)
-    silo, old = service.policy.name, PROPOSER.request(Hello(), silo=service.policy.name)
+    to = {"silo": service.policy.name, "ledger": service._ledger.identity}
+    old = PROPOSER.request(Hello(), **to)
     assert spoken(service, old)[0] == "welcome"
     honest_requests = [pair for plan in plans for pair in requests(plan)]
     each = -(-forgeries // len(honest_requests))
     for request, payload in honest_requests:
-        honest = PROPOSER.request(request, payload, silo=silo)
+        honest = PROPOSER.request(request, payload, **to)
         kind, reply = spoken(service, honest)
         assert kind not in CODES, kind
         head = service._ledger.head.hash
         for _ in range(each):
-            code, raw = forged(rng, request, payload, silo, honest, old)
+            code, raw = forged(rng, request, payload, to, honest, old)
             answer, _ = spoken(service, raw)
             assert answer == code, (answer, code, raw[:600])
             assert service._ledger.head.hash == head, "a forgery moved the ledger"

@@ -1,6 +1,7 @@
 """A ledger that was copied, moved or lost never spends a budget twice."""
 
 import shutil
+import sys
 import time
 
 import jax
@@ -9,15 +10,17 @@ import tomli_w
 import typer
 from typer.testing import CliRunner
 
+from tacit.cli import moving
 from tacit.cli.books import account_of
 from tacit.cli.silo import silo_app
+from tacit.cli.status import status_of
 from tacit.deploy.signing import Proposer, Signer, digest_of, new_signing_key, opened_reply
 from tacit.deploy.silo.policy import PolicyError, load_policy
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.deploy.wire import Finish, Hello, Propose, RefusalError, unframed
 from tacit.errors import TacitError
-from tacit.silo import chain
-from tacit.silo.ledger import inspect
+from tacit.silo import chain, lost
+from tacit.silo.ledger import Ledger, inspect
 from tacit.silo.spending import LedgerError
 from tests.deploy.silo.consortium import PROPOSER, LocalClient, make_home, plan_of, policy_tree, records_of
 from tests.deploy.silo.test_service import LOCAL, MB, RECORDS, Silo
@@ -210,6 +213,103 @@ def test_a_second_loss_adds_to_the_first(tmp_path):
     edit(folder, budget={"epsilon": 3.0, "delta": 2e-5})
     # The ledger has had 2.5 + 1.5 by now, whatever the policy says today.
     assert "epsilon 4 at delta 2e-05" in " ".join(run("write-off", folder, "--yes").split())
+
+
+def snapshots(of, to, work):
+    """Copies of a folder as a power cut would leave it: one before each line of `tacit.silo.lost` that runs."""
+    made, before = [], sys.gettrace()
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename != lost.__file__:
+            return None
+        if event == "line":
+            made.append(to / str(len(made)))
+            shutil.copytree(of, made[-1], ignore=shutil.ignore_patterns("*.lock"))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return made
+
+
+@pytest.mark.parametrize("left", ["all", "no counter", "a backup", "nothing"])
+def test_a_write_off_that_is_cut_off_anywhere_gives_no_budget_back(tmp_path, left):
+    here = tmp_path / "here"
+    silo = Timely(here / "clinic", budget=BUDGET)
+    silo.propose(MB)
+    silo.service._ledger._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    backup = silo.home.ledger.read_bytes()
+    silo.answer(MB, 0)
+    spent = silo.service._ledger.spent()
+    silo.service.close()
+    folder, home, limit = silo.home.folder, silo.home, silo.policy.limit
+    if left == "no counter":
+        home.counter.unlink()
+    if left == "nothing":
+        home.ledger.unlink()
+    if left == "a backup":
+        home.ledger.write_bytes(backup)
+    loss = moving.loss_of(folder, None, None)
+    states, made = set(), snapshots(here, tmp_path, lambda: moving.write_off(folder, loss))
+    for snapshot in made:
+        shutil.rmtree(here)
+        shutil.copytree(snapshot, here)
+        try:
+            ledger = Ledger(home.ledger, home.counter, {}, limit)
+        except LedgerError as error:
+            states.add(error.code)
+        else:
+            # Nothing has happened yet: it is all there.
+            states.add("as it was")
+            assert left == "all"
+            assert ledger.spent() == spent
+            ledger.close()
+        # Run again, it is written off after all.
+        assert moving.loss_of(folder, None, None)["epsilon"] == loss["epsilon"] == 2.0
+        moving.write_off(folder, moving.loss_of(folder, None, None))
+        with pytest.raises(LedgerError, match="whole budget counts as spent: epsilon 2 at"):
+            Ledger(home.ledger, home.counter, {}, limit)
+    assert len(made) > 20
+    assert states <= {"as it was", "restored", "counter", "written-off"}
+    assert states >= {"restored"} | ({"as it was"} if left == "all" else set())
+
+
+def test_a_ledger_begins_at_zero_only_where_nothing_was_written_off(tmp_path):
+    silo = used(tmp_path / "clinic")
+    run("write-off", silo.home.folder, "--yes")
+    silo.home.ledger.unlink()
+    silo.home.counter.unlink()
+    assert "Run: tacit silo write-off" in refused("restored", silo.home.folder)
+    with pytest.raises(LedgerError, match="Run: tacit silo write-off"):
+        status_of(silo.home.folder)
+    # The ledger before is still there to look at, and says what it has had.
+    edit(silo.home.folder, budget={"epsilon": 0.5, "delta": 1e-6})
+    assert "epsilon 2 at delta 1e-05" in " ".join(run("write-off", silo.home.folder, "--yes").split())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_lowered_policy_does_not_make_a_write_off_smaller(tmp_path, again):
+    silo = used(tmp_path / "clinic")
+    folder = silo.home.folder
+    if again:
+        run("write-off", folder, "--yes")
+        edit(folder, budget={"epsilon": 5.0, "delta": 3e-5})
+        service = reopened(folder)
+        LocalClient(service).ask(Propose(plan=MB))
+        service.close()
+    silo.policy = load_policy(folder / "policy.toml")
+    most = silo.policy.budget
+    silo.open()
+    edit(folder, budget={"epsilon": most.epsilon - 1.5, "delta": most.delta})
+    silo.client.ask(Hello())
+    silo.service.close()
+    # The ledger is lost, with what it says; the counter is apart.
+    for path in folder.glob("ledger.sqlite*"):
+        path.unlink()
+    assert f"epsilon {most.epsilon:g} at delta {most.delta:g}" in " ".join(run("write-off", folder, "--yes").split())
 
 
 def test_a_running_silo_is_not_written_off_and_a_doubt_changes_nothing(tmp_path):

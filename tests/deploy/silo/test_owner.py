@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sqlite3
 
 import pytest
 import tomli_w
@@ -13,10 +14,12 @@ from tacit.cli.status import approve, end, status_of
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.owner import decide, differences, myself
 from tacit.deploy.silo.policy import PolicyError, policy_from
-from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status
+from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, parse_response, parse_signed_reply
 from tacit.errors import TacitError
+from tacit.privacy import price
 from tacit.silo.ledger import inspect, refusals
 from tests.deploy.silo.consortium import (
+    PROPOSER,
     Daemon,
     LocalClient,
     broadcast_of,
@@ -205,11 +208,146 @@ def test_a_study_is_its_proposers_alone(make):
     assert newest(silo, "close")["who"] == "tester"
 
 
+def asked_by(proposer, silo, request, payload=b""):
+    """The reply to another proposer: its kind, or the code of a refusal."""
+    client = LocalClient(silo.service)
+    client._proposer = proposer
+    try:
+        return client.ask(request, payload)[0].type
+    except RefusalError as refusal:
+        return refusal.code
+
+
+def test_nobody_proposes_anothers_plan_before_he_does_or_by_an_approval_that_he_was_given(make):
+    silo = make(proposers={OTHER.name: OTHER.signer.public}, approval={"mode": "manual"})
+    assert asked_by(OTHER, silo, Propose(plan=MB)) == "proposer"
+    assert asked_by(OTHER, silo, Propose(plan=MB.model_copy(update={"proposer": None}))) == "proposer"
+    assert silo.propose(MB).state == "pending"
+    approve(silo.home.folder, MB.study)
+    silo.refused("unknown-study", Finish(study=MB.study))
+    # The proposal is gone, and so is the approval, for him and for others.
+    assert not list(silo.home.approved.iterdir())
+    assert asked_by(OTHER, silo, Propose(plan=MB)) == "proposer"
+    twin = MB.model_copy(update={"proposer": OTHER.name})
+    assert asked_by(OTHER, silo, Propose(plan=twin)) == "consent"
+    assert silo.propose(MB).state == "pending"
+    assert twin.study != MB.study
+    assert asked_by(OTHER, silo, *silo.ask(twin, 0)) == "pending"
+    assert {row["study"]: row["proposer"] for row in status_of(silo.home.folder)["pending"]} == {
+        MB.study: "tester",
+        twin.study: "other",
+    }
+    approve(silo.home.folder, MB.study)
+    silo.answer(MB, 0)
+    assert asked_by(OTHER, silo, *silo.ask(twin, 0)) == "pending"
+
+
+def test_an_approval_goes_with_a_proposal_whose_time_is_up(make):
+    silo = make(approval={"mode": "manual", "study_days": 1.0})
+    silo.propose(MB)
+    approve(silo.home.folder, MB.study)
+    silo.time += 2 * DAY
+    silo.refused("unknown-study", Status(study=MB.study))
+    assert silo.propose(MB).state == "pending"
+
+
+def test_what_is_revoked_is_refused_in_any_order_of_keys_and_at_any_place(make):
+    silo = make()
+    plan = plan_of({"name": "mb-sgd", "step_size": 2.0})
+    silo.propose(plan)
+    end(silo.home.folder, plan.study, "revoke")
+    copies = (
+        {"algorithm": dict(reversed(plan.algorithm.items()))},
+        {"algorithm": {**plan.algorithm, "step_size": 2}},
+        {"algorithm": {**plan.algorithm, "batch_size": None}},
+        {"silo_index": 1},
+        {"name": "another", "nonce": "07", "silo_index": 2},
+    )
+    for change in copies:
+        twin = plan.model_copy(update=change)
+        assert twin.study != plan.study
+        silo.refused("revoked", Propose(plan=twin))
+    assert silo.propose(plan.model_copy(update={"epsilon": 0.9})).state == "consented"
+
+
+def test_what_was_revoked_stays_so_though_the_proposal_was_withdrawn_meanwhile(make, monkeypatch):
+    """The proposer takes it back between the owner's look at it and the owner's word."""
+    silo = make(approval={"mode": "manual"})
+    silo.propose(MB)
+    written = []
+    monkeypatch.setattr("tacit.cli.status.decide", lambda *words: written.append(words))
+    end(silo.home.folder, MB.study, "revoke")
+    silo.refused("unknown-study", Finish(study=MB.study))
+    decide(*written[0])
+    silo.refused("revoked", Propose(plan=MB.model_copy(update={"nonce": "ff"})))
+    assert newest(silo, "refuse")["who"] == myself()
+
+
+def test_hours_hold_for_the_clock_even_if_it_was_ahead_before(make):
+    silo = make(allow={"hours": ["08:00-18:00"]})
+    midnight = 1e9 - 1e9 % DAY + DAY
+    silo.time = midnight + 3 * DAY + 12 * 3600.0
+    silo.propose(MB)
+    silo.time = midnight + 23 * 3600.0
+    silo.refused("hours", *silo.ask(MB, 0))
+    silo.time = midnight + DAY + 9 * 3600.0
+    silo.answer(MB, 0)
+
+
+def test_after_the_policy_has_expired_a_study_can_still_be_ended_and_nothing_else(make):
+    silo = make(approval={"mode": "manual"})
+    for plan in (MB, LOCAL, POISSON):
+        silo.propose(plan)
+    approve(silo.home.folder, MB.study)
+    silo.answer(MB, 0)
+    approve(silo.home.folder, LOCAL.study)
+    edit(silo, approval={"mode": "manual"}, expires="2001-01-01")
+    silo.refused("expired", *silo.ask(MB, 1))
+    silo.refused("expired", Propose(plan=LOCAL))
+    # An approval that comes too late reserves nothing.
+    assert silo.client.ask(Status(study=LOCAL.study))[0].state == "pending"
+    silo.refused("expired", *silo.ask(LOCAL, 0))
+    assert list(silo.service._ledger.accounts) == [MB.study]
+    assert silo.client.ask(Status(study=MB.study))[0].next_round == 1
+    assert silo.client.ask(Finish(study=MB.study))[0].answers == 1
+    silo.refused("unknown-study", Finish(study=POISSON.study))
+    silo.time += 60 * DAY
+    silo.refused("unknown-study", Status(study=LOCAL.study))
+    assert not silo.service._ledger.pending()
+
+
 def test_the_policy_bounds_the_epsilon_of_a_study(make):
     silo = make(allow={"max_epsilon_per_study": 0.5})
     refusal = silo.refused("not-allowed", Propose(plan=MB))
     assert refusal.numbers == {"epsilon": 1.0, "limit": 0.5}
     assert silo.propose(plan_of({"name": "mb-sgd"}, epsilon=0.5)).state == "consented"
+
+
+def test_a_large_delta_does_not_pass_the_bound_on_epsilon(make):
+    """At a delta of 0.09 an epsilon of 0.5 pays for releases that cost six times as much at the account's."""
+    silo = make(budget={"epsilon": 4.0, "delta": 1e-6}, allow={"max_epsilon_per_study": 0.5})
+    for delta in (0.09, 1.01e-6):
+        refusal = silo.refused("not-allowed", Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=0.5, delta=delta)))
+        assert refusal.numbers == {"delta": delta, "limit": 1e-6}
+    for nonce, delta in (("01", 1e-6), ("02", 1e-8)):
+        plan = plan_of({"name": "mb-sgd"}, epsilon=0.5, delta=delta, nonce=nonce)
+        silo.propose(plan)
+        assert price(silo.service._ledger.accounts[plan.study].events, delta=1e-6).epsilon <= 0.5
+
+
+def test_a_proposal_that_was_withdrawn_is_not_brought_back_by_a_courier(make):
+    silo = make(approval={"mode": "manual"}, allow={"max_open": 1})
+    to = {"silo": silo.policy.name, "ledger": silo.service._ledger.identity}
+    tape = PROPOSER.request(Propose(plan=MB), **to)
+    silo.client.exchange(tape)
+    approve(silo.home.folder, MB.study)
+    silo.refused("unknown-study", Finish(study=MB.study))
+    for raw in (tape, PROPOSER.request(Status(study=MB.study), **to, counter=1)):
+        reply = parse_response(parse_signed_reply(silo.client.exchange(raw)[0]).reply.encode())
+        assert reply.code == "replayed"
+        assert kinds(silo) == ["open"]
+        assert not silo.service._ledger.pending()
+    assert silo.propose(LOCAL).state == "pending"
 
 
 def test_nothing_is_answered_outside_the_hours(make):
@@ -311,6 +449,52 @@ def test_while_the_policy_cannot_be_used_everything_is_refused(make, caplog, way
     assert caplog.text.count("everything is refused, because the policy cannot take effect") == 1
     assert len(kinds(silo)) == length
     path.write_text(usual)
+    silo.answer(MB, 0)
+
+
+@pytest.mark.parametrize("entry", ["policy", "rule"])
+def test_a_policy_that_is_taken_back_before_its_entry_is_made_never_counts(make, entry):
+    """The ledger cannot be written while the owner loosens the policy by mistake, and can when that is mended."""
+    silo = make(allow={"max_epsilon_per_study": 0.1}, approval={"mode": "manual"})
+    path = silo.home.folder / "policy.toml"
+    tight, length = path.read_bytes(), len(kinds(silo))
+    silo.refused("not-allowed", Propose(plan=MB))
+    backup = sqlite3.connect(silo.home.ledger, isolation_level=None)
+    backup.execute("BEGIN IMMEDIATE")
+    edit(silo, **({"budget": {"epsilon": 35.0}} if entry == "rule" else {}))
+    silo.refused("ledger", Propose(plan=MB))
+    path.write_bytes(tight)
+    silo.refused("ledger", Hello())
+    backup.execute("ROLLBACK")
+    backup.close()
+    silo.refused("not-allowed", Propose(plan=MB))
+    assert silo.service.policy.approval.mode == "manual"
+    assert silo.service._ledger.rule.epsilon == 30.0
+    assert len(kinds(silo)) == length
+    edit(silo)
+    assert silo.propose(MB).state == "consented"
+
+
+def test_a_clock_that_a_refused_policy_vouches_for_is_not_believed(make):
+    silo = make()
+    silo.propose(MB)
+    edit(silo, budget={"rule": "gdp"}, clock_checked="2004-01-01")
+    silo.time += 2 * 366 * DAY
+    silo.refused("policy", Hello())
+    edit(silo)
+    silo.refused("clock", Status(study=MB.study))
+
+
+def test_a_policy_that_others_may_write_by_now_answers_nothing(make, caplog):
+    """Its words have not changed, but whose they are cannot be told any more."""
+    silo = make()
+    silo.propose(MB)
+    path = silo.home.folder / "policy.toml"
+    for mode in (0o620, 0o666, 0o604):
+        path.chmod(mode)
+        silo.refused("policy", *silo.ask(MB, 0))
+    assert f"chmod 600 {path}" in caplog.text
+    path.chmod(0o600)
     silo.answer(MB, 0)
 
 

@@ -17,7 +17,7 @@ from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for
-from tacit.silo.chain import Counter, entry_after
+from tacit.silo.chain import Counter, WrittenOff, entry_after
 from tacit.silo.spending import LedgerError
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
 
@@ -278,7 +278,7 @@ def test_an_owner_is_told_when_studies_without_a_rule_get_one(make, caplog):
         database.execute("UPDATE entries SET body = ?, previous = ?, hash = ? WHERE seq = ?", values)
     database.commit()
     database.close()
-    Counter(silo.home.counter).advance(last)
+    Counter(silo.home.counter).advance(last, WrittenOff(2.0, 1e-5))
     caplog.set_level("INFO")
     silo.open()
     ledger = silo.service._ledger

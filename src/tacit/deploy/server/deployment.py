@@ -175,7 +175,12 @@ def unknown_meaning(facts: Sequence[Welcome]) -> str | None:
 
 
 def plan_for(
-    study: Study, facts: Sequence[Welcome], shufflers: dict[str, str], server: PublicKey | None = None
+    study: Study,
+    facts: Sequence[Welcome],
+    shufflers: dict[str, str],
+    server: PublicKey | None = None,
+    *,
+    proposer: str | None = None,
 ) -> Plan:
     """The plan to propose, at index 0, for silos with these public facts; reports are sealed to the ``server`` key."""
     first, silos, run, section = facts[0], len(facts), study.run, study.privacy
@@ -208,4 +213,5 @@ def plan_for(
         everyone=run.participants is None,
         shuffle=shuffle,
         schema_digest=first.schema_digest,
+        proposer=proposer,
     )

@@ -183,7 +183,8 @@ def _point(
     names = tuple(sorted(met))
     facts = [met[name][1] for name in names]
     seals = {name: greet(caller).seal for name, caller in callers.items()}
-    plan = plan_for(study, facts, seals, _server_key(folder).public if study.algorithm.channel == REPORTS else None)
+    server = _server_key(folder).public if study.algorithm.channel == REPORTS else None
+    plan = plan_for(study, facts, seals, server, proposer=terms.proposer)
     records = tuple(fact.records for fact in facts)
     _, key = jax.random.split(jax.random.key(terms.seed))
     point = Checkpoint(plan, names, records, fresh_state(plan, records, key))

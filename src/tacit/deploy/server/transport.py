@@ -16,7 +16,17 @@ import numpy as np
 from tacit.channel import weighted_mean
 from tacit.deploy.client import Client
 from tacit.deploy.signing import Proposer, digest_of, opened_reply
-from tacit.deploy.wire import Error, Message, RefusalError, Sealed, frame, parse_response, read_arrays, unframed
+from tacit.deploy.wire import (
+    Error,
+    Message,
+    RefusalError,
+    Sealed,
+    Welcome,
+    frame,
+    parse_response,
+    read_arrays,
+    unframed,
+)
 
 NONSENSE = "nonsense"
 """The code of a reply that cannot be what the plan asked for."""
@@ -79,12 +89,14 @@ class SocketTransport:
 class SignedTransport:
     """Signs what goes to silos, and lets through only what pinned silos have signed in reply.
 
-    ``silos`` pins each silo's public key to its name. Which silo is at which address is known once it has answered.
+    ``silos`` pins each silo's public key to its name. Which silo is at which address is known once it has answered, and
+    which ledger it keeps once it has said so in a `Welcome`.
     """
 
     def __init__(self, inner: Transport, proposer: Proposer, silos: Mapping[str, str]) -> None:
         self._inner, self._proposer, self._silos = inner, proposer, silos
         self._names: dict[str, str] = {}
+        self._ledgers: dict[str, str] = {}
 
     def present(self) -> list[str]:
         """As the transport inside."""
@@ -101,12 +113,18 @@ class SignedTransport:
 
     def _signed(self, at: str, raw: bytes) -> bytes:
         header, payload = unframed(raw)
-        return self._proposer.request(header.decode(), payload, silo=self._names.get(at, ""))
+        silo, ledger = self._names.get(at, ""), self._ledgers.get(at, "")
+        return self._proposer.request(header.decode(), payload, silo=silo, ledger=ledger)
 
     def _opened(self, at: str, raw: bytes, reply: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         silo, header = opened_reply(*reply, request=digest_of(*unframed(raw)), silos=self._silos)
         self._names[at] = silo
         response = parse_response(header)
+        if isinstance(response, Welcome):
+            self._ledgers[at] = response.ledger
+        if isinstance(response, Error) and response.code == "addressed":
+            # The silo may keep another ledger by now; it tells when it is greeted again.
+            self._ledgers.pop(at, None)
         if isinstance(response, Error) and response.code == "replayed":
             # Another request of this proposer has overtaken this one, which may be asked anew.
             raise RefusalError(response.code, response.text)

@@ -99,7 +99,9 @@ class ShufflerService:
     def _request_in(self, header: bytes, payload: bytes) -> tuple[SignedRequest, Any]:
         signed, terms = parse_signed_request(header), self.terms
         parse = messages.parse_request
-        return signed, opened_request(signed, payload, silo=self._address, proposers=terms.callers, parse=parse)
+        return signed, opened_request(
+            signed, payload, silo=self._address, ledger="", proposers=terms.callers, parse=parse
+        )
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
         """The signed frame that answers a signed request; whatever is sent, this returns one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ from tacit.plans.assemble import Builder, Shapes, coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import MOST_KEPT, TAILS, samples_of
 from tacit.privacy import Event, Price, PricingError
+from tacit.privacy.filter import Rule
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
 from tacit.silo.ledger import Ledger
@@ -224,8 +227,22 @@ class Shares(NamedTuple):
 
 
 def terms_of(plan: Plan) -> str:
-    """A digest of a plan that is the same for copies of it with another name or nonce."""
-    return plan.model_copy(update={"name": "terms", "nonce": ""}).study
+    """A digest of what a plan asks for, whoever proposes it, under whatever name and for whichever place.
+
+    It is the same for plans that differ in name, nonce, proposer, silo_index, the order of keys, numbers written with
+    or without a fraction, and keys that are null. Any other difference, however small, makes other terms.
+    """
+    tree = plan.model_dump(mode="json", exclude={"name", "nonce", "proposer", "silo_index"})
+    return hashlib.sha256(json.dumps(_canonical(tree), sort_keys=True).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _canonical(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [_canonical(part) for part in value]
+    # Adding zero makes one of both zeros.
+    return value + 0.0 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def charge_of(offer: Offer) -> Charge:
@@ -236,6 +253,18 @@ def charge_of(offer: Offer) -> Charge:
 def kept_of_plan(offer: Offer) -> float:
     """The part of a plan's own delta that is kept for short tails and for the sampler."""
     return TAILS * bool(offer.shares) + sampler_delta(offer.samples, offer.plan.epsilon)
+
+
+def check_delta(delta: float, account: Rule) -> None:
+    """Refuse a plan's delta that is larger than the account's.
+
+    Formal guarantee: if the releases of a plan that passes are (epsilon, delta)-DP as it asks, they are so for its
+    epsilon at the account's delta. So a bound on a plan's epsilon is one on its price at the account's delta.
+    """
+    if not delta <= account.delta:
+        numbers = {"delta": delta, "limit": account.delta}
+        text = f"expected a study of delta at most {account.delta:g}, which is this account's, got {delta:g}"
+        raise RefusalError("not-allowed", text, numbers)
 
 
 def check_sampling(offer: Offer, allow: AllowSection) -> None:

@@ -47,9 +47,9 @@ def _user(uid: int) -> str:
 
 
 def author(path: Path) -> dict[str, str]:
-    """Who wrote a file, and when: its text if it names somebody, else the user that it belongs to."""
+    """Who wrote a file, and when: its first line if it names somebody, else the user that it belongs to."""
     found = path.stat()
-    text = path.read_text(encoding="utf-8", errors="replace")[:_LONGEST]
+    text = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0][:_LONGEST]
     named = "".join(letter for letter in text if letter.isprintable()).strip()
     return {"who": named or _user(found.st_uid), "when": _moment(found.st_mtime)}
 
@@ -58,13 +58,13 @@ def _moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def decide(folder: Path, study: str, verb: str) -> None:
-    """Write a decision down for the daemon."""
+def decide(folder: Path, study: str, verb: str, terms: str = "") -> None:
+    """Write a decision down for the daemon, with the ``terms`` that are revoked: the proposal may be gone by then."""
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / (study if verb == "approve" else f"{study}.{verb}")
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(myself())
+        file.write(f"{myself()}\n{terms}")
 
 
 def heed(ledger: Ledger, decided: Path, names: list[str]) -> None:
@@ -72,18 +72,20 @@ def heed(ledger: Ledger, decided: Path, names: list[str]) -> None:
     for name in sorted(names):
         study, _, verb = name.partition(".")
         if verb in REASONS and _IDENTITY.fullmatch(study):
-            _end(ledger, study, verb, author(decided / name))
+            _end(ledger, study, verb, decided / name)
         else:
             _log.warning("decided/%s is no decision about a study; it is removed", name[:100])
     for name in names:
         (decided / name).unlink(missing_ok=True)
 
 
-def _end(ledger: Ledger, study: str, verb: str, facts: dict[str, str]) -> None:
+def _end(ledger: Ledger, study: str, verb: str, decision: Path) -> None:
     """End a study, unless a crash came between the entry and the end of its file."""
-    text, account = ledger.plan(study), ledger.accounts.get(study)
+    text, account, facts = ledger.plan(study), ledger.accounts.get(study), author(decision)
     plan = None if text is None else Plan.model_validate_json(text)
-    terms = {"terms": terms_of(plan)} if verb == "revoke" and plan is not None else {}
+    told = decision.read_text(encoding="utf-8", errors="replace").partition("\n")[2]
+    revoked = told if plan is None else terms_of(plan)
+    terms = {"terms": revoked} if verb == "revoke" and _IDENTITY.fullmatch(revoked) else {}
     is_over = study in ledger.notes.endings and not (account is not None and account.live)
     if is_over and not set(terms.values()) - ledger.notes.revoked:
         return
@@ -95,13 +97,13 @@ def _end(ledger: Ledger, study: str, verb: str, facts: dict[str, str]) -> None:
 def changed_policy(folder: Path, text: bytes, before: Policy) -> Policy:
     """The policy in an edited file, or an error where it cannot take effect while the daemon runs."""
     path = folder / "policy.toml"
+    check_silo(folder, [path])
     if not text:
         raise PolicyError(f"{path} is empty or cannot be read.")
     try:
         policy = policy_from(tomllib.loads(text.decode("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path} is not valid TOML: {error}.") from None
-    check_silo(folder, [path])
     fixed = [line for line in differences(plain_policy(before), plain_policy(policy)) if _section(line) in _FIXED]
     if fixed:
         raise PolicyError(f"{path}: restart needed for {'; '.join(fixed)}. Until then everything is refused.")

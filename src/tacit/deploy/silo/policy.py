@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,8 +55,9 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24
 class AllowSection(Section):
     """Which studies are considered at all, and when they are answered.
 
-    ``max_epsilon_per_study`` bounds a plan's own epsilon. ``hours`` are spans of the day in UTC, such as 08:00-18:00
-    or 22:00-06:00; outside them nothing is answered.
+    ``max_epsilon_per_study`` bounds a plan's own epsilon, and so its price at the account's delta: no plan may have a
+    larger one. ``hours`` are spans of the day in UTC, such as 08:00-18:00 or 22:00-06:00; outside them nothing is
+    answered.
     """
 
     algorithms: tuple[str, ...]
@@ -207,9 +209,12 @@ def load_policy(path: Path) -> Policy:
 
 
 def policy_text(folder: Path) -> bytes:
-    """The policy of a silo's folder as it stands on disk; empty where it cannot be read."""
+    """The policy of a silo's folder as it stands on disk; empty where it cannot be read, or others may too."""
     try:
-        return (folder / "policy.toml").read_bytes()
+        with (folder / "policy.toml").open("rb") as file:
+            found = os.fstat(file.fileno())
+            is_owners = not found.st_mode & 0o077 and found.st_uid in (0, os.geteuid())
+            return file.read() if is_owners else b""
     except OSError:
         return b""
 

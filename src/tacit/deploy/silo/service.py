@@ -99,6 +99,7 @@ class _Known(NamedTuple):
     """A request that was signed by somebody whom this policy pins."""
 
     policy: Policy
+    ledger: str
     signed: wire.SignedRequest
     request: Any
 
@@ -136,7 +137,7 @@ class SiloService:
         if len(records["y"]) > MOST_RECORDS:
             raise PolicyError(f"Expected at most {MOST_RECORDS} records in one silo; serve the rest as a second one.")
         self.policy, self.home = policy, home
-        self._policy_read = policy_text(home.folder) if policy_read is None else policy_read
+        self._policy_read: bytes | None = policy_text(home.folder) if policy_read is None else policy_read
         self._policy_refused: bytes | None = None
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
@@ -147,23 +148,23 @@ class SiloService:
         if not (home.folder / policy.key).exists():
             raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
         self._signer = Signer(read_secret(home.folder / policy.key))
-        self._sealer = self._new_sealer()
+        self._sealer = self._new_sealer(policy)
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
-        self._ledger: Ledger | None = self._open()
+        self._ledger: Ledger | None = self._open(policy)
 
-    def _new_sealer(self) -> Sealer | None:
-        if self.policy.shuffle is None:
+    def _new_sealer(self, policy: Policy) -> Sealer | None:
+        if policy.shuffle is None:
             return None
         from tacit.deploy.silo.shuffled import Sealer
 
-        return Sealer(self.policy.name, self._signer, self._noise)
+        return Sealer(policy.name, self._signer, self._noise)
 
-    def _open(self) -> Ledger:
-        home, policy = self.home, self.policy
+    def _open(self, policy: Policy) -> Ledger:
+        home = self.home
         ledger = Ledger(
             home.ledger,
             home.counter,
@@ -175,20 +176,21 @@ class SiloService:
             opening={"policy": plain_policy(policy)},
         )
         try:
-            self._keep_policy(ledger)
+            self._keep_policy(ledger, policy)
             self._heed(ledger)
         except BaseException:
             ledger.close()
             raise
+        self._ledger_id = ledger.identity
         accounts.log_account(ledger)
         return ledger
 
-    def _keep_policy(self, ledger: Ledger) -> None:
+    def _keep_policy(self, ledger: Ledger, policy: Policy) -> None:
         """Make an entry of the policy that takes effect, unless the chain has it."""
-        if ledger.notes.policy != plain_policy(self.policy):
+        if ledger.notes.policy != plain_policy(policy):
             from tacit.deploy.silo.owner import policy_entry
 
-            entry = policy_entry(self.home.folder, ledger.notes.policy, self.policy)
+            entry = policy_entry(self.home.folder, ledger.notes.policy, policy)
             ledger.note("policy", "", entry)
             _log.info("the policy has changed: %s", "; ".join(entry["changed"]))
 
@@ -203,16 +205,18 @@ class SiloService:
     def _refresh(self) -> None:
         """Take the policy that is on disk now; while it cannot be used, refuse.
 
-        Formal guarantee: nothing is answered under a policy that is not the one on disk.
+        Formal guarantee: nothing is answered under a policy that is not the one on disk, in words and mode.
         """
         text = policy_text(self.home.folder)
         if text == self._policy_read:
             return
         from tacit.deploy.silo.owner import changed_policy
 
-        ledger = self._opened()
+        # From here on none is in force, until the one on disk is: whatever fails, the next request comes here again.
+        self._policy_read = None
         try:
             policy = changed_policy(self.home.folder, text, self.policy)
+            ledger = self._opened(policy)
             ledger.adopt(policy.limit, policy.checked_second)
         except TacitError as error:
             if isinstance(error, LedgerError) and error.code not in ("rule", "written-off"):
@@ -221,11 +225,11 @@ class SiloService:
                 _log.error("everything is refused, because the policy cannot take effect: %s", error)
             self._policy_refused = text
             raise RefusalError("policy", "the silo's policy cannot be used as it stands; its owner is told") from None
-        self.policy, self._sealer = policy, self._new_sealer()
+        self._keep_policy(ledger, policy)
+        self.policy, self._sealer = policy, self._new_sealer(policy)
         # What was allowed before may not be any more.
         self._workers.clear()
         self._prepared.clear()
-        self._keep_policy(ledger)
         self._policy_read = text
 
     def close(self) -> None:
@@ -244,13 +248,14 @@ class SiloService:
 
     def _request_in(self, header: bytes, payload: bytes) -> tuple[wire.SignedRequest, Any]:
         signed = wire.parse_signed_request(header)
-        return signed, opened_request(signed, payload, silo=self.policy.name, proposers=self.policy.proposers)
+        name, pinned = self.policy.name, self.policy.proposers
+        return signed, opened_request(signed, payload, silo=name, ledger=self._ledger_id, proposers=pinned)
 
     def handle(self, header: bytes, payload: bytes) -> bytes:
         """The signed frame that answers a signed request; whatever is sent, this returns one.
 
-        Formal guarantee: a request that no pinned proposer has signed for this silo, or that is older than the last one
-        of its study, is refused before anything is priced or read.
+        Formal guarantee: a request that no pinned proposer has signed for this silo and this ledger, or that is older
+        than the last one of its study, is refused before anything is priced or read, and changes no account.
         """
         asked = digest_of(header, payload)
         head, body = wire.unframed(self._reply(header, payload, asked))
@@ -284,19 +289,20 @@ class SiloService:
 
     def _known(self, header: bytes, payload: bytes) -> _Known | None:
         """A request that a pinned proposer has signed; none where the policy on disk has to be read first."""
-        policy = self.policy
+        policy, ledger = self.policy, self._ledger_id
         if policy_text(self.home.folder) != self._policy_read:
             return None
-        return _Known(policy, *self._request_in(header, payload))
+        return _Known(policy, ledger, *self._request_in(header, payload))
 
     def _served(self, header: bytes, payload: bytes, asked: bytes, known: _Known | None) -> bytes:
         self._refresh()
-        if known is None or known.policy is not self.policy:
-            known = _Known(self.policy, *self._request_in(header, payload))
+        ledger = self._opened()
+        if known is None or known.policy is not self.policy or known.ledger != ledger.identity:
+            known = _Known(self.policy, ledger.identity, *self._request_in(header, payload))
         signed, request = known.signed, known.request
         self._asking = signed.proposer
         self._accept(signed, study_of(request), asked)
-        reply = self._dispatch(self._opened(), request, payload)
+        reply = self._dispatch(ledger, request, payload)
         self._accept(signed, study_of(request), asked)  # by now the study may be known
         return reply
 
@@ -313,35 +319,42 @@ class SiloService:
         A study that another proposer has proposed is refused too: it is that one's alone.
         """
         ledger = self._opened()
-        known = study in ledger.accounts or study in ledger.pending()
+        known, own = study in ledger.accounts or study in ledger.pending(), f"{signed.proposer}/{study}"
         if known and ledger.owner_of(study) not in (None, signed.proposer):
             raise RefusalError("proposer", "expected the proposer whose study this is")
         if known:
             ledger.claim(study, signed.proposer)
-        ledger.accept(f"{signed.proposer}/{study if known else ''}", signed.counter, asked.hex())
+        # A study that was withdrawn keeps its last request: what came before brings it not back.
+        scope = own if known or ledger.has_heard(own) else f"{signed.proposer}/"
+        ledger.accept(scope, signed.counter, asked.hex())
 
     def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
         if payload and not isinstance(request, Answer):
             raise RefusalError("bad-message", "only a broadcast has a payload")
         self._heed(ledger)
         if isinstance(request, Hello):
-            return self._hello(request)
-        # The ledger's time never runs backwards, so a clock set back revives nothing.
-        if ledger.now() >= self.policy.last_second:
-            raise RefusalError("expired", "the silo's policy has expired")
+            return self._hello(ledger, request)
         self._tidy(ledger)
-        if isinstance(request, Propose):
-            return self._propose(ledger, request.plan, request.description)
+        # Whatever the policy says, what was begun can be looked at and ended.
         if isinstance(request, Status):
             return self._status(ledger, request)
         if isinstance(request, Finish):
             return self._finish(ledger, request)
+        if self._is_expired(ledger):
+            raise RefusalError("expired", "the silo's policy has expired")
+        if isinstance(request, Propose):
+            return self._propose(ledger, request.plan, request.description)
         return self._answer(ledger, request, payload)
 
-    def _opened(self) -> Ledger:
+    def _is_expired(self, ledger: Ledger) -> bool:
+        # The ledger's time never runs backwards, so a clock set back revives nothing.
+        return ledger.now() >= self.policy.last_second
+
+    def _opened(self, policy: Policy | None = None) -> Ledger:
+        """The ledger, opened again if it had to be closed, under the policy in force or one that is about to be."""
         if self._ledger is None:
             try:
-                self._ledger = self._open()
+                self._ledger = self._open(policy or self.policy)
             except LedgerError as error:  # its text names files and processes, which are the owner's business
                 _log.error("the ledger cannot be opened again: %s", error)
                 raise LedgerError(error.code, "the ledger cannot be opened again; see the silo's own log") from None
@@ -352,11 +365,16 @@ class SiloService:
         waited = self.policy.approval.study_days * _DAY
         for study, asked in ledger.pending().items():
             if asked + waited <= ledger.now():
-                ledger.drop(study)
+                self._drop(ledger, study)
         for study in [s for s in self._workers if not (s in ledger.accounts and ledger.accounts[s].live)]:
             del self._workers[study]
 
-    def _hello(self, request: Hello) -> bytes:
+    def _drop(self, ledger: Ledger, study: str) -> None:
+        """Forget a proposal, and the approval that it may have had."""
+        (self.home.approved / study).unlink(missing_ok=True)
+        ledger.drop(study)
+
+    def _hello(self, ledger: Ledger, request: Hello) -> bytes:
         if request.version != wire.VERSION:
             raise RefusalError("version", f"expected version={wire.VERSION} of the protocol, got {request.version}")
         welcome = wire.Welcome(
@@ -370,18 +388,21 @@ class SiloService:
             noise="discrete-gaussian" if self._noise else "off (test build)",
             schema_digest=self._description.digest,
             description=self._description.sent,
+            ledger=ledger.identity,
         )
         return frame(welcome)
 
     def _propose(self, ledger: Ledger, plan: Plan, told: Description | None) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
+        is_new = account is None and study not in ledger.pending()
+        if is_new and plan.proposer != self._asking:
+            raise RefusalError("proposer", "expected a plan whose proposer is the one that proposes it")
         if study in ledger.notes.endings:
             raise _over(ledger, study)
         if ledger.notes.revoked and accounts.terms_of(plan) in ledger.notes.revoked:
             raise RefusalError("revoked", "the silo's owner has revoked this plan, under whatever name")
         if account is None:
             self._check_schema(plan, told)
-        is_new = account is None and study not in ledger.pending()
         open_studies = sum(other.live for other in ledger.accounts.values()) + len(ledger.pending())
         if is_new and open_studies >= self.policy.allow.max_open:
             raise RefusalError("busy", f"expected at most {self.policy.allow.max_open} open studies")
@@ -402,7 +423,8 @@ class SiloService:
     def _considered(self, plan: Plan) -> Worker:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
         self._check_schema(plan)
-        terms = accounts.terms_of(plan)
+        accounts.check_delta(plan.delta, self._opened().rule)
+        terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
         if terms not in self._prepared:
             policy = self.policy
             offer = consider(plan, records=self._count, record=self._record, allow=policy.allow, shuffle=policy.shuffle)
@@ -472,6 +494,8 @@ class SiloService:
         if study in ledger.pending():
             if not self._is_approved(study):
                 raise RefusalError("pending", "the study waits for the approval of the silo's owner")
+            if self._is_expired(ledger):
+                raise RefusalError("expired", "the silo's policy has expired")
             self._reserve(ledger, self._considered(_stored_plan(ledger, study)))
         account = ledger.accounts.get(study)
         if account is None and study in ledger.notes.endings:
@@ -482,7 +506,7 @@ class SiloService:
 
     def _status(self, ledger: Ledger, request: Status) -> bytes:
         study = request.study
-        if study in ledger.pending() and not self._is_approved(study):
+        if study in ledger.pending() and (not self._is_approved(study) or self._is_expired(ledger)):
             standing = wire.Standing(study=study, state="pending", next_round=0, answers=0)
         else:
             account = self._account(ledger, study)
@@ -492,7 +516,7 @@ class SiloService:
 
     def _finish(self, ledger: Ledger, request: Finish) -> bytes:
         if request.study in ledger.pending():
-            ledger.drop(request.study)
+            self._drop(ledger, request.study)
             raise RefusalError("unknown-study", "the proposal is withdrawn")
         account = self._account(ledger, request.study)
         plan = _stored_plan(ledger, request.study)
@@ -533,7 +557,8 @@ class SiloService:
         account = self._account(ledger, request.study)
         if not account.live:
             raise _over(ledger, request.study)
-        if not self.policy.allow.is_open(ledger.now()):
+        # The ledger's time may be ahead, and the clock may have been set back: both must be inside.
+        if not all(self.policy.allow.is_open(moment) for moment in (ledger.now(), self._clock())):
             spans = ", ".join(self.policy.allow.hours or ())
             raise RefusalError("hours", f"the silo answers at {spans} UTC; ask again then")
         asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
