@@ -203,7 +203,7 @@ def run_command(
 
     from tacit.deploy.flower.commands import read_control
     from tacit.deploy.flower.watch import follow
-    from tacit.deploy.server.deployment import deployment_from
+    from tacit.deploy.server.deployment import check_proposer, deployment_from, locked
     from tacit.studies.folder import typed_command
 
     read_control(control)
@@ -227,8 +227,11 @@ def run_command(
     if not (folder / "study.toml").is_file():
         raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     terms["folder"] = str(folder)
-    (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
-    follow(folder, control.resolve(), Console())
+    with locked(folder) as make_room:
+        check_proposer(folder, proposer["name"])
+        (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
+        make_room()
+        follow(folder, control.resolve(), Console())
     typer.echo(f"Report: {folder / 'report.html'}")
 
 
@@ -238,7 +241,8 @@ def abort_command(
 ) -> None:
     """End the study of a run folder at every silo, within a minute, whether a server still leads it or not.
 
-    What silos have not used goes back to them. The run cannot be resumed afterwards.
+    What silos have not used goes back to them. The run cannot be resumed afterwards, unless no silo could be reached
+    or all refused.
 
     Example: tacit server abort runs/heart-disease --control state/control.toml
     """

@@ -88,6 +88,27 @@ def _check_above(folders: set[Path]) -> None:
         )
 
 
+def check_owner(folder: Path) -> None:
+    """Raise unless this process runs as the user who owns a silo's folder: what it writes must be the daemon's.
+
+    Root could write there too, but the daemon cannot read what root has written.
+    """
+    if not folder.exists():
+        return
+    owner = folder.stat().st_uid
+    if owner != os.geteuid():
+        import pwd
+
+        try:
+            name = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            name = f"#{owner}"
+        raise PermissionsError(
+            f"Expected the user who owns {folder}, {name}: files of others are shut to its daemon. Run: sudo -u "
+            f"{shlex.quote(name)} tacit silo ..."
+        )
+
+
 def too_open(paths: Iterable[Path]) -> dict[Path, int]:
     """Those files that others than their owner can read or change, with the mode that they should have."""
     return {path: 0o600 for path in paths if path.exists() and not _may(path, 0o600)}

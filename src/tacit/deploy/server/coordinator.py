@@ -36,11 +36,12 @@ from tacit.simulate.program import split_keys
 Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
 _FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
-_FINAL |= {"rejected", "revoked"}
+_FINAL |= {"rejected", "revoked", "unable"}
 _FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity", "schema"}
 # Of these, what a silo's owner could repair while the study waits.
-_MENDABLE = {"ledger", "counter", "restored", "identity", "schema"}
+_MENDABLE = {"ledger", "counter", "restored", "identity", "schema", "unable"}
 _WAITS = "waits for its owner's approval"
+_SILENT = "no answer"
 _PAUSE = 0.2
 
 
@@ -104,6 +105,10 @@ def newcomers(transport: Transport, known: set[str], seconds: float) -> Met:
                 raise StalledError(_twice(response.silo))
             found[response.silo] = (at, response)
     return found
+
+
+def _in_words(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in reasons.items())
 
 
 def _twice(name: str) -> str:
@@ -191,7 +196,8 @@ class Coordinator:
             self._look(set(left) - set(self.consents))
             time.sleep(_PAUSE if len(self.consents) < len(self._plans) else 0)
         if len(self.consents) < min_silos:
-            raise StalledError(f"Expected the consent of {min_silos} silos, got {len(self.consents)}; {reasons}.")
+            why = _in_words({n: reasons.get(n, _SILENT) for n in self._plans if n not in self.consents})
+            raise StalledError(f"Expected the consent of {min_silos} silos, got {len(self.consents)}; {why}.")
         return self.consents
 
     def _read_consent(self, name: str, response: Any, reasons: dict[str, str], final: dict[str, RefusalError]) -> None:
@@ -338,10 +344,10 @@ class Coordinator:
             if not is_fixed:
                 wanted = list(self.point.silos)
             if time.monotonic() > deadline or len(set(wanted) - set(gone)) < min_silos:
-                silent = sorted(set(wanted) - set(answers))
+                why = _in_words({n: gone.get(n, _SILENT) for n in sorted(set(wanted) - set(answers))})
                 ended = {name for name, reason in gone.items() if reason.split(":")[0] in _FINAL - _MENDABLE}
                 raise StalledError(
-                    f"Round {round_index + 1} needs {min_silos} silos, got {len(answers)}; missing {silent} {gone}.",
+                    f"Round {round_index + 1} needs {min_silos} silos, got {len(answers)}; {why}.",
                     final=len(set(wanted) - ended) < min_silos,
                 )
             self._look(set(wanted) - set(answers))

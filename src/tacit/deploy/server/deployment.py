@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +14,7 @@ from pydantic import Field, field_validator
 from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.channel.sealing import PublicKey
 from tacit.deploy.descriptions import differences, sentence
-from tacit.deploy.sections import Count, Section, checked
+from tacit.deploy.sections import Count, Section, checked, read_toml
 from tacit.deploy.shuffler.client import Address
 from tacit.deploy.signing import verifying_key
 from tacit.deploy.wire import Description, Name, Plan, Shuffle, Welcome
@@ -88,6 +90,45 @@ def deployment_from(tree: dict[str, Any]) -> Deployment:
             f"Expected the keys of all silos in proposer.toml, under [silos]; missing: {', '.join(unknown)}."
         )
     return found
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[Callable[[], None]]:
+    """Hold a run folder for one command; the function it yields makes room for the leader that the command starts.
+
+    Raises where another command, or its leader, is at work in the folder.
+    """
+    with (folder / "run.lock").open("a") as file:
+
+        def take(kind: int) -> None:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except OSError:
+                raise TacitError(
+                    f"{folder} is in use: a study is led from it now. Wait for its end, or stop that command first."
+                ) from None
+
+        take(fcntl.LOCK_EX)
+        yield lambda: take(fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def led(folder: Path) -> Iterator[None]:
+    """Show that a leader is at work in a run folder, as long as it is, whatever becomes of the command."""
+    with (folder / "run.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def check_proposer(folder: Path, proposer: str) -> None:
+    """Raise where the study of a run folder was proposed by somebody else: its silos obey that one alone."""
+    path = folder / "deployment.toml"
+    before = read_toml(path, TacitError, "").get("proposer", proposer) if path.exists() else proposer
+    if before != proposer:
+        raise TacitError(
+            f"The study of {folder} was proposed by {before}, and silos obey nobody else about it; got the keys of "
+            f"{proposer}. Give --keys the folder of {before}'s key, or start a study of your own without --resume."
+        )
 
 
 def check_study(study: Study, shufflers: int) -> None:

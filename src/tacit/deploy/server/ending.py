@@ -24,6 +24,8 @@ SECONDS = 60.0
 """How long silos are looked for and asked; one that cannot be reached closes the study when it expires there."""
 
 _ASK, _PAUSE = 10.0, 0.2
+# Codes by which a silo says that it does not obey this proposer; asking again would not help.
+_STRANGER = ("proposer", "unsigned", "signature")
 # Codes that a silo gives to the end of a study that is not open there.
 _OVER = ("unknown-study", "rejected", "finished", "closed", "revoked")
 
@@ -49,30 +51,41 @@ def end_everywhere(
 ) -> dict[str, str]:
     """Ask every silo of a study to end it, for at most ``seconds``; what each said, by name.
 
-    Proposals that wait for approval are withdrawn. The checkpoint says afterwards that the study is over.
+    Proposals that wait for approval are withdrawn. Once a silo has confirmed its end, the checkpoint says that the
+    study is over; where none has, it can go on.
     """
-    known, said = dict(addresses or {}), dict[str, str]()
+    known, said, refused = dict(addresses or {}), dict[str, str](), dict[str, str]()
     requests = {name: _finish(point, i) for i, name in enumerate(point.silos)}
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
         asked = {known[name]: name for name in requests if name in known and name not in said}
         for at, replies in transport.ask({at: [requests[name]] for at, name in asked.items()}, min(_ASK, left)).items():
-            response = response_in(replies[0]) if replies else None
-            if isinstance(response, Receipt):
-                said[asked[at]] = f"ended after {response.answers} answers, epsilon {response.epsilon:.4g}"
-            elif isinstance(response, Error) and response.code in _OVER:
-                said[asked[at]] = f"not open: {response.text}"
-        if len(said) == len(requests) or time.monotonic() >= deadline:
+            _hear(asked[at], response_in(replies[0]) if replies else None, said, refused)
+        strangers = {name for name, text in refused.items() if text.split(":")[0] in _STRANGER}
+        if len({*said, *strangers}) == len(requests) or time.monotonic() >= deadline:
             break
         found = newcomers(transport, set(known.values()), min(_ASK, max(0.0, deadline - time.monotonic())))
         known |= {name: at for name, (at, _) in found.items()}
         time.sleep(_PAUSE)
-    point.finished = True
-    point.save(path)
-    unreached = sorted(set(requests) - set(said))
-    tell("ended", {"silos": said, "unreached": unreached})
-    return {**said, **dict.fromkeys(unreached, "not reached; it closes the study when that expires there")}
+    refused = {name: text for name, text in refused.items() if name not in said}
+    unreached = sorted(set(requests) - {*said, *refused})
+    if said:
+        point.finished = True
+        point.save(path)
+    tell("ended" if said else "not-ended", {"silos": said, "refused": refused, "unreached": unreached})
+    told = {name: f"refused, and still open there ({text})" for name, text in refused.items()}
+    return {**said, **told, **dict.fromkeys(unreached, "not reached; it closes the study when that expires there")}
+
+
+def _hear(name: str, response: Any, said: dict[str, str], refused: dict[str, str]) -> None:
+    """Note what a silo says to the end of a study: that it is over there, or why it does not end it."""
+    if isinstance(response, Receipt):
+        said[name] = f"ended after {response.answers} answers, epsilon {response.epsilon:.4g}"
+    elif isinstance(response, Error) and response.code in _OVER:
+        said[name] = f"not open: {response.text}"
+    elif isinstance(response, Error):
+        refused[name] = f"{response.code}: {response.text}"
 
 
 def _finish(point: Checkpoint, silo_index: int) -> bytes:

@@ -21,7 +21,7 @@ from tacit.channel.sealing import SecretKey, new_secret
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, StalledError, Tell, fresh_state, is_final, meet
-from tacit.deploy.server.deployment import Deployment, deployment_from, plan_for, unknown_meaning
+from tacit.deploy.server.deployment import Deployment, deployment_from, led, plan_for, unknown_meaning
 from tacit.deploy.server.ending import end_everywhere, journal, should_end
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
@@ -47,7 +47,8 @@ def lead(folder: Path, transport: Transport) -> None:
         journal(folder, event, facts)
 
     try:
-        _lead(folder, transport, tell)
+        with led(folder):
+            _lead(folder, transport, tell)
     except BaseException as error:
         text = str(error) if isinstance(error, TacitError) else "interrupted"
         text = repr(error) if isinstance(error, Exception) and not isinstance(error, TacitError) else text

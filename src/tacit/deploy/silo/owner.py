@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tacit.deploy.permissions import check_silo
+from tacit.deploy.permissions import check_owner, check_silo
 from tacit.deploy.silo.consent import terms_of
 from tacit.deploy.silo.policy import Policy, PolicyError, plain_policy, policy_from
 from tacit.deploy.wire import Plan
@@ -59,7 +59,11 @@ def _moment(seconds: float) -> str:
 
 
 def decide(folder: Path, study: str, verb: str, terms: str = "") -> None:
-    """Write a decision down for the daemon, with the ``terms`` that are revoked: the proposal may be gone by then."""
+    """Write a decision down for the daemon, with the ``terms`` that are revoked: the proposal may be gone by then.
+
+    Only the owner of the silo's folder may: the daemon could not read what anybody else writes.
+    """
+    check_owner(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / (study if verb == "approve" else f"{study}.{verb}")
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -71,6 +71,8 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
         # Made before it is checked: otherwise somebody else could make it later.
         with contextlib.suppress(OSError):
             prices.mkdir(parents=True, exist_ok=True)
+    for decisions in (home.approved, home.decided):
+        decisions.mkdir(mode=0o700, exist_ok=True)
     check_silo(folder, files_of(folder, policy, home.counter))
     records = load_records(policy, folder)
     for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):

@@ -43,6 +43,7 @@ from tacit.deploy.wire import (
 from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.silo.chain import place_of
+from tacit.silo.door import DoorError
 from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.ledger import Ledger, Reply
 from tacit.silo.spending import Account, LedgerError
@@ -282,9 +283,13 @@ class SiloService:
                 return self._refuse("unpriceable", str(error))
             except TacitError as error:
                 return self._refuse("bad-plan", str(error))
+            except (OSError, DoorError) as error:
+                # Its own files or state: asking again helps nobody before the owner has looked.
+                self._refusals.note(f"a request cannot be served: {_cause(error)}")
+                return refuse("unable", "the silo cannot serve this in its present state; its owner's log says why")
             except Exception as error:
                 # The kind of error is safe to keep; its text might hold values.
-                _log.error("request failed: %s", type(error).__name__)
+                self._refusals.note(f"request failed: {type(error).__name__}")
                 return refuse("internal", "the request could not be served")
 
     def _known(self, header: bytes, payload: bytes) -> _Known | None:
@@ -517,7 +522,8 @@ class SiloService:
     def _finish(self, ledger: Ledger, request: Finish) -> bytes:
         if request.study in ledger.pending():
             self._drop(ledger, request.study)
-            raise RefusalError("unknown-study", "the proposal is withdrawn")
+            _log.info("study %s is withdrawn by %s, who proposed it", request.study, self._asking)
+            return refuse("unknown-study", "the proposal is withdrawn")
         account = self._account(ledger, request.study)
         plan = _stored_plan(ledger, request.study)
         # Priced first: a study whose receipt fails must not look as if it had ended in another way.
@@ -600,6 +606,13 @@ def _over(ledger: Ledger, study: str) -> RefusalError:
     if ending.reason in ("rejected", "closed", "revoked"):
         return RefusalError(ending.reason, f"the silo's owner has {ending.reason} this study")
     return RefusalError("finished", "this study has ended; a new run needs a plan with another nonce")
+
+
+def _cause(error: OSError | DoorError) -> str:
+    """The kind of an error and the file that it is about, if any; the text of others might hold values."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return type(error).__name__
+    return f"{type(error).__name__} at {error.filename}; who owns it? tacit silo commands run as the folder's owner"
 
 
 def _stored_plan(ledger: Ledger, study: str) -> Plan:

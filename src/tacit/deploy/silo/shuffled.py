@@ -9,6 +9,7 @@ shuffler, sealed for all shufflers and the server in turn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -115,7 +116,7 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
     if shuffle.min_silos < allow.min_silos:
         raise RefusalError("not-allowed", f"expected shuffle.min_silos of at least {allow.min_silos} silos")
     if colluding_silos(plan.silos, shuffle.honest) < policy.colluding:
-        raise RefusalError("not-allowed", f"expected shuffle.honest to leave {policy.colluding} silos that may collude")
+        raise RefusalError("not-allowed", _more_colluding(plan.silos, policy.colluding))
     strange = [name for name, key in shuffle.shufflers.items() if policy.shufflers.get(name) != key]
     if strange or len(shuffle.shufflers) < policy.min_shufflers:
         raise RefusalError("not-allowed", f"expected {policy.min_shufflers} or more shufflers, all of the policy's")
@@ -127,6 +128,16 @@ def check_shuffle(plan: Plan, records: int, allow: AllowSection, policy: Shuffle
         raise RefusalError("not-allowed", "expected sealing keys of the hybrid kind")
     if plan.delta < LEAST_DELTA:
         raise RefusalError("unpriceable", f"expected delta >= {LEAST_DELTA} for binomial noise, with its short tails")
+
+
+def _more_colluding(silos: int, colluding: int) -> str:
+    """What to change in a study that counts on more silos than the owner does."""
+    expected = f"expected a study in which {colluding} of {silos} silos may collude with the server"
+    if colluding >= silos:
+        return f"{expected}; let more silos take part"
+    unit = 10 ** max(3, len(str(silos)))
+    most = math.ceil(unit * (silos - colluding) / silos) / unit
+    return f"{expected}; set run.honest = {most} in the study, or less (the share of silos that do not)"
 
 
 def check_rounds(unit: Algorithm, plan: Plan, policy: ShuffleSection | None) -> None:
