@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tacit.plans.catalogue import *  # noqa: F403
     from tacit.privacy import Budget as Budget
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Budget",
     "Fit",

@@ -74,10 +74,10 @@ def need_file(path: Path, cure: str) -> None:
     raise TacitError(f"{wrong} {cure}.")
 
 
-def template(name: str, folder: Path) -> str:
-    """A file to start from, for a party that is called like its folder."""
+def template(name: str, folder: Path, called: str | None = None) -> str:
+    """A file to start from, for a party that is ``called`` so, or else like its folder."""
     text = (resources.files("tacit.cli") / "templates" / name).read_text(encoding="utf-8")
-    return text.replace("{name}", folder.resolve().name)
+    return text.replace("{name}", folder.resolve().name if called is None else called)
 
 
 def print_json(value: Any) -> None:

@@ -10,15 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tacit.cli.status import account_now, account_words, books, moment, name_of, percent_of, plans_in
-from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
-from tacit.deploy.silo.service import Home, home_of
+from tacit.cli.status import account_now, account_words, books, in_force, moment, name_of, percent_of, plans_in
+from tacit.deploy.silo.policy import Policy
 from tacit.deploy.wire import REPORTS
 from tacit.errors import counted
 from tacit.privacy import Event, PricingError, price
 from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.chain import Ending, Entry, Notes, replay, settled
-from tacit.silo.ledger import inspect, refusals, waiting
+from tacit.silo.ledger import refusals, waiting
 from tacit.silo.spending import Account, LedgerError, joint_price, share
 
 # What `--json` shows of an entry; plans and policies are long.
@@ -28,7 +27,7 @@ _KEPT |= {"name", "proposer", "approved"}
 
 def account_of(folder: Path) -> dict[str, Any]:
     """What a silo has spent, from its verified books, as plain data."""
-    policy, home, problem = _in_force(folder)
+    policy, home, problem = in_force(folder)
     entries = books(home)
     account, accounts = account_now(policy, entries), replay(entries)
     shares = _shares(policy, entries, accounts)
@@ -57,23 +56,6 @@ def account_of(folder: Path) -> dict[str, Any]:
             for e in entries
         ],
     }
-
-
-def _in_force(folder: Path) -> tuple[Policy, Home, str | None]:
-    """The policy that counts, the silo's home, and what is wrong with the policy on disk.
-
-    While that one cannot be used the daemon refuses everything, and the chain's newest is what the account goes by.
-    """
-    try:
-        policy = load_policy(folder / "policy.toml")
-        return policy, home_of(folder, policy), None
-    except PolicyError as error:
-        path = folder / "ledger.sqlite"
-        kept = Notes(inspect(path)).policy if path.exists() else None
-        if kept is None:
-            raise
-        policy = policy_from(kept)
-        return policy, home_of(folder, policy), str(error)
 
 
 def _shares(policy: Policy, entries: list[Entry], accounts: Mapping[str, Account]) -> dict[str, float]:

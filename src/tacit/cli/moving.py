@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tacit.deploy.permissions import check_owner
 from tacit.deploy.silo.owner import myself
 from tacit.deploy.silo.policy import Policy, digest, load_policy, load_records, plain_policy
 from tacit.deploy.silo.service import Home, home_of
@@ -16,11 +17,16 @@ from tacit.silo.chain import Counter, Entry, most_spent, place_of, rules_in, wri
 from tacit.silo.ledger import Ledger, inspect, put_aside
 from tacit.silo.spending import LedgerError
 
+_PLACES = (
+    "give the number that `tacit silo place` prints at the new place, before the ledger is copied there; if the ledger "
+    "and its counter are in their new place already, run there: tacit silo move FOLDER --here"
+)
 
-def place(folder: Path) -> str:
-    """Where a silo's folder is, as a fingerprint."""
+
+def place(folder: Path) -> tuple[str, Path]:
+    """Where a silo's folder is, as a fingerprint, and its counter, which the fingerprint depends on."""
     _, home = _home(folder)
-    return place_of(home.folder, home.machine)
+    return place_of(home.folder, home.machine), home.counter
 
 
 def move(folder: Path, to: str | None, *, here: bool) -> str:
@@ -32,7 +38,7 @@ def move(folder: Path, to: str | None, *, here: bool) -> str:
         raise TacitError(f"No ledger at {home.ledger}; there is nothing to move.")
     own = place_of(home.folder, home.machine)
     if to is not None and not re.fullmatch(r"[0-9a-f]{32}", to):
-        raise TacitError(f"Expected a place of 32 hexadecimal digits, as `tacit silo place` prints it, got {to!r}.")
+        raise TacitError(f"Expected a place of 32 hexadecimal digits, got {to!r}; {_PLACES}")
     # Whoever vouches for this place may open a ledger that lives elsewhere; nobody else may.
     open_from = None if here else own
     ledger = Ledger(home.ledger, home.counter, {}, policy.limit, checked=policy.checked_second, place=open_from)
@@ -99,4 +105,5 @@ def write_off(folder: Path, loss: dict[str, Any]) -> str:
 
 def _home(folder: Path) -> tuple[Policy, Home]:
     policy = load_policy(folder / "policy.toml")
+    check_owner(folder)
     return policy, home_of(folder, policy)

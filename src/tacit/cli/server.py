@@ -90,8 +90,23 @@ def register_command(
             raise TacitError(
                 f"A node of the name {name} is registered; shut it out first: tacit server unregister {name}"
             )
-        link.register(name, public_key.read_bytes())
+        _register(link, name, public_key)
     typer.echo(f"{name} may join.")
+
+
+def _register(link: Any, name: str, public_key: Path) -> None:
+    """Register a node's key; the SuperLink takes no key twice, not even one that was shut out."""
+    from tacit.deploy.flower.private import FlowerError
+
+    try:
+        link.register(name, public_key.read_bytes())
+    except FlowerError as error:
+        if "already in use" not in str(error):
+            raise
+        raise TacitError(
+            f"The SuperLink has had the key {public_key} before, and takes no key twice, not even one that was shut "
+            f"out. {name}'s owner makes a new one: see Certificates in docs/deployment.md."
+        ) from None
 
 
 @server_app.command("unregister")

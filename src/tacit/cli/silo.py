@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,15 +33,18 @@ def init_command(
     folder: Folder,
     records: Annotated[Path | None, typer.Option(help="The silo's CSV file.")] = None,
     columns: Annotated[Path | None, typer.Option(help="schema.toml, as `tacit init` made it for all silos.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The silo's name, unique in the consortium; by default the folder's.")
+    ] = None,
 ) -> None:
     """Write a policy to start from; with a CSV file and its columns, one that reads them.
 
     The policy is readable by its owner alone, and so must the records be: the daemon refuses others. A folder that
     exists and lets others in is shut.
 
-    Example: tacit silo init clinic --records clinics/bergen.csv --columns clinics/schema.toml
+    Example: tacit silo init clinic --name bergen --records clinics/bergen.csv --columns clinics/schema.toml
     """
-    from tacit.deploy.permissions import mending, too_open, write_secret
+    from tacit.deploy.permissions import check_owner, mending, too_open, write_secret
 
     path = folder / "policy.toml"
     if folder.exists() and not folder.is_dir():
@@ -52,13 +56,20 @@ def init_command(
         raise TacitError(f"{path} exists; edit it, or choose another folder.")
     if (records is None) != (columns is None):
         raise TacitError("Expected --records and --columns together: the file, and the schema that says what it holds.")
-    text = template("policy.toml", folder)
+    check_owner(folder)
+    called = folder.resolve().name if name is None else name
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", called):
+        raise TacitError(f"Expected a name of letters, digits and . _ -, got {called!r}; use --name.")
+    text = template("policy.toml", folder, called)
     if records is not None and columns is not None:
         text = text.partition("[data]\n")[0] + _csv_section(records, columns)
     _private_folder(folder)
+    for decisions in ("approved", "decided"):
+        (folder / decisions).mkdir(mode=0o700, exist_ok=True)
     write_secret(path, text)
     place = "put the records beside it, mode 600" if records is None else f"it points at {records}"
     typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
+    typer.echo(f"The silo is called {called}; no other silo of the consortium may be (name in the policy).")
     wrong = too_open([folder / "records.npz", *(file for file in (records, columns) if file is not None)])
     if wrong:
         typer.echo(f"Others can read or change the records or their schema. First: {mending(wrong)}")
@@ -126,9 +137,10 @@ def keys_command(folder: Folder) -> None:
     Example: tacit silo keys clinic
     """
     from tacit.deploy.flower.commands import node_key
-    from tacit.deploy.permissions import read_secret, write_secret
+    from tacit.deploy.permissions import check_owner, read_secret, write_secret
     from tacit.deploy.signing import Signer, new_signing_key
 
+    check_owner(folder)
     if not (folder / "sign.key").exists():
         write_secret(folder / "sign.key", new_signing_key())
     # The private half may have been moved to the courier; the public one stays.
@@ -187,6 +199,8 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
         return
     stopped = f"The daemon is not running; start it with: tacit silo serve {folder}"
     typer.echo("The daemon is running." if facts["daemon"] else stopped)
+    if facts["policy_problem"]:
+        typer.echo(f"The policy on disk cannot be used, so everything is refused: {facts['policy_problem']}")
     if not ran:
         typer.echo("It has not run before: nothing has been spent.")
     typer.echo(account_words(facts["account"]))
@@ -199,33 +213,31 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
         typer.echo("No studies are open.")
     for row in facts["pending"]:
         typer.echo(described(row, folder))
-    if not facts["pending"]:
+    if all(row["approved"] for row in facts["pending"]):
         typer.echo("No studies wait for approval.")
     for name in facts["decided"]:
         study, _, verb = name.partition(".")
         typer.echo(f"Decided: {verb} {study[:_SHORT]}; it counts, and is written down with the daemon's next request.")
 
 
+Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]
+
+
 @silo_app.command("approve")
-def approve_command(
-    folder: Folder,
-    study: Annotated[str, typer.Argument(help="The study's identity, as `tacit silo status` shows it.")],
-) -> None:
+def approve_command(folder: Folder, study: Study) -> None:
     """Approve a proposed study: it is reserved when the server next asks, if it still fits the account.
 
-    Prints who proposes it, the study's own price and what it takes from this silo's account.
+    Prints who proposes it, the study's own price and what it takes from this silo's account. Run it as the user who
+    owns the folder.
 
     Example: tacit silo approve clinic 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
     from tacit.cli.status import approve, prices
 
     row = approve(folder, study)
-    typer.echo(f"Approved {study}, which {row['proposer']} proposes.")
+    typer.echo(f"Approved {row['plan']['name']} ({row['study']}), which {row['proposer']} proposes.")
     for name, text in prices(row).items():
         typer.echo(f"  {name:<10} {text}")
-
-
-Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]
 
 
 @silo_app.command("reject")
@@ -274,7 +286,9 @@ def place_command(folder: Folder) -> None:
     """
     from tacit.cli.moving import place
 
-    typer.echo(place(folder))
+    found, counter = place(folder)
+    typer.echo(found)
+    typer.echo(f"It holds for the counter at {counter}; set `counter` in policy.toml before you use it.", err=True)
 
 
 @silo_app.command("move")
@@ -377,7 +391,9 @@ def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", "by", title="entries")
         for row in found["entries"]:
-            detail = (str(row.get(key, "")) for key in ("round", "kind", "releases", "who"))
+            # Rounds count from 1 where people look, and from 0 in the books.
+            number = str(row["round"] + 1) if isinstance(row.get("round"), int) else ""
+            detail = (number, *(str(row.get(key, "")) for key in ("kind", "releases", "who")))
             lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
         print_table(lines, console)
     for line in trust_words(found):

@@ -15,14 +15,15 @@ from typing import Any
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of
+from tacit.deploy.permissions import check_owner
 from tacit.deploy.silo.consent import charge_of, check_delta, check_sampling, consider, terms_of
 from tacit.deploy.silo.owner import decide
-from tacit.deploy.silo.policy import Policy, load_policy
+from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
 from tacit.errors import TacitError
 from tacit.plans.price import TAILS
-from tacit.silo.chain import Counter, Entry, WrittenOff, promised, replay, settled, written_off
+from tacit.silo.chain import Counter, Entry, Notes, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import check_beginning, inspect, waiting
 from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_words, share
 
@@ -32,32 +33,36 @@ def status_of(folder: Path) -> dict[str, Any]:
 
     ``decided`` are ends that the owner has decided and the daemon has yet to make entries of.
     """
-    policy, home = _home(folder)
+    policy, home, problem = in_force(folder)
     entries = books(home)
     live = {study: account for study, account in replay(entries).items() if account.live}
     plans, names = waiting(home.ledger) if entries else {}, plans_in(entries)
     return {
         "daemon": is_running(home),
         "ran": bool(entries),
+        "policy_problem": problem,
         "account": account_now(policy, entries),
         "open": [
             {"study": s, "name": name_of(names[s]), "answers": a.answers, "expires": moment(a.expires)}
             for s, a in live.items()
         ],
-        "pending": [proposal(plan, policy, entries) for plan in plans.values()],
+        "pending": [
+            proposal(plan, policy, entries) | {"approved": (home.approved / study).is_file()}
+            for study, plan in plans.items()
+        ],
         "decided": sorted(path.name for path in home.decided.iterdir()) if home.decided.is_dir() else [],
     }
 
 
-def approve(folder: Path, study: str) -> dict[str, Any]:
-    """Approve a waiting study, and return it as :func:`proposal` does."""
+def approve(folder: Path, words: str) -> dict[str, Any]:
+    """Approve a waiting study, named as in :func:`end`, and return it as :func:`proposal` does."""
     policy, home = _home(folder)
-    plans = waiting(home.ledger)
-    if study not in plans:
-        listed = ", ".join(plans) or "none"
-        raise TacitError(f"Expected a study that waits for approval, got {study!r}; waiting: {listed}.")
+    check_owner(folder)
+    study, name, state = _named(_studies(home), words, ("pending",))
+    if state != "pending":
+        raise TacitError(f"Expected a study that waits for approval, but {name} ({study}) is {state}.")
     decide(home.approved, study, "approve")
-    return proposal(plans[study], policy, books(home))
+    return proposal(waiting(home.ledger)[study], policy, books(home))
 
 
 def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
@@ -66,8 +71,9 @@ def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
     The daemon makes an entry of it before it answers anything more, or when it is started.
     """
     _, home = _home(folder)
-    study, name, state = _named(_studies(home), words)
+    check_owner(folder)
     allowed = {"reject": ("pending",), "close": ("open",), "revoke": ("pending", "open", "ended")}[verb]
+    study, name, state = _named(_studies(home), words, allowed)
     if state not in allowed:
         way = {"pending": "reject or revoke", "open": "close or revoke", "ended": "revoke"}[state]
         raise TacitError(f"Expected a study that is {' or '.join(allowed)} to {verb}, but {name} is {state}; {way} it.")
@@ -101,15 +107,16 @@ def _studies(home: Home) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _named(studies: Mapping[str, tuple[str, str]], words: str) -> tuple[str, str, str]:
-    """The one study that somebody means; those that have ended give way to others."""
+def _named(studies: Mapping[str, tuple[str, str]], words: str, wanted: tuple[str, ...]) -> tuple[str, str, str]:
+    """The one study that somebody means: of those in a ``wanted`` state if any fits, else those that have not ended."""
     fitting = [s for s, (name, _) in studies.items() if words in (s, name) or (len(words) >= 4 and s.startswith(words))]
-    living = [study for study in fitting if studies[study][1] != "ended"] or fitting
-    if len(living) != 1:
+    living = [study for study in fitting if studies[study][1] != "ended"]
+    narrowed = [study for study in living if studies[study][1] in wanted] or living or fitting
+    if len(narrowed) != 1:
         listed = "; ".join(f"{name} {study} ({state})" for study, (name, state) in studies.items()) or "none"
-        found = "no study" if not living else f"{len(living)} studies"
+        found = "no study" if not narrowed else f"{len(narrowed)} studies"
         raise TacitError(f"Expected one study, but {found} of this silo fit {words!r}; there are: {listed}.")
-    return living[0], *studies[living[0]]
+    return narrowed[0], *studies[narrowed[0]]
 
 
 def name_of(plan: str) -> str:
@@ -271,10 +278,20 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
         **prices(row),
         # The whole of both: a part of either might be that of two plans.
         "compare": f"{row['comparison']} (the same at every silo of this study)",
+        **_commands(row, folder),
+    }
+    stands = "is approved; it waits for the server to ask again" if row["approved"] else "waits for approval"
+    return "\n".join([f"{plan['name']} {stands}", *(f"  {name:<10} {text}" for name, text in lines.items())])
+
+
+def _commands(row: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """What an owner may do with a proposal."""
+    if row["approved"]:
+        return {"revoke": f"tacit silo revoke {folder} {row['study'][:12]}"}
+    return {
         "approve": f"tacit silo approve {folder} {row['study']}",
         "reject": f"tacit silo reject {folder} {row['study'][:12]}",
     }
-    return "\n".join([f"{plan['name']} waits for approval", *(f"  {name:<10} {text}" for name, text in lines.items())])
 
 
 def prices(row: Mapping[str, Any]) -> dict[str, str]:
@@ -289,6 +306,22 @@ def prices(row: Mapping[str, Any]) -> dict[str, str]:
         takes, used, left = map(percent_of, (row["takes_share"], account["charged_share"], row["left_share"]))
         taken = f"takes {takes} of this account ({held}); {used} is used or reserved now, {left} would be left"
     return {"own price": f"{cost} at delta {row['own_delta']:g} ({asked})", "account": taken}
+
+
+def in_force(folder: Path) -> tuple[Policy, Home, str | None]:
+    """The policy that counts, the silo's home, and what is wrong with the policy on disk.
+
+    While that one cannot be used the daemon refuses everything, and the chain's newest is what the account goes by.
+    """
+    try:
+        return *_home(folder), None
+    except PolicyError as error:
+        path = folder / "ledger.sqlite"
+        kept = Notes(inspect(path)).policy if path.exists() else None
+        if kept is None:
+            raise
+        policy = policy_from(kept)
+        return policy, home_of(folder, policy), f"{folder / 'policy.toml'}: {error}"
 
 
 def _home(folder: Path) -> tuple[Policy, Home]:

@@ -190,8 +190,8 @@ class Counter:
             raise LedgerError(
                 "restored",
                 f"The ledger has {len(entries)} entries but its counter has seen {seq}: it was restored from a backup "
-                "and has forgotten releases that were made. Put the newest ledger back; if it is lost, these records' "
-                "budget must be taken as spent.",
+                "and has forgotten releases that were made. Put the newest ledger back. If it is lost, its whole "
+                "budget counts as spent: tacit silo write-off FOLDER, which asks before it does.",
             )
 
 

@@ -477,9 +477,10 @@ def _mismatch(path: Path, different: list[str]) -> str:
             f"The ledger {path} belongs to a test build without noise and this one has noise, or the other way round; "
             "serve another folder, with a ledger of its own (tacit silo init)."
         )
+    what = "another number of records" if "records" in different else "as many records, but not the same"
     return (
         f"The records, or the schema that they are read by, are not those that the ledger {path} was opened for "
-        f"({', '.join(different)} differ); a ledger belongs to one fixed set of records. Either put the files back as "
+        f"({what}); a ledger belongs to one fixed set of records. Either put the files back as "
         "they were, or serve the changed records from a new folder (tacit silo init), whose ledger begins at zero: for "
         "every record that is in both sets the budgets of both ledgers add up. See New patients in docs/deployment.md."
     )

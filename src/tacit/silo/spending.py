@@ -174,7 +174,8 @@ def _one_gaussian(events: Sequence[Event]) -> Event:
 
 def over_budget(rule: Rule, before: float, after: float) -> LedgerError:
     """The refusal of what does not fit an account that has ``before`` charged and would have ``after``."""
-    numbers = {"takes": after - before, "left": max(0.0, 1 - before), "epsilon": rule.epsilon, "delta": rule.delta}
+    facts = {"takes": after - before, "left": max(0.0, 1 - before), "epsilon": rule.epsilon, "delta": rule.delta}
+    numbers = {name: value for name, value in facts.items() if math.isfinite(value)}
     held = f"the account of epsilon={rule.epsilon:g} at delta={rule.delta:g} (rule {rule_words(rule)})"
     if not before <= 1.0:
         words = f"{held} is overdrawn: {percent(before)} of it is used or reserved. Nothing more is granted."

@@ -15,7 +15,10 @@ from tacit.deploy.server.transport import SignedTransport, response_in
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.wire import Hello, Welcome, frame
 
-_SILENT = "online, but no answer that a pinned silo has signed: its daemon is away, or its key is not in proposer.toml"
+_SILENT = (
+    "online, but no answer that a pinned silo has signed: its daemon is away, its key is not in proposer.toml, or its "
+    "policy does not name this proposer's key"
+)
 _TWICE = "two nodes speak for silos of this name: stop one"
 
 

@@ -73,10 +73,21 @@ class Patience:
 Met = dict[str, tuple[str, Welcome]]
 
 
-def meet(transport: Transport, silos: int, patience: Patience, tell: Tell, only: Collection[str] = ()) -> Met:
-    """Address and public facts of silos by name, once at least ``silos`` of them, or ``only`` those, have answered."""
+def meet(
+    transport: Transport,
+    silos: int,
+    patience: Patience,
+    tell: Tell,
+    only: Collection[str] = (),
+    pinned: Collection[str] = (),
+) -> Met:
+    """Address and public facts of silos by name, once at least ``silos`` of them, or ``only`` those, have answered.
+
+    Who of those ``pinned`` is missing is told once, and why that may be.
+    """
     deadline = time.monotonic() + patience.total_seconds
     known: Met = {}
+    told = False
     while True:
         for name, found in newcomers(transport, {at for at, _ in known.values()}, patience.round_seconds).items():
             if name in known:
@@ -88,9 +99,26 @@ def meet(transport: Transport, silos: int, patience: Patience, tell: Tell, only:
         if time.monotonic() > deadline:
             missing = f"; missing: {', '.join(sorted(set(only) - set(known)))}" if only else ""
             raise StalledError(
-                f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}{missing}."
+                f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}{missing}. "
+                f"{_unmet(transport, known, only or pinned)}"
             )
+        if not told:
+            tell("warning", {"text": _unmet(transport, known, only or pinned)})
+            told = True
         time.sleep(_PAUSE)
+
+
+def _unmet(transport: Transport, known: Met, expected: Collection[str]) -> str:
+    """Who has not been met, and what to look for."""
+    silent = len(set(transport.present()) - {at for at, _ in known.values()})
+    names = ", ".join(sorted(set(expected) - set(known))) or "some silos"
+    nodes = (
+        "no other node is online" if not silent else f"{silent} more nodes are online, but no pinned silo answers there"
+    )
+    return (
+        f"Not met: {names}; {nodes}. A silo is met when its courier and daemon run, its key is in proposer.toml and "
+        "its policy names this proposer's key; see tacit server silos."
+    )
 
 
 def newcomers(transport: Transport, known: set[str], seconds: float) -> Met:

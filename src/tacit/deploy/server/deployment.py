@@ -184,7 +184,10 @@ def check_schemas(study: Study, facts: Sequence[Welcome]) -> None:
     if lines:
         source = f"silo {first.silo}" if own is None else "the study"
         listed = "\n  ".join(lines)
-        raise StudyError(f"The study is not started: expected the schema of {source} at every silo.\n  {listed}")
+        raise StudyError(
+            f"The study is not started: expected the schema of {source} at every silo; agree on "
+            f"one schema file.\n  {listed}"
+        )
 
 
 def _described(fact: Welcome) -> Description | None:

@@ -108,8 +108,15 @@ def _met(transport: Transport, study: Study, terms: Deployment, tell: Tell, *, b
     """The silos of a study; those that are away when it goes on, once ``begun``, may come back later."""
     patience = Patience(terms.round_seconds, terms.patience)
     if begun:
-        return meet(transport, participation(terms.silos, study.run.participants).min_silos, patience, tell)
-    met = meet(transport, terms.silos, patience, tell, terms.only)
+        return meet(
+            transport,
+            participation(terms.silos, study.run.participants).min_silos,
+            patience,
+            tell,
+            (),
+            tuple(terms.pins),
+        )
+    met = meet(transport, terms.silos, patience, tell, terms.only, tuple(terms.pins))
     if len(met) > terms.silos:
         raise TacitError(
             f"{len(met)} silos are online, and this study takes {terms.silos} of them: {', '.join(sorted(met))}. Say "

@@ -28,11 +28,15 @@ def server_context(terms: Terms, folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    certificate, key, callers = (folder / n for n in (terms.tls.certificate, terms.tls.key, terms.tls.callers))
     try:
-        context.load_cert_chain(folder / terms.tls.certificate, folder / terms.tls.key)
-        context.load_verify_locations(folder / terms.tls.callers)
+        context.load_cert_chain(certificate, key)
     except OSError as error:
-        raise ShufflerError(f"tls: a certificate cannot be read: {error}.") from None
+        raise ShufflerError(f"tls: {certificate}, or its key {key}, cannot be read: {error}.") from None
+    try:
+        context.load_verify_locations(callers)
+    except OSError as error:
+        raise ShufflerError(f"tls.callers: {callers} cannot be read: {error}.") from None
     return context
 
 

@@ -197,7 +197,7 @@ class ShufflerService:
         if request.shuffler != terms.name:
             raise RefusalError("unknown-shuffler", f"this is shuffler {terms.name}")
         if request.silo not in terms.silos:
-            raise RefusalError("unknown-silo", "the silo is not registered at this shuffler")
+            raise RefusalError("unknown-silo", f"silo {request.silo} is not registered at this shuffler")
         if terms.layer and request.mode == "reports":
             raise RefusalError("layer", "reports enter a cascade at its first shuffler")
         _check_signature(request, terms.silos[request.silo], payload)
@@ -209,7 +209,7 @@ class ShufflerService:
         digest = hashlib.sha256(request.unsigned() + payload).digest()
         before = pile.held.get(request.silo)
         if before is not None and before.digest != digest:
-            raise RefusalError("twice", "the silo has contributed something else to this round")
+            raise RefusalError("twice", f"silo {request.silo} has contributed something else to this round")
         if before is None:
             held = sum(other.bytes_of(request.silo) for other in self._piles.values())
             most = terms.max_bytes // len(terms.silos)
@@ -235,7 +235,7 @@ class ShufflerService:
     def _check_open(self, consortium: str, round_index: int) -> None:
         last = self._released.execute("SELECT round FROM released WHERE consortium = ?", (consortium,)).fetchone()
         if last is not None and round_index <= last[0]:
-            raise RefusalError("round", f"round {round_index} is over; expected one after {last[0]}")
+            raise RefusalError("round", f"round {round_index + 1} is over; expected one after {last[0] + 1}")
 
     def _collect(self, request: Collect) -> bytes:
         asked = hashlib.sha256(request.model_dump_json().encode()).hexdigest()
@@ -297,7 +297,7 @@ class ShufflerService:
             numbers = {"reports": float(distinct), "min_silos": float(min_silos)}
             raise RefusalError("too-few", f"expected at least {min_silos} reports that open, one of each silo", numbers)
         if distinct < len(blobs):
-            _log.warning("round %d: %d of %d reports left out", request.round, len(blobs) - distinct, len(blobs))
+            _log.warning("round %d: %d of %d reports left out", request.round + 1, len(blobs) - distinct, len(blobs))
         return opened
 
     def _mixed(
@@ -335,7 +335,7 @@ class ShufflerService:
         if row is None or round_index > row[0]:
             return None
         if (round_index, asked) != (row[0], row[1]):
-            raise RefusalError("round", f"round {round_index} is over; it is released once and in one way")
+            raise RefusalError("round", f"round {round_index + 1} is over; it is released once and in one way")
         return frame(row[2], row[3])
 
     def _keep(self, request: Collect | Relay, asked: str, header: Any, payload: bytes) -> bytes:
@@ -349,7 +349,7 @@ class ShufflerService:
             row,
         )
         if written.rowcount != 1:
-            raise RefusalError("round", f"round {request.round} is over; it is released once and in one way")
+            raise RefusalError("round", f"round {request.round + 1} is over; it is released once and in one way")
         for key in [k for k in self._piles if k[0] == request.consortium and k[1] <= request.round]:
             del self._piles[key]
         _log.info("round %d of %s released", request.round, request.consortium[:12])

@@ -100,7 +100,7 @@ class Worker:
         leaves, form = jax.tree.flatten(self.offer.broadcasts[self.offer.algorithm.schedule[round_index]])
         wanted = [(leaf.shape, "i" if leaf.dtype.kind in "iub" else "f") for leaf in leaves]
         if [(a.shape, a.dtype.kind) for a in arrays] != wanted:
-            raise RefusalError("shape", f"expected the arrays {wanted} for round {round_index}")
+            raise RefusalError("shape", f"expected the arrays {wanted} for round {round_index + 1}")
         return jax.tree.unflatten(form, [jnp.asarray(a, leaf.dtype) for a, leaf in zip(arrays, leaves, strict=True)])
 
     def answer(self, round_index: int, broadcast: Any, kept: Remembered) -> tuple[list[np.ndarray], Remembered]:

@@ -571,7 +571,7 @@ class SiloService:
         stored = ledger.stored(request.study, request.round)
         if stored is not None:
             if stored.request != asked:
-                raise RefusalError("answered", f"round {request.round} was answered for another broadcast")
+                raise RefusalError("answered", f"round {request.round + 1} was answered for another broadcast")
             return frame(stored.header, stored.payload)
         worker = self._worker(ledger, request.study)
         _check_turn(worker.offer, account, request.round)
@@ -623,12 +623,12 @@ def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
     """Refuse every round but the one that this silo may answer now."""
     plan = offer.plan
     if round_index >= offer.rounds:
-        raise RefusalError("round", f"expected a round below {offer.rounds}, got {round_index}")
+        raise RefusalError("round", f"expected a round up to {offer.rounds}, got {round_index + 1}")
     upcoming = next((r for r in range(account.last + 1, offer.rounds) if offer.may_answer(r)), offer.rounds)
     if round_index < upcoming or (plan.everyone and round_index > upcoming):
-        raise RefusalError("round", f"expected round {upcoming}, got {round_index}")
+        raise RefusalError("round", f"expected round {upcoming + 1}, got {round_index + 1}")
     if not offer.may_answer(round_index):
-        raise RefusalError("round", f"round {round_index} is another silo's turn")
+        raise RefusalError("round", f"round {round_index + 1} is another silo's turn")
     if plan.max_participations is not None and account.answers >= plan.max_participations:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")
 
