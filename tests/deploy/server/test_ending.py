@@ -3,16 +3,21 @@
 import io
 import json
 import time
+import tomllib
 
 import pytest
 import tomli_w
 from rich.console import Console
 
 from tacit.deploy.flower import watch
+from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.server import ending, study
 from tacit.deploy.server.coordinator import StalledError
+from tacit.deploy.server.deployment import check_proposer, led, locked
 from tacit.deploy.server.ending import abort
 from tacit.deploy.server.study import lead
+from tacit.deploy.signing import Signer, new_signing_key
+from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import RefusalError, read_frame
 from tacit.errors import TacitError
@@ -219,3 +224,102 @@ def test_who_interrupts_a_run_is_told_what_became_of_it(tmp_path, monkeypatch, f
         watch.follow(tmp_path, tmp_path, Console(file=out, width=300), interrupt)
     assert told in out.getvalue()
     assert ("--resume" in out.getvalue().split("Stopped")[1].replace("without --resume", "")) is not final
+
+
+def test_an_end_that_silos_refuse_is_told_and_leaves_a_run_that_can_go_on(room, tmp_path, monkeypatch):
+    """Another proposer's key ends nothing: the study is open, and its own proposer goes on."""
+    root = prepare(tmp_path / "run", patience=0.5, round_seconds=0.2)
+
+    def leave(number):
+        if any(account.answers for account in room.services["a"]._ledger.accounts.values()):
+            room.away = {"b"}
+
+    room.before = leave
+    with pytest.raises(StalledError):
+        lead(root, room)
+    room.before, room.away = lambda number: None, set()
+    usual = (root / "deployment.toml").read_text()
+    for name in ("a", "b", "c"):
+        _admit(room.services[name], "stranger", root / "stranger.key")
+    tree = tomllib.loads(usual) | {"proposer": "stranger", "key": str(root / "stranger.key")}
+    (root / "deployment.toml").write_text(tomli_w.dumps(tree))
+    begun = time.monotonic()
+    said = abort(root, room)
+    assert time.monotonic() - begun < 30.0
+    assert all(text.startswith("refused, and still open there (proposer") for text in said.values())
+    assert set(live(room).values()) == {1}
+    assert not journal(root, "ended")
+    assert set(journal(root, "not-ended")[0]["refused"]) == set(NAMES)
+    with pytest.raises(TacitError, match="proposed by stranger"):
+        check_proposer(root, "tester")
+    (root / "deployment.toml").write_text(usual)
+    lead(root, room)
+    assert len(journal(root, "round")) == ROUNDS
+
+
+def _admit(service, name, key):
+    """Let one more proposer in."""
+    if not key.exists():
+        write_secret(key, new_signing_key())
+    path = service.home.folder / "policy.toml"
+    tree = tomllib.loads(path.read_text())
+    tree["proposers"][name] = Signer(read_secret(key)).public
+    path.write_text(tomli_w.dumps(tree))
+
+
+def test_a_run_folder_is_led_by_one_command_at_a_time(tmp_path):
+    with locked(tmp_path) as make_room:
+        with pytest.raises(TacitError, match="is in use"), locked(tmp_path):
+            pass
+        make_room()
+        with led(tmp_path), pytest.raises(TacitError, match="is in use"), locked(tmp_path):
+            pass
+    # The command may have died before its leader.
+    with led(tmp_path), pytest.raises(TacitError, match="is in use"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_leader_holds_its_run_folder(room, tmp_path):
+    root, seen = prepare(tmp_path / "run"), []
+
+    def look(number):
+        with pytest.raises(TacitError, match="is in use"), locked(root):
+            pass
+        seen.append(number)
+
+    room.before = look
+    lead(root, room)
+    assert seen
+    with locked(root):
+        pass
+
+
+def test_who_has_not_consented_is_said_in_words_and_nobody_else(room, tmp_path):
+    """One silo consents late: its reason of before is not told any more."""
+    root = prepare(tmp_path / "run", patience=1.0, round_seconds=0.2)
+    for name in ("a", "b"):
+        path = room.services[name].home.folder / "policy.toml"
+        path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | {"approval": {"mode": "manual"}}))
+
+    def approve(number):
+        for waiting in room.services["a"]._ledger.pending():
+            decide(room.services["a"].home.approved, waiting, "approve")
+
+    room.before = approve
+    with pytest.raises(StalledError) as caught:
+        lead(root, room)
+    assert str(caught.value) == "Expected the consent of 3 silos, got 2; b: waits for its owner's approval."
+
+
+def test_who_is_not_met_is_told_at_once_and_why_that_may_be(room, tmp_path):
+    root = prepare(tmp_path / "run", patience=0.5, round_seconds=0.2)
+    room.away = {"b"}
+    tree = tomllib.loads((root / "deployment.toml").read_text())
+    del tree["pins"]["c"]
+    (root / "deployment.toml").write_text(tomli_w.dumps(tree))
+    with pytest.raises(StalledError, match="Not met: b; at 1 more node online no pinned silo") as caught:
+        lead(root, room)
+    assert "met 1: a" in str(caught.value)
+    assert "Not met: b" in journal(root, "warning")[0]["text"]

@@ -2,8 +2,10 @@
 
 import base64
 import dataclasses
+import re
 
 import pytest
+import tomli_w
 
 from tacit.channel.sealing import SealError, new_secret, public_key
 from tacit.deploy.contract import builder_from, record_of, seat_of
@@ -12,12 +14,14 @@ from tacit.deploy.shuffler.messages import parse_request
 from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
+from tacit.deploy.silo.shuffled import check_shuffle
 from tacit.deploy.wire import Answer, Propose, RefusalError, Shuffle
 from tacit.plans import price as pricing
 from tacit.plans.price import MOST_SIZES, strictest_seats
 from tacit.privacy import calibrate
+from tacit.privacy.anonymity import colluding_silos
 from tests.algorithms.table import PSGM
-from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, records_of
+from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of
 
 RECORDS = records_of(0, 40)
 SEALS = {name: str(new_secret().public) for name in "ab"}
@@ -201,3 +205,35 @@ def test_rounds_in_turn_are_priced_for_those_whose_turn_comes_oftenest():
 def report_turns(records):
     plan = crowd_plan("shuffled-reports", records=records, min_silos=len(records))
     return plan.model_copy(update={"algorithm": {**plan.algorithm, **PSGM, "name": "ce-psgm", "local_steps": 2}})
+
+
+@pytest.mark.parametrize("channel", ["shuffled-sum", "shuffled-reports"])
+def test_shufflers_that_are_added_to_a_running_daemon_are_answered_through(tmp_path, channel):
+    """A sealer of the policy before would be none, and every answer an error."""
+    home, policy = make_home(tmp_path / "silo", RECORDS)
+    service = SiloService(policy, RECORDS, home)
+    try:
+        client, plan = LocalClient(service), crowd_plan(channel)
+        with pytest.raises(RefusalError, match="a channel among direct"):
+            client.ask(Propose(plan=plan))
+        shuffle = {"shufflers": SEALS, "colluding": 0, "max_local_epsilon": 8.0}
+        tree = policy_tree("silo", shuffle=shuffle, allow={"channels": CHANNELS})
+        (home.folder / "policy.toml").write_text(tomli_w.dumps(tree))
+        assert client.ask(Propose(plan=plan))[0].state == "consented"
+        specs, payload = broadcast_of(plan)
+        assert client.ask(Answer(study=plan.study, round=0, arrays=specs), payload)[0].silo == "silo"
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize(("silos", "colluding"), [(3, 1), (4, 1), (7, 2), (12, 5)])
+def test_a_study_that_counts_on_too_many_silos_is_told_what_to_set(silos, colluding):
+    owner = ShuffleSection(shufflers=SEALS, colluding=colluding)
+    allow = AllowSection(algorithms=("mb-sgd",), channels=("shuffled-sum",))
+    terms = {"records": (40,) * silos, "min_silos": silos}
+    with pytest.raises(RefusalError, match=r"run\.honest = ") as caught:
+        check_shuffle(crowd_plan(**terms), 40, allow, owner)
+    honest = float(re.search(r"run\.honest = (\S+) ", str(caught.value))[1])
+    # No more is given up than the owner asks for.
+    assert colluding_silos(silos, honest) == colluding
+    check_shuffle(crowd_plan(**terms, honest=honest), 40, allow, owner)

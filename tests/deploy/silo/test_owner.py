@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 
 from tacit.cli.silo import silo_app
 from tacit.cli.status import approve, end, status_of
+from tacit.deploy.server import coordinator
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.owner import decide, differences, myself
 from tacit.deploy.silo.policy import PolicyError, policy_from
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, parse_response, parse_signed_reply
 from tacit.errors import TacitError
 from tacit.privacy import price
+from tacit.silo.door import DoorError
 from tacit.silo.ledger import inspect, refusals
 from tests.deploy.silo.consortium import (
     PROPOSER,
@@ -601,3 +603,90 @@ def test_a_daemon_obeys_its_owner_with_the_next_request(tmp_path):
         *("open", "reserve", "debit", "policy", "policy", "debit", "close")
     ]
     assert "does not run" in run("revoke", folder, MB.study[:10])
+
+
+def test_whoever_does_not_own_the_folder_is_told_as_whom_to_decide(make, monkeypatch):
+    """Root could write there, but the daemon could not read it."""
+    silo = make(approval={"mode": "manual"})
+    silo.propose(MB)
+    own = silo.home.folder.stat().st_uid
+    monkeypatch.setattr("os.geteuid", lambda: own + 1)
+    for decision in (lambda: approve(silo.home.folder, MB.study), lambda: end(silo.home.folder, MB.study, "reject")):
+        with pytest.raises(TacitError, match="sudo -u"):
+            decision()
+    assert not silo.home.approved.exists()
+    assert not silo.home.decided.exists()
+
+
+def test_a_file_that_the_daemon_cannot_read_is_named_once(make, monkeypatch, caplog):
+    silo = make(approval={"mode": "manual"})
+
+    def shut(self, study):
+        raise PermissionError(13, "Permission denied", str(self.home.approved / study))
+
+    monkeypatch.setattr("tacit.deploy.silo.service.SiloService._is_approved", shut)
+    for _ in range(3):
+        refusal = silo.refused("unable", Propose(plan=MB))
+    assert str(silo.home.approved) not in str(refusal)
+    assert caplog.text.count(f"PermissionError at {silo.home.approved}") == 1
+    monkeypatch.undo()
+    assert silo.propose(MB).state == "pending"
+
+
+def test_what_a_door_cannot_release_is_refused_for_good(make, monkeypatch):
+    silo = make()
+    silo.propose(MB)
+
+    def fail(*args, **kwargs):
+        raise DoorError("no such release")
+
+    monkeypatch.setattr("tacit.deploy.silo.answering.Worker.answer", fail)
+    silo.refused("unable", *silo.ask(MB, 0))
+    assert "unable" in coordinator._FINAL & coordinator._MENDABLE
+
+
+def test_status_says_that_an_approved_study_waits_for_the_server(make):
+    silo = make(approval={"mode": "manual"})
+    silo.propose(MB)
+    folder = str(silo.home.folder)
+    waits = CliRunner().invoke(silo_app, ["status", folder]).output
+    assert "test waits for approval" in waits
+    assert f"approve {folder}" in waits.replace("\n", "")
+    told = CliRunner().invoke(silo_app, ["approve", folder, MB.study[:8]]).output
+    assert f"Approved test ({MB.study}), which tester proposes" in told
+    after = CliRunner().invoke(silo_app, ["status", folder]).output
+    assert "test is approved; it waits for the server" in after
+    assert "waits for approval" not in after
+    assert silo.propose(MB).state == "consented"
+
+
+def test_an_open_study_is_closed_although_a_proposal_has_its_name(make):
+    silo = make()
+    silo.propose(MB)
+    edit(silo, approval={"mode": "manual"})
+    twin = MB.model_copy(update={"nonce": "07"})
+    assert silo.propose(twin).state == "pending"
+    assert approve(silo.home.folder, "test")["study"] == twin.study
+    assert end(silo.home.folder, "test", "close")["study"] == MB.study
+
+
+def test_status_shows_the_rest_although_the_policy_cannot_be_used(make):
+    silo = make()
+    silo.propose(MB)
+    path = silo.home.folder / "policy.toml"
+    path.write_text("name = \n")
+    shown = CliRunner().invoke(silo_app, ["status", str(silo.home.folder)]).output
+    assert "cannot be used" in shown
+    assert str(path) in shown.replace("\n", "")
+    assert MB.study[:16] in shown
+
+
+def test_a_proposal_that_is_withdrawn_is_no_refusal_in_the_log(make, caplog):
+    caplog.set_level("INFO", logger="tacit.silo")
+    silo = make(approval={"mode": "manual"})
+    silo.propose(MB)
+    silo.refused("unknown-study", Finish(study=MB.study))
+    assert [record.levelname for record in caplog.records if "withdrawn" in record.message] == ["INFO"]
+    assert MB.study not in silo.service._ledger.pending()
+    # The end that is asked for again is that of a study that is not known.
+    silo.refused("unknown-study", Finish(study=MB.study))

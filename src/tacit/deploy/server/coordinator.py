@@ -26,7 +26,7 @@ from tacit.deploy.server.shuffles import Answers, Shuffled
 from tacit.deploy.server.transport import NONSENSE, Replies, Transport, fitting, mean_of, response_in
 from tacit.deploy.shuffler.client import LeftOutError
 from tacit.deploy.wire import Consent, Description, Error, Plan, Receipt, RefusalError, Welcome, frame
-from tacit.errors import TacitError
+from tacit.errors import TacitError, counted
 from tacit.plans.assemble import shapes_of
 from tacit.plans.spec import StudyError
 from tacit.privacy import PricingError
@@ -112,11 +112,9 @@ def _unmet(transport: Transport, known: Met, expected: Collection[str]) -> str:
     """Who has not been met, and what to look for."""
     silent = len(set(transport.present()) - {at for at, _ in known.values()})
     names = ", ".join(sorted(set(expected) - set(known))) or "some silos"
-    nodes = (
-        "no other node is online" if not silent else f"{silent} more nodes are online, but no pinned silo answers there"
-    )
+    others = f"at {counted(silent, 'more node')} online no pinned silo answers" if silent else "no other node is online"
     return (
-        f"Not met: {names}; {nodes}. A silo is met when its courier and daemon run, its key is in proposer.toml and "
+        f"Not met: {names}; {others}. A silo is met when its courier and daemon run, its key is in proposer.toml and "
         "its policy names this proposer's key; see tacit server silos."
     )
 
