@@ -14,23 +14,41 @@ from typer.main import get_command
 
 from tacit.cli import app
 from tacit.deploy.permissions import check_silo
-from tacit.deploy.server.deployment import deployment_from
+from tacit.deploy.server.deployment import check_study, deployment_from
 from tacit.deploy.shuffler.config import terms_from
 from tacit.deploy.signing import Signer, new_signing_key
 from tacit.deploy.silo.policy import files_of, load_policy, policy_from
 from tacit.errors import TacitError
+from tacit.plans.spec import load_study
+from tacit.privacy.anonymity import colluding_silos
 
+QUIET = {"standalone_mode": False}
 TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 
 
 def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
     public = Signer(new_signing_key()).public
     found = re.findall(r"```toml\n(.*?)```", TEXT.replace("ed25519:...", public), flags=re.DOTALL)
-    terms, policy, shufflers = (tomllib.loads(block) for block in found)
+    terms, policy, _, shufflers = (tomllib.loads(block) for block in found)
     assert set(terms_from(terms).callers) == {"university"}
     assert policy_from(policy).shuffle.colluding == 1
     led = {"proposer": "university", "key": "proposer.key", "pins": {}}
     assert deployment_from({"silos": 4, "folder": "x", **led, **shufflers}).shufflers[0].port == 9400
+
+
+def test_the_study_of_the_guide_is_priced_by_its_schema_alone(tmp_path):
+    [text] = [block for block in re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL) if "[objective]" in block]
+    words = "name,range,levels,unit,target\nage,0:110,,years,\nsex,,f|m,,\nill,,no|yes,,yes\n"
+    (tmp_path / "dictionary.csv").write_text(words)
+    (tmp_path / "study.toml").write_text(text.replace("/srv/tacit-proposer/schema", str(tmp_path)))
+    run = get_command(app).main
+    run(["init", "--schema-only", str(tmp_path / "dictionary.csv"), "-o", str(tmp_path / "schema.toml")], **QUIET)
+    run(["plan", str(tmp_path / "study.toml"), "--records", "300,200,150,100"], **QUIET)
+    study = load_study(tmp_path / "study.toml")
+    check_study(study, 0)
+    # The policy of the guide lets one of four silos collude.
+    assert colluding_silos(4, study.run.honest) == 1
+    assert colluding_silos(3, 0.667) == 1
 
 
 def commands():
@@ -74,15 +92,17 @@ def test_flower_is_started_with_everything_off_and_authentication_on():
 def test_the_commands_of_the_guide_leave_permissions_that_a_daemon_accepts(tmp_path, monkeypatch):
     """As they are printed, but for the place and the users, under the usual umask."""
     lines = re.findall(r"^    (install [^\n]*|tacit silo init [^\n]*)$", TEXT, flags=re.MULTILINE)
-    assert len(lines) == 12
+    assert len(lines) == 21
     monkeypatch.chdir(tmp_path)
     before = os.umask(0o022)
     try:
         (tmp_path / "srv").mkdir()
-        for name in ("records.npz", "clinic.csv", "schema.toml"):
+        parties = [f"{name}.{end}" for name in ("link", "server", "shuffler") for end in ("pem", "key")]
+        for name in ("records.npz", "clinic.csv", "schema.toml", "ca.pem", *parties):
             (tmp_path / name).touch(mode=0o644)
         for line in lines:
-            own = re.sub(r" -[og] \S+", "", line).replace("/srv", str(tmp_path / "srv")).split()
+            own = re.sub(r" -[og] \S+", "", line).replace("/srv", str(tmp_path / "srv"))
+            own = own.replace("/etc", str(tmp_path / "etc")).split()
             if own[0] == "install":
                 if "control.toml" in line:
                     (tmp_path / "srv" / "tacit-server" / "control.toml").touch()

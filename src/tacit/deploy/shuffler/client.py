@@ -41,6 +41,23 @@ class Address:
     key: Path
 
 
+def _context_of(address: Address) -> ssl.SSLContext:
+    """TLS 1.3 with certificates on both sides; files that cannot be read are named."""
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(address.authority))
+    except OSError as error:
+        raise TacitError(
+            f"The authority of shuffler {address.name}, {address.authority}, is unusable: {error}."
+        ) from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(address.certificate, address.key)
+    except OSError as error:
+        own = f"{address.certificate}, or its key {address.key},"
+        raise TacitError(f"The certificate to call shuffler {address.name} with, {own} is unusable: {error}.") from None
+    return context
+
+
 class Caller(Connection):
     """A connection to one shuffler, over TLS 1.3 with certificates on both sides; ``proposer`` signs what is asked.
 
@@ -54,9 +71,7 @@ class Caller(Connection):
         super().__init__(patience)
         self._address, self._proposer, self._timeout = address, proposer, timeout
         self._to = shuffler_address(address.name)
-        self._context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(address.authority))
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._context.load_cert_chain(address.certificate, address.key)
+        self._context = _context_of(address)
 
     def send(self, raw: bytes) -> tuple[Any, bytes]:
         """Sign the request of a frame and send it; otherwise like ``ask``."""

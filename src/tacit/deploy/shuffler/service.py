@@ -360,7 +360,9 @@ def _check_signature(request: Deposit | Relay, public: str, payload: bytes) -> N
     try:
         request.check(public, payload)
     except SignatureError:
-        raise RefusalError("forged", "the silo or shuffler that it names has not signed it") from None
+        named = f"silo {request.silo}" if isinstance(request, Deposit) else f"shuffler {request.by}"
+        text = f"{named} has not signed it, or not with the key that is pinned here"
+        raise RefusalError("forged", text) from None
 
 
 def _check_alike(deposits: dict[str, Deposit]) -> None:
