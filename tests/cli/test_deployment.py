@@ -11,9 +11,13 @@ from typer.testing import CliRunner
 
 from tacit.channel.sealing import public_key
 from tacit.cli import AUTHORITY, app, need_file
-from tacit.deploy.server.deployment import deployment_from
+from tacit.cli.server import _register
+from tacit.deploy.flower.private import FlowerError
+from tacit.deploy.server.deployment import check_proposer, deployment_from
 from tacit.deploy.shuffler.config import load_terms
+from tacit.deploy.shuffler.server import server_context
 from tacit.deploy.signing import verifying_key
+from tacit.deploy.silo.policy import load_policy
 from tacit.errors import TacitError
 
 
@@ -264,3 +268,47 @@ def test_nodes_are_listed_and_two_silos_of_one_name_are_told_so(nothing_starts, 
     assert all("two nodes speak for silos of this name" in entry["note"] for entry in rows[:2])
     assert [entry["note"] for entry in rows[2:]] == ["registered as c, but speaks for d", ""]
     invoke(*command)
+
+
+def test_a_silo_has_the_name_that_it_is_given_and_folders_of_its_own(tmp_path):
+    printed = invoke("silo", "init", tmp_path / "clinic", "--name", "bergen")
+    assert "called bergen" in printed
+    assert load_policy(tmp_path / "clinic" / "policy.toml").name == "bergen"
+    for name in ("approved", "decided"):
+        assert (tmp_path / "clinic" / name).stat().st_mode & 0o777 == 0o700
+    with pytest.raises(TacitError, match="letters, digits"):
+        invoke("silo", "init", tmp_path / "other", "--name", 'a" b')
+    assert not (tmp_path / "other").exists()
+
+
+def test_whoever_does_not_own_a_silos_folder_makes_no_files_in_it(tmp_path, monkeypatch):
+    invoke("silo", "init", tmp_path / "clinic")
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    for command in (("keys",), ("place",), ("move", "--here"), ("write-off", "--yes")):
+        with pytest.raises(TacitError, match="sudo -u"):
+            invoke("silo", *command[:1], tmp_path / "clinic", *command[1:])
+    assert sorted(path.name for path in (tmp_path / "clinic").iterdir()) == ["approved", "decided", "policy.toml"]
+
+
+def test_a_node_key_that_was_shut_out_is_explained(tmp_path):
+    class Link:
+        def register(self, name, public):
+            raise FlowerError("The SuperLink refuses: Public key already in use")
+
+    (tmp_path / "clinic.pub").write_text("ecdsa ...")
+    with pytest.raises(TacitError, match=r"takes no key twice.*clinic's owner makes a new one"):
+        _register(Link(), "clinic", tmp_path / "clinic.pub")
+
+
+def test_a_shufflers_certificates_that_cannot_be_read_are_named(tmp_path):
+    invoke("shuffler", "init", tmp_path / "a")
+    terms = load_terms(tmp_path / "a")
+    with pytest.raises(TacitError, match=r"a/shuffler\.pem, or its key"):
+        server_context(terms, tmp_path / "a")
+
+
+def test_a_run_folder_is_resumed_by_its_own_proposer_only(tmp_path):
+    (tmp_path / "deployment.toml").write_text('proposer = "university"\n')
+    check_proposer(tmp_path, "university")
+    with pytest.raises(TacitError, match=r"proposed by university.*--keys"):
+        check_proposer(tmp_path, "hospital")

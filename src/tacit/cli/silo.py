@@ -224,17 +224,26 @@ Study = Annotated[str, typer.Argument(help="The study: its name, its identity, o
 
 
 @silo_app.command("approve")
-def approve_command(folder: Folder, study: Study) -> None:
+def approve_command(
+    folder: Folder, study: Study, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+) -> None:
     """Approve a proposed study: it is reserved when the server next asks, if it still fits the account.
 
-    Prints who proposes it, the study's own price and what it takes from this silo's account. Run it as the user who
-    owns the folder.
+    Prints who proposes it, the study's own price and what it takes from this silo's account. A study that is not given
+    by its whole identity is shown first: whoever proposes could have put another one of that name in its place. Run it
+    as the user who owns the folder.
 
     Example: tacit silo approve clinic 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
-    from tacit.cli.status import approve, prices
+    from tacit.cli.status import approve, described, prices, waiting_study
+    from tacit.deploy.permissions import check_owner
 
-    row = approve(folder, study)
+    check_owner(folder)
+    row = waiting_study(folder, study)
+    if row["study"] != study and not yes:
+        typer.echo(described(row | {"approved": False}, folder))
+        typer.confirm("Approve it?", abort=True)
+    approve(folder, row["study"])
     typer.echo(f"Approved {row['plan']['name']} ({row['study']}), which {row['proposer']} proposes.")
     for name, text in prices(row).items():
         typer.echo(f"  {name:<10} {text}")

@@ -54,15 +54,20 @@ def status_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def approve(folder: Path, words: str) -> dict[str, Any]:
-    """Approve a waiting study, named as in :func:`end`, and return it as :func:`proposal` does."""
+def waiting_study(folder: Path, words: str) -> dict[str, Any]:
+    """The waiting study that somebody means, as :func:`proposal` gives it; named as in :func:`end`."""
     policy, home = _home(folder)
-    check_owner(folder)
     study, name, state = _named(_studies(home), words, ("pending",))
     if state != "pending":
         raise TacitError(f"Expected a study that waits for approval, but {name} ({study}) is {state}.")
-    decide(home.approved, study, "approve")
     return proposal(waiting(home.ledger)[study], policy, books(home))
+
+
+def approve(folder: Path, study: str) -> None:
+    """Approve a waiting study by its whole identity: a name may be that of another plan by now."""
+    _, home = _home(folder)
+    check_owner(folder)
+    decide(home.approved, study, "approve")
 
 
 def end(folder: Path, words: str, verb: str) -> dict[str, Any]:

@@ -48,10 +48,8 @@ def test_a_study_is_proposed_approved_answered_and_shown(silo):
     shown = run("silo", "status", folder)
     assert f"tacit silo approve {folder} {PLAN.study}\n" in shown
     assert len(PLAN.study) == 64
-    with pytest.raises(TacitError, match="waits for approval"):
+    with pytest.raises(TacitError, match="no study of this silo"):
         run("silo", "approve", folder, "0" * 64)
-    with pytest.raises(TacitError, match="waits for approval"):
-        run("silo", "approve", folder, PLAN.study[:32])
     shown = run("silo", "approve", folder, PLAN.study)
     assert re.search(r"own price +epsilon (0\.99\d+|1) at delta 1e-06 \(it asks for epsilon 1\)", shown)
     assert re.search(r"account +takes \d+\.\d% of this account \(epsilon 3 at delta 1e-05, rule renyi of order", shown)
@@ -171,7 +169,7 @@ def test_a_lost_ledger_is_not_taken_for_one_that_never_was(silo):
     silo.close()
     silo.home.ledger.unlink()
     for command in (("silo", "status"), ("ledger",)):
-        with pytest.raises(TacitError, match="must be taken as spent"):
+        with pytest.raises(TacitError, match="tacit silo write-off"):
             run(*command, silo.home.folder)
 
 

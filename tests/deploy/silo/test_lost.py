@@ -109,8 +109,11 @@ def test_the_same_path_on_another_machine_is_another_place(tmp_path, monkeypatch
 def test_a_silo_moves_and_the_place_that_it_left_is_shut(tmp_path):
     silo = used(tmp_path / "clinic")
     there = copied(silo, tmp_path / "there", counter=False)
-    place = run("place", there).strip()
-    assert place == run("place", there).strip() != run("place", silo.home.folder).strip()
+    place, line = run("place", there).split("\n")[:2]
+    assert "counter-there" in line
+    assert place == run("place", there).split("\n")[0] != run("place", silo.home.folder).split("\n")[0]
+    with pytest.raises(TacitError, match="--here"):
+        run("move", silo.home.folder, there)
     # Copied too early: the ledger over there is not the newest.
     early = there / "ledger.sqlite"
     assert f"bound to {place}" in run("move", silo.home.folder, place).replace("\n", " ")

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from tacit.cli.silo import silo_app
-from tacit.cli.status import approve, end, status_of
+from tacit.cli.status import approve, end, status_of, waiting_study
 from tacit.deploy.server import coordinator
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.owner import decide, differences, myself
@@ -652,7 +652,11 @@ def test_status_says_that_an_approved_study_waits_for_the_server(make):
     waits = CliRunner().invoke(silo_app, ["status", folder]).output
     assert "test waits for approval" in waits
     assert f"approve {folder}" in waits.replace("\n", "")
-    told = CliRunner().invoke(silo_app, ["approve", folder, MB.study[:8]]).output
+    # A name or a beginning could be that of another plan by now, so it is shown first.
+    asked = CliRunner().invoke(silo_app, ["approve", folder, "test"], input="n\n").output
+    assert f"approve {folder} {MB.study}" in asked
+    assert silo.propose(MB).state == "pending"
+    told = CliRunner().invoke(silo_app, ["approve", folder, MB.study[:8]], input="y\n").output
     assert f"Approved test ({MB.study}), which tester proposes" in told
     after = CliRunner().invoke(silo_app, ["status", folder]).output
     assert "test is approved; it waits for the server" in after
@@ -666,7 +670,7 @@ def test_an_open_study_is_closed_although_a_proposal_has_its_name(make):
     edit(silo, approval={"mode": "manual"})
     twin = MB.model_copy(update={"nonce": "07"})
     assert silo.propose(twin).state == "pending"
-    assert approve(silo.home.folder, "test")["study"] == twin.study
+    assert waiting_study(silo.home.folder, "test")["study"] == twin.study
     assert end(silo.home.folder, "test", "close")["study"] == MB.study
 
 
