@@ -57,15 +57,11 @@ def init_command(
     if (records is None) != (columns is None):
         raise TacitError("Expected --records and --columns together: the file, and the schema that says what it holds.")
     check_owner(folder)
-    called = folder.resolve().name if name is None else name
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", called):
-        raise TacitError(f"Expected a name of letters, digits and . _ -, got {called!r}; use --name.")
+    called = _called(folder, name)
     text = template("policy.toml", folder, called)
     if records is not None and columns is not None:
         text = text.partition("[data]\n")[0] + _csv_section(records, columns)
     _private_folder(folder)
-    for decisions in ("approved", "decided"):
-        (folder / decisions).mkdir(mode=0o700, exist_ok=True)
     write_secret(path, text)
     place = "put the records beside it, mode 600" if records is None else f"it points at {records}"
     typer.echo(f"Wrote {path}: edit it ({place}), then: tacit silo serve {folder}")
@@ -75,11 +71,21 @@ def init_command(
         typer.echo(f"Others can read or change the records or their schema. First: {mending(wrong)}")
 
 
+def _called(folder: Path, name: str | None) -> str:
+    """The name of a new silo, its folder's by default, as messages can carry it."""
+    called = folder.resolve().name if name is None else name
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", called):
+        raise TacitError(f"Expected a name of letters, digits and . _ -, got {called!r}; use --name.")
+    return called
+
+
 def _private_folder(folder: Path) -> None:
     """Make the silo's folder for its owner alone, or shut it, saying so; a group may be left to pass through."""
     from tacit.deploy.permissions import FOLDER_MODE
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for decisions in ("approved", "decided"):
+        (folder / decisions).mkdir(mode=0o700, exist_ok=True)
     before = folder.stat().st_mode & 0o777
     if before & ~FOLDER_MODE:
         folder.chmod(before & FOLDER_MODE)
