@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sqlite3
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tacit.privacy import PricingError, gdp_mu, price
 from tacit.privacy.filter import conversion, cost, rule_for
 from tacit.silo.chain import Limit, promised, replay, rules_in, settled
 from tacit.silo.ledger import inspect
-from tacit.silo.spending import Charge, share
+from tacit.silo.spending import Charge, over_budget, share
 from tests.silo.books import Home, debit, event, refused, reserve
 
 POISSON = {"sampling": "poisson", "batch": 10}
@@ -217,3 +218,10 @@ def test_the_share_of_an_account_is_one_silo_s():
     other = event(records=50, batch=50)
     with pytest.raises(PricingError, match="one value of records"):
         share(rule, [Charge((event(),), 0.0), Charge((other,), 0.0)])
+
+
+def test_a_refusal_has_no_numbers_that_are_none():
+    """An account whose studies cannot be added up any more: what one more would take is not known."""
+    rule = RENYI.fresh
+    assert set(over_budget(rule, math.inf, math.inf).numbers) == {"left", "epsilon", "delta"}
+    assert set(over_budget(rule, 0.5, 1.5).numbers) == {"takes", "left", "epsilon", "delta"}

@@ -215,3 +215,12 @@ def test_join_refuses_before_anything_is_started(clinic, as_courier, monkeypatch
     monkeypatch.setattr("tacit.deploy.flower.node.serve", lambda *_, **__: pytest.fail("it was started"))
     with pytest.raises(TacitError, match=r"policy\.toml"):
         run("silo", "join", clinic[0], "--superlink", "localhost:1", "--authority", "ca.pem")
+
+
+def test_a_daemon_makes_the_folders_of_decisions_for_itself(tmp_path, monkeypatch):
+    """Whoever decides first must not be the one who makes them."""
+    home, _ = make_home(tmp_path / "clinic", records_of(0, 20))
+    monkeypatch.setattr("tacit.deploy.silo.server.serve_until_stopped", lambda *_: None)
+    serve(home.folder)
+    for path in (home.approved, home.decided):
+        assert path.stat().st_mode & 0o777 == 0o700
