@@ -20,7 +20,7 @@ from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 from tacit.plans.price import TAILS
 from tacit.silo.chain import Counter, Entry, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import check_beginning, inspect, waiting
@@ -274,7 +274,8 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
         "approve": f"tacit silo approve {folder} {row['study']}",
         "reject": f"tacit silo reject {folder} {row['study'][:12]}",
     }
-    return "\n".join([f"{plan['name']} waits for approval", *(f"  {name:<10} {text}" for name, text in lines.items())])
+    said = [f"  {name:<10} {printable(text)}" for name, text in lines.items()]
+    return "\n".join([f"{plan['name']} waits for approval", *said])
 
 
 def prices(row: Mapping[str, Any]) -> dict[str, str]:

@@ -65,7 +65,8 @@ def end_everywhere(
                 said[asked[at]] = f"not open: {response.text}"
         if len(said) == len(requests) or time.monotonic() >= deadline:
             break
-        found = newcomers(transport, set(known.values()), min(_ASK, max(0.0, deadline - time.monotonic())))
+        seconds, sought = min(_ASK, max(0.0, deadline - time.monotonic())), set(requests) - set(said)
+        found = newcomers(transport, set(known.values()), seconds, sought.issubset)
         known |= {name: at for name, (at, _) in found.items()}
         time.sleep(_PAUSE)
     point.finished = True
