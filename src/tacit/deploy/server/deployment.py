@@ -179,7 +179,6 @@ def plan_for(
     facts: Sequence[Welcome],
     shufflers: dict[str, str],
     server: PublicKey | None = None,
-    *,
     proposer: str | None = None,
 ) -> Plan:
     """The plan to propose, at index 0, for silos with these public facts; reports are sealed to the ``server`` key."""
