@@ -160,7 +160,7 @@ def _array(value: Any, field: str, name: str) -> np.ndarray:
 def _kind(array: np.ndarray) -> str:
     """What an array holds that is no number, with an example."""
     words = {"U": "text", "S": "bytes", "O": "objects", "M": "dates", "m": "durations", "c": "complex numbers"}
-    odd = next((cell for cell in array.ravel() if not isinstance(cell, int | float | np.number)), None)
+    odd = next((cell for cell in array.ravel().tolist() if not isinstance(cell, int | float)), None)
     return words.get(array.dtype.kind, str(array.dtype)) + ("" if odd is None else f" such as {odd!r}")
 
 

@@ -36,6 +36,7 @@ def fitted(prepared, monkeypatch):
     monkeypatch.setattr(
         "tacit.fitting._simulate", lambda *_, **__: SimpleNamespace(trace={}, params=(np.zeros((1, 1)), ()))
     )
+    monkeypatch.setattr("tacit.fitting._model", lambda *_, **__: None)
     accepted = ALGORITHMS[section.name].parameters
     own |= {key: getattr(section, key) for key in ("step_size", "num_rounds") if key in accepted}
     result = tacit.fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -435,6 +436,12 @@ def _explain(error: ValidationError, tree: Mapping[str, Any]) -> str:
                 text = f"Unknown key {key!r}; did you mean {' or '.join(homes)}?"
         elif problem["type"] == "missing":
             text = f"missing; set it in the study or with --set {place}=VALUE."
+        elif problem["type"] == "literal_error":
+            text = unknown(
+                place.rpartition(".")[2], problem["input"], re.findall(r"'(.+?)'", problem["ctx"]["expected"])
+            )
+        elif message.startswith("Unknown "):
+            text = f"{message}."
         else:
             got = "" if isinstance(problem["input"], dict | BaseModel) else f", got {problem['input']!r}"
             text = f"{message}{got}."
