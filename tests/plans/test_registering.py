@@ -49,12 +49,17 @@ STUDY = {
     "run": {"alone": False, "converged": False},
 }
 
+SGD = tacit.mb_sgd(step_size=0.5, num_rounds=2)
+
 
 @pytest.fixture
-def forgetful(monkeypatch):
+def forgetful():
     """What is registered in a test is forgotten after it."""
-    for table in ((catalogue, "_OWN"), (models, "_OWN_MODELS"), (losses, "OWN_LOSSES")):
-        monkeypatch.setattr(*table, {})
+    tables = (catalogue._OWN, models._OWN_MODELS, losses.OWN_LOSSES)
+    assert not any(tables)
+    yield
+    for table in tables:
+        table.clear()
 
 
 @pytest.fixture
@@ -70,16 +75,16 @@ def test_a_study_names_what_its_plugins_register(study):
     prepared = prepare(study)
     assert prepared.builder.problem.objective.model.architecture.name == "narrow"
     assert max(silo.price.epsilon for silo in prepared.plan.silos) <= 2.0
-    assert np.isfinite(run(study).metrics["loss"]).all()
+    assert np.isfinite(next(iter(run(study).metrics.values()))).all()
 
 
-def test_a_bundle_of_a_registered_model_is_loaded_where_it_is_registered(study, tmp_path, monkeypatch):
+def test_a_bundle_of_a_registered_model_is_loaded_where_it_is_registered(study, tmp_path):
     problem = prepare(study).builder.problem
-    found = tacit.fit(problem, load("synthetic", sizes=[40, 50], features=3), tacit.mb_sgd(0.5, 2), budget=None)
+    found = tacit.fit(problem, load("synthetic", sizes=[40, 50], features=3), SGD, budget=None)
     found.save(tmp_path / "bundle")
     rows = np.zeros((2, 3), np.float32)
     assert tacit.load_model(tmp_path / "bundle").predict(rows).tolist() == found.predict(rows).tolist()
-    monkeypatch.setattr(models, "_OWN_MODELS", {})
+    models._OWN_MODELS.clear()
     with pytest.raises(TacitError, match=r"Unknown model 'narrow'.*tacit\.register_model is imported"):
         tacit.load_model(tmp_path / "bundle")
 
@@ -119,7 +124,9 @@ def test_a_silo_refuses_names_outside_its_own_tables_even_where_they_are_registe
 
 def test_a_plan_imports_nothing(study):
     """Only the file of a study does: what a server sends is built from a silo's own tables."""
-    code = "import sys; from tacit.plans.spec import study_from; study_from({tree}); assert 'my_descent' not in sys.modules"
+    code = (
+        "import sys; from tacit.plans.spec import study_from; study_from({tree}); sys.exit('my_descent' in sys.modules)"
+    )
     tree = {**STUDY, "objective": {}, "algorithm": {**STUDY["algorithm"], "name": "mb-sgd"}}
     subprocess.run([sys.executable, "-c", code.replace("{tree}", repr(tree))], check=True)
 
@@ -136,7 +143,7 @@ def test_names_of_tacit_stay_what_they_are(forgetful):
     with pytest.raises(TacitError, match="decorate it with @recipe"):
         tacit.register_algorithm(lambda problem, terms: None)
     tacit.register_model("wrong", lambda features, outputs: "a model")
-    with pytest.raises(TacitError, match="to make a tacit.objectives.Model, got str"):
+    with pytest.raises(TacitError, match="to make a tacit.objectives.Model, got str".replace(".", r"\.")):
         models.built(models.Architecture("wrong", {"features": (3,), "outputs": 1}))
 
 
