@@ -8,6 +8,7 @@ import tacit
 from tacit.data import load
 from tacit.errors import TacitError
 from tacit.objectives import Objective, linear, logistic
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy import price
 from tacit.privacy.schedule import gaussian_mu
 from tacit.silo import enrol
@@ -267,3 +268,11 @@ def test_what_cannot_be_priced_together_is_refused():
         tacit.fit(LOGISTIC, tables(), SGD, **given, init=private, channel="trusted")
     with pytest.raises(TacitError, match="cost less than epsilon=1"):
         tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=1.0, delta=1e-4), clip_norm=1.0, init=private)
+
+
+def test_the_public_names_are_listed_and_nothing_else():
+    functions = {name.replace("-", "_") for name in ALGORITHMS}
+    assert set(dir(tacit)) == set(tacit.__all__) | functions
+    assert all(getattr(tacit, name) is not None for name in dir(tacit))
+    with pytest.raises(AttributeError, match="no attribute 'jax'"):
+        _ = tacit.jax

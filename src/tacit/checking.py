@@ -18,6 +18,7 @@ from tacit.algorithm import CHANNELS, SAMPLINGS, Recipe
 from tacit.data.federation import Federation, Target
 from tacit.errors import TacitError, counted, nearest, unknown
 from tacit.objectives import Loss, Model, Objective, Problem, Saddle, untapped
+from tacit.objectives.apart import check_apart, first_line
 from tacit.privacy.plan import Budget
 from tacit.silo.records import RecordsError, check_records
 
@@ -28,7 +29,6 @@ _ONE_OUTPUT = ("logistic", "hinge", "squared", "absolute", "pinball")
 _TWO_CLASSES, _CLASSES = ("logistic", "hinge"), ("logistic", "hinge", "softmax")
 _PROTECTS = ("record", "sensitive-attribute")
 _LISTED = 8
-_APART = 1e-3  # of the size of losses: batches of other sizes round otherwise, by far less
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ def _outputs(model: Model, shape: tuple[int, ...]) -> int:
         found = jax.eval_shape(lambda p, x: model.apply(p, x, untapped), params, rows)
     except Exception as error:
         raise TacitError(
-            f"Expected the model to take features of shape {_rows(shape)}, but it raises {_first_line(error)} Run "
+            f"Expected the model to take features of shape {_rows(shape)}, but it raises {first_line(error)} Run "
             "model.apply(params, x[:2], untapped) by itself to see where."
         ) from None
     if len(getattr(found, "shape", ())) != 2 or found.shape[0] != 2:
@@ -358,56 +358,11 @@ def _label_cure(found: np.ndarray, most: int, cost: Loss) -> str:
 
 
 def _check_apart(objective: Objective, given: Given) -> None:
-    """Raise if a model or loss of one's own mixes records: then a clip of each record's part bounds nothing.
-
-    Losses of a few records with random features and parameters are compared in different company.
-    """
-    if objective.model.architecture is not None and objective.cost.name is not None:
-        return
-    rng = np.random.default_rng(0)
-    records = {
-        field: rng.normal(size=(3, *column.shape[1:])).astype(np.float32)
-        if column.dtype == np.float32 and field == "x"
-        else _three(column)
-        for field, column in given.tables[0].items()
-    }
-    try:
-        params = jax.tree.map(
-            lambda leaf: leaf + 0.5 * rng.normal(size=leaf.shape).astype(np.float32), objective.init(jax.random.key(0))
-        )
-        alone, pair, other = (_losses(objective, params, records, rows) for rows in ([0], [0, 1], [0, 2]))
-    except Exception as error:
-        raise TacitError(
-            f"Expected the loss of a record to be computed from its outputs and target, but it raises "
-            f"{_first_line(error)} Run Objective(model, loss).losses(params, records) by itself to see where."
-        ) from None
-    for rows, found in ((1, alone), (2, pair)):
-        if found.shape != (rows,):
-            raise TacitError(
-                f"Expected one loss per record, shape ({rows},) for {counted(rows, 'record')}, got {found.shape}; do "
-                "not take the mean over records, training does."
-            )
-    # The first record's loss must not depend on who else is in the batch.
-    size = _APART * max(1.0, abs(float(alone[0])))
-    if any(abs(float(found[0] - alone[0])) > size for found in (pair, other)):
-        raise TacitError(
-            f"Expected the loss of a record not to depend on others of its batch, got {float(alone[0]):.4g} alone and "
-            f"{float(pair[0]):.4g} beside another: the model or loss mixes records (batch normalisation, a mean or "
-            "rank over the batch), and no clip bounds one record's part of that. Use layer or group normalisation."
-        )
-
-
-def _three(column: np.ndarray) -> np.ndarray:
-    """Three targets, different ones where there are any."""
-    _, places = np.unique(column.reshape(len(column), -1), axis=0, return_index=True)
-    return column[np.resize(places, 3)]
-
-
-def _losses(objective: Objective, params: Any, records: Mapping[str, np.ndarray], rows: list[int]) -> Any:
-    batch = {field: jnp.asarray(column[np.array(rows)]) for field, column in records.items()}
-    if isinstance(objective, Saddle):
-        return objective.values(params, objective.init_duals, batch, untapped)
-    return objective.losses(params, batch)
+    """Raise if a model or loss of one's own mixes records."""
+    record = {field: jax.ShapeDtypeStruct(column.shape[1:], column.dtype) for field, column in given.tables[0].items()}
+    y = given.tables[0]["y"]
+    _, places = np.unique(y.reshape(len(y), -1), axis=0, return_index=True)
+    check_apart(objective, record, y[places])
 
 
 def check_settings(
@@ -486,11 +441,6 @@ def _check_algorithm(algorithm: Any) -> None:
     call = f"tacit.{shown.replace('-', '_')}({', '.join(f'{name}=...' for name in required)})"
     what = f"the function {algorithm.__name__} itself" if uncalled else repr(algorithm)
     raise TacitError(f"Expected an algorithm such as {call}, got {what}; names are for studies.")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else 'without a word'}".rstrip(".") + "."
 
 
 def _short(value: Any) -> str:

@@ -16,7 +16,7 @@ from tacit.deploy.silo.consent import consider
 from tacit.deploy.silo.policy import AllowSection
 from tacit.deploy.wire import Plan, RefusalError
 from tacit.errors import TacitError
-from tacit.objectives import Objective, gradient_at, linear, losses, mlp, models, squared
+from tacit.objectives import Model, Objective, gradient_at, linear, losses, mlp, models, squared
 from tacit.plans import catalogue
 from tacit.plans.assemble import record_shape
 from tacit.plans.spec import StudyError, parse_study
@@ -56,10 +56,11 @@ SGD = tacit.mb_sgd(step_size=0.5, num_rounds=2)
 def forgetful():
     """What is registered in a test is forgotten after it."""
     tables = (catalogue._OWN, models._OWN_MODELS, losses.OWN_LOSSES)
-    assert not any(tables)
+    before = [dict(table) for table in tables]
     yield
-    for table in tables:
+    for table, kept in zip(tables, before, strict=True):
         table.clear()
+        table.update(kept)
 
 
 @pytest.fixture
@@ -129,6 +130,21 @@ def test_a_plan_imports_nothing(study):
     )
     tree = {**STUDY, "objective": {}, "algorithm": {**STUDY["algorithm"], "name": "mb-sgd"}}
     subprocess.run([sys.executable, "-c", code.replace("{tree}", repr(tree))], check=True)
+
+
+def test_what_mixes_records_is_refused_in_studies_and_in_fit(study, forgetful):
+    def centred(features, outputs):
+        plain = linear(*features, outputs)
+        return Model(plain.init, lambda params, x, tap: plain.apply(params, x - x.mean(axis=0), tap))
+
+    tacit.register_model("centred", centred)
+    tree = {**STUDY, "objective": {"model": "centred"}}
+    with pytest.raises(TacitError, match="mixes records"):
+        prepare(parse_study(tomli_w.dumps(tree)))
+    mixed = models.built(models.Architecture("centred", {"features": (3,), "outputs": 1}))
+    rows = [{"x": np.eye(3), "y": np.ones(3)}]
+    with pytest.raises(TacitError, match="mixes records"):
+        tacit.fit(tacit.Problem(Objective(mixed, squared())), rows, SGD, budget=None)
 
 
 def test_names_of_tacit_stay_what_they_are(forgetful):

@@ -91,6 +91,11 @@ def problem_of(study: Study, facts: Facts) -> Problem:
         raise StudyError(f"objective.regulariser: {error}") from None
     loss = OWN_LOSSES[name].make(**section.loss_options) if name in OWN_LOSSES else _LOSSES[name](section)
     objective = Objective(_model(section, facts, outputs), loss)
+    if section.model not in MODELS or name in OWN_LOSSES:
+        from tacit.objectives.apart import check_apart
+
+        record = record_shape(facts.feature_shape, facts.task)
+        check_apart(objective, record, np.arange(facts.num_classes or 3).astype(record["y"].dtype))
     # The theorems speak of the losses' strong convexity, which no regulariser adds to.
     norm = facts.feature_norm if study.preprocessing is None else study.preprocessing.norm
     known = constants(objective, feature_norm=norm)
