@@ -8,6 +8,9 @@ import tacit
 from tacit.data import load
 from tacit.errors import TacitError
 from tacit.objectives import Objective, linear, logistic
+from tacit.plans.catalogue import ALGORITHMS
+from tacit.privacy import price
+from tacit.privacy.schedule import gaussian_mu
 from tacit.silo import enrol
 from tests.algorithms.table import LOGISTIC, least_squares, tables
 
@@ -114,3 +117,162 @@ def test_a_federation_hands_the_attribute_to_those_who_read_it(monkeypatch):
     for algorithm in (SGD, fair, lambda problem, terms: SGD(problem, terms)):
         tacit.fit(problem, federation, algorithm, budget=BUDGET, clip_norm=1.0, measure_every=0)
     assert seen == [{"x", "y"}, {"x", "y", "s"}, {"x", "y", "s"}]
+
+
+def clinics(target="ill", columns=dict):
+    rng = np.random.default_rng(3)
+    made = {}
+    for name, n in (("bergen", 30), ("oslo", 50)):
+        x = rng.normal(size=(n, 2)) / 2
+        made[name] = columns({"age": x[:, 0], "dose": x[:, 1], target: np.where(x[:, 0] > 0, "yes", "no")})
+    return made
+
+
+ILL = {"target": "ill", "classes": ["no", "yes"]}
+TWO = tacit.Problem(Objective(linear(2, 1), logistic()))
+
+
+def test_columns_and_silos_keep_their_names_from_plan_to_bundle(tmp_path):
+    silos = clinics()
+    found = tacit.fit(TWO, silos, tacit.mb_sgd(step_size=8.0, num_rounds=20), budget=None, **ILL)
+    assert [silo.name for silo in found.silos] == ["bergen", "oslo"]
+    assert set(found.scores(silos)["silos"]) == {"bergen", "oslo"}
+    found.save(tmp_path / "bundle")
+    model = tacit.load_model(tmp_path / "bundle")
+    assert [silo.name for silo in model.description.privacy.silos] == ["bergen", "oslo"]
+    assert model.description.features.names == ("age", "dose")
+    assert model.description.target.column == "ill"
+    assert len(repr(found).splitlines()) <= 10
+    # Rows by name, in another order, with a label that is left alone.
+    rows = {"dose": silos["oslo"]["dose"], "age": silos["oslo"]["age"], "ill": silos["oslo"]["ill"]}
+    assert (model.predict(rows) == silos["oslo"]["ill"]).mean() > 0.9
+    assert model.evaluate(rows)["accuracy"] == found.scores(silos)["silos"]["oslo"]["accuracy"]
+
+
+def test_a_data_frame_is_columns_by_name():
+    pandas = pytest.importorskip("pandas")
+    given = {"budget": BUDGET, "clip_norm": 1.0, "measure_every": 0, **ILL}
+    framed = tacit.fit(TWO, clinics(columns=pandas.DataFrame), SGD, **given)
+    assert same(framed.params, tacit.fit(TWO, clinics(), SGD, **given).params)
+    assert same(framed.params, tacit.fit(TWO, list(clinics().values()), SGD, **given).params)
+
+
+def test_columns_of_rows_are_asked_for_by_name():
+    found = tacit.fit(TWO, clinics(), SGD, budget=None, **ILL)
+    with pytest.raises(TacitError, match=r"Expected a column 'dose'.*did you mean 'doze'"):
+        found.predict({"age": [1.0], "doze": [1.0]})
+    with pytest.raises(TacitError, match="row 1: expected a number in column 'dose'"):
+        found.predict({"age": [1.0, 2.0], "dose": [1.0, "much"]})
+    with pytest.raises(TacitError, match="row 0: expected a number in column 'age'"):
+        found.predict({"age": [float("nan")], "dose": [1.0]})
+
+
+def test_training_goes_on_and_is_priced_with_what_was_before():
+    first = tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=1.0, delta=1e-4), clip_norm=1.0)
+    both = tacit.fit(LOGISTIC, tables(), SGD, budget=BUDGET, clip_norm=1.0, init=first)
+    for before, after in zip(first.silos, both.silos, strict=True):
+        assert 1.99 < after.price.epsilon <= 2.0
+        assert after.price.epsilon == pytest.approx(price(after.events, delta=1e-4 - after.kept).epsilon)
+        # The releases of both, in whatever form, have the separation of all of them.
+        [new] = [event for event in after.events if event.kind != "earlier"]
+        assert gaussian_mu(after.events) == pytest.approx(gaussian_mu([*before.events, new]))
+        assert after.kept >= before.kept
+    assert both.model.description.training.rounds == 8
+    # The rest of the budget is less than all of it, and no more than needed is added to the noise.
+    alone = tacit.fit(LOGISTIC, tables(), SGD, budget=BUDGET, clip_norm=1.0)
+    noise = [f.silos[0].multipliers["gradient"] for f in (first, both, alone)]
+    assert noise[2] < noise[1] < noise[0]
+    third = tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=3.0, delta=1e-4), clip_norm=1.0, init=both)
+    assert gaussian_mu(third.silos[0].events) > gaussian_mu(both.silos[0].events) > gaussian_mu(first.silos[0].events)
+
+
+def test_training_starts_where_it_ended():
+    gd = tacit.mb_sgd(step_size=0.5, num_rounds=3, output="last")
+    whole = tacit.fit(LOGISTIC, tables(), tacit.mb_sgd(step_size=0.5, num_rounds=6, output="last"), budget=None)
+    half = tacit.fit(LOGISTIC, tables(), gd, budget=None)
+    for init in (half, half.model, half.params):
+        found = tacit.fit(LOGISTIC, tables(), gd, budget=None, init=init)
+        for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(whole.params), strict=True):
+            assert np.allclose(a, b, atol=1e-6)
+
+
+def test_the_noise_of_what_goes_on_is_fresh():
+    """With the seed of before, too: the same noise twice would cancel out."""
+    first = tacit.fit(LOGISTIC, tables(), SGD, budget=BUDGET, clip_norm=1.0)
+    loose = tacit.Budget(epsilon=4.0, delta=1e-4)
+    one, other = (
+        tacit.fit(LOGISTIC, tables(), SGD, budget=loose, clip_norm=1.0, init=init) for init in (first, first.params)
+    )
+    fresh = jax.random.fold_in(jax.random.key(0), 4)
+    assert not np.array_equal(jax.random.key_data(fresh), jax.random.key_data(jax.random.key(0)))
+    assert not same(one.params, other.params)
+
+
+def test_two_passes_are_two_and_two_limits_are_not_one():
+    """Within a schedule passes share an order and rounds a limit; releases of two trainings do not."""
+    again = {"batch_size": 5, "sampling": "one-pass"}
+    once = tacit.mb_sgd(step_size=0.5, num_rounds=2)
+    noise = tacit.Budget(noise_multiplier=3.0, delta=1e-4)
+    first = tacit.fit(LOGISTIC, tables(), once, budget=noise, clip_norm=1.0, **again)
+    both = tacit.fit(LOGISTIC, tables(), once, budget=noise, clip_norm=1.0, init=first, **again)
+    assert gaussian_mu(first.silos[0].events) == pytest.approx(1 / 3)
+    assert gaussian_mu(both.silos[0].events) == pytest.approx(2**0.5 / 3)
+    limited = tacit.Budget(noise_multiplier=3.0, delta=1e-4, max_participations=4)
+    first = tacit.fit(LOGISTIC, tables(), SGD, budget=limited, clip_norm=1.0)
+    both = tacit.fit(LOGISTIC, tables(), SGD, budget=limited, clip_norm=1.0, init=first)
+    assert both.silos[0].price.mu == pytest.approx(8**0.5 / 3, rel=1e-4)
+
+
+def test_subsampled_releases_are_composed_too():
+    terms = {"clip_norm": 1.0, "batch_size": 5, "sampling": "wor"}
+    noise = tacit.Budget(noise_multiplier=3.0, delta=1e-4)
+    first = tacit.fit(LOGISTIC, tables(), SGD, budget=noise, **terms)
+    both = tacit.fit(LOGISTIC, tables(), SGD, budget=noise, init=first, **terms)
+    eight = tacit.fit(LOGISTIC, tables(), tacit.mb_sgd(step_size=0.5, num_rounds=8), budget=noise, **terms)
+    for a, b in zip(both.silos, eight.silos, strict=True):
+        assert a.price.epsilon == pytest.approx(b.price.epsilon, rel=1e-3)
+
+
+def test_of_a_bundle_the_price_is_added(tmp_path):
+    first = tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=1.0, delta=1e-5), clip_norm=1.0)
+    first.save(tmp_path / "bundle")
+    model, total = tacit.load_model(tmp_path / "bundle"), tacit.Budget(epsilon=3.0, delta=1e-4)
+    both = tacit.fit(LOGISTIC, tables(), SGD, budget=total, clip_norm=1.0, init=model)
+    for before, after in zip(first.silos, both.silos, strict=True):
+        own = price(after.events, delta=1e-4 - before.price.delta - after.kept).epsilon
+        assert after.price.epsilon == pytest.approx(before.price.epsilon + own)
+        assert 2.9 < after.price.epsilon <= 3.0
+        assert after.price.delta == 1e-4
+    # What is known by its price alone is not forgotten when training goes on once more.
+    third = tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=9.0, delta=1e-4), clip_norm=1.0, init=both)
+    assert third.silos[0].stated == both.silos[0].stated == (first.silos[0].price.epsilon, 1e-5)
+    assert third.silos[0].price.epsilon <= 9.0
+    with pytest.raises(TacitError, match=r"epsilon=0\.5 of the budget to be more than"):
+        tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=0.5, delta=1e-4), clip_norm=1.0, init=model)
+    with pytest.raises(TacitError, match=r"delta=1e-05 .* to be more than the 1e-05"):
+        tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=3.0, delta=1e-5), clip_norm=1.0, init=model)
+
+
+def test_what_cannot_be_priced_together_is_refused():
+    given = {"budget": BUDGET, "clip_norm": 1.0}
+    open_, private = tacit.fit(LOGISTIC, tables(), SGD, budget=None), tacit.fit(LOGISTIC, tables(), SGD, **given)
+    for init in (open_, open_.model):
+        with pytest.raises(TacitError, match="Expected init with a price"):
+            tacit.fit(LOGISTIC, tables(), SGD, **given, init=init)
+    with pytest.raises(TacitError, match=r"'silo 2' had .* and has none"):
+        tacit.fit(LOGISTIC, tables()[:2], SGD, **given, init=private)
+    shorter = [{name: column[1:] for name, column in table.items()} for table in tables()]
+    with pytest.raises(TacitError, match="'silo 0' had"):
+        tacit.fit(LOGISTIC, shorter, SGD, **given, init=private)
+    with pytest.raises(TacitError, match="channel='direct' and protects='record' as in the earlier"):
+        tacit.fit(LOGISTIC, tables(), SGD, **given, init=private, channel="trusted")
+    with pytest.raises(TacitError, match="cost less than epsilon=1"):
+        tacit.fit(LOGISTIC, tables(), SGD, budget=tacit.Budget(epsilon=1.0, delta=1e-4), clip_norm=1.0, init=private)
+
+
+def test_the_public_names_are_listed_and_nothing_else():
+    functions = {name.replace("-", "_") for name in ALGORITHMS}
+    assert set(dir(tacit)) == set(tacit.__all__) | functions
+    assert all(getattr(tacit, name) is not None for name in dir(tacit))
+    with pytest.raises(AttributeError, match="no attribute 'jax'"):
+        _ = tacit.jax

@@ -40,7 +40,9 @@ ALLOWED = {
     | {"algorithms", "plans", "simulate", "studies", "models", "keeping", "deploy", "deploy/shuffler"},
     "deploy/flower": {"deploy", "deploy/server"},
     "audit": ENGINE | {"algorithms", "plans", "data", "simulate", "studies", "deploy", "deploy/silo", "deploy/server"},
-    "fitting": ENGINE | {"algorithms", "plans", "data", "simulate", "models"},
+    "checking": {"algorithm", "objectives", "data", "privacy", "silo", "plans"},
+    "continuing": {"algorithm", "objectives", "privacy", "plans", "models", "checking"},
+    "fitting": ENGINE | {"algorithms", "plans", "data", "simulate", "models", "checking", "continuing"},
     "estimators": {"algorithm", "data", "fitting", "models", "objectives", "privacy"},
     "cli": ENGINE
     | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit", "models"}

@@ -33,14 +33,20 @@ _API = {
         "TrainedModel",
         "PrivateClassifier",
         "PrivateRegressor",
+        "register_algorithm",
+        "register_loss",
+        "register_model",
     ),
     "tacit.models": ("Encoded", "export_onnx"),
     "tacit.plans.catalogue": ("find", "paper_noise"),
     "tacit.data": ("load",),
     "tacit.objectives": (
         "Objective",
+        "Model",
+        "Loss",
         "linear",
         "mlp",
+        "cnn",
         "logistic",
         "softmax",
         "squared",
@@ -48,6 +54,23 @@ _API = {
         "absolute",
         "pinball",
     ),
+    "tacit.geometry": (
+        "regulariser",
+        "Regulariser",
+        "zero",
+        "l1",
+        "squared_l2",
+        "elastic_net",
+        "group_lasso",
+        "with_squared_l2",
+        "box",
+        "l1_ball",
+        "l2_ball",
+        "frobenius_ball",
+        "simplex",
+        "add",
+    ),
+    "tacit.algorithm": ("recipe", "Algorithm", "Round", "Silo", "Server", "Release"),
     "tacit.privacy": ("Event", "price", "calibrate", "spent", "risk_of_price", "risk_of", "risk", "user_level"),
     "tacit.plans.spec": ("load_study", "parse_study", "Study"),
     "tacit.studies.run": ("prepare", "run", "Result"),
@@ -167,15 +190,55 @@ def api_page() -> str:
         found = importlib.import_module(module)
         for name in names:
             thing = getattr(found, name)
-            parts.append(f"### {name}\n\n```python\n{_signature(name, thing)}\n```\n\n{_prose(thing)}\n")
+            parts.append(
+                f"### {name}\n\n```python\n{_signature(name, thing)}\n```\n\n{_prose(thing)}{_methods(thing)}\n"
+            )
     return "\n".join(parts)
 
 
 def _signature(name: str, thing: Any) -> str:
-    word = "class" if inspect.isclass(thing) else "def"
-    shown = str(inspect.signature(thing)).replace("'", "")
-    short = f"{word} {name}{shown}"
-    return short if len(short) < 90 else short.replace("(", "(\n    ", 1).replace(", ", ",\n    ")
+    """How it is called: on one line where that fits, else with a line for each parameter."""
+    signature = inspect.signature(thing)
+    parts = [_parameter(one) for one in signature.parameters.values()]
+    stars = [one.kind is inspect.Parameter.KEYWORD_ONLY for one in signature.parameters.values()]
+    if True in stars:
+        parts.insert(stars.index(True), "*")
+    word, ends = ("class", "") if inspect.isclass(thing) else ("def", _returned(signature))
+    short = f"{word} {name}({', '.join(parts)}){ends}"
+    return short if len(short) < 90 else f"{word} {name}(\n    " + ",\n    ".join(parts) + f",\n){ends}"
+
+
+def _returned(signature: inspect.Signature) -> str:
+    return "" if signature.return_annotation is signature.empty else f" -> {_typed(signature.return_annotation)}"
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    typed = "" if one.annotation is one.empty else f": {_typed(one.annotation)}"
+    if one.default is one.empty:
+        return f"{stars}{one.name}{typed}"
+    shown = repr(one.default)
+    if shown.startswith("<"):  # a function by its name, and nothing else that only a machine reads
+        shown = getattr(one.default, "__name__", "...")
+    return f"{one.name}{typed} = {shown}"
+
+
+def _typed(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def _methods(thing: Any) -> str:
+    """The methods of a class that people call, each with the first sentence about it."""
+    if not inspect.isclass(thing):
+        return ""
+    found = [(name, one) for name, one in vars(thing).items() if inspect.isfunction(one) and not name.startswith("_")]
+    lines = [f"- `{_signature(name, one).removeprefix('def ')}`: {_summary(one)}" for name, one in found]
+    return "\n\n" + "\n".join(lines) if lines else ""
+
+
+def _summary(thing: Any) -> str:
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return text.replace("``", "`").replace("<", "&lt;")
 
 
 def _prose(thing: Any) -> str:
@@ -183,4 +246,4 @@ def _prose(thing: Any) -> str:
     plain, marker, examples = text.partition(">>>")
     plain = plain.removesuffix("Examples:\n    ").replace("``", "`").replace("<", "&lt;").rstrip()
     listed = re.sub(r"^    (\w+): ", r"- `\1`: ", plain.replace("Args:\n", "\n"), flags=re.MULTILINE)
-    return listed + (f"\n\n```pycon\n>>>{inspect.cleandoc(examples)}\n```" if marker else "")
+    return listed + (f"\n\n```pycon\n>>> {inspect.cleandoc(examples)}\n```" if marker else "")

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from tacit.models import TrainedModel as TrainedModel
     from tacit.models import load_model as load_model
     from tacit.objectives import Problem as Problem
+    from tacit.objectives import register_loss as register_loss
+    from tacit.objectives import register_model as register_model
     from tacit.plans.catalogue import *  # noqa: F403
+    from tacit.plans.catalogue import register_algorithm as register_algorithm
     from tacit.privacy import Budget as Budget
 
 __version__ = "0.2.0.dev0"
@@ -41,6 +44,9 @@ __all__ = [
     "__version__",
     "fit",
     "load_model",
+    "register_algorithm",
+    "register_loss",
+    "register_model",
 ]
 
 # Looked up when first used: prices and data need no jax, and the command line answers quickly.
@@ -55,6 +61,9 @@ _HOMES = {
     "TrainedModel": "tacit.models",
     "fit": "tacit.fitting",
     "load_model": "tacit.models",
+    "register_algorithm": "tacit.plans.catalogue",
+    "register_loss": "tacit.objectives",
+    "register_model": "tacit.objectives",
 }
 
 

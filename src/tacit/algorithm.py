@@ -34,7 +34,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, get_args, get_type_hint
 
 import numpy as np
 
-from tacit.errors import unknown
+from tacit.errors import TacitError, unknown
 
 Params = Any  # a pytree of arrays: the model
 State = Any  # a pytree: what the server remembers
@@ -357,6 +357,7 @@ P = ParamSpec("P")
 Fixed = Mapping[str, Any]
 """Parameters by name that a preset fixes of its base."""
 _GIVEN_LATER = 2  # the problem and the terms
+_PLAIN = (int, float, np.integer, np.floating)
 
 
 @dataclass(frozen=True)
@@ -428,10 +429,21 @@ def _constructor(
             bound = signature.bind(*args, **given)
         except TypeError as error:
             raise TypeError(f"{name}: {error}; it takes {', '.join(signature.parameters)}.") from None
+        _check_numbers(name, bound.arguments)
         return Recipe(name, bound.arguments, factory)
 
     constructor.__signature__ = signature  # type: ignore[attr-defined]
     return constructor
+
+
+def _check_numbers(name: str, given: Mapping[str, Any]) -> None:
+    """Raise if steps do not go forward or there are no rounds; what is traced is not known yet."""
+    rounds, step = given.get("num_rounds"), given.get("step_size")
+    if isinstance(rounds, bool | str) or (isinstance(rounds, _PLAIN) and not (rounds >= 1 and rounds % 1 == 0)):
+        raise TacitError(f"Expected num_rounds={rounds!r} of {name} to be a whole number >= 1.")
+    for one in step if isinstance(step, list | tuple) else [step]:
+        if isinstance(one, str) or (isinstance(one, _PLAIN) and not 0 < one < float("inf")):
+            raise TacitError(f"Expected step_size={step!r} of {name} to be a finite number > 0.")
 
 
 def _expanded(fixes: Callable[..., Fixed], base: Callable[..., Recipe]) -> list[inspect.Parameter]:

@@ -20,6 +20,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def printable(text: str, most: int = 2000) -> str:
+    """A text that somebody else has written, so that nothing in it steers a terminal, and it is not endless.
+
+    >>> printable("\\x1b[2Jall\\nagreed"), printable("endless", 3)
+    ('?[2Jall?agreed', 'end...')
+    """
+    shown = "".join(char if char.isprintable() else "?" for char in text[: most + 1])
+    return shown if len(shown) <= most else shown[:most] + "..."
+
+
 def unknown(what: str, value: object, known: Iterable[str]) -> str:
     """The text for a name that does not exist, with the nearest that does.
 

@@ -164,9 +164,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         channel: how messages reach the server; ``direct`` unless it is given.
         random_state: of noise and initial weights; the same number gives the same model.
 
-    >>> x = np.array([[-1.0, 0.0], [1.0, 0.2], [-0.8, 0.1], [0.9, 0.0]])
+    >>> x = np.array([[-1.0, 0.0], [1.0, 0.2], [-0.8, 0.1], [0.9, 0.0]] * 5)
     >>> model = PrivateClassifier(epsilon=None, delta=1e-5, classes=["no", "yes"], random_state=0)
-    >>> model.fit(x, ["no", "yes", "no", "yes"], silo=["a", "a", "b", "b"]).predict(x).tolist()
+    >>> model.fit(x, ["no", "yes"] * 10, silo=["a"] * 10 + ["b"] * 10).predict(x[:4]).tolist()
     ['no', 'yes', 'no', 'yes']
     """
 
@@ -245,7 +245,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
     The others are those of `PrivateClassifier`.
 
-    >>> x = np.linspace(-1, 1, 8)[:, None]
+    >>> x = np.linspace(-1, 1, 16)[:, None]
     >>> model = PrivateRegressor(epsilon=None, delta=1e-5, target_range=(0, 10), random_state=0)
     >>> bool(abs(model.fit(x, 5 + 3 * x[:, 0]).predict(x) - (5 + 3 * x[:, 0])).max() < 1)
     True

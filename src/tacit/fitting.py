@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Recipe, Sampling, Terms
+from tacit.checking import Given, Silos, check_problem, check_settings, silos_of
+from tacit.continuing import Earlier, continued, earlier_of, priced_beside
 from tacit.data import Federation
-from tacit.errors import TacitError
 from tacit.models.description import Features
 from tacit.models.scores import scores_by_silo
 from tacit.models.trained import TrainedModel, privacy_of, silo_prices, trained, trained_on, training_of
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
-from tacit.plans.catalogue import ALGORITHMS, find
-from tacit.plans.price import plan_silos
+from tacit.plans.catalogue import known_algorithms
 from tacit.privacy.plan import Budget, SiloPlan, doubts, scarce
+from tacit.silo import Silos as Enrolled
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Program, Progress, Seed, grid_program, simulate_grid
-from tacit.simulate.participation import participation
+from tacit.simulate.participation import Participation, participation
 from tacit.simulate.reuse import Programs
 
 _MEASUREMENTS = 50  # of a run, unless somebody asks for more
 _PROGRAMS: Programs[Program] = Programs()
+
+
+class Reads(NamedTuple):
+    """How records were read: the column to predict, and the labels in order, where they were given."""
+
+    target: str | None = None
+    classes: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +54,7 @@ class Fit:
     trace: dict[str, np.ndarray]
     problem: Problem
     model: TrainedModel
+    reads: Reads = field(default_factory=Reads)
 
     def predict(self, rows: Any) -> np.ndarray:
         """`TrainedModel.predict`: one prediction per row, in the target's own words or unit."""
@@ -72,19 +80,26 @@ class Fit:
             [lines[0].replace("TrainedModel", "Fit"), *lines[1:], f"  last       {last or 'not measured'}"]
         )
 
-    def scores(self, silos: Federation | Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    def scores(self, silos: Silos) -> dict[str, Any]:
         """What people read of the model on labelled records, of all silos together and by silo.
 
-        Of a federation these are its test records. For classes: accuracy, AUC, log loss, calibration error, numbers by
-        class and the confusion matrix; for numbers RMSE, MAE and R^2, in the target's own unit where it is known. They
-        are exact, and no epsilon covers them.
+        Silos are given as to `fit`. Of a federation these are its test records. For classes: accuracy, AUC, log loss,
+        calibration error, numbers by class and the confusion matrix; for numbers RMSE, MAE and R^2, in the target's own
+        unit where it is known. They are exact, and no epsilon covers them.
         """
-        return scores_by_silo(self.problem.objective, self.params, silos, self.model.description.target)
+        told = self.model.description.target
+        if isinstance(silos, Federation):
+            parts: dict[str, Mapping[str, np.ndarray]] = {silo.name: silo.test for silo in silos.silos}
+        else:
+            own = self.reads
+            given = check_problem(self.problem, silos_of(silos, target=own.target, classes=own.classes))
+            parts = dict(zip(given.names, given.tables, strict=True))
+        return scores_by_silo(self.problem.objective, self.params, parts, told)
 
 
 def fit(
     problem: Problem,
-    silos: Federation | Sequence[Mapping[str, np.ndarray]],
+    silos: Silos,
     algorithm: Callable[[Problem, Terms], Algorithm],
     *,
     budget: Budget | None,
@@ -94,6 +109,9 @@ def fit(
     capacity: Number | None = None,
     channel: Channel = "direct",
     protects: Protects = "record",
+    target: str | None = None,
+    classes: Sequence[Any] | None = None,
+    init: Fit | TrainedModel | Params | None = None,
     seed: int = 0,
     participants: int | Sequence[int] | None = None,
     weights: Sequence[float] | None = None,
@@ -102,13 +120,20 @@ def fit(
 ) -> Fit:
     """Train ``problem`` on silos in this process, each silo's messages within ``budget`` for each of its records.
 
-    ``silos`` is a federation (its training records are used) or one table ``{"x": features, "y": targets}`` per silo.
+    ``silos`` is a federation (its training records are used), or silos by name, or a list of them. A silo is a table
+    ``{"x": features, "y": targets}``, or columns by name (a data frame, a mapping) of which ``target`` names the one to
+    predict. ``classes`` are all labels in order, where they are not 0, 1, ...; both are public knowledge.
+
     ``algorithm`` is a recipe such as ``tacit.mb_sgd(...)``, or any function of a problem and `Terms` that returns an
     `Algorithm`. ``budget=None`` trains without privacy, clip and noise, and says so by plans without a price; a budget
     that promises little warns. ``clip_norm`` bounds each record's part, and is needed with a budget. ``sampling`` is
     ``"full"``, or ``"poisson"`` where there is a ``batch_size``, unless it is given. ``capacity`` limits Poisson
     batches, four deviations above their mean unless it is given. The trace has about fifty entries, or one for every
     ``measure_every``-th round (0: none) and the last.
+
+    ``init`` goes on from a fit or a trained model of the same silos. The budget is then for both: prices are those of
+    all releases together, and the noise is what the rest of the budget needs. Releases of a fit are composed tightly;
+    of a trained model only its price is known, and is added. Parameters by themselves count as public and cost nothing.
 
     >>> import tacit
     >>> from tacit.data import load
@@ -124,70 +149,107 @@ def fit(
     >>> sorted(result.scores(hospitals)["silos"])
     ['cleveland', 'hungarian', 'switzerland', 'va']
     """
-    _check(algorithm, budget, clip_norm)
-    tables, names = _tables(silos, _reads_attribute(algorithm))
-    enrolled = enrol(tables, names)
-    records = [int(n) for n in enrolled.counts]
-    scheme = sampling or ("full" if batch_size is None else "poisson")
-    limit = capacity_for(scheme, batch_size, records) if capacity is None else capacity
+    given = silos_of(silos, target=target, classes=classes, with_attribute=_reads_attribute(algorithm))
+    numbers = {"clip_norm": clip_norm, "batch_size": batch_size, "capacity": capacity}
+    counts = {"seed": seed, "measure_every": measure_every}
+    check_settings(algorithm, budget, given, protects=protects, channel=channel, sampling=sampling, **numbers, **counts)
+    given = check_problem(problem, given)
+    scheme: Sampling = sampling or ("full" if batch_size is None else "poisson")
+    limit = capacity_for(scheme, batch_size, given.records) if capacity is None else capacity
     unit = Terms(clip_norm, 1.0, batch_size, scheme, limit, "open" if budget is None else channel, protects)
     cap, honest = (None, None) if budget is None else (budget.max_participations, budget.honest)
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
-    who = participation(len(names), participants, weights=weights, cap=cap, honest=1.0 if honest is None else honest)
+    who = participation(len(given.names), participants, weights, cap, honest=1.0 if honest is None else honest)
+    earlier = earlier_of(init, problem, given, unit, budget)
+    job = _Job(problem, algorithm, unit, who, enrol(given.tables, given.names), given)
+    plans, noise = _priced(job, budget, earlier)
+    params, trace = _trained(job, noise, earlier, seed, measure_every, progress)
+    model = _model(job, params, silos, plans, len(job.build(noise).schedule), seed)
+    read = Reads(target, None if classes is None else tuple(classes))
+    return Fit(params, plans, trace, problem, continued(model, earlier), read)
 
-    def build(noise_multiplier: Any = None) -> Algorithm:
-        return algorithm(problem, dataclasses.replace(unit, noise_multiplier=noise_multiplier))
 
-    record = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[2:], column.dtype), enrolled.records)
-    dimensions = shapes_of(build(1.0), problem, record).dimensions
+class _Job(NamedTuple):
+    """A training that is about to run."""
+
+    problem: Problem
+    algorithm: Callable[[Problem, Terms], Algorithm]
+    terms: Terms
+    who: Participation
+    enrolled: Enrolled
+    given: Given
+
+    def build(self, noise_multiplier: Any = None) -> Algorithm:
+        """The algorithm with this noise."""
+        return self.algorithm(self.problem, dataclasses.replace(self.terms, noise_multiplier=noise_multiplier))
+
+
+def _priced(job: _Job, budget: Budget | None, earlier: Earlier) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
+    """What each silo pays, for earlier releases too, and the noise of each; doubts are warned about."""
+    names, records = job.given.names, job.given.records
+    record = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[2:], column.dtype), job.enrolled.records)
+    dimensions = shapes_of(job.build(1.0), job.problem, record).dimensions
     # Shuffled channels are priced for the crowd that is sure to come.
-    counted = budget and dataclasses.replace(budget, min_silos=who.min_silos)
-    plans, noise = plan_silos(build, names, records, counted, dimensions=dimensions)
+    counted = budget and dataclasses.replace(budget, min_silos=job.who.min_silos)
+    plans, noise = priced_beside(job.build, names, records, counted, earlier, dimensions)
     prices = [p.price.epsilon for p in plans if p.price is not None]
     for doubt in [*doubts(prices, 0.0 if budget is None else budget.delta, records), *scarce(names, records)]:
-        warnings.warn(doubt, stacklevel=2)
-    key_run, key_init = jax.random.split(jax.random.key(seed))
-    pooled = {name: np.concatenate([table[name] for table in tables]) for name in ("x", "y")}
-    start = Seed(key_run, problem.objective.init(key_init), enrolled, pooled)
-    grid = {} if noise is None else {"noise_multiplier": np.asarray(noise)[None]}
-    own = {"problem": problem, "algorithm": algorithm, "terms": unit, "who": who, "noised": noise is not None}
-    outcome = _simulate(problem, build, grid, start, measure_every, own, progress=progress)
-    trace = {name: values[0, 0] for name, values in outcome.trace.items()}
-    params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
-    model = _model(problem, params, silos, plans, unit, build(noise), algorithm, seed)
-    return Fit(params, plans, {"round": outcome.rounds, **trace} if trace else {}, problem, model)
+        warnings.warn(doubt, stacklevel=3)
+    return plans, noise
 
 
-def _model(
-    problem: Problem,
-    params: Params,
-    silos: Federation | Sequence[Mapping[str, np.ndarray]],
-    plans: Sequence[SiloPlan],
-    terms: Terms,
-    built: Algorithm,
-    algorithm: Any,
+def _trained(
+    job: _Job,
+    noise: np.ndarray | None,
+    earlier: Earlier,
     seed: int,
-) -> TrainedModel:
+    measure_every: int | None,
+    progress: Progress | None,
+) -> tuple[Params, dict[str, np.ndarray]]:
+    """The parameters after training, and its trace."""
+    # Noise is fresh where training goes on, with whatever seed.
+    key = jax.random.key(seed)
+    key_run, key_init = jax.random.split(jax.random.fold_in(key, earlier.rounds) if earlier.rounds else key)
+    first = job.problem.objective.init(key_init) if earlier.params is None else earlier.params
+    pooled = {name: np.concatenate([table[name] for table in job.given.tables]) for name in ("x", "y")}
+    start = Seed(key_run, first, job.enrolled, pooled)
+    grid = {} if noise is None else {"noise_multiplier": np.asarray(noise)[None]}
+    own = {
+        "problem": job.problem,
+        "algorithm": job.algorithm,
+        "terms": job.terms,
+        "who": job.who,
+        "noised": noise is not None,
+    }
+    outcome = _simulate(job.problem, job.build, grid, start, measure_every, own, progress=progress)
+    params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
+    trace = {name: values[0, 0] for name, values in outcome.trace.items()}
+    return params, {"round": outcome.rounds, **trace} if trace else {}
+
+
+def _model(job: _Job, params: Params, silos: Any, plans: Sequence[SiloPlan], rounds: int, seed: int) -> TrainedModel:
     """The model with what is known of records, training and price."""
+    algorithm, terms, given, objective = job.algorithm, job.terms, job.given, job.problem.objective
     training = training_of(
         study=None,
         algorithm=str(getattr(algorithm, "name", getattr(algorithm, "__name__", "own"))),
-        rounds=len(built.schedule),
+        rounds=rounds,
         seed=seed,
         simulated=True,
     )
     prices = silo_prices(plans)
     if isinstance(silos, Federation):
-        return trained_on(silos, problem.objective, params, training, terms.channel, terms.protects, prices)
-    whole = np.issubdtype(np.asarray(silos[0]["y"]).dtype, np.integer)
+        return trained_on(silos, objective, params, training, terms.channel, terms.protects, prices)
+    whole = np.issubdtype(given.tables[0]["y"].dtype, np.integer)
     return trained(
-        problem.objective,
+        objective,
         params,
-        features=Features(shape=np.asarray(silos[0]["x"]).shape[1:]),
+        features=Features(shape=given.tables[0]["x"].shape[1:], names=given.features),
         training=training,
         privacy=privacy_of(terms.channel, terms.protects, prices),
+        target=given.target,
         # A loss of one's own does not say what its targets are.
-        task="regression" if problem.objective.cost.name is None and not whole else None,
+        task="regression" if objective.cost.name is None and not whole else None,
     )
 
 
@@ -224,28 +286,7 @@ def _simulate(
     )
 
 
-def _check(algorithm: Any, budget: Budget | None, clip_norm: Number | None) -> None:
-    """Raise unless there is an algorithm to train with, and a clip where there is a budget."""
-    if isinstance(algorithm, str) or not callable(algorithm):
-        known = algorithm if algorithm in ALGORITHMS else "mb-sgd"
-        required = [p.name for p in find(known).parameters.values() if p.default is inspect.Parameter.empty]
-        call = f"tacit.{known.replace('-', '_')}({', '.join(f'{name}=...' for name in required)})"
-        raise TacitError(f"Expected an algorithm such as {call}, got {algorithm!r}; names are for studies.")
-    if budget is not None and clip_norm is None:
-        raise TacitError("Expected clip_norm, a bound on each record's part in a message, for a budget; none is given.")
-
-
 def _reads_attribute(algorithm: Any) -> bool:
     """Whether an algorithm of the table reads the sensitive attribute; one of somebody's own may."""
-    entry = ALGORITHMS.get(algorithm.name) if isinstance(algorithm, Recipe) else None
+    entry = known_algorithms().get(algorithm.name) if isinstance(algorithm, Recipe) else None
     return entry is None or entry.reads_attribute
-
-
-def _tables(
-    silos: Federation | Sequence[Mapping[str, np.ndarray]], with_attribute: bool
-) -> tuple[list[Mapping[str, np.ndarray]], list[str]]:
-    """Each silo's training records and name; of a federation the sensitive attribute only where it is read."""
-    if isinstance(silos, Federation):
-        tables = [{k: v for k, v in silo.train.items() if k != "s" or with_attribute} for silo in silos.silos]
-        return [*tables], [silo.name for silo in silos.silos]
-    return list(silos), [f"silo {i}" for i in range(len(silos))]

@@ -86,7 +86,7 @@ def test_a_preset_fixes_parameters_and_keeps_its_own_defaults():
 
 def test_options_of_a_preset_have_the_defaults_of_its_base():
     shown, base = (inspect.signature(f).parameters for f in (tacit.diff2_gd, tacit.ce_psgm))
-    assert set(base) - set(shown) == {"local_steps", "momentum"}
+    assert set(base) - set(shown) == {"local_steps", "momentum", "local_batch_size", "local_noise", "local_slope"}
     assert all(shown[name] == base[name] for name in shown)
 
 

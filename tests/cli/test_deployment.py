@@ -250,11 +250,14 @@ def test_the_section_that_errors_name_is_in_the_docs():
     assert "\n## Certificates\n" in docs.read_text(encoding="utf-8")
 
 
+FACTS = ("tacit", "records", "schema")
+
+
 def test_nodes_are_listed_and_two_silos_of_one_name_are_told_so(nothing_starts, control, monkeypatch):
     from tacit.deploy.flower import silos
 
     def row(name, silo, node):
-        facts = {"tacit": "0.1", "records": 5} if silo else {"tacit": None, "records": None}
+        facts = {"tacit": "[/0.1]", "records": 5, "schema": "5c3e" * 4} if silo else dict.fromkeys(FACTS)
         return {"node": node, "name": name, "online": silo is not None, "silo": silo, "note": "", **facts}
 
     def found(*_):
@@ -267,7 +270,10 @@ def test_nodes_are_listed_and_two_silos_of_one_name_are_told_so(nothing_starts, 
     assert [entry["name"] for entry in rows] == ["a", "b", "c", "e"]
     assert all("two nodes speak for silos of this name" in entry["note"] for entry in rows[:2])
     assert [entry["note"] for entry in rows[2:]] == ["registered as c, but speaks for d", ""]
-    invoke(*command)
+    printed = invoke(*command)
+    # What others say is text, and no markup.
+    assert "[/0.1]" in printed
+    assert "5c3e5c3e5c3e5c3e" in printed
 
 
 def test_a_silo_has_the_name_that_it_is_given_and_folders_of_its_own(tmp_path):

@@ -1,5 +1,6 @@
 """The documentation site builds without network or complaint, every page is whole, and every code block runs."""
 
+import ast
 import os
 import re
 import runpy
@@ -13,6 +14,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import tacit
 from tacit.cli import app
 from tacit.plans.catalogue import ALGORITHMS
 from tests.browser.chromium import find_browser, open_browser
@@ -132,9 +134,24 @@ def test_equations_are_mathml_and_nothing_is_left_over(site):
 
 
 def test_the_api_and_the_results_are_there(site):
-    assert "noise_multiplier" in (site / "api.html").read_text(encoding="utf-8")
+    api = (site / "api.html").read_text(encoding="utf-8")
+    for name in (*tacit.__all__, "Model", "Loss", "cnn", "l1", "group_lasso", "l2_ball", "regulariser", "recipe"):
+        assert name == "__version__" or f">{name}<" in api, name
     assert (site / "results" / "convex-rates" / "figure.png").is_file()
     assert "tacit reproduce" in (site / "results" / "index.html").read_text(encoding="utf-8")
+
+
+def test_signatures_are_read_by_people():
+    page = runpy.run_path(str(DOCS / "site" / "hooks.py"))["api_page"]()
+    shown = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert len(shown) > 60
+    for text in shown:
+        # Neither an address in memory nor a line that a type was cut at; it parses as it stands.
+        assert not re.search(r" at 0x|<", text), text
+        body = "..." if text.startswith("def") else None
+        ast.parse(f"{text.rstrip()}: {body}" if body else text.replace("class ", "def ", 1).rstrip() + ": ...")
+    assert "channel: Channel = 'direct',\n" in page
+    assert "activation: Callable[[Array], Array] = relu" in page
 
 
 def test_pages_render_in_a_browser_by_themselves(site, tmp_path):

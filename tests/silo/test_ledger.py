@@ -439,3 +439,14 @@ def test_a_clock_far_ahead_is_refused_and_leaves_no_trace(home):
     vouched.expire()
     assert not vouched.accounts["s"].live
     vouched.close()
+
+
+def test_a_clock_that_a_refused_limit_vouches_for_is_not_believed(home):
+    ledger = home.open()
+    reserve(ledger)
+    home.clock.time += 2 * YEAR
+    refused("rule", ledger.adopt, dataclasses.replace(LIMIT, rule="renyi"), home.clock.time)
+    refused("clock", ledger.now)
+    ledger.adopt(LIMIT, home.clock.time)
+    assert ledger.now() == home.clock.time
+    ledger.close()

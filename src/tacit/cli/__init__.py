@@ -132,8 +132,8 @@ def _room(width: int, columns: int) -> int:
 
 
 def _lines(column: Column) -> list[str]:
-    cells = [cell for cell in (column.header, *column.cells) if isinstance(cell, str)]
-    return [line for cell in cells for line in Text.from_markup(cell).plain.splitlines() or [""]]
+    cells = (Text.from_markup(cell) if isinstance(cell, str) else cell for cell in (column.header, *column.cells))
+    return [line for cell in cells if isinstance(cell, Text) for line in cell.plain.splitlines() or [""]]
 
 
 def _most(column: Column) -> int:

@@ -10,6 +10,7 @@ import tomli_w
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tacit.cli import Json, Out, group, need_file, print_json, template
 from tacit.errors import TacitError
@@ -151,12 +152,11 @@ def silos_command(
     if as_json:
         print_json(rows)
         return
-    table = Table("node", "online", "silo", "Tacit", "records", "note", title="nodes")
+    table = Table("node", "online", "silo", "Tacit", "records", "schema", "note", title="nodes")
     for row in rows:
-        silo, tacit, records = (
-            str(row[name]) if row[name] is not None else "–" for name in ("silo", "tacit", "records")
-        )
-        table.add_row(row["name"], "yes" if row["online"] else "no", silo, tacit, records, row["note"])
+        said = [str(row[key]) if row[key] is not None else "–" for key in ("silo", "tacit", "records", "schema")]
+        # Names and versions are what others say.
+        table.add_row(*map(Text, (row["name"], "yes" if row["online"] else "no", *said, row["note"])))
     Console().print(table if rows else "No nodes are registered; register them with: tacit server register")
 
 

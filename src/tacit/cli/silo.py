@@ -11,6 +11,7 @@ import tomli_w
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from tacit.cli import AUTHORITY, Json, group, need_file, print_json, print_table, template
 from tacit.errors import TacitError, counted
@@ -212,7 +213,7 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     typer.echo(account_words(facts["account"]))
     table = Table("name", Column("study", no_wrap=True), "answers", "until", title="open studies")
     for row in facts["open"]:
-        table.add_row(row["name"], row["study"][:_SHORT], str(row["answers"]), row["expires"])
+        table.add_row(*map(Text, (row["name"], row["study"][:_SHORT], str(row["answers"]), row["expires"])))
     if facts["open"]:
         print_table(table, Console())
     else:
@@ -397,11 +398,11 @@ def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
 
     console, account = Console(), found["account"]
     table = Table("study", "asked and let in by", "stands", "answers", "own epsilon", "of the account")
-    table.title = f"ledger of {found['silo']}"
+    table.title = Text(f"ledger of {found['silo']}", style="table.title")
     for row in found["studies"]:
         who = f"{row['proposer'] or 'not known'}; {approved_words(row)}"
         shown = (str(row["answers"]), f"{row['own_epsilon']:.4f}", percent_of(row["takes_share"]))
-        table.add_row(f"{row['name']} {row['study'][:_SHORT]}", who, ended_words(row), *shown)
+        table.add_row(*map(Text, (f"{row['name']} {row['study'][:_SHORT]}", who, ended_words(row), *shown)))
     print_table(table, console)
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", "by", title="entries")
@@ -409,10 +410,10 @@ def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
             # Rounds count from 1 where people look, and from 0 in the books.
             number = str(row["round"] + 1) if isinstance(row.get("round"), int) else ""
             detail = (number, *(str(row.get(key, "")) for key in ("kind", "releases", "who")))
-            lines.add_row(str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)
+            lines.add_row(*map(Text, (str(row["entry"]), row["time"], row["what"], row["study"][:_SHORT], *detail)))
         print_table(lines, console)
     for line in trust_words(found):
-        console.print(line, highlight=False)
+        console.print(Text(line))
     joint = found["epsilon_if_fixed_in_advance"]
     together = "could not be priced" if joint is None else f"would cost epsilon {joint:.4f}"
     console.print(
@@ -421,4 +422,5 @@ def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
         f"together. Refused: {counted(sum(row['count'] for row in found['refusals']), 'request')}. The chain of "
         f"{found['length']} entries holds.",
         highlight=False,
+        markup=False,
     )

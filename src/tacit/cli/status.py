@@ -21,7 +21,7 @@ from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 from tacit.plans.price import TAILS
 from tacit.silo.chain import Counter, Entry, Notes, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import check_beginning, inspect, waiting
@@ -286,7 +286,8 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
         **_commands(row, folder),
     }
     stands = "is approved; it waits for the server to ask again" if row["approved"] else "waits for approval"
-    return "\n".join([f"{plan['name']} {stands}", *(f"  {name:<10} {text}" for name, text in lines.items())])
+    said = [f"  {name:<10} {printable(text)}" for name, text in lines.items()]
+    return "\n".join([f"{plan['name']} {stands}", *said])
 
 
 def _commands(row: Mapping[str, Any], folder: Path) -> dict[str, str]:

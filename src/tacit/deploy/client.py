@@ -25,13 +25,18 @@ from tacit.deploy.wire import (
     read_frame,
     unframed,
 )
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 
 _PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 
 class BusyError(ConnectionError):
     """The other side has no room for a caller just now."""
+
+
+def refusal_of(response: Error) -> RefusalError:
+    """A refusal of the other side as an error, with its text `printable`."""
+    return RefusalError(printable(response.code, 40), printable(response.text), response.numbers)
 
 
 class Connection(ABC):
@@ -61,7 +66,7 @@ class Connection(ABC):
         header, body = self.exchange(raw)
         response = self.parse(header)
         if isinstance(response, Error):
-            raise RefusalError(response.code, response.text, response.numbers)
+            raise refusal_of(response)
         return response, body
 
     def exchange(self, raw: bytes) -> tuple[bytes, bytes]:
@@ -128,7 +133,7 @@ class Client(Connection):
         """Sign the request of a frame and send it; otherwise like ``ask``. Whose the reply is, is not checked."""
         response, body = self._asked(self.signed(raw))
         if isinstance(response, Error):
-            raise RefusalError(response.code, response.text, response.numbers)
+            raise refusal_of(response)
         return response, body
 
     def signed(self, raw: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tacit.deploy.wire import ColumnDescription, Description
-from tacit.errors import counted
+from tacit.errors import counted, printable
 
 _MOST_LISTED = 8
 _LONGEST_NAME = 60
@@ -115,8 +115,7 @@ def _listed(values: Sequence[Any], start: int = 0) -> str:
 
 
 def _shown(value: Any, absent: str = "none") -> str:
-    """A value, or a name that somebody else has chosen: nothing in it steers a terminal, and it is not endless."""
+    """A value, or a name that somebody else has chosen, as it can be shown."""
     if value is None or isinstance(value, float):
         return absent if value is None else repr(value).removesuffix(".0")
-    plain = "".join(char if char.isprintable() else "?" for char in str(value))
-    return plain if len(plain) <= _LONGEST_NAME else plain[:_LONGEST_NAME] + "..."
+    return printable(str(value), _LONGEST_NAME)

@@ -65,6 +65,8 @@ def encoded(source: Any, description: Description, stages: Sequence[Stage]) -> E
         return Encoded(_array(source, description, stages), ())
     if not rows.count:
         raise BundleError("There are no rows to predict; give at least one.")
+    if not description.columns and not stages and description.features.names:
+        return _plain_columns(rows, description)
     if not description.columns:
         raise BundleError(
             f"Expected an array of encoded features, (rows, {_shape(description)}): this bundle has no columns, for "
@@ -74,9 +76,24 @@ def encoded(source: Any, description: Description, stages: Sequence[Stage]) -> E
     return _columns(rows, description, stages)
 
 
+def _plain_columns(rows: Rows, description: Description) -> Encoded:
+    """Features that are columns of numbers, as they stand: no rule says what a missing one would be."""
+    names, values = description.features.names, []
+    _check_names(rows, description, names)
+    for name in names:
+        column = [_number(cell, name, rows.place, index) for index, cell in enumerate(rows.cells[name])]
+        if np.isnan(column).any():
+            place = rows.place(int(np.isnan(column).argmax()))
+            raise BundleError(f"{place}: expected a number in column {name!r}, got none; fill it by a public rule.")
+        values.append(column)
+    extra = [name for name in rows.cells if name not in (*names, description.target.column)]
+    notes = (f"{counted(len(extra), 'column')} not used: {', '.join(extra)}",) if extra else ()
+    return Encoded(np.asarray(values, np.float32).T, notes)
+
+
 def _columns(rows: Rows, description: Description, stages: Sequence[Stage]) -> Encoded:
     encoders = [column for stage in stages if isinstance(stage, Columns) for column in stage.columns]
-    _check_names(rows, description)
+    _check_names(rows, description, tuple(description.columns))
     raw, notes = [], []
     for name, column in description.columns.items():
         values = _codes(rows, name, column)
@@ -92,16 +109,15 @@ def _columns(rows: Rows, description: Description, stages: Sequence[Stage]) -> E
     return Encoded(np.asarray(x, np.float32), tuple(notes))
 
 
-def _check_names(rows: Rows, description: Description) -> None:
-    lacking = [name for name in description.columns if name not in rows.cells]
+def _check_names(rows: Rows, description: Description, names: Sequence[str]) -> None:
+    lacking = [name for name in names if name not in rows.cells]
     if not lacking:
         return
-    near = nearest(lacking[0], [name for name in rows.cells if name not in description.columns])
+    near = nearest(lacking[0], [name for name in rows.cells if name not in names])
     hint = "" if near is None else f"; did you mean {near!r}? Then rename it"
     more = "" if len(lacking) == 1 else f" ({len(lacking)} are lacking: {', '.join(lacking)})"
-    raise BundleError(
-        f"Expected a column {lacking[0]!r}, which the model reads{more}{hint}. Empty cells count as missing."
-    )
+    cells = " Empty cells count as missing." if description.columns else ""
+    raise BundleError(f"Expected a column {lacking[0]!r}, which the model reads{more}{hint}.{cells}")
 
 
 def _codes(rows: Rows, name: str, column: RawColumn) -> np.ndarray:

@@ -168,16 +168,9 @@ def scores_of(
 
 
 def scores_by_silo(
-    objective: Objective,
-    params: Params,
-    silos: Federation | Sequence[Mapping[str, np.ndarray]],
-    target: Target,
+    objective: Objective, params: Params, parts: Mapping[str, Mapping[str, np.ndarray]], target: Target
 ) -> dict[str, Any]:
-    """Scores on the test records of a federation, or on tables of records: of ``all`` silos and by silo."""
-    if isinstance(silos, Federation):
-        parts: dict[str, Mapping[str, np.ndarray]] = {silo.name: silo.test for silo in silos.silos}
-    else:
-        parts = {f"silo {i}": table for i, table in enumerate(silos)}
+    """Scores on records by the name of their silo: of ``all`` silos and by silo."""
     pooled = {name: np.concatenate([np.asarray(part[name]) for part in parts.values()]) for name in ("x", "y")}
     told: dict[str, Any] = {"classes": target.classes, "scale": target.range}
     by = {name: scores_of(objective, params, part, **told) for name, part in parts.items()}

@@ -7,10 +7,12 @@ from .losses import absolute as absolute
 from .losses import hinge as hinge
 from .losses import logistic as logistic
 from .losses import pinball as pinball
+from .losses import register_loss as register_loss
 from .losses import softmax as softmax
 from .losses import squared as squared
 from .models import linear as linear
 from .models import mlp as mlp
+from .models import register_model as register_model
 from .objective import Loss as Loss
 from .objective import Model as Model
 from .objective import Objective as Objective

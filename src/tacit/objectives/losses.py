@@ -11,11 +11,14 @@ smooth optimisation (Lowy and Razaviyayn, arXiv:2106.09779); privacy does not ne
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tacit.errors import TacitError
+from tacit.errors import TacitError, unknown
 from tacit.objectives.objective import Loss, Metric, Smoothing
 
 _FLOOR = 1e-30
@@ -99,6 +102,41 @@ def pinball(quantile: float, smoothness: float | None = None) -> Loss:
         return (targets <= outputs[:, 0]).astype(jnp.float32)
 
     return _largest_line("pinball", residual, quantile - 1.0, quantile, smoothness, {"coverage": below})
+
+
+FITTING: dict[str, tuple[str, ...]] = {
+    "binary": ("logistic", "softmax", "hinge"),
+    "multiclass": ("softmax",),
+    "regression": ("squared", "absolute", "pinball"),
+}
+"""The losses that ship with Tacit by the kind of target, the default first; a silo's daemon builds no others."""
+LOSSES = tuple(dict.fromkeys(name for names in FITTING.values() for name in names))
+
+
+class OwnLoss(NamedTuple):
+    """A registered loss: how it is made, for which targets, and whether it has one output per class."""
+
+    make: Callable[..., Loss]
+    tasks: tuple[str, ...]
+    per_class: bool
+
+
+OWN_LOSSES: dict[str, OwnLoss] = {}
+
+
+def register_loss(name: str, make: Callable[..., Loss], *, tasks: Sequence[str], per_class: bool = False) -> None:
+    """Let studies name a loss of your own: ``make(**options)`` returns it, for targets of these ``tasks``.
+
+    Tasks are ``binary``, ``multiclass`` and ``regression``; ``options`` is the study's table
+    ``objective.loss_options``. A model has one output, or one for each class where ``per_class``. Real silos load no
+    foreign code: such a study is simulated, not deployed.
+    """
+    if name in LOSSES or not name:
+        raise TacitError(f"Expected a name for a loss of your own, got {name!r}, which Tacit has; choose another.")
+    for task in tasks:
+        if task not in FITTING:
+            raise TacitError(unknown("task", task, FITTING))
+    OWN_LOSSES[name] = OwnLoss(make, tuple(tasks), per_class)
 
 
 def _wrong_side(outputs: Array, targets: Array) -> Array:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +80,37 @@ def mlp(sizes: Sequence[int], *, activation: Callable[[Array], Array] = jax.nn.r
     return Model(init, apply, names, architecture=made)
 
 
+MODELS = ("linear", "mlp", "cnn")
+"""The models that ship with Tacit, which is all that a silo's daemon builds."""
+_OWN_MODELS: dict[str, Callable[..., Model]] = {}
+
+
+def register_model(name: str, make: Callable[..., Model]) -> None:
+    """Let studies name a model of your own: ``make(features, outputs, **options)`` returns it.
+
+    ``features`` is the shape of a record's features, ``outputs`` a number, ``options`` the study's table
+    ``objective.model_options``. Real silos load no foreign code: such a study is simulated, not deployed.
+    """
+    if name in MODELS or not name:
+        raise TacitError(f"Expected a name for a model of your own, got {name!r}, which Tacit has; choose another.")
+    _OWN_MODELS[name] = make
+
+
+def known_models() -> tuple[str, ...]:
+    """The names that a study may give its model."""
+    return (*MODELS, *_OWN_MODELS)
+
+
+def _own_model(name: str, given: dict[str, Any]) -> Model:
+    """A registered model, which knows how it was made, so that its bundle can be loaded again."""
+    features, outputs = tuple(given.pop("features")), given.pop("outputs")
+    model = _OWN_MODELS[name](features, outputs, **given)
+    if not isinstance(model, Model):
+        raise TacitError(f"Expected {name!r} to make a tacit.objectives.Model, got {type(model).__name__}; return one.")
+    own = Architecture(name, {"features": list(features), "outputs": outputs, **given})
+    return replace(model, architecture=own)
+
+
 def built(architecture: Architecture) -> Model:
     """The model that an architecture names.
 
@@ -94,6 +127,11 @@ def built(architecture: Architecture) -> Model:
             return cnn(tuple(given.pop("image")), **given)
         if name == "linear":
             return linear(**given)
+        if name in _OWN_MODELS:
+            return _own_model(name, given)
     except (TypeError, KeyError) as error:
         raise TacitError(f"Expected arguments of {name!r}, got {dict(architecture.arguments)} ({error}).") from None
-    raise TacitError(unknown("model", name, ("linear", "mlp", "cnn")))
+    raise TacitError(
+        unknown("model", name, known_models())
+        + " One of your own is known once the module that calls tacit.register_model is imported."
+    )

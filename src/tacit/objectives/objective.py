@@ -113,6 +113,12 @@ class Objective:
     cost: Loss
 
     def __post_init__(self) -> None:
+        for value, kind, call in ((self.model, Model, "linear(features, 1)"), (self.cost, Loss, "logistic()")):
+            if not isinstance(value, kind):
+                got = f"the function {value.__name__} itself" if callable(value) else repr(value)
+                raise TacitError(
+                    f"Expected a {kind.__name__.lower()} such as {call}, got {got}; names are for studies."
+                )
         shape = self.model.linear
         if self.cost.smoothing is not None and (shape is None or shape.outputs != 1):
             got = "another model" if shape is None else f"{shape.outputs} outputs"
@@ -170,6 +176,17 @@ class Problem:
     smoothness: float | None = None
     strong_convexity: float | None = None
     radius: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.regulariser, Regulariser):
+            raise TacitError(
+                f"Expected a regulariser such as tacit.geometry.l1(0.01), got {self.regulariser!r}; names are for "
+                "studies."
+            )
+        for name in ("lipschitz", "smoothness", "strong_convexity", "radius"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not value >= 0:
+                raise TacitError(f"Expected {name}={value} >= 0, or None where it is not known.")
 
     def descend(self, params: Params, direction: Params, step: float | Array) -> Params:
         """The proximal step ``prox_{step h}(params - step x direction)``."""

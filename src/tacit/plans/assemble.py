@@ -26,7 +26,8 @@ from tacit.objectives import (
     softmax,
     squared,
 )
-from tacit.objectives.models import built
+from tacit.objectives.losses import FITTING, OWN_LOSSES
+from tacit.objectives.models import MODELS, built
 from tacit.objectives.objective import Architecture
 from tacit.plans.catalogue import Entry, find
 from tacit.plans.spec import AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
@@ -39,12 +40,6 @@ _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "absolute": lambda section: absolute(section.smoothness),
     "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness),
 }
-_FITTING = {
-    "binary": ("logistic", "softmax", "hinge"),
-    "multiclass": ("softmax",),
-    "regression": ("squared", "absolute", "pinball"),
-}
-"""The losses of each kind of target, the default first."""
 
 
 class Facts(Protocol):
@@ -79,20 +74,28 @@ class Facts(Protocol):
 def problem_of(study: Study, facts: Facts) -> Problem:
     """The objective of the study, with the constants that its preprocessing makes known."""
     section = study.objective
-    fitting = _FITTING[facts.task]
+    own = [name for name, loss in OWN_LOSSES.items() if facts.task in loss.tasks]
+    fitting = (*FITTING[facts.task], *own)
     name = section.loss or fitting[0]
     if name not in fitting:
         raise StudyError(
             f"objective.loss: {name!r} does not fit the {facts.task} target of {facts.name}; "
             f"use one of {', '.join(fitting)}."
         )
-    outputs = facts.num_classes or 1 if name == "softmax" else 1
+    per_class = OWN_LOSSES[name].per_class if name in OWN_LOSSES else name == "softmax"
+    outputs = facts.num_classes or 1 if per_class else 1
     try:
         named = section.regulariser
         regulariser = geometry.zero() if named == "zero" else geometry.regulariser(named)
     except ValueError as error:
         raise StudyError(f"objective.regulariser: {error}") from None
-    objective = Objective(_model(section, facts, outputs), _LOSSES[name](section))
+    loss = OWN_LOSSES[name].make(**section.loss_options) if name in OWN_LOSSES else _LOSSES[name](section)
+    objective = Objective(_model(section, facts, outputs), loss)
+    if section.model not in MODELS or name in OWN_LOSSES:
+        from tacit.objectives.apart import check_apart
+
+        record = record_shape(facts.feature_shape, facts.task)
+        check_apart(objective, record, np.arange(facts.num_classes or 3).astype(record["y"].dtype))
     # The theorems speak of the losses' strong convexity, which no regulariser adds to.
     norm = facts.feature_norm if study.preprocessing is None else study.preprocessing.norm
     known = constants(objective, feature_norm=norm)
@@ -101,6 +104,9 @@ def problem_of(study: Study, facts: Facts) -> Problem:
 
 def _model(section: ObjectiveSection, facts: Facts, outputs: int) -> Model:
     shape = facts.feature_shape
+    if section.model not in MODELS:
+        given = {"features": shape, "outputs": outputs, **section.model_options}
+        return built(Architecture(section.model, given))
     if section.model == "cnn":
         if len(shape) != 3:
             raise StudyError(f"objective.model: 'cnn' needs images, but a record of {facts.name} is {shape}.")

@@ -285,11 +285,60 @@ ALGORITHMS: dict[str, Entry] = {
 }
 
 
+@dataclass(frozen=True)
+class OwnEntry(Entry):
+    """A registered algorithm, of somebody's own."""
+
+    made: Callable[..., Recipe] | None = None
+
+    @property
+    def recipe(self) -> Callable[..., Recipe]:
+        """The function that people call."""
+        assert self.made is not None
+        return self.made
+
+
+_OWN: dict[str, OwnEntry] = {}
+
+
+def register_algorithm(made: Callable[..., Recipe], *, reads_attribute: bool = False) -> Callable[..., Recipe]:
+    """Let studies name an algorithm of your own, by its function's name with hyphens; also a decorator.
+
+    ``made`` is what `tacit.algorithm.recipe` returns. Give its file the shape of those in `tacit.algorithms`: only
+    ``query`` reads a record, and all noise is in the `Release` that its terms make. Real silos load no foreign code:
+    such a study is simulated, not deployed. ``reads_attribute`` says that it reads the field ``s`` of records.
+    """
+    if not callable(made) or inspect.signature(made).return_annotation is not Recipe:
+        raise TacitError(f"Expected a function made by tacit.algorithm.recipe, got {made!r}; decorate it with @recipe.")
+    name = made.__name__.replace("_", "-")
+    if name in ALGORITHMS:
+        raise TacitError(
+            f"Expected a name for an algorithm of your own, got {name!r}, which Tacit has; choose another."
+        )
+    what = (made.__doc__ or "").strip().splitlines()
+    _OWN[name] = OwnEntry(
+        name,
+        file=made.__module__,
+        paper="an algorithm of your own",
+        guarantee="that of its releases, priced as they are",
+        assumes=what[0] if what else "what its author says",
+        reads_attribute=reads_attribute,
+        made=made,
+    )
+    return made
+
+
+def known_algorithms() -> dict[str, Entry]:
+    """The algorithms that a study may name: those of the table, and those that were registered here."""
+    return {**ALGORITHMS, **_OWN}
+
+
 def find(name: str) -> Entry:
     """The entry of this name, or an error that names the nearest one."""
-    if name not in ALGORITHMS:
-        raise TacitError(unknown("algorithm", name, ALGORITHMS))
-    return ALGORITHMS[name]
+    known = known_algorithms()
+    if name not in known:
+        raise TacitError(unknown("algorithm", name, known))
+    return known[name]
 
 
 def paper_noise(

@@ -109,17 +109,19 @@ def afford(
     *,
     dimensions: Mapping[str, int],
     before: Sequence[tuple[Event, ...]] = (),
+    aside: float = 0.0,
 ) -> Afforded:
     """The least noise with which the releases of an algorithm cost each of these silos no more than the budget.
 
     Silos that hide among each other must add the same noise, so there the strictest decides. ``before`` holds what each
     silo releases besides, with noise that is settled. Both are priced together, and the algorithm has the rest.
+    ``aside`` is the part of delta that earlier releases keep for noise that is not quite as their events say.
     ``dimensions`` are those of the statistic of each kind of round; without them the noise is for simulation alone.
 
     Formal guarantee: an algorithm built with the noise returned here makes, at each of these silos, releases that are
     (epsilon, delta)-DP for each record, as its price says.
     """
-    ledger = _Pricing(build, budget, dimensions)
+    ledger = _Pricing(build, budget, dimensions, aside)
     settled = before or [()] * len(seats)
     goals = _epsilons(budget, seats)
     if budget.noise_multiplier is not None:
@@ -141,11 +143,11 @@ def afford(
 class _Pricing:
     """An algorithm under a budget: events and prices at given noise, and the noise of one silo."""
 
-    def __init__(self, build: Build, budget: Budget, dimensions: Mapping[str, int]) -> None:
+    def __init__(self, build: Build, budget: Budget, dimensions: Mapping[str, int], aside: float) -> None:
         self.unit, self.budget, self._dimensions = build(1.0), budget, dimensions
         self._build = lru_cache(maxsize=256)(build)
         self._unit_releases = lru_cache(maxsize=None)(partial(releases_of, self.unit))
-        self._tails = _tails(self.unit, budget.delta)
+        self._tails = aside + _tails(self.unit, budget.delta)
         if budget.user_level:
             _check_whole_silos(self.unit)
 
@@ -231,6 +233,7 @@ def plan_silos(
     *,
     dimensions: Mapping[str, int],
     before: Sequence[tuple[Event, ...]] = (),
+    aside: float = 0.0,
 ) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
     """Price every silo by itself, with its own number of records, and find its noise: see `afford`.
 
@@ -243,7 +246,7 @@ def plan_silos(
     if budget is None:
         rows = zip(names, records, seats, strict=True)
         return tuple(SiloPlan(name, n, seat.events(unit), None) for name, n, seat in rows), None
-    found = afford(build, seats, budget, dimensions=dimensions, before=before)
+    found = afford(build, seats, budget, dimensions=dimensions, before=before, aside=aside)
     rows_priced = zip(names, records, found.events, found.prices, found.kept, strict=True)
     return tuple(SiloPlan(*row) for row in rows_priced), found.noise
 

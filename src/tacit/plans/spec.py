@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -53,17 +55,49 @@ class PartitionSection(_Section):
 class ObjectiveSection(_Section):
     """What is learnt; ``hidden`` are the widths of a network's dense layers, ``channels`` of its convolutions.
 
-    ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given.
+    ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. A model or loss of
+    somebody's own is registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``.
     """
 
-    model: Literal["linear", "mlp", "cnn"] = "linear"
+    model: str = "linear"
     hidden: tuple[Count, ...] = ()
     channels: tuple[Count, ...] = ()
     activation: Literal["relu", "softplus", "tanh"] | None = None
-    loss: Literal["logistic", "softmax", "hinge", "squared", "absolute", "pinball"] | None = None
+    loss: str | None = None
     smoothness: Positive | None = None
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     regulariser: str | dict[str, Any] = "zero"
+    model_options: dict[str, Any] = {}
+    loss_options: dict[str, Any] = {}
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, value: str) -> str:
+        from tacit.objectives.models import known_models
+
+        if value not in known_models():
+            raise ValueError(unknown("model", value, known_models()).rstrip("."))
+        return value
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str | None) -> str | None:
+        from tacit.objectives.losses import LOSSES, OWN_LOSSES
+
+        if value is not None and value not in (*LOSSES, *OWN_LOSSES):
+            raise ValueError(unknown("loss", value, (*LOSSES, *OWN_LOSSES)).rstrip("."))
+        return value
+
+    @model_validator(mode="after")
+    def _options_are_of_ones_own(self) -> ObjectiveSection:
+        from tacit.objectives.losses import OWN_LOSSES
+        from tacit.objectives.models import MODELS
+
+        if self.model_options and self.model in MODELS:
+            raise ValueError(f'leave model_options out where model = "{self.model}"; they are for registered models')
+        if self.loss_options and self.loss not in OWN_LOSSES:
+            raise ValueError("leave loss_options out where loss is one of Tacit's; they are for registered losses")
+        return self
 
     @model_validator(mode="after")
     def _belongs(self) -> ObjectiveSection:
@@ -222,6 +256,15 @@ class RunSection(_Section):
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
 
+class PluginsSection(_Section):
+    """Python modules that register algorithms, losses or models of one's own; they are imported where a study is read.
+
+    Silos import nothing: a study with plugins is simulated.
+    """
+
+    modules: tuple[str, ...] = ()
+
+
 class Study(_Section):
     """An experiment: data, partition, objective, algorithm, privacy, run."""
 
@@ -236,6 +279,7 @@ class Study(_Section):
     privacy: PrivacySection = PrivacySection()
     baseline: dict[str, Any] = {}
     run: RunSection = RunSection()
+    plugins: PluginsSection = PluginsSection()
 
     @model_validator(mode="after")
     def _consistent(self) -> Study:
@@ -295,7 +339,20 @@ def parse_study(text: str, overrides: Iterable[str] = ()) -> Study:
         )
     for override in overrides:
         _override(tree, override)
+    _import_plugins(tree.get("plugins"))
     return study_from(tree)
+
+
+def _import_plugins(section: Any) -> None:
+    """Import the modules that a study names, which register what it names; never called for a plan."""
+    modules = section.get("modules", ()) if isinstance(section, dict) else ()
+    for name in modules if isinstance(modules, list) else ():
+        try:
+            importlib.import_module(str(name))
+        except ImportError as error:
+            raise StudyError(
+                f"plugins.modules: {name!r} cannot be imported ({error}); install it, or put its folder on PYTHONPATH."
+            ) from None
 
 
 def study_from(tree: dict[str, Any]) -> Study:
@@ -308,9 +365,9 @@ def study_from(tree: dict[str, Any]) -> Study:
 
 def unknown_parameters(section: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a study's [algorithm] that its algorithm does not have, each with what may have been meant."""
-    from tacit.plans.catalogue import ALGORITHMS
+    from tacit.plans.catalogue import known_algorithms
 
-    entry = ALGORITHMS.get(str(section.get("name")))
+    entry = known_algorithms().get(str(section.get("name")))
     if entry is None:
         return {}
     known = set(entry.parameters) | set(AlgorithmSection.model_fields)
@@ -379,6 +436,12 @@ def _explain(error: ValidationError, tree: Mapping[str, Any]) -> str:
                 text = f"Unknown key {key!r}; did you mean {' or '.join(homes)}?"
         elif problem["type"] == "missing":
             text = f"missing; set it in the study or with --set {place}=VALUE."
+        elif problem["type"] == "literal_error":
+            text = unknown(
+                place.rpartition(".")[2], problem["input"], re.findall(r"'(.+?)'", problem["ctx"]["expected"])
+            )
+        elif message.startswith("Unknown "):
+            text = f"{message}."
         else:
             got = "" if isinstance(problem["input"], dict | BaseModel) else f", got {problem['input']!r}"
             text = f"{message}{got}."

@@ -6,14 +6,15 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from tacit.algorithm import Algorithm, Round
+from tacit.errors import unknown
 from tacit.privacy.accountant import Accountant, Price
 from tacit.privacy.anonymity import check_anonymity, counted_silos
-from tacit.privacy.events import Event, PricingError, joint_multiplier
+from tacit.privacy.events import Event, PricingError, joint_multiplier, positive, probability
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,20 @@ class Budget:
             raise PricingError("Expected an epsilon or a noise_multiplier, and not both: each follows from the other.")
         if self.user_level and self.epsilon is None:
             raise PricingError("Expected an epsilon for user_level=True; it is that of a whole silo's data.")
+        if isinstance(self.epsilon, list | np.ndarray):
+            object.__setattr__(self, "epsilon", tuple(self.epsilon))
+        for epsilon in self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,):
+            if epsilon is not None:
+                positive("epsilon", epsilon)
+        if self.noise_multiplier is not None:
+            positive("noise_multiplier", self.noise_multiplier)
+        if probability("delta", self.delta) >= MOST_DELTA:
+            raise PricingError(
+                f"Expected delta={self.delta:g} < {MOST_DELTA:g}, for with that probability nothing is promised; 1e-6 "
+                "is usual."
+            )
+        if self.accountant not in get_args(Accountant):
+            raise PricingError(unknown("accountant", self.accountant, get_args(Accountant)))
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,8 @@ class AnonymitySet:
 class SiloPlan:
     """What one silo would release and what it costs; no price where nothing is protected.
 
-    ``kept`` is the part of delta that the price keeps for noise that is not quite as the events say.
+    ``kept`` is the part of delta that the price keeps for noise that is not quite as the events say. ``stated`` is the
+    epsilon and delta of earlier releases that are known by their price alone; the price has it added.
     """
 
     name: str
@@ -69,6 +85,7 @@ class SiloPlan:
     events: tuple[Event, ...]
     price: Price | None
     kept: float = 0.0
+    stated: tuple[float, float] = (0.0, 0.0)
 
     @property
     def multipliers(self) -> dict[str, float]:

@@ -191,6 +191,45 @@ def worst_allocation(events: Iterable[Event]) -> tuple[Event, ...]:
     )
 
 
+def settled(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The releases of a schedule that is over, as they stand beside those of a later one.
+
+    Within a schedule passes over the records share one order, running sums are one, and a limit of rounds is common.
+    None of that holds between two schedules. So every release that is not subsampled goes into one Gaussian of the same
+    separation, and a limit is taken at its worst allocation.
+
+    Formal guarantee: composed with any later releases, adaptively, the result is no more private than the events are.
+
+    >>> once = Event(kind="g", noise_multiplier=2.0, count=3, records=9, batch=3, sampling="one-pass")
+    >>> [(e.kind, round(e.noise_multiplier, 9), e.sampling) for e in settled([once])]
+    [('earlier', 2.0, 'full')]
+    """
+    paid = worst_allocation(payable(events))
+    kept = [e for e in paid if is_subsampled(e)]
+    if any(e.sampling == "one-pass" for e in kept):
+        raise PricingError(
+            'Expected no shuffled reports of sampling "one-pass" before other releases: no price is known for two '
+            'passes of them; use sampling="wor".'
+        )
+    rest = [e for e in paid if not is_subsampled(e)]
+    if not rest:
+        return tuple(kept)
+    if any(e.noise_multiplier == 0.0 for e in rest):
+        raise PricingError("Expected noise in every earlier release; what left without noise has no price to add to.")
+    first = rest[0]
+    joint = Event(
+        kind="earlier",
+        # A little less noise, so that rounding cannot make it cheaper.
+        noise_multiplier=(1 - 1e-12) / gaussian_mu(rest),
+        count=1,
+        records=first.records,
+        batch=first.records,
+        sampling="full",
+        protects=first.protects,
+    )
+    return (*kept, joint)
+
+
 def limit_of(events: Iterable[Event]) -> int | None:
     """The common limit on rounds, if there is one; several limits in one schedule raise."""
     limits = {e.participations for e in events if e.participations is not None}

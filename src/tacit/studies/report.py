@@ -18,7 +18,7 @@ import numpy as np
 from tacit.algorithm import GUARANTEES, Channel
 from tacit.errors import TacitError, counted
 from tacit.models.scores import TITLES
-from tacit.plans.catalogue import ALGORITHMS
+from tacit.plans.catalogue import known_algorithms
 from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
@@ -209,7 +209,7 @@ def _facts(study: Study, result: dict[str, Any]) -> list[tuple[str, str]]:
     records = [silo["records"] for silo in result["silos"]]
     layers = "-".join(str(width) for width in objective.hidden)
     batch = "all records" if section.batch_size is None else f"{section.batch_size} records ({section.scheme})"
-    entry = ALGORITHMS.get(section.name)
+    entry = known_algorithms().get(section.name)
     come = study.run.participants
     spread = f" ({min(records):,} to {max(records):,})" if len(records) > 1 else ""
     facts = [

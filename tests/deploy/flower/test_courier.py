@@ -15,12 +15,14 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 import httpx
+from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
 
 from experiments.certificates import Authority
 from tacit.deploy.flower import commands, node, private
+from tacit.deploy.flower.commands import Control
 from tacit.deploy.flower.courier import exchange
 from tacit.deploy.flower.leader import LinkTransport
-from tacit.deploy.flower.private import EndedError, FlowerError, Parcel
+from tacit.deploy.flower.private import EndedError, FlowerError, Link, Parcel, Run
 from tacit.deploy.wire import Hello, frame, read_frame
 
 
@@ -255,7 +257,9 @@ def test_the_transport_gives_what_came_in_time_and_survives_a_superlink_that_is_
     assert transport.ask(asked, 1.0) == {}
     run._failures = []
     assert transport.ask(asked, 0.5) == {"1": [read_frame(io.BytesIO(GOOD).read)]}
-    assert transport.ask(asked, 60.0, enough=lambda names: names == {"1"}) == {"1": [read_frame(io.BytesIO(GOOD).read)]}
+    assert transport.ask(asked, 60.0, enough=lambda found: set(found) == {"1"}) == {
+        "1": [read_frame(io.BytesIO(GOOD).read)]
+    }
     assert transport.ask({}, 1.0) == {}
     assert transport.present() == ["1", "2", "3", "4", "5"]
 
@@ -270,3 +274,126 @@ def test_a_run_that_somebody_stops_is_begun_anew():
     second.ended = True
     transport.beat()
     assert transport.present() == []
+
+
+@pytest.fixture
+def control(tmp_path):
+    commands._loopback_certificate(tmp_path / "c.pem", tmp_path / "c.key")
+    return Control("localhost:1", (tmp_path / "c.pem").read_text(), b"s" * 32)
+
+
+def answering(client, content=b"", status=200, **headers):
+    """Let a client's requests be answered like this; the hosts that were asked."""
+    asked = []
+
+    def answer(request):
+        asked.append(request.url.host)
+        return httpx.Response(status, content=content, headers=headers)
+
+    client._client._transport = httpx.MockTransport(answer)
+    return asked
+
+
+PUSHED = runtime_pb2.PushAppMessagesResponse
+HOSTILE = {
+    "no protobuf": b"\xff\xff\xff",
+    "two ids for one message": PUSHED(message_ids=["a", "b"]).SerializeToString(),
+    "an unknown object": PUSHED(message_ids=["a"], objects_to_push=["no"], session_id="x").SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("way", HOSTILE)
+def test_a_superlink_that_answers_nonsense_is_away_and_ends_nothing(control, capsys, way):
+    with Link(control) as link:
+        transport = LinkTransport(link)
+        transport._run = run = Run(control, 7, 8, "token")
+        answering(run._client, HOSTILE[way])
+        for _ in range(2):
+            assert transport.ask({"5": [REQUEST]}, 1.0) == {}
+        transport.beat()
+        assert transport.present() == []
+        assert "The SuperLink is away" in capsys.readouterr().err
+        answering(link._control, b"\xff\xff\xff")
+        with pytest.raises(FlowerError, match="nonsense"):
+            link.nodes()
+        run.close()
+
+
+def test_a_superlink_cannot_send_the_leader_elsewhere(control):
+    redirect = {"status": 307, "location": "https://inside/v1"}
+    with Link(control) as link:
+        run = Run(control, 7, 8, "token")
+        asked = [answering(client, **redirect) for client in (link._control, link._executor, run._client)]
+        for call in (link.nodes, link._acquired):
+            with pytest.raises(FlowerError, match="refuses: 307"):
+                call()
+        with pytest.raises(httpx.HTTPStatusError, match="307"):
+            run.nodes()
+        run.close()
+    assert asked == [["localhost"]] * 3
+
+
+class Mailbox:
+    """A SuperLink's answers to a node and to a leader: messages by name, of which some never come as a whole."""
+
+    def __init__(self, run, **frames):
+        self.queue, self.objects, self.missing, self.confirmed = [], {}, set(), []
+        for name, own in frames.items():
+            with private._deflated([run._message(7, own, 60.0)]) as ([head], [tree], objects):
+                record = tree.children[0].children[0].object_id
+                self.objects[record] = objects[record].deflate()
+                head.metadata.reply_to_message_id = name
+                self.queue.append((head, tree))
+                if name.startswith("never"):
+                    self.missing.add(record)
+
+    def PullMessages(self, request):  # noqa: N802
+        taken, self.queue = (self.queue[:1], self.queue[1:]) if hasattr(request, "node") else (self.queue, [])
+        kind = fleet_pb2.PullMessagesResponse if hasattr(request, "node") else runtime_pb2.PullAppMessagesResponse
+        return kind(messages_list=[head for head, _ in taken], message_object_trees=[tree for _, tree in taken])
+
+    def PullObject(self, request):  # noqa: N802
+        if request.object_id in self.missing:
+            return message_pb2.PullObjectResponse(object_found=True)
+        content = self.objects[request.object_id]
+        return message_pb2.PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def ConfirmMessageReceived(self, request):  # noqa: N802
+        self.confirmed.append(request.message_object_id)
+        return message_pb2.ConfirmMessageReceivedResponse()
+
+    def close(self):
+        pass
+
+
+def test_a_message_that_never_comes_as_a_whole_keeps_no_other_back(control, tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "_ARRIVAL", 0.2)
+    commands.node_key(tmp_path / "node.key")
+    authority = Authority(tmp_path / "ca").certificate
+    run = Run(control, 7, 8, "token")
+    fleet = private.Fleet("localhost:1", authority, tmp_path / "node.key")
+    fleet._client.close()
+    fleet._client = box = Mailbox(run, never1=[b"1"], never2=[b"2"], good=[b"3"])
+    begun = time.monotonic()
+    found = [fleet.receive() for _ in range(4)]
+    assert [parcel and parcel.frames for parcel in found] == [None, None, [b"3"], None]
+    assert time.monotonic() - begun < 3.0
+    # What comes late is carried, and what never comes is given up.
+    box.missing.pop()
+    assert fleet.receive().frames in ([b"1"], [b"2"])
+    fleet._coming = [coming._replace(until=0.0) for coming in fleet._coming]
+    assert fleet.receive().frames is None
+    assert (fleet._coming, len(box.confirmed), fleet.receive()) == ([], 3, None)
+
+
+def test_a_reply_that_never_comes_as_a_whole_keeps_no_other_back(control):
+    run = Run(control, 7, 8, "token")
+    run._client.close()
+    run._client = box = Mailbox(run, never=[b"1"], good=[b"2"], unasked=[b"3"])
+    begun = time.monotonic()
+    assert run.pull(["never", "good"]) == {"good": [b"2"]}
+    assert run.pull(["never"]) == {}
+    assert time.monotonic() - begun < 1.0
+    box.missing.clear()
+    assert run.pull(["never"]) == {"never": [b"1"]}
+    assert len(box.confirmed) == 2

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,18 +18,19 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 import httpx
 from fastapi.routing import APIRoute, iter_route_contexts
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.superlink.main import create_app
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from experiments.certificates import Authority
 from experiments.parties import TACIT, below, free_port
 from tacit.deploy.flower import front
+from tacit.deploy.flower.lines import Reply, Request
 from tacit.deploy.flower.private import FLEET_PATHS
 
 
-def ask(
-    method="POST", path="/v1/fleet/pull-messages", *, content=b"x", headers=(), raw_path=None, query=b"", fails=False
-):
-    """Status and body that the front gives, and what the SuperLink behind it got."""
+def ask(method="POST", path="/v1/fleet/pull-messages", *, content=b"x", headers=(), fails=False, status=200):
+    """What the front replies, and what the SuperLink behind it got."""
     got = []
 
     def superlink(request):
@@ -36,43 +38,27 @@ def ask(
         if fails:
             raise httpx.ConnectError("away")
         return httpx.Response(
-            200, content=b"fine", headers={"content-type": "application/x-protobuf", "set-cookie": "a"}
+            status, content=b"fine", headers={"content-type": "application/x-protobuf", "set-cookie": "a"}
         )
 
     async def run():
-        upstream = httpx.AsyncClient(transport=httpx.MockTransport(superlink), base_url="https://127.0.0.1:1")
-        events, sent = [{"type": "http.request", "body": content, "more_body": False}], []
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode() if raw_path is None else raw_path,
-            "query_string": query,
-            "headers": list(headers),
-        }
+        async with upstream_of(superlink) as upstream:
+            target = path if isinstance(path, bytes) else path.encode()
+            return await front.Front(upstream).answer(Request(method.encode(), target, list(headers), content))
 
-        async def receive():
-            return events.pop(0)
+    return asyncio.run(run()), got
 
-        async def send(event):
-            sent.append(event)
 
-        await front.Front(upstream)(scope, receive, send)
-        await upstream.aclose()
-        return sent
-
-    start, body = asyncio.run(run())
-    return start, body["body"], got
+def upstream_of(superlink):
+    return httpx.AsyncClient(transport=httpx.MockTransport(superlink), base_url="https://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("path", sorted(FLEET_PATHS))
 def test_what_nodes_need_passes_with_their_headers_alone(path):
     headers = [(b"flwr-signature", b"s"), (b"content-type", b"application/x-protobuf"), (b"flwr-superexec-ts", b"t")]
     headers += [(b"authorization", b"Bearer x"), (b"host", b"elsewhere"), (b"transfer-encoding", b"chunked")]
-    start, body, [request] = ask(path=path, headers=headers)
-    assert (start["status"], body) == (200, b"fine")
-    assert dict(start["headers"])[b"content-type"] == b"application/x-protobuf"
-    assert b"set-cookie" not in dict(start["headers"])
+    reply, [request] = ask(path=path, headers=headers)
+    assert reply == Reply(200, b"fine", "application/x-protobuf")
     assert (request.method, request.url.path, request.content) == ("POST", path, b"x")
     assert request.headers["flwr-signature"] == "s"
     assert request.headers["host"] == "127.0.0.1:1"
@@ -92,76 +78,79 @@ def test_every_other_route_of_a_superlink_is_not_there():
     assert {"/v1/fleet/get-fab", "/v1/fleet/get-run", "/v1/fleet/register-node"} <= set(shut)
     for path in [*shut, "/docs", "/openapi.json", "/"]:
         for method in ("POST", "GET"):
-            start, body, got = ask(method, path)
-            assert (start["status"], body, got) == (404, b"", []), path
+            assert ask(method, path) == (Reply(404), []), path
 
 
 @pytest.mark.parametrize(
-    ("path", "raw"),
+    "path",
     [
-        ("/v1/fleet/pull-messages/../../control/start-run", None),
-        ("/v1/fleet/pull-messages", b"/v1/fleet/%70ull-messages"),
-        ("/v1/fleet/pull-messages", b"/v1/control/start-run"),
-        ("//v1/fleet/pull-messages", None),
-        ("/v1/fleet/pull-messages/", None),
-        ("/v1/fleet/Pull-messages", None),
-        ("/v1/fleet/pull-messages;a", None),
-        ("", b"https://127.0.0.1:1/v1/fleet/pull-messages"),
+        "/v1/fleet/pull-messages/../../control/start-run",
+        "/v1/fleet/%70ull-messages",
+        "/v1/control/start-run",
+        "//v1/fleet/pull-messages",
+        "/v1/fleet/pull-messages/",
+        "/v1/fleet/Pull-messages",
+        "/v1/fleet/pull-messages;a",
+        "/v1/fleet/pull-messages?a=1",
+        "/v1/fleet/pull-messages?",
+        "/v1/fleet/pull-messages#a",
+        "https://127.0.0.1:1/v1/fleet/pull-messages",
+        b"/v1/fleet/pull-messages\xff",
     ],
 )
-def test_no_other_spelling_passes(path, raw):
-    start, _, got = ask(path=path, raw_path=raw)
-    assert (start["status"], got) == (404, [])
+def test_no_other_spelling_passes(path):
+    assert ask(path=path) == (Reply(404), [])
 
 
-def test_neither_other_methods_nor_questions_pass():
+def test_no_other_method_passes_and_no_header_that_is_there_twice():
     for method in ("GET", "PUT", "DELETE", "OPTIONS", "HEAD", "post"):
-        assert ask(method)[2] == []
-    assert ask(query=b"a=1")[2] == []
+        assert ask(method) == (Reply(404), [])
+    twice = [(b"flwr-public-key", b"YQ=="), (b"flwr-public-key", b"Yg==")]
+    assert ask(headers=twice) == (Reply(400), [])
 
 
-def test_a_body_that_is_too_large_is_refused_and_a_superlink_that_is_away_is_told(monkeypatch):
-    monkeypatch.setattr(front, "_MOST_BODY", 10)
-    start, _, got = ask(content=b"x" * 11)
-    assert (start["status"], got) == (413, [])
-    assert ask(content=b"x" * 10)[0]["status"] == 200
-    assert ask(fails=True)[0]["status"] == 503
-    monkeypatch.setattr(front, "_MOST_HELD", 9)
-    start, _, got = ask(content=b"x" * 10)
-    assert (start["status"], got) == (503, [])
+def test_a_superlink_that_is_away_is_told():
+    assert ask(fails=True)[0] == Reply(503)
 
 
-def test_what_was_held_is_let_go():
-    held = []
+def signed_headers(key):
+    """What a node's request is signed with, and its public key."""
+    context = SimpleNamespace(request=httpx.Request("POST", "https://x"))
+    NodeAuthHttpInterceptor(key, key.public_key()).intercept(context, lambda _: None)
+    return dict(context.request.headers), public_key_to_bytes(key.public_key())
+
+
+def test_a_node_is_who_has_signed_and_whom_the_superlink_has_served():
+    (good, public), (bad, _) = (signed_headers(generate_key_pairs()[0]) for _ in range(2))
+    raw = [(name.encode(), value.encode()) for name, value in good.items()]
+    status = [401]
 
     async def run():
-        upstream = httpx.AsyncClient(
-            transport=httpx.MockTransport(lambda request: held.append(own._held) or httpx.Response(200)),
-            base_url="https://x",
-        )
-        own = front.Front(upstream)
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "raw_path": b"/v1/fleet/push-object",
-            "query_string": b"",
-            "headers": [],
-        }
-        for last in ({"type": "http.request", "body": b"67"}, {"type": "http.disconnect"}):
-            events = [{"type": "http.request", "body": b"12345", "more_body": True}, last]
+        async with upstream_of(lambda request: httpx.Response(status[0])) as upstream:
+            own = front.Front(upstream)
 
-            async def receive(events=events):
-                return events.pop(0)
+            async def answered(code, node=None):
+                status[0] = code
+                return (await own.answer(Request(b"POST", b"/v1/fleet/pull-messages", raw, b"", node))).node
 
-            async def send(event):
-                held.append(own._held)
-
-            await own(scope, receive, send)
-            held.append(own._held)
-        await upstream.aclose()
+            assert await answered(401) is None
+            assert own.node(good) is None
+            assert await answered(200) == public
+            assert own.node(good) == public
+            # The key alone is no signature, nor is another's, nor an old one.
+            for wrong in (
+                {},
+                {"flwr-signature": bad["flwr-signature"]},
+                {"flwr-timestamp": "2020-01-01T00:00:00+00:00"},
+            ):
+                assert own.node({"flwr-public-key": good["flwr-public-key"]} if not wrong else good | wrong) is None
+            # Who only names the key of a node cannot have it forgotten.
+            assert await answered(401) is None
+            assert own.node(good) == public
+            assert await answered(401, public) is None
+            assert own.node(good) is None
 
     asyncio.run(run())
-    assert held == [7, 7, 7, 0, 5, 5, 0]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed")
 
 import httpx
-from flwr.proto import control_pb2, runtime_pb2
+from flwr.proto import control_pb2, fleet_pb2, runtime_pb2
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
@@ -33,9 +33,11 @@ from experiments.parties import PROPOSER
 from tacit.deploy.client import Connection
 from tacit.deploy.flower.commands import node_key, read_control
 from tacit.deploy.flower.leader import connected
-from tacit.deploy.flower.private import FLEET_PATHS, Fleet, Link
+from tacit.deploy.flower.private import FLEET_PATHS, Fleet, Link, _deflated
 from tacit.deploy.flower.silos import silos_of
 from tacit.deploy.permissions import read_secret
+from tacit.deploy.server.coordinator import Patience, meet
+from tacit.deploy.server.transport import SignedTransport
 from tacit.deploy.signing import Proposer, Signer, new_signing_key
 from tacit.deploy.wire import Propose, RefusalError, frame, parse_signed_reply
 from tacit.silo.ledger import inspect
@@ -207,6 +209,36 @@ def test_on_the_servers_machine_he_can_stop_runs_and_they_begin_anew(world):
             assert his.StopRun(control_pb2.StopRunRequest(run_id=transport._run._run)).success
         assert transport.present() == []
         assert len(transport.present()) == len(SIZES)
+
+
+def test_a_node_of_his_sends_couriers_nothing_that_holds_them_up(world, tmp_path):
+    """Flower takes from any registered node a message in the server's name; its frames never come."""
+    node_key(tmp_path / "his.key")
+    with Link(world.control) as link, connected(world.consortium.control) as transport:
+        silos = [int(at) for at in transport.present()]
+        link.register("his", (tmp_path / "his.key.pub").read_bytes())
+        fleet = Fleet(world.consortium.superlink, world.consortium.authority.certificate, tmp_path / "his.key")
+        fleet.join()
+        for count in range(3):
+            for silo in silos:
+                message = transport._run._message(silo, [b"%d" % count], 60.0)
+                with _deflated([message]) as (heads, trees, _):
+                    request = fleet_pb2.PushMessagesRequest(
+                        node=fleet._self, messages_list=heads, message_object_trees=trees
+                    )
+                    assert fleet._client.PushMessages(request).objects_to_push
+        entries = world.consortium.proposer_entries
+        signed = SignedTransport(
+            transport, Proposer(PROPOSER, Signer(read_secret(Path(entries["key"])))), entries["pins"]
+        )
+        begun = time.monotonic()
+        # His own node stays silent, and nobody waits for it.
+        found = meet(signed, len(SIZES), Patience(120.0, 120.0), lambda *_: None, sorted(SIZES))
+        assert sorted(found) == sorted(SIZES)
+        assert time.monotonic() - begun < 20.0
+        fleet.leave()
+        link.unregister(fleet.node)
+        fleet.close()
 
 
 def test_he_can_read_no_key(world):

@@ -78,6 +78,31 @@ def test_a_silo_that_answers_nonsense_is_named_and_rounds_go_on_without_it(world
     assert {(facts["silo"], facts["code"]) for event, facts in events if event == "refusal"} == {("s2", "nonsense")}
 
 
+class Odd:
+    """Shufflers that carry nothing, where one silo consents to other noise than the server counts on."""
+
+    def carries(self, kind):
+        return False
+
+    def check(self, consents):
+        if "s2" in consents:
+            raise RefusalError("noise", "s2: other noise than the server's")
+
+
+def test_a_consent_to_other_noise_is_that_silos_refusal_and_stops_no_other(world, tmp_path):
+    plan, events = plan_like(everyone=False, name="odd"), []
+    coordinator = conductor_of(plan, world, tmp_path, who=participation(4, (2, 4)), events=events)
+    coordinator._shuffled = Odd()
+    coordinator.run()
+    assert len(coordinator.point.history) == 4
+    assert all("s2" not in row["silos"] for row in coordinator.point.history)
+    assert {(facts["silo"], facts["code"]) for event, facts in events if event == "refusal"} == {("s2", "noise")}
+    needed = conductor_of(plan_like(name="odd-all"), world, tmp_path / "all", events=events)
+    needed._shuffled = Odd()
+    with pytest.raises(RefusalError, match="s2 refuses: s2: other noise"):
+        needed.run()
+
+
 def test_rounds_in_turn_wait_for_the_silo_whose_turn_it_is(world, tmp_path):
     daemons, _, _ = world
     sockets = [daemon.home.socket for daemon in daemons]

@@ -215,10 +215,15 @@ def test_silos_that_are_named_are_waited_for_and_others_left_alone():
         met(Online("a", "b"), 2, ["a", "d"])
 
 
-@pytest.mark.parametrize("transport", [Online("a", "b", "a"), Online("a", late=["a"])])
-def test_two_silos_of_one_name_are_told_so(transport):
-    with pytest.raises(StalledError, match=r"Two nodes speak for a silo of the name a\b.*tacit server silos"):
-        met(transport, 4)
+@pytest.mark.parametrize("transport", [Online("a", "b", "a"), Online("a", late=["b", "a"])])
+def test_a_silo_with_two_nodes_is_told_of_and_stops_nobody(transport):
+    told = []
+    found = meet(transport, 2, Patience(1.0, 0.5), lambda event, facts: told.append((event, facts)))
+    assert {name: at for name, (at, _) in found.items()}.keys() == {"a", "b"}
+    assert found["a"][0] == "0"
+    warnings = [facts["text"] for event, facts in told if event == "warning"]
+    assert all("Two nodes speak for a," in text and "tacit server silos" in text for text in warnings)
+    assert len(warnings) == 1
 
 
 def test_more_silos_than_the_study_takes_are_asked_about(tmp_path, monkeypatch):

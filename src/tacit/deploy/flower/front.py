@@ -7,6 +7,8 @@ Everything else gets 404: starting runs, registering nodes, executing, and fetch
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import signal
 import socket
@@ -14,106 +16,82 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
-import uvicorn
 
 from tacit.deploy.flower.commands import LOOPBACK, LinkFiles, environment, superlink_command
-from tacit.deploy.flower.private import FLEET_PATHS
+from tacit.deploy.flower.lines import Lines, Reply, Request
+from tacit.deploy.flower.private import FLEET_PATHS, claimed_node, is_signed_by
 from tacit.errors import TacitError
 
-_MOST_BODY, _MOST_HELD = 80 << 20, 512 << 20
-"""Bytes of one request, and of all at once: nobody has shown a key before a request was read."""
+_MOST_STRANGERS = 8
+"""How many requests of strangers the SuperLink has at once."""
 
-_MOST_CALLS = 256
+_BACKLOG = 1024
 _START_SECONDS = 60.0
 _GRACE = 10.0
+_Process = subprocess.Popen[bytes]
 _PASSED = ("content-type", "accept", "flwr-", "x-flwr-")
-
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class Front:
     """Passes the requests of nodes to a SuperLink, and nothing else.
 
     Formal guarantee: whatever is asked, the SuperLink gets at most a POST to one of `FLEET_PATHS`, made anew.
+
+    Only the SuperLink knows who is a node: it does what nodes ask, and refuses others. So the front knows a node by its
+    public key once the SuperLink has done something for it.
     """
 
     def __init__(self, upstream: httpx.AsyncClient, paths: frozenset[str] = FLEET_PATHS) -> None:
-        self._upstream, self._paths, self._held = upstream, paths, 0
+        self._upstream, self._paths = upstream, paths
+        self._known: set[bytes] = set()
+        self._strangers = asyncio.Semaphore(_MOST_STRANGERS)
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            return
-        path = next((path for path in self._paths if scope["raw_path"] == path.encode()), None)
-        if path is None or scope["method"] != "POST" or scope["query_string"]:
-            await _reply(send, 404, b"")
-            return
-        parts: list[bytes] = []
-        try:
-            status = await self._read(receive, parts)
-            if status is None:
-                await self._pass(path, b"".join(parts), scope, send)
-            else:
-                await _reply(send, status, b"")
-        finally:
-            self._held -= sum(map(len, parts))
+    def node(self, headers: Mapping[str, str]) -> bytes | None:
+        """The public key of the known node that has signed the headers of a request."""
+        key = claimed_node(headers)
+        return key if key is not None and key in self._known and is_signed_by(key, headers) else None
 
-    async def _read(self, receive: Receive, parts: list[bytes]) -> int | None:
-        """Read a request's body; a status where it is too large, or the caller has gone."""
-        size, more = 0, True
-        while more:
-            event = await receive()
-            if event["type"] != "http.request":
-                return 400
-            more = bool(event.get("more_body", False))
-            parts.append(event.get("body", b""))
-            size, self._held = size + len(parts[-1]), self._held + len(parts[-1])
-            if size > _MOST_BODY or self._held > _MOST_HELD:
-                return 413 if size > _MOST_BODY else 503
-        return None
-
-    async def _pass(self, path: str, body: bytes, scope: Mapping[str, Any], send: Send) -> None:
+    async def answer(self, request: Request) -> Reply:
         """Ask the SuperLink, and reply what it says."""
-        headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1").startswith(_PASSED)]
-        try:
-            found = await self._upstream.post(path, content=body, headers=headers)
-        except httpx.HTTPError:
-            await _reply(send, 503, b"")
-            return
+        path = next((path for path in self._paths if request.target == path.encode()), None)
+        if path is None or request.method != b"POST":
+            return Reply(404)
+        headers = [(name, value) for name, value in request.headers if name.decode("latin-1").startswith(_PASSED)]
+        if len({name for name, _ in headers}) < len(headers):
+            return Reply(400)
+        async with contextlib.AsyncExitStack() as stack:
+            if request.node is None:
+                await stack.enter_async_context(self._strangers)
+            try:
+                found = await self._upstream.post(path, content=request.body, headers=headers)
+            except httpx.HTTPError:
+                return Reply(503)
         kind = found.headers.get("content-type", "application/octet-stream")
-        await _reply(send, found.status_code, found.content, kind.encode("latin-1"))
+        return Reply(found.status_code, found.content, kind, self._noted(request, headers, found.status_code))
 
-
-async def _reply(send: Send, status: int, content: bytes, kind: bytes = b"text/plain") -> None:
-    headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+    def _noted(self, request: Request, headers: list[tuple[bytes, bytes]], status: int) -> bytes | None:
+        """Who has asked, if the SuperLink has done it; a node that it refuses is none any more."""
+        if status == httpx.codes.OK:
+            key = claimed_node({name.decode("latin-1"): value.decode("latin-1") for name, value in headers})
+            if key is not None:
+                self._known.add(key)
+            return key
+        if status == httpx.codes.UNAUTHORIZED and request.node is not None:
+            self._known.discard(request.node)
+        return None
 
 
 def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certificate: Path, key: Path) -> None:
     """Run a SuperLink and its front until SIGTERM or SIGINT, or until either ends."""
-    context = ssl.create_default_context(cafile=str(files.certificate))
-    upstream = httpx.AsyncClient(base_url=f"https://{LOOPBACK}:{control_port}", verify=context, timeout=60.0)
-    config = uvicorn.Config(
-        Front(upstream),
-        host=host,
-        port=port,
-        ssl_certfile=str(certificate),
-        ssl_keyfile=str(key),
-        limit_concurrency=_MOST_CALLS,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=3,
-    )
-    front = uvicorn.Server(config)
+    secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        secure.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise TacitError(f"Expected a certificate at {certificate} and its key at {key}, in PEM: {error}.") from None
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = superlink_command(files, port=control_port)
     superlink = subprocess.Popen(
@@ -127,9 +105,9 @@ def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certific
     )
     try:
         _wait_for(superlink, control_port)
-        print(f"Nodes join at {host}:{port}. Studies are led with --control {files.control}", flush=True)
-        threading.Thread(target=_end_together, args=(superlink, front), daemon=True).start()
-        front.run()
+        with _listening(host, port) as listening:
+            print(f"Nodes join at {host}:{port}. Studies are led with --control {files.control}", flush=True)
+            asyncio.run(_serve(listening, secure, files, control_port, superlink))
     except KeyboardInterrupt:
         pass
     finally:
@@ -139,7 +117,7 @@ def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certific
         raise TacitError(f"The SuperLink has ended with code {ended}.")
 
 
-def _wait_for(superlink: subprocess.Popen[bytes], port: int) -> None:
+def _wait_for(superlink: _Process, port: int) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while superlink.poll() is None and time.monotonic() < deadline:
         try:
@@ -150,12 +128,39 @@ def _wait_for(superlink: subprocess.Popen[bytes], port: int) -> None:
     raise TacitError(f"The SuperLink did not start on {LOOPBACK}:{port}; its log is above.")
 
 
-def _end_together(superlink: subprocess.Popen[bytes], front: uvicorn.Server) -> None:
-    superlink.wait()
-    front.should_exit = True
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise TacitError(f"Expected a free port on an address of this machine at {host}:{port}: {error}.") from None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+async def _serve(
+    listening: socket.socket, secure: ssl.SSLContext, files: LinkFiles, control_port: int, superlink: _Process
+) -> None:
+    """Pass on what nodes ask, until a signal comes or the SuperLink ends."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def end_together() -> None:
+        superlink.wait()
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(stop.set)
+
+    threading.Thread(target=end_together, daemon=True).start()
+    context = ssl.create_default_context(cafile=str(files.certificate))
+    base = f"https://{LOOPBACK}:{control_port}"
+    async with httpx.AsyncClient(base_url=base, verify=context, timeout=60.0) as upstream:
+        front = Front(upstream)
+        serving = loop.create_task(Lines(front.answer, front.node, secure).serve(listening))
+        await stop.wait()
+        serving.cancel()
+        await asyncio.wait({serving})
+
+
+def _end(process: _Process) -> None:
     process.terminate()
     try:
         process.wait(_GRACE)

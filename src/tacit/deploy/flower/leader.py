@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from tacit.deploy.flower.commands import read_control
-from tacit.deploy.flower.private import EndedError, FlowerError, Link, Run, check_flower
+from tacit.deploy.flower.private import EndedError, Link, Run, check_flower
 from tacit.deploy.server.transport import Enough, Frames, Replies
 from tacit.deploy.wire import RefusalError, read_frame
+from tacit.errors import printable
 
 _POLL = 0.2
 _BEAT = 10.0
@@ -32,16 +31,22 @@ class LinkTransport:
     """Silos behind nodes; an address is a node's id.
 
     A run that somebody has stopped, or that a SuperLink has forgotten, is begun anew; what was asked is asked again.
+
+    Formal guarantee: whatever a SuperLink answers, nothing is raised here. It can be away, and no more.
     """
 
     def __init__(self, link: Link) -> None:
         self._link, self._lock = link, threading.Lock()
         self._run: Run | None = None
+        self._told = ""
 
     def present(self) -> list[str]:
         """Nodes that are connected."""
-        with contextlib.suppress(httpx.HTTPError, FlowerError), self._running() as run:
-            return [str(node) for node in run.nodes()]
+        try:
+            with self._running() as run:
+                return [str(node) for node in run.nodes()]
+        except Exception as error:
+            self._away(error)
         return []
 
     def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
@@ -52,18 +57,31 @@ class LinkTransport:
                 waiting = run.push({int(at): frames for at, frames in requests.items()}, seconds) if requests else {}
                 while waiting and time.monotonic() < deadline:
                     self._take(run, waiting, received)
-                    if enough is not None and enough(set(received)):
+                    if enough is not None and enough(received):
                         break
                     time.sleep(_POLL if waiting else 0.0)
-        except (httpx.HTTPError, FlowerError):
-            # Away; what was not answered will be asked again.
+        except Exception as error:
+            self._away(error)
             time.sleep(_POLL)
         return received
+
+    def _away(self, error: Exception) -> None:
+        """Log why a SuperLink counts as away, once; what it did not do will be asked again.
+
+        Nonsense is no more than that: an error would end the study at its silos.
+        """
+        reason = printable(f"{type(error).__name__}: {error}", 300)
+        if reason != self._told:
+            self._told = reason
+            print(f"The SuperLink is away: {reason}", file=sys.stderr, flush=True)
 
     def _take(self, run: Run, waiting: dict[str, int], received: dict[str, Replies]) -> None:
         try:
             found = run.pull(list(waiting))
-        except httpx.HTTPError:
+        except EndedError:
+            raise
+        except Exception as error:
+            self._away(error)
             return
         for sent, frames in found.items():
             at, replies = waiting.pop(sent, None), _replies(frames)
@@ -95,9 +113,9 @@ class LinkTransport:
             run.beat()
         except EndedError:
             self._forget(run)
-        except (httpx.HTTPError, RuntimeError):
+        except Exception as error:
             # Away, or hung up meanwhile.
-            pass
+            self._away(error)
 
     def close(self) -> None:
         """End the run and hang up."""

@@ -19,7 +19,7 @@ import httpx
 
 from tacit.deploy.flower.courier import exchange
 from tacit.deploy.flower.private import HEARTBEAT, Fleet, check_flower
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 from tacit.stopping import ToldInterrupt
 
 _BUSY, _IDLE, _SLOWER = 0.2, 3.0, 1.1
@@ -134,4 +134,4 @@ def reason_of(error: Exception) -> str:
                 f"process has joined with it, or has ended without a goodbye less than {2 * HEARTBEAT:.0f} s ago."
             )
         return f"the SuperLink answers {error.response.status_code} to {error.request.url.path}."
-    return f"{error or type(error).__name__}."
+    return f"{printable(str(error), 300) or type(error).__name__}."

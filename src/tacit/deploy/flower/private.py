@@ -6,6 +6,8 @@ that a SuperLink ships are never fetched, and messages are data.
 
 from __future__ import annotations
 
+import base64
+import datetime
 import functools
 import hashlib
 import importlib
@@ -24,7 +26,7 @@ import httpx
 from cryptography.hazmat.primitives import serialization
 
 from tacit.deploy.flower.commands import Control
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 
 NEEDED = "1.41"
 RECORD, FRAMES = "tacit", "frames"
@@ -57,6 +59,7 @@ _EXPECTED = {
     "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
     "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": "token",
     "flwr.supercore.interceptors:SuperExecAuthHttpInterceptor": "master_secret protected_methods",
+    "flwr.supercore.primitives.asymmetric:verify_signature": "public_key message signature",
     f"{_OBJECTS}:get_all_nested_objects": "obj",
     f"{_OBJECTS}:get_object_tree": "obj",
     f"{_OBJECTS}:no_object_id_recompute": "",
@@ -84,6 +87,11 @@ clientapp = "none:app"
 """Flower wants an app for every run; this one has no code."""
 
 _OBJECT_SECONDS = 60.0
+"""How long a SuperLink may be away, and how long what is in a message may come after its head."""
+
+_ARRIVAL, _MOST_COMING = 2.0, 16
+"""Seconds in which a node waits for what is in a message, and how many messages it remembers for later."""
+
 _PAUSE, _MOST_PAUSE = 0.05, 2.0
 _BEGIN_SECONDS = 60.0
 _AWAY = (502, 503, 504)
@@ -118,6 +126,33 @@ def check_flower() -> None:
         )
 
 
+def claimed_node(headers: Mapping[str, str]) -> bytes | None:
+    """The public key that the headers of a node's request name; anybody can write it there."""
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    try:
+        return base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+    except (KeyError, ValueError):
+        return None
+
+
+def is_signed_by(key: bytes, headers: Mapping[str, str]) -> bool:
+    """Whether the holder of a node's key has signed these headers, a few minutes ago at most."""
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+    from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+    try:
+        signed = headers[TIMESTAMP_HEADER]
+        age = (now() - datetime.datetime.fromisoformat(signed)).total_seconds()
+        signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        is_recent = abs(age) < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+        return is_recent and verify_signature(bytes_to_public_key(key), signed.encode(), signature)
+    except (KeyError, ValueError, TypeError):
+        return False
+
+
 def is_away(error: Exception) -> bool:
     """Whether the other side may be back soon."""
     if isinstance(error, httpx.HTTPStatusError):
@@ -132,8 +167,20 @@ class Parcel(NamedTuple):
     frames: list[bytes] | None
 
 
+class _Coming(NamedTuple):
+    """The head of a message, whose frames may be on their way until then."""
+
+    head: Any
+    tree: Any
+    until: float
+
+
 class Fleet:
-    """A silo's side of a SuperLink: the node fetches messages for the daemon and brings its replies."""
+    """A silo's side of a SuperLink: the node fetches messages for the daemon and brings its replies.
+
+    Whoever is registered at a SuperLink can send a message to every node whose id they know, also one that never comes
+    as a whole. So nothing is waited for while something else is there.
+    """
 
     def __init__(self, superlink: str, authority: Path, key: Path) -> None:
         from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
@@ -146,9 +193,9 @@ class Fleet:
         self._client = FleetHttpClient.from_server_address(
             superlink, False, authority.read_bytes(), [NodeAuthHttpInterceptor(own, own.public_key())]
         )
-        # A server must not send the courier to other machines of the silo's network.
-        self._client._client.follow_redirects = False
+        _stay(self._client)
         self.node: int | None = None
+        self._coming: list[_Coming] = []
 
     def join(self) -> None:
         """Say that this node is here; once it was, a heartbeat is enough."""
@@ -183,23 +230,42 @@ class Fleet:
         return self._node_type.Node(node_id=self.node or 0)
 
     def receive(self) -> Parcel | None:
-        """The next message for this node, if there is any."""
+        """The next message for this node that is there as a whole, if there is any."""
         from flwr.common.serde import message_from_proto
 
         found = self._insist(self._client.PullMessages, self._fleet.PullMessagesRequest(node=self._self))
-        if not found.messages_list:
-            return None
-        head, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
-        run, number = head.metadata.run_id, head.metadata.message_id
+        wait = 0.0
+        if found.messages_list:
+            until, wait = time.monotonic() + _OBJECT_SECONDS, _ARRIVAL
+            head, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+            self._coming = [*self._coming[1 - _MOST_COMING :], _Coming(head, tree, until)]
+        for coming in reversed(self._coming):
+            frames = self._taken(coming, wait)
+            if frames is not _LATER:
+                return Parcel(coming.head, frames)
+            wait = 0.0
+        return None
+
+    def _taken(self, coming: _Coming, wait: float) -> Any:
+        """The frames of a message, which is then off the list, or `_LATER`."""
+        run, number = coming.head.metadata.run_id, coming.head.metadata.message_id
 
         def pull(part: str) -> Any:
             request = self._messages.PullObjectRequest(node=self._self, run_id=run, object_id=part)
             return self._insist(self._client.PullObject, request)
 
-        frames = _frames(tree, pull)
+        is_over = True
+        try:
+            frames = _frames(coming.tree, pull, min(time.monotonic() + wait, coming.until))
+            is_over = frames is not _LATER or time.monotonic() > coming.until
+        finally:
+            if is_over:
+                self._coming = [other for other in self._coming if other is not coming]
+        if not is_over:
+            return _LATER
         confirm = self._messages.ConfirmMessageReceivedRequest(node=self._self, run_id=run, message_object_id=number)
         self._insist(self._client.ConfirmMessageReceived, confirm)
-        return Parcel(head, frames)
+        return None if frames is _LATER else frames
 
     def answer(self, parcel: Parcel, replies: Sequence[bytes]) -> None:
         """Bring the daemon's replies to a message."""
@@ -260,6 +326,7 @@ class Link:
         self._control = ControlHttpClient.from_server_address(
             control.address, False, control.certificate.encode(), [version]
         )
+        _stay(self._control)
         proof = SuperExecAuthHttpInterceptor(
             master_secret=control.secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
         )
@@ -316,7 +383,10 @@ class Link:
         try:
             return call(request)
         except httpx.HTTPStatusError as error:
-            raise FlowerError(f"The SuperLink refuses: {error.response.text[:300]}") from None
+            said = printable(error.response.text, 300) or error.response.status_code
+            raise FlowerError(f"The SuperLink refuses: {said}") from None
+        except ValueError as error:
+            raise FlowerError(f"The SuperLink at {self._to.address} answers nonsense: {error}.") from None
         except httpx.TransportError as error:
             raise FlowerError(
                 f"No SuperLink at {self._to.address} ({error}); start it with: tacit server link, and run this on its "
@@ -346,6 +416,7 @@ class Run:
 
         self._types, self._messages = runtime_pb2, message_pb2
         self._run, self._task = run, task
+        self._coming: dict[str, _Coming] = {}
         self._self = node_pb2.Node(node_id=1)
         version = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
         self._client = _runtime_client(control, version, RuntimeTokenHttpInterceptor(token=token))
@@ -365,7 +436,7 @@ class Run:
         request = self._types.PushTaskOutputRequest(sub_status=status, details=details)
         try:
             self._client.PushTaskOutput(request)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, ValueError):
             pass
         finally:
             self.close()
@@ -396,23 +467,39 @@ class Run:
         return {str(sent): node for sent, node in zip(found.message_ids, frames, strict=True) if sent}
 
     def pull(self, ids: Sequence[str]) -> dict[str, list[bytes] | None]:
-        """Frames of the replies that have come, by the message that they answer; None is nonsense."""
-        found = self._ask(self._client.PullMessages, self._types.PullAppMessagesRequest(message_ids=ids))
+        """Frames of the replies that are there as a whole, by the message that they answer; None is nonsense.
 
-        def pull(part: str) -> Any:
-            request = self._messages.PullObjectRequest(node=self._self, run_id=self._run, object_id=part)
-            return self._ask(self._client.PullObject, request)
-
+        Nobody waits for a reply that is on its way.
+        """
+        asked = [number for number in ids if number not in self._coming]
+        if asked:
+            found = self._ask(self._client.PullMessages, self._types.PullAppMessagesRequest(message_ids=asked))
+            until = time.monotonic() + _OBJECT_SECONDS
+            for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                answers = str(head.metadata.reply_to_message_id)
+                if answers in asked:
+                    self._coming[answers] = _Coming(head, tree, until)
         replies: dict[str, list[bytes] | None] = {}
-        for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            number = head.metadata.message_id
-            frames = _frames(tree, pull)
-            confirm = self._messages.ConfirmMessageReceivedRequest(
-                node=self._self, run_id=self._run, message_object_id=number
-            )
-            self._ask(self._client.ConfirmMessageReceived, confirm)
-            replies[str(head.metadata.reply_to_message_id)] = frames
+        for answers, coming in list(self._coming.items()):
+            # Whatever happens to it keeps no other reply back for long.
+            del self._coming[answers]
+            frames = _frames(coming.tree, self._pull_object, 0.0)
+            if frames is _LATER and time.monotonic() <= coming.until:
+                self._coming[answers] = coming
+                continue
+            self._confirm(coming.head.metadata.message_id)
+            replies[answers] = None if frames is _LATER else frames
         return replies
+
+    def _pull_object(self, part: str) -> Any:
+        request = self._messages.PullObjectRequest(node=self._self, run_id=self._run, object_id=part)
+        return self._ask(self._client.PullObject, request)
+
+    def _confirm(self, number: str) -> None:
+        request = self._messages.ConfirmMessageReceivedRequest(
+            node=self._self, run_id=self._run, message_object_id=number
+        )
+        self._ask(self._client.ConfirmMessageReceived, request)
 
     def _message(self, node: int, frames: Sequence[bytes], seconds: float) -> Any:
         from flwr.app import ConfigRecord, Metadata, RecordDict
@@ -460,13 +547,24 @@ def public_pem(key: Any) -> bytes:
 def _runtime_client(control: Control, *interceptors: Any) -> Any:
     from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 
-    return RuntimeHttpClient.from_server_address(
+    client = RuntimeHttpClient.from_server_address(
         control.address, False, control.certificate.encode(), list(interceptors)
     )
+    _stay(client)
+    return client
 
 
-def _frames(tree: Any, pull: Callable[[str], Any]) -> list[bytes] | None:
-    """The frames in a message of one record, whose object may still be on its way; None where it is something else.
+def _stay(client: Any) -> None:
+    """Follow no redirects: a SuperLink must not send what is meant for it to other machines."""
+    client._client.follow_redirects = False
+
+
+_LATER: Any = object()
+"""In the place of frames that may be on their way."""
+
+
+def _frames(tree: Any, pull: Callable[[str], Any], until: float) -> Any:
+    """The frames in a message of one record; None where it is something else, `_LATER` where it has not come by then.
 
     Of the tree of objects (message, records by name, record) only the record is fetched: the rest says nothing new.
     """
@@ -476,10 +574,12 @@ def _frames(tree: Any, pull: Callable[[str], Any]) -> list[bytes] | None:
         if len(tree.children) != 1:
             return None
         tree = tree.children[0]
-    deadline, pause = time.monotonic() + _OBJECT_SECONDS, _PAUSE
+    pause = _PAUSE
     while not (found := pull(tree.object_id)).object_available:
-        if not found.object_found or time.monotonic() > deadline:
+        if not found.object_found:
             return None
+        if time.monotonic() > until:
+            return _LATER
         time.sleep(pause)
         pause = min(2 * pause, _MOST_PAUSE)
     try:

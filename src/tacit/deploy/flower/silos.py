@@ -14,11 +14,13 @@ from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.transport import SignedTransport, response_in
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.wire import Hello, Welcome, frame
+from tacit.errors import printable
 
 _SILENT = (
     "online, but no answer that a pinned silo has signed: its daemon is away, its key is not in proposer.toml, or its "
     "policy does not name this proposer's key"
 )
+_SHORT = 16
 _TWICE = "two nodes speak for silos of this name: stop one"
 
 
@@ -37,11 +39,13 @@ def silos_of(control: Path, proposer: str, key: Path, pins: Mapping[str, str], s
         rows.append(
             {
                 "node": str(node.node),
-                "name": node.name,
+                "name": printable(node.name, 64),
                 "online": node.online,
                 "silo": None if facts is None else facts.silo,
                 "tacit": None if facts is None else facts.tacit,
                 "records": None if facts is None else facts.records,
+                # As long as in the errors about schemas that differ.
+                "schema": None if facts is None else facts.schema_digest[:_SHORT],
                 "note": _SILENT if node.online and facts is None else "",
             }
         )

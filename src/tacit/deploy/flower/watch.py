@@ -14,10 +14,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from tacit.deploy.flower.commands import read_control
 from tacit.deploy.flower.private import Link
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 from tacit.stopping import ToldInterrupt
 
 _LOOK = 0.5
@@ -40,7 +41,7 @@ class View:
     def read(self) -> list[dict[str, Any]]:
         """Read what is new in the journal."""
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
-        fresh = [json.loads(line) for line in lines[self._seen :]]
+        fresh = [json.loads(line, object_hook=_shown) for line in lines[self._seen :]]
         self._seen += len(fresh)
         for row in fresh:
             self._take(row)
@@ -77,12 +78,13 @@ class View:
         """The latest rounds."""
         facts, left = self.facts, self.left
         title = f"{facts['state']}: round {facts['round']} of {facts['rounds'] or '?'}"
-        table = Table(title=title if left is None else f"{title}, about {left:.0f} s left", caption=facts["note"])
+        title = title if left is None else f"{title}, about {left:.0f} s left"
+        table = Table(title=title, caption=Text(facts["note"], style="table.caption"))
         for column in ("round", "silos", "missed", "seconds", "loss", "epsilon spent"):
             table.add_column(column)
         for row in self.rows[-8:]:
             loss, spent = row.get("train_loss"), row.get("epsilon")
-            silos, missed = ", ".join(row["silos"]), ", ".join(row["missed"]) or "–"
+            silos, missed = Text(", ".join(row["silos"])), Text(", ".join(row["missed"]) or "–")
             loss_text = "–" if loss is None else f"{loss:.4f}"
             spent_text = "–" if spent is None else f"{spent:.3f}"
             table.add_row(str(row["round"]), silos, missed, f"{row['seconds']:.1f}", loss_text, spent_text)
@@ -102,7 +104,7 @@ def follow(
                 ended = leader.poll()
                 for row in view.read():
                     if not console.is_terminal and row["event"] in _PRINTED:
-                        console.print(_line(row), highlight=False, soft_wrap=True)
+                        console.print(Text(_line(row)), soft_wrap=True)
                 live.update(view.table())
                 if view.facts["state"] in ("finished", "failed"):
                     break
@@ -114,7 +116,7 @@ def follow(
         console.print("Stopping; silos are told if nothing is worth going on with.")
         _end(leader, asked=False)
         view.read()
-        console.print(_stopped(folder, final=bool(view.facts.get("final"))), soft_wrap=True)
+        console.print(Text(_stopped(folder, final=bool(view.facts.get("final")))), soft_wrap=True)
         raise ToldInterrupt from None
     finally:
         _end(leader, asked=view.facts["state"] in ("finished", "failed"))
@@ -160,9 +162,14 @@ def _end(leader: subprocess.Popen[bytes], *, asked: bool) -> None:
 
 def _ended(folder: Path, code: int) -> str:
     lines = (folder / "leader.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = lines[-1] if lines else f"code {code}"
+    last = printable(lines[-1]) if lines else f"code {code}"
     log = folder / "leader.log"
     return f"The process that led the study has ended: {last} (all in {log}). Go on with --resume {folder}."
+
+
+def _shown(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts of a journal, whose texts may be those of silos: each line of them `printable`."""
+    return {k: "\n".join(map(printable, v.split("\n"))) if isinstance(v, str) else v for k, v in facts.items()}
 
 
 def _line(row: dict[str, Any]) -> str:

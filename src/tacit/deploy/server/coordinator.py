@@ -36,13 +36,17 @@ from tacit.simulate.program import split_keys
 Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
 _FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
-_FINAL |= {"rejected", "revoked", "unable"}
+_FINAL |= {"rejected", "revoked", "noise", "unable"}
 _FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity", "schema"}
 # Of these, what a silo's owner could repair while the study waits.
 _MENDABLE = {"ledger", "counter", "restored", "identity", "schema", "unable"}
 _WAITS = "waits for its owner's approval"
 _SILENT = "no answer"
 _PAUSE = 0.2
+_OTHERS = 5.0
+"""Seconds in which silos that are not needed may show up too, before a study begins."""
+_LOOK = 10.0
+"""Seconds for a look at addresses that are not known, where somebody may be silent for ever."""
 
 
 class StalledError(TacitError):
@@ -71,6 +75,7 @@ class Patience:
 
 
 Met = dict[str, tuple[str, Welcome]]
+Names = Callable[[set[str]], bool]
 
 
 def meet(
@@ -83,20 +88,32 @@ def meet(
 ) -> Met:
     """Address and public facts of silos by name, once at least ``silos`` of them, or ``only`` those, have answered.
 
+    Once they have, nobody else is waited for who is silent: not at all beside ``only``, and else for a few seconds.
     Who of those ``pinned`` is missing is told once, and why that may be.
     """
-    deadline = time.monotonic() + patience.total_seconds
-    known: Met = {}
     told = False
+    begun, known = time.monotonic(), Met()
+    doubled: set[str] = set()
+
+    def enough(names: set[str]) -> bool:
+        all_names = names | set(known)
+        if len(all_names) < silos or not set(only) <= all_names:
+            return False
+        return bool(only) or time.monotonic() > begun + _OTHERS
+
     while True:
-        for name, found in newcomers(transport, {at for at, _ in known.values()}, patience.round_seconds).items():
-            if name in known:
-                raise StalledError(_twice(name))
-            known[name] = found
-            tell("met", {"silo": name, "records": found[1].records, "of": silos})
+        seconds = min(_LOOK, patience.round_seconds)
+        for at, facts in _hellos(transport, {at for at, _ in known.values()}, seconds, enough):
+            name = facts.silo
+            if name not in known:
+                known[name] = (at, facts)
+                tell("met", {"silo": name, "records": facts.records, "of": silos})
+            elif name not in doubled:
+                doubled.add(name)
+                tell("warning", {"text": _twice(name)})
         if len(known) >= silos and set(only) <= set(known):
             return {name: found for name, found in known.items() if not only or name in only}
-        if time.monotonic() > deadline:
+        if time.monotonic() > begun + patience.total_seconds:
             missing = f"; missing: {', '.join(sorted(set(only) - set(known)))}" if only else ""
             raise StalledError(
                 f"Expected {silos} silos, met {len(known)}: {', '.join(sorted(known)) or 'none'}{missing}. "
@@ -119,18 +136,27 @@ def _unmet(transport: Transport, known: Met, expected: Collection[str]) -> str:
     )
 
 
-def newcomers(transport: Transport, known: set[str], seconds: float) -> Met:
-    """Address and public facts, by name, of silos at addresses that are not known yet."""
-    hello = frame(wire.Hello())
-    fresh = {at: [hello] for at in transport.present() if at not in known}
+def newcomers(transport: Transport, known: set[str], seconds: float, enough: Names | None = None) -> Met:
+    """Address and public facts, by name, of silos at addresses that are not known yet; of one at two, the first.
+
+    Once ``enough`` is true of the names, the others are not waited for.
+    """
     found: Met = {}
-    for at, replies in transport.ask(fresh, seconds).items() if fresh else ():
-        response = response_in(replies[0]) if replies else None
-        if isinstance(response, Welcome):
-            if response.silo in found:
-                raise StalledError(_twice(response.silo))
-            found[response.silo] = (at, response)
+    for at, facts in _hellos(transport, known, seconds, enough):
+        found.setdefault(facts.silo, (at, facts))
     return found
+
+
+def _hellos(transport: Transport, known: set[str], seconds: float, enough: Names | None) -> list[tuple[str, Welcome]]:
+    """Who answers at addresses that are not known yet, in the order of their answers."""
+    fresh = {at: [frame(wire.Hello())] for at in transport.present() if at not in known}
+
+    def welcomes(replies: Mapping[str, Replies]) -> list[tuple[str, Welcome]]:
+        facts = [(at, response_in(own[0])) for at, own in replies.items() if own]
+        return [(at, told) for at, told in facts if isinstance(told, Welcome)]
+
+    ready = None if enough is None else lambda replies: enough({told.silo for _, told in welcomes(replies)})
+    return welcomes(transport.ask(fresh, seconds, ready)) if fresh else []
 
 
 def _in_words(reasons: Mapping[str, str]) -> str:
@@ -139,8 +165,8 @@ def _in_words(reasons: Mapping[str, str]) -> str:
 
 def _twice(name: str) -> str:
     return (
-        f"Two nodes speak for a silo of the name {name}: it has joined twice, or a copy of its folder serves somewhere "
-        "else. Look with `tacit server silos`, and stop one."
+        f"Two nodes speak for {name}, with its key: it has joined twice, or a copy of its folder serves elsewhere. "
+        "The first that answered is asked. Look with `tacit server silos`, and stop one."
     )
 
 
@@ -228,6 +254,7 @@ class Coordinator:
 
     def _read_consent(self, name: str, response: Any, reasons: dict[str, str], final: dict[str, RefusalError]) -> None:
         """Note a silo's consent, or why there is none; each reason is reported once."""
+        response = self._checked(name, response)
         if isinstance(response, Consent) and not self._agreed(name, response):
             if reasons.get(name) != _WAITS:
                 compare = self._plans[name].consortium.hex()
@@ -240,11 +267,18 @@ class Coordinator:
             if response.code in _FINAL:
                 final[name] = RefusalError(response.code, f"{name} refuses: {response.text}", response.numbers)
 
-    def _agreed(self, name: str, response: Consent) -> bool:
-        """Whether a silo has consented; its first consent is reported, and its noise compared with the server's."""
-        if response.state == "consented" and name not in self.consents:
-            if self._shuffled is not None:
+    def _checked(self, name: str, response: Any) -> Any:
+        """A consent to other noise than the server counts on is a refusal of this one silo."""
+        if isinstance(response, Consent) and self._shuffled is not None:
+            try:
                 self._shuffled.check({name: response})
+            except RefusalError as refusal:
+                return Error(code=refusal.code, text=str(refusal))
+        return response
+
+    def _agreed(self, name: str, response: Consent) -> bool:
+        """Whether a silo has consented; its first consent is reported."""
+        if response.state == "consented" and name not in self.consents:
             self.consents[name] = response
             facts = {"silo": name, "epsilon": response.epsilon, "delta": response.delta}
             self._tell("consent", {**facts, "takes_of_account": response.takes, "left_of_account": response.left})
@@ -252,9 +286,10 @@ class Coordinator:
 
     def _look(self, missing: Iterable[str]) -> None:
         """Look for missing silos at new addresses."""
-        known = set(self._addresses.values())
-        found = newcomers(self._transport, known, self._patience.round_seconds)
-        self._addresses |= {name: at for name, (at, _) in found.items() if name in set(missing)}
+        sought, known = set(missing), set(self._addresses.values())
+        seconds = min(_LOOK, self._patience.round_seconds)
+        found = newcomers(self._transport, known, seconds, lambda names: sought <= names)
+        self._addresses |= {name: at for name, (at, _) in found.items() if name in sought}
 
     def _proposal(self, name: str, description: Description | None = None) -> bytes:
         return frame(wire.Propose(plan=self._plans[name], description=description))
@@ -263,7 +298,7 @@ class Coordinator:
         """Ask through the transport, by silos' names; those without an address are not asked."""
         names = {self._addresses[name]: name for name in requests if name in self._addresses}
         frames = {at: requests[name] for at, name in names.items()}
-        ready = None if enough is None else lambda came: enough({names[at] for at in came})
+        ready = None if enough is None else lambda replies: enough({names[at] for at in replies})
         found = self._transport.ask(frames, self._patience.round_seconds, ready)
         return {names[at]: replies for at, replies in found.items() if replies}
 
@@ -385,7 +420,9 @@ class Coordinator:
     def _read(
         self, name: str, round_index: int, replies: Replies, answers: dict[str, tuple[Any, bytes]], gone: dict[str, str]
     ) -> None:
-        first, response, body = response_in(replies[0]), response_in(replies[-1]), replies[-1][1]
+        first, response, body = self._checked(name, response_in(replies[0])), response_in(replies[-1]), replies[-1][1]
+        if isinstance(first, Error) and first.code == "noise":
+            response = first
         if isinstance(response, wire.Message | wire.Sealed):
             kind = self.algorithm.schedule[round_index]
             response = fitting(response, body, None if self._is_sealed(kind) else self._shapes.messages[kind])

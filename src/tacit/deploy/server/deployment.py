@@ -19,8 +19,10 @@ from tacit.deploy.shuffler.client import Address
 from tacit.deploy.signing import verifying_key
 from tacit.deploy.wire import Description, Name, Plan, Shuffle, Welcome
 from tacit.errors import TacitError
+from tacit.objectives.losses import LOSSES
+from tacit.objectives.models import MODELS
 from tacit.plans.assemble import check_parameters
-from tacit.plans.catalogue import find
+from tacit.plans.catalogue import OwnEntry, find
 from tacit.plans.spec import Study, StudyError
 from tacit.studies.federation import schema_of
 from tacit.studies.plan import min_silos_of
@@ -145,7 +147,13 @@ def check_study(study: Study, shufflers: int) -> None:
         raise StudyError("privacy.user_level: real silos price records; leave it out, or simulate.")
     if section.protects != "record":
         raise StudyError("privacy.protects: real silos protect whole records; leave it out, or simulate.")
-    if find(study.algorithm.name).reads_attribute:
+    entry, objective = find(study.algorithm.name), study.objective
+    foreign = [name for name in (objective.model, objective.loss) if name not in (*MODELS, *LOSSES, None)]
+    if isinstance(entry, OwnEntry) or foreign:
+        raise StudyError(
+            f"plugins: {(foreign or [entry.name])[0]} is of your own, and silos run no code but Tacit's; simulate."
+        )
+    if entry.reads_attribute:
         raise StudyError(
             f"algorithm.name: {study.algorithm.name} reads a sensitive attribute, which daemons do not hold; simulate."
         )
@@ -223,7 +231,6 @@ def plan_for(
     facts: Sequence[Welcome],
     shufflers: dict[str, str],
     server: PublicKey | None = None,
-    *,
     proposer: str | None = None,
 ) -> Plan:
     """The plan to propose, at index 0, for silos with these public facts; reports are sealed to the ``server`` key."""
@@ -247,7 +254,7 @@ def plan_for(
         features=first.features,
         task=first.task,  # type: ignore[arg-type]
         classes=first.classes,
-        objective=study.objective.model_dump(mode="json", exclude_none=True),
+        objective=study.objective.model_dump(mode="json", exclude_none=True, exclude={"model_options", "loss_options"}),
         algorithm=study.algorithm.model_dump(mode="json", exclude_none=True),
         epsilon=float(section.epsilon),
         delta=section.delta,

@@ -65,7 +65,8 @@ def end_everywhere(
         strangers = {name for name, text in refused.items() if text.split(":")[0] in _STRANGER}
         if len({*said, *strangers}) == len(requests) or time.monotonic() >= deadline:
             break
-        found = newcomers(transport, set(known.values()), min(_ASK, max(0.0, deadline - time.monotonic())))
+        seconds, sought = min(_ASK, max(0.0, deadline - time.monotonic())), set(requests) - set(said)
+        found = newcomers(transport, set(known.values()), seconds, sought.issubset)
         known |= {name: at for name, (at, _) in found.items()}
         time.sleep(_PAUSE)
     refused = {name: text for name, text in refused.items() if name not in said}

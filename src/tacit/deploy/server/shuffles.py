@@ -54,7 +54,8 @@ class Shuffled(ABC):
         expected = {event.kind: event.noise_multiplier for event in self._events}
         odd = [name for name, consent in consents.items() if not consent.noise_multipliers.items() <= expected.items()]
         if odd:
-            raise TacitError(f"{', '.join(odd)}: other noise than the server's; use one version of Tacit everywhere.")
+            text = f"{', '.join(odd)}: other noise than the server's; use one version of Tacit everywhere"
+            raise RefusalError("noise", text)
 
     def _sender(self, silo: str, min_silos: int) -> Sender:
         return Sender(silo, self._silos.index(silo), min_silos)

@@ -27,13 +27,14 @@ from tacit.deploy.wire import (
     read_arrays,
     unframed,
 )
+from tacit.errors import printable
 
 NONSENSE = "nonsense"
 """The code of a reply that cannot be what the plan asked for."""
 
 Frames = Sequence[bytes]
 Replies = list[tuple[bytes, bytes]]
-Enough = Callable[[set[str]], bool]
+Enough = Callable[[Mapping[str, Replies]], bool]
 
 
 class Transport(Protocol):
@@ -72,7 +73,7 @@ class SocketTransport:
                 name = waiting.pop(future)
                 if future.exception() is None:
                     replies[name] = future.result()
-            if enough is not None and enough(set(replies)):
+            if enough is not None and enough(replies):
                 break
         return replies
 
@@ -90,7 +91,11 @@ class SignedTransport:
     """Signs what goes to silos, and lets through only what pinned silos have signed in reply.
 
     ``silos`` pins each silo's public key to its name. Which silo is at which address is known once it has answered, and
-    which ledger it keeps once it has said so in a `Welcome`.
+    which ledger it keeps once it has said so in a `Welcome`. A silo that moves has a new address, and answers there to
+    a new hello.
+
+    Formal guarantee: all replies from one address are signed by one silo, and facts that a silo tells are its own. So a
+    silo can keep itself out of a study, and speak for no other.
     """
 
     def __init__(self, inner: Transport, proposer: Proposer, silos: Mapping[str, str]) -> None:
@@ -105,11 +110,18 @@ class SignedTransport:
     def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
         """As the transport inside, with signed frames; replies that no pinned silo has signed count as none."""
         signed = {at: [self._signed(at, raw) for raw in frames] for at, frames in requests.items()}
-        believed = {}
-        for at, replies in self._inner.ask(signed, seconds, enough).items():
-            with contextlib.suppress(RefusalError, ValueError):
-                believed[at] = [self._opened(at, *pair) for pair in zip(signed[at], replies, strict=True)]
-        return believed
+        heard: dict[str, Replies] = {}
+
+        def believed(replies: Mapping[str, Replies]) -> dict[str, Replies]:
+            for at in [at for at in replies if at in signed and at not in heard]:
+                heard[at] = []
+                with contextlib.suppress(RefusalError, ValueError):
+                    heard[at] = [self._opened(at, *pair) for pair in zip(signed[at], replies[at], strict=True)]
+            return {at: own for at, own in heard.items() if own}
+
+        # What nobody has signed is not enough for anything.
+        ready = None if enough is None else lambda replies: enough(believed(replies))
+        return believed(self._inner.ask(signed, seconds, ready))
 
     def _signed(self, at: str, raw: bytes) -> bytes:
         header, payload = unframed(raw)
@@ -118,8 +130,11 @@ class SignedTransport:
 
     def _opened(self, at: str, raw: bytes, reply: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         silo, header = opened_reply(*reply, request=digest_of(*unframed(raw)), silos=self._silos)
-        self._names[at] = silo
+        if self._names.setdefault(at, silo) != silo:
+            raise RefusalError("silo", f"{silo} answers at the address of {self._names[at]}")
         response = parse_response(header)
+        if isinstance(response, Welcome) and response.silo != silo:
+            raise RefusalError("silo", f"{silo} says that it is another silo")
         if isinstance(response, Welcome):
             self._ledgers[at] = response.ledger
         if isinstance(response, Error) and response.code == "addressed":
@@ -150,11 +165,16 @@ class Recorder:
 
 
 def response_in(reply: tuple[bytes, bytes]) -> Any:
-    """The response in a reply; one that cannot be read counts as an error."""
+    """The response in a reply; one that cannot be read counts as an error. Texts that it tells are `printable`."""
     try:
-        return parse_response(reply[0])
+        response = parse_response(reply[0])
     except RefusalError as error:
         return Error(code=NONSENSE, text=str(error))
+    if isinstance(response, Error):
+        return response.model_copy(update={"code": printable(response.code, 40), "text": printable(response.text)})
+    if isinstance(response, Welcome):
+        return response.model_copy(update={"tacit": printable(response.tacit, 40)})
+    return response
 
 
 def fitting(response: Message | Sealed, body: bytes, shape: Any) -> Message | Sealed | Error:

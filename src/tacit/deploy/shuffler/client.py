@@ -18,7 +18,7 @@ import numpy as np
 
 from tacit.channel.sealing import Binding, SealError, SecretKey, open_layer, unpad
 from tacit.channel.shuffled_sum import joined
-from tacit.deploy.client import Connection
+from tacit.deploy.client import Connection, refusal_of
 from tacit.deploy.shuffler.deposits import Integers
 from tacit.deploy.shuffler.messages import Collect, Hello, Mode, Relay, Total, Welcome, fields_of, parse_response
 from tacit.deploy.signing import NOT_ASKED, Proposer, SignatureError, digest_of, opened_reply, shuffler_address
@@ -97,7 +97,7 @@ class Caller(Connection):
             with line.makefile("rb") as stream:
                 response = self.parse(self._sent(line, stream, frame(Hello()))[0])
             if isinstance(response, Error):
-                raise RefusalError(response.code, response.text, response.numbers)
+                raise refusal_of(response)
         except (OSError, TacitError):
             line.close()
             raise

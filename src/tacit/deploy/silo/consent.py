@@ -18,6 +18,8 @@ from tacit.deploy.contract import affordable, builder_from
 from tacit.deploy.silo.policy import AllowSection, ShuffleSection
 from tacit.deploy.wire import REPORTS, Consent, Plan, RefusalError, frame
 from tacit.errors import TacitError
+from tacit.objectives.losses import LOSSES
+from tacit.objectives.models import MODELS
 from tacit.plans.assemble import Builder, Shapes, coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.price import MOST_KEPT, TAILS, samples_of
@@ -166,7 +168,12 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
     name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
     if name not in allow.algorithms:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
-    if name in ALGORITHMS and ALGORITHMS[name].reads_attribute:
+    if name not in ALGORITHMS:
+        raise RefusalError("not-allowed", "expected an algorithm of Tacit's own; this silo loads no other code")
+    for part, shipped in (("model", MODELS), ("loss", LOSSES)):
+        if plan.objective.get(part) not in (*shipped, None):
+            raise RefusalError("not-allowed", f"expected a {part} among {', '.join(shipped)}; no other code is loaded")
+    if ALGORITHMS[name].reads_attribute:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
