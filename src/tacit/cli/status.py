@@ -105,7 +105,9 @@ def is_running(home: Home) -> bool:
 def _studies(home: Home) -> dict[str, tuple[str, str]]:
     """Name and state of every study that a silo knows, by identity."""
     entries = books(home)
-    accounts, pending = replay(entries), waiting(home.ledger) if entries else {}
+    if not entries:
+        raise TacitError(f"No study was proposed yet: start the daemon with: tacit silo serve {home.folder}")
+    accounts, pending = replay(entries), waiting(home.ledger)
     found = {study: (name_of(plan), "pending") for study, plan in pending.items()}
     for study, plan in plans_in(entries).items():
         found[study] = (name_of(plan), "open" if accounts[study].live else "ended")
