@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +33,20 @@ from tacit.privacy import Budget
 _SEEDS = 2**31 - 1
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Private(BaseEstimator):  # type: ignore[misc]
-    """What classifier and regressor share: encoding, silos, training."""
+    """What classifier and regressor share: encoding, silos, training. Fields are the parameters of scikit-learn."""
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None,
-        delta: float,
-        feature_range: tuple[Any, Any] | None = None,
-        feature_norm: float = 1.0,
-        hidden: Sequence[int] = (),
-        algorithm: Any = None,
-        clip_norm: float | None = None,
-        batch_size: int | None = None,
-        channel: Channel = "direct",
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.feature_range = feature_range
-        self.feature_norm = feature_norm
-        self.hidden = hidden
-        self.algorithm = algorithm
-        self.clip_norm = clip_norm
-        self.batch_size = batch_size
-        self.channel = channel
-        self.random_state = random_state
+    epsilon: float | None
+    delta: float
+    feature_range: tuple[Any, Any] | None = None
+    feature_norm: float = 1.0
+    hidden: Sequence[int] = ()
+    algorithm: Any = None
+    clip_norm: float | None = None
+    batch_size: int | None = None
+    channel: Channel = "direct"
+    random_state: Any = None
 
     def save(self, folder: str | Path) -> Path:
         """Write a bundle, which `tacit.load_model` reads and ``tacit predict`` uses."""
@@ -148,6 +136,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         return Step("read from records", False, f"{what} read from the records.")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     """A linear model or network of classes, trained so that every silo's messages are private for each record.
 
@@ -170,34 +159,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     ['no', 'yes', 'no', 'yes']
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None,
-        delta: float,
-        feature_range: tuple[Any, Any] | None = None,
-        feature_norm: float = 1.0,
-        classes: Sequence[Any] | None = None,
-        hidden: Sequence[int] = (),
-        algorithm: Any = None,
-        clip_norm: float | None = None,
-        batch_size: int | None = None,
-        channel: Channel = "direct",
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            epsilon=epsilon,
-            delta=delta,
-            feature_range=feature_range,
-            feature_norm=feature_norm,
-            hidden=hidden,
-            algorithm=algorithm,
-            clip_norm=clip_norm,
-            batch_size=batch_size,
-            channel=channel,
-            random_state=random_state,
-        )
-        self.classes = classes
+    classes: Sequence[Any] | None = None
 
     def fit(self, X: Any, y: Any, silo: Any = None) -> PrivateClassifier:
         """Train; ``silo`` has the name of each record's silo, and without it all records are of one."""
@@ -236,6 +198,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     """A linear model or network of a number, trained so that every silo's messages are private for each record.
 
@@ -251,34 +214,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     True
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float | None,
-        delta: float,
-        feature_range: tuple[Any, Any] | None = None,
-        feature_norm: float = 1.0,
-        target_range: tuple[float, float] | None = None,
-        hidden: Sequence[int] = (),
-        algorithm: Any = None,
-        clip_norm: float | None = None,
-        batch_size: int | None = None,
-        channel: Channel = "direct",
-        random_state: Any = None,
-    ) -> None:
-        super().__init__(
-            epsilon=epsilon,
-            delta=delta,
-            feature_range=feature_range,
-            feature_norm=feature_norm,
-            hidden=hidden,
-            algorithm=algorithm,
-            clip_norm=clip_norm,
-            batch_size=batch_size,
-            channel=channel,
-            random_state=random_state,
-        )
-        self.target_range = target_range
+    target_range: tuple[float, float] | None = None
 
     def fit(self, X: Any, y: Any, silo: Any = None) -> PrivateRegressor:
         """Train; ``silo`` has the name of each record's silo, and without it all records are of one."""
