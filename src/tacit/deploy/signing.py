@@ -12,10 +12,11 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from pydantic import AfterValidator
 
 from tacit.deploy.wire import (
     Hello,
@@ -74,6 +75,15 @@ def verifying_key(public: str) -> ed25519.Ed25519PublicKey:
     if kind != _KIND:
         raise ValueError(f"expected a key such as {_KIND}:..., as the keys commands of server, silo and shuffler print")
     return ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(body, validate=True))
+
+
+def _is_key(public: str) -> str:
+    verifying_key(public)
+    return public
+
+
+KeyText = Annotated[str, AfterValidator(_is_key)]
+"""A public key as text, in a file of settings; what is none is refused when the file is read."""
 
 
 def _signed(header: bytes, payload: bytes) -> bytes:

@@ -11,6 +11,7 @@ import ipaddress
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -151,3 +152,12 @@ def _loopback_certificate(certificate: Path, key: Path) -> None:
     certificate.write_bytes(made.public_bytes(forms.Encoding.PEM))
     pem = own.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
     write_secret(key, pem)
+
+
+def await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """See a process end that was asked to, or kill it when its time is up."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from tacit.deploy.flower.commands import LOOPBACK, LinkFiles, environment, superlink_command
+from tacit.deploy.flower.commands import LOOPBACK, LinkFiles, await_end, environment, superlink_command
 from tacit.deploy.flower.lines import Lines, Reply, Request
 from tacit.deploy.flower.private import FLEET_PATHS, claimed_node, is_signed_by
 from tacit.errors import TacitError
@@ -112,7 +112,8 @@ def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certific
         pass
     finally:
         ended = superlink.poll()
-        _end(superlink)
+        superlink.terminate()
+        await_end(superlink, _GRACE)
     if ended is not None:
         raise TacitError(f"The SuperLink has ended with code {ended}.")
 
@@ -158,15 +159,6 @@ async def _serve(
         await stop.wait()
         serving.cancel()
         await asyncio.wait({serving})
-
-
-def _end(process: _Process) -> None:
-    process.terminate()
-    try:
-        process.wait(_GRACE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _end_with_parent() -> None:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tacit.deploy.flower.commands import read_control
+from tacit.deploy.flower.commands import await_end, read_control
 from tacit.deploy.flower.private import Link
 from tacit.errors import TacitError, printable
 from tacit.stopping import ToldInterrupt
@@ -150,11 +150,7 @@ def _end(leader: subprocess.Popen[bytes], *, asked: bool) -> None:
     """See a leader end; it ends by itself where its study is over."""
     if not asked:
         leader.terminate()
-    try:
-        leader.wait(_GRACE)
-    except subprocess.TimeoutExpired:
-        leader.kill()
-        leader.wait()
+    await_end(leader, _GRACE)
     if leader.stdin is not None:
         with contextlib.suppress(OSError):
             leader.stdin.close()

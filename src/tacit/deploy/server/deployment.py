@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.channel.sealing import PublicKey
 from tacit.deploy.descriptions import differences, sentence
 from tacit.deploy.sections import Count, Section, checked, read_toml
 from tacit.deploy.shuffler.client import Address
-from tacit.deploy.signing import verifying_key
+from tacit.deploy.signing import KeyText
 from tacit.deploy.wire import Description, Name, Plan, Shuffle, Welcome
 from tacit.errors import TacitError
 from tacit.objectives.losses import LOSSES
@@ -37,7 +37,7 @@ class ShufflerEntry(Section):
     """A shuffler to use, its public key ``sign`` from `tacit shuffler keys`, and the certificates to call it with."""
 
     name: Name
-    sign: str
+    sign: KeyText
     host: str
     port: int
     authority: str
@@ -49,12 +49,6 @@ class ShufflerEntry(Section):
         """Where to call it, and with what."""
         files = Path(self.authority), Path(self.certificate), Path(self.key)
         return Address(self.name, self.sign, self.host, self.port, *files)
-
-    @field_validator("sign")
-    @classmethod
-    def _key(cls, public: str) -> str:
-        verifying_key(public)
-        return public
 
 
 class Deployment(Section):

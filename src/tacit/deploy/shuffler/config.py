@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tacit.channel.sealing import Kind, SecretKey, new_secret
 from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.sections import Count, Section, checked, read_toml
-from tacit.deploy.signing import Signer, new_signing_key, verifying_key
+from tacit.deploy.signing import KeyText, Signer, new_signing_key
 from tacit.deploy.wire import Name
 from tacit.errors import TacitError
 
@@ -41,7 +41,7 @@ class Terms(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9400
     min_silos: Annotated[int, Field(ge=2)] = 3
-    callers: dict[Name, str]
+    callers: dict[Name, KeyText]
     silos: dict[Name, str]
     layer: Annotated[int, Field(ge=0, le=16)] = 0
     before: dict[Name, str] = Field(default_factory=dict)
@@ -49,13 +49,6 @@ class Terms(Section):
     max_bytes: Count = 1 << 30
     record: str | None = None
     tls: TlsSection
-
-    @field_validator("callers")
-    @classmethod
-    def _keys(cls, callers: dict[str, str]) -> dict[str, str]:
-        for public in callers.values():
-            verifying_key(public)
-        return callers
 
 
 @dataclass(frozen=True)

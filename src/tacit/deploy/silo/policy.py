@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tacit.algorithm import SAMPLINGS, Sampling
 from tacit.deploy.sections import Count, Section, checked, read_toml
-from tacit.deploy.signing import verifying_key
+from tacit.deploy.signing import KeyText
 from tacit.deploy.wire import Description, Name
 from tacit.errors import TacitError, unknown
 from tacit.privacy.cache import cache_folder
@@ -155,20 +155,13 @@ class Policy(Section):
     approval: ApprovalSection = ApprovalSection()
     shuffle: ShuffleSection | None = None
     data: DataSection
-    proposers: Annotated[dict[Name, str], Field(default_factory=dict)]
+    proposers: Annotated[dict[Name, KeyText], Field(default_factory=dict)]
     key: str = "sign.key"
     expires: datetime.datetime | datetime.date | None = None
     clock_checked: datetime.datetime | datetime.date | None = None
     counter: str | None = None
     pad_seconds: Annotated[float, Field(ge=0, le=60)] = 0.1
     test: bool = False
-
-    @field_validator("proposers")
-    @classmethod
-    def _keys(cls, proposers: dict[str, str]) -> dict[str, str]:
-        for public in proposers.values():
-            verifying_key(public)
-        return proposers
 
     @model_validator(mode="after")
     def _shufflers_named(self) -> Policy:
