@@ -173,9 +173,8 @@ def test_a_run_that_waits_for_silos_stays_open_and_goes_on(room, tmp_path):
     assert set(live(room).values()) == {0}
 
 
-def test_silos_that_are_away_when_a_run_is_aborted_are_named(room, tmp_path, monkeypatch):
-    root = prepare(tmp_path / "run", patience=0.5, round_seconds=0.2)
-    room.away = set()
+def stall(room, root):
+    """Lead until silo a has answered, when b leaves for good."""
 
     def leave(number):
         if any(account.answers for account in room.services["a"]._ledger.accounts.values()):
@@ -184,6 +183,13 @@ def test_silos_that_are_away_when_a_run_is_aborted_are_named(room, tmp_path, mon
     room.before = leave
     with pytest.raises(StalledError):
         lead(root, room)
+
+
+def test_silos_that_are_away_when_a_run_is_aborted_are_named(room, tmp_path, monkeypatch):
+    root = prepare(tmp_path / "run", patience=0.5, round_seconds=0.2)
+    room.away = set()
+
+    stall(room, root)
     monkeypatch.setattr(ending.end_everywhere, "__defaults__", (None, 1.0))
     begun = time.monotonic()
     said = abort(root, room)
@@ -230,13 +236,7 @@ def test_an_end_that_silos_refuse_is_told_and_leaves_a_run_that_can_go_on(room, 
     """Another proposer's key ends nothing: the study is open, and its own proposer goes on."""
     root = prepare(tmp_path / "run", patience=0.5, round_seconds=0.2)
 
-    def leave(number):
-        if any(account.answers for account in room.services["a"]._ledger.accounts.values()):
-            room.away = {"b"}
-
-    room.before = leave
-    with pytest.raises(StalledError):
-        lead(root, room)
+    stall(room, root)
     room.before, room.away = lambda number: None, set()
     usual = (root / "deployment.toml").read_text()
     for name in ("a", "b", "c"):
