@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export TACIT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo consortium test check lint types format docs bench bench-peers audit soak clean
+.PHONY: demo consortium test browser check lint types format docs bench bench-peers audit soak clean
 
 demo: $(VENV)/base
 	$(BIN)/tacit run heart-disease
@@ -20,8 +20,20 @@ consortium: $(VENV)/installed
 
 test: lint types check
 
+# A Chromium for the tests in a browser: one that is there, or Debian's where this user may install it. Without one they
+# are skipped, and the last line of the tests says so. `make test INSTALL=no` installs nothing outside of the folder.
+INSTALL ?= yes
+APT := apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60
+NAMES := chromium chromium-browser google-chrome google-chrome-stable chrome-headless-shell
+browser:
+	@found=$$TACIT_CHROMIUM; for name in $(NAMES); do found=$${found:-$$(command -v $$name)}; done; [ -n "$$found" ] \
+	  || { [ "$(INSTALL)" = yes ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+	  && echo "Installing Chromium, for the tests in a browser." && $(APT) update > /dev/null 2>&1 \
+	  && DEBIAN_FRONTEND=noninteractive $(APT) install --yes --no-install-recommends chromium fonts-liberation \
+	  > /dev/null 2>&1; } || echo "No Chromium on this machine: the tests in a browser will be skipped."
+
 # A file's tests stay together, so that what they share (a consortium of processes, for one) is started once.
-check: $(VENV)/installed
+check: $(VENV)/installed browser
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed
@@ -62,13 +74,15 @@ bench-peers: .venv-peers/installed
 audit: $(VENV)/installed
 	$(BIN)/python -m experiments.audit --trials 100000 --seed 0 --jobs 2
 
-# Kill daemons at random points and send them a hundred thousand hostile messages; hold twenty thousand answers to hostile
-# broadcasts, and six hundred shuffled sums of such, against their clips; price two thousand extreme schedules; fifty
-# daemons at once; kill every party of a consortium over Flower, and cut its network (the last needs root).
+# Kill daemons at random points; send them a hundred thousand hostile messages of a proposer, and as many forgeries; hold
+# twenty thousand answers to hostile broadcasts, and six hundred shuffled sums of such, against their clips; price two
+# thousand extreme schedules; fifty daemons at once; kill every party of a consortium over Flower, and cut its network
+# (the last needs root).
 soak: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[soak]"
 	$(BIN)/python -m soak.kill --times 200
 	$(BIN)/python -m soak.fuzz --messages 100000
+	$(BIN)/python -m soak.forge --forgeries 100000
 	$(BIN)/python -m soak.bytes --runs 50000
 	$(BIN)/python -m soak.attack --answers 20000 --seed 0
 	$(BIN)/python -m soak.sums --sums 600 --seed 0

@@ -1,4 +1,4 @@
-"""``make consortium``: two studies among four hospitals on one machine, and what each party saw of them."""
+"""``make consortium``: three studies among four hospitals on one machine, and what each party saw of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.parties import Consortium, Silo
+from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.data import load
 from tacit.data.heart_disease import HOSPITALS
 from tacit.deploy.flower.watch import follow
@@ -41,7 +42,7 @@ def main() -> None:
         consortium = Consortium(Path(root) / "c", [hospital(name) for name in HOSPITALS])
         try:
             _start(consortium, console)
-            for channel in ("direct", "shuffled-sum"):
+            for channel in ("direct", "pairwise", "shuffled-sum"):
                 study = demo_study(channel, chosen.rounds)
                 console.rule(f"{study.name}: {study.title}")
                 folder = train(consortium, study, chosen.out, console)
@@ -85,7 +86,7 @@ def train(consortium: Consortium, study: Study, out: Path, console: Console, **c
     """Run a study over the consortium and return its run folder."""
     folder = new_folder(out, study).resolve()
     write_study(folder, study)
-    shuffled = study.algorithm.channel != "direct"
+    shuffled = study.algorithm.channel in SHUFFLED_CHANNELS
     terms = {
         "silos": len(consortium.silos),
         "folder": str(folder),

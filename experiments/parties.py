@@ -208,6 +208,7 @@ class Consortium:
             "allow": {"algorithms": ["mb-sgd"], "channels": list(DEPLOYED), "min_silos": 2},
             "approval": {"mode": "auto"},
             "shuffle": {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0},
+            "pairwise": {"peers": {n: key for n, key in self._pins.items() if n != silo.name}},
             "data": silo.data,
             "counter": f"../counter-{silo.name}",
             "pad_seconds": 0.1,
@@ -216,7 +217,10 @@ class Consortium:
         }
         if not seals:
             del tree["shuffle"]
-            tree["allow"]["channels"] = ["direct"]
+            tree["allow"] = {**tree["allow"], "channels": ["direct", "pairwise"]}
+        if len(self._signers) == 1:
+            del tree["pairwise"]
+            tree["allow"] = {**tree["allow"], "channels": [c for c in tree["allow"]["channels"] if c != "pairwise"]}
         write_secret(folder / "sign.key", self._signers[silo.name])
         node_key(folder / "node.key")
         write_secret(folder / "policy.toml", tomli_w.dumps(tree))
@@ -232,8 +236,11 @@ class Consortium:
     @property
     def proposer_entries(self) -> dict[str, Any]:
         """Who leads studies, and whose replies are believed, as a deployment lists them."""
-        pins = {name: Signer(raw).public for name, raw in self._signers.items()}
-        return {"proposer": PROPOSER, "key": str(self.root / "proposer.key"), "pins": pins}
+        return {"proposer": PROPOSER, "key": str(self.root / "proposer.key"), "pins": self._pins}
+
+    @property
+    def _pins(self) -> dict[str, str]:
+        return {name: Signer(raw).public for name, raw in self._signers.items()}
 
     def shuffler_entries(self) -> list[dict[str, Any]]:
         """The shufflers as a deployment lists them."""

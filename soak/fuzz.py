@@ -9,25 +9,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tacit.deploy.silo.service import SiloService
-from tests.deploy.silo.consortium import make_home, plan_of, records_of
-from tests.deploy.silo.forging import forge
 from tests.deploy.silo.hostile import Siege, besiege
 
 _BATCH = 10_000
 _SAMPLED = 1_000
-
-
-def _forged(count: int, seed: int) -> dict[str, int]:
-    """As many requests that no proposer has made, to one silo, around the requests of thirty studies."""
-    with tempfile.TemporaryDirectory() as folder:
-        records = records_of(0, 40)
-        home, policy = make_home(Path(folder) / "clinic", records, budget={"epsilon": 40.0})
-        service = SiloService(policy, records, home)
-        try:
-            return forge(service, [plan_of({"name": "mb-sgd"}, nonce=f"{i:02x}") for i in range(30)], count, seed=seed)
-        finally:
-            service.close()
 
 
 def main() -> None:
@@ -51,7 +36,6 @@ def main() -> None:
             siege = besiege(Path(folder), size, seed=chosen.seed + number, sampled=number == 0, report=report)
         codes += siege.codes
         print(f"{sum(sizes[: number + 1])} messages: {dict(codes.most_common())}", flush=True)
-    print(f"forgeries: {_forged(chosen.messages, chosen.seed)}", flush=True)
     print("Every message had a typed reply; no release without a debit; nothing said depended on a record.")
 
 

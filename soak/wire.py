@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,11 @@ def _signed(request: str, payload: bytes, silo: str, ledger: str) -> bytes:
     """A signed request as docs/protocol.md has it."""
     to = {"silo": silo, "ledger": ledger}
     fields = {"type": "signed-request", "proposer": "attacker", **to, "counter": time.time_ns()}
-    unsigned = json.dumps({**fields, "request": request, "signature": ""}, separators=(",", ":"), ensure_ascii=False)
+    write = partial(json.dumps, separators=(",", ":"), ensure_ascii=False)
+    unsigned = write({**fields, "request": request, "signature": ""})
     digest = hashlib.sha256(unsigned.encode()).digest() + hashlib.sha256(payload).digest()
     signature = base64.b64encode(_KEY.sign(b"tacit signed 1" + digest)).decode()
-    return json.dumps({**fields, "request": request, "signature": signature}).encode()
+    return write({**fields, "request": request, "signature": signature}).encode()
 
 
 def _policy(folder: Path, task: str, classes: int | None, names: list[str]) -> str:

@@ -19,3 +19,19 @@ import pytest
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's cache."""
     monkeypatch.setenv("TACIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Count the tests that had no browser."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    config.stash[_UNSEEN] = sum("no Chromium on this machine" in str(report.longrepr) for report in skipped)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say in the last line of a run what nobody has looked at."""
+    unseen = config.stash.get(_UNSEEN, 0)
+    if unseen:
+        print(f"NOT TESTED in a browser: {unseen} tests were skipped, because there is no Chromium (`make browser`).")
+
+
+_UNSEEN = pytest.StashKey[int]()

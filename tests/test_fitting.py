@@ -8,7 +8,7 @@ import tacit
 from tacit.data import load
 from tacit.errors import TacitError
 from tacit.objectives import Objective, linear, logistic
-from tacit.plans.catalogue import ALGORITHMS
+from tacit.plans.catalogue import ALGORITHMS, SOLVERS
 from tacit.privacy import price
 from tacit.privacy.schedule import gaussian_mu
 from tacit.silo import enrol
@@ -271,7 +271,7 @@ def test_what_cannot_be_priced_together_is_refused():
 
 
 def test_the_public_names_are_listed_and_nothing_else():
-    functions = {name.replace("-", "_") for name in ALGORITHMS}
+    functions = {name.replace("-", "_") for name in (*ALGORITHMS, *SOLVERS)}
     assert set(dir(tacit)) == set(tacit.__all__) | functions
     assert all(getattr(tacit, name) is not None for name in dir(tacit))
     with pytest.raises(AttributeError, match="no attribute 'jax'"):

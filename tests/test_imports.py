@@ -11,10 +11,11 @@ import tacit
 
 ROOT = Path(tacit.__file__).parent
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
-LEAVES = {"errors", "stopping", "__version__"}
+LEAVES = {"entropy", "errors", "stopping", "__version__"}
 MATHS = {"algorithm", "objectives", "geometry", "privacy"}
 ENGINE = MATHS | {"silo", "channel"}
 ALLOWED = {
+    "entropy": set(),
     "errors": set(),
     "stopping": set(),
     "keeping": set(),
@@ -22,22 +23,24 @@ ALLOWED = {
     "geometry": set(),
     "objectives": {"algorithm", "geometry"},
     "fairness": set(),
+    "counting": set(),
     "data": set(),
     "models": {"algorithm", "objectives", "data", "privacy"},
     "privacy": {"algorithm"},
     "theory": {"algorithm", "objectives", "geometry", "privacy"},
-    "algorithms": {"algorithm", "objectives", "geometry"},
+    "algorithms": {"algorithm", "objectives", "geometry", "counting"},
     "silo": {"algorithm", "objectives", "privacy", "channel"},
     "channel": {"algorithm", "privacy"},
     "plans": MATHS | {"algorithms", "silo", "channel"},
     "simulate": ENGINE,
-    "studies": ENGINE | {"algorithms", "plans", "data", "simulate", "theory", "fairness", "keeping", "models"},
+    "studies": ENGINE
+    | {"algorithms", "plans", "data", "simulate", "theory", "fairness", "keeping", "models", "counting"},
     "choosing": {"plans", "objectives", "geometry", "theory"},
     "deploy": ENGINE | {"plans"},
     "deploy/shuffler": {"channel", "deploy"},
-    "deploy/silo": ENGINE | {"algorithms", "plans", "data", "deploy", "deploy/shuffler"},
+    "deploy/silo": ENGINE | {"algorithms", "plans", "data", "deploy", "deploy/shuffler", "counting"},
     "deploy/server": ENGINE
-    | {"algorithms", "plans", "simulate", "studies", "models", "keeping", "deploy", "deploy/shuffler"},
+    | {"algorithms", "plans", "simulate", "studies", "models", "keeping", "deploy", "deploy/shuffler", "counting"},
     "deploy/flower": {"deploy", "deploy/server"},
     "audit": ENGINE | {"algorithms", "plans", "data", "simulate", "studies", "deploy", "deploy/silo", "deploy/server"},
     "checking": {"algorithm", "objectives", "data", "privacy", "silo", "plans"},
@@ -45,7 +48,7 @@ ALLOWED = {
     "fitting": ENGINE | {"algorithms", "plans", "data", "simulate", "models", "checking", "continuing"},
     "estimators": {"algorithm", "data", "fitting", "models", "objectives", "privacy"},
     "cli": ENGINE
-    | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit", "models"}
+    | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit", "models", "counting"}
     | {"deploy", "deploy/silo", "deploy/server", "deploy/shuffler", "deploy/flower"},
     "__init__": {"algorithm", "plans", "objectives", "privacy", "fitting", "models", "estimators"},
     "__main__": {"cli"},

@@ -114,6 +114,10 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+_MANY = 7
+"""A table of so many columns does not fit beside the navigation."""
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in facts, and put marks in the place of equations (outside code)."""
     page.meta["equations"] = equations = []
@@ -135,9 +139,22 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Equations in the place of their marks."""
+    """Equations in the place of their marks, and tables that fit."""
     equations = page.meta["equations"]
-    return re.sub(r"EQUATION(\d+)E", lambda found: equations[int(found[1])], html)
+    html = re.sub(r"EQUATION(\d+)E", lambda found: equations[int(found[1])], html)
+    return re.sub(r"<table>.*?</table>", lambda found: _headed(found[0]), html, flags=re.DOTALL)
+
+
+def _headed(table: str) -> str:
+    """A table whose cells know the head of their column; one with many columns is shown as lists (tables.css)."""
+    heads = [re.sub(r"<[^>]+>", "", head) for head in re.findall(r"<th\b[^>]*>(.*?)</th>", table, flags=re.DOTALL)]
+
+    def row(found: re.Match[str]) -> str:
+        names = iter(heads)
+        return re.sub(r"<td\b", lambda _: f'<td data-head="{next(names, "").replace(chr(34), "")}"', found[0])
+
+    table = re.sub(r"<tr>.*?</tr>", row, table, flags=re.DOTALL)
+    return table.replace("<table>", '<table class="listed">', 1) if len(heads) >= _MANY else table
 
 
 def facts(names: list[str]) -> str:
@@ -205,7 +222,11 @@ def _signature(name: str, thing: Any) -> str:
         parts.insert(stars.index(True), "*")
     word, ends = ("class", "") if inspect.isclass(thing) else ("def", _returned(signature))
     short = f"{word} {name}({', '.join(parts)}){ends}"
-    return short if len(short) < 90 else f"{word} {name}(\n    " + ",\n    ".join(parts) + f",\n){ends}"
+    return short if len(short) < 60 else f"{word} {name}(\n    " + ",\n    ".join(parts) + f",\n){ends}"
+
+
+def _on_one_line(signature: str) -> str:
+    return re.sub(r"\n\s*", " ", signature).replace("( ", "(").replace(", )", ")")
 
 
 def _returned(signature: inspect.Signature) -> str:
@@ -232,7 +253,7 @@ def _methods(thing: Any) -> str:
     if not inspect.isclass(thing):
         return ""
     found = [(name, one) for name, one in vars(thing).items() if inspect.isfunction(one) and not name.startswith("_")]
-    lines = [f"- `{_signature(name, one).removeprefix('def ')}`: {_summary(one)}" for name, one in found]
+    lines = [f"- `{_on_one_line(_signature(name, one).removeprefix('def '))}`: {_summary(one)}" for name, one in found]
     return "\n\n" + "\n".join(lines) if lines else ""
 
 

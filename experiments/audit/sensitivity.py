@@ -292,7 +292,8 @@ class MeasuredSum:
         _, work, records, present, bound, _ = task
         engine = self._door.engine
         clips = {name: usable_clip(in_blocks(bound, name)) for name in engine.blocks(work, records)}
-        sums = DiscreteGaussian(engine, self._door.multiplier, no_noise, None).sums(work, records, present, clips)
+        mechanism = DiscreteGaussian(engine, 1.0, no_noise, None, nonnegative=self._door.silo.release.nonnegative)
+        sums = mechanism.sums(work, records, present, clips)
         flat = {name: [own.formed, *(layer.ravel() for layer in own.layers.values())] for name, own in sums.items()}
         return {name: np.concatenate(parts) for name, parts in flat.items()}
 

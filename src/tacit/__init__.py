@@ -65,11 +65,15 @@ _HOMES = {
     "register_loss": "tacit.objectives",
     "register_model": "tacit.objectives",
 }
+_FOLDERS = ("data", "fairness", "geometry", "models", "objectives", "privacy")
+"""What else people use: data sets, metrics, regularisers, models and losses, accounting."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _FOLDERS:
+        return importlib.import_module(f"tacit.{name}")
     # Python asks here for a submodule before it imports it.
     found = None if name.startswith("_") or find_spec(f"tacit.{name}") else _algorithms().get(name)
     if found is None:
@@ -78,10 +82,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_algorithms()])
+    return sorted([*__all__, *_FOLDERS, *_algorithms()])
 
 
 def _algorithms() -> dict[str, Any]:
     """The algorithms by the names of their functions."""
-    rows = importlib.import_module("tacit.plans.catalogue").ALGORITHMS.values()
+    catalogue = importlib.import_module("tacit.plans.catalogue")
+    rows = (*catalogue.ALGORITHMS.values(), *catalogue.SOLVERS.values())
     return {row.recipe.__name__: row.recipe for row in rows}

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
@@ -55,17 +56,19 @@ Clip = Callable[[Work], PerBlock]
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative"]
-Channel = Literal["direct", "trusted", "shuffled-sum", "shuffled-reports", "open"]
+Channel = Literal["direct", "pairwise", "trusted", "shuffled-sum", "shuffled-reports", "open"]
 Randomiser = Literal["auto", "duchi", "privunit2", "privunitg"]
 Protects = Literal["record", "sensitive-attribute"]
 Participants = Literal["all", "sampled", "in turn"]
 
 SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
-CHANNELS: tuple[Channel, ...] = ("direct", "trusted", "shuffled-sum", "shuffled-reports", "open")
+CHANNELS: tuple[Channel, ...] = ("direct", "pairwise", "trusted", "shuffled-sum", "shuffled-reports", "open")
 SHUFFLED_CHANNELS: tuple[Channel, ...] = ("shuffled-sum", "shuffled-reports")
 """Channels in which a record hides among those of other silos."""
 GUARANTEES: dict[Channel, str] = {
     "direct": "ISRL-DP: every message is private before it leaves its silo; nobody else is trusted",
+    "pairwise": "DP of the sum: against the server and as many silos as are declared to collude with it; trusts the "
+    "other silos of a round to add their shares of noise, and nobody else",
     "trusted": "central DP: trusts the server, which sees messages without noise and adds the noise itself",
     "shuffled-sum": "shuffle DP: trusts a shuffler to open only sums, and the declared share of silos not to collude",
     "shuffled-reports": "shuffle DP: trusts a shuffler to hide whose report is whose, and the declared share of silos "
@@ -93,6 +96,8 @@ class Release:
     is the sum so far plus fresh noise, so an increment leaves with its round's noise less that of the silo's round
     before. A record stays in every later sum, so the clip must be the same in all rounds: it is not shown the work.
 
+    Through the ``"pairwise"`` channel every silo adds a share of the noise and masks that cancel in the sum over silos;
+    the noise multiplier is that of the sum, and the largest of all silos' is used.
     Through the ``"trusted"`` channel the server adds the noise, once, to the mean of un-noised messages. Through the
     ``"shuffled-sum"`` channel every record adds a share of binomial noise and only the sum over all silos is seen; the
     noise multiplier is that of the sum, and the largest of all silos' is used. Through ``"shuffled-reports"`` every
@@ -105,6 +110,9 @@ class Release:
     target count as known. The clip then bounds half of how far a record's statistic can move as ``s`` takes any other
     value, and everything else about the record leaves as it is. ``passes`` is how often one-pass sampling may go
     through the records, in the same batches each time.
+
+    ``nonnegative`` says that no entry of a record's statistic is negative, as in counts. A door checks it and leaves
+    other rows out, so that two rows are at most sqrt(2) clips apart, not two: `sensitivity`.
     """
 
     clip: Clip
@@ -118,17 +126,30 @@ class Release:
     randomiser: Randomiser = "auto"
     groups: int | None = None
     passes: int = 1
+    nonnegative: bool = False
 
     def __post_init__(self) -> None:
+        if self.nonnegative and self.protects == "sensitive-attribute":
+            raise ValueError('Expected protects="record" for rows of counts; only whole records are counted.')
         if (self.protects == "sensitive-attribute") != (self.groups is not None):
             raise ValueError('Expected groups, the number of values of s, exactly for protects="sensitive-attribute".')
-        if self.protects == "sensitive-attribute" and self.channel in SHUFFLED_CHANNELS:
-            raise ValueError('Expected protects="record" through shuffled channels; use channel="direct" to protect s.')
+        if self.protects == "sensitive-attribute" and self.channel in ("pairwise", *SHUFFLED_CHANNELS):
+            raise ValueError(
+                'Expected protects="record" through pairwise and shuffled channels; use channel="direct" to protect s.'
+            )
         if self.passes < 1 or (self.passes > 1 and (self.sampling != "one-pass" or _several(self.batch_size))):
             raise ValueError(
                 f"Expected passes={self.passes} to be 1, or more with one-pass sampling in batches of one size for all "
                 "silos."
             )
+
+    @property
+    def sensitivity(self) -> float:
+        """How far replacing one record moves a sum of clipped rows at most, in clips.
+
+        Rows a and b without negative entries have |a - b|^2 <= |a|^2 + |b|^2. A shuffled sum is not checked for them.
+        """
+        return math.sqrt(2.0) if self.nonnegative and self.channel not in SHUFFLED_CHANNELS else 2.0
 
 
 @dataclass(frozen=True)
@@ -186,6 +207,7 @@ class Terms:
         passes: int = 1,
         mechanism: Mechanism = "gaussian",
         randomiser: Randomiser = "auto",
+        nonnegative: bool = False,
     ) -> Release:
         """A release on these terms.
 
@@ -211,6 +233,7 @@ class Terms:
             randomiser=randomiser,
             groups=groups if alone else None,
             passes=passes,
+            nonnegative=nonnegative,
         )
 
 
@@ -253,7 +276,7 @@ class Silo:
     reads: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        crowded = self.release.channel in ("trusted", *SHUFFLED_CHANNELS)
+        crowded = self.release.channel in ("pairwise", "trusted", *SHUFFLED_CHANNELS)
         if self.release.mechanism == "cumulative" and self.release.channel == "shuffled-reports":
             raise ValueError(
                 "Expected fresh reports in every round; a running sum cannot be shuffled record by record."
@@ -262,8 +285,8 @@ class Silo:
         if special and not self.says_what_it_released:
             raise ValueError(
                 "Expected one local step, and a message that is the release itself, for a cumulative release and for "
-                'the trusted and shuffled channels; use mechanism="gaussian" through the direct channel for local '
-                "steps."
+                'the pairwise, trusted and shuffled channels; use mechanism="gaussian" through the direct channel for '
+                "local steps."
             )
 
     @property

@@ -159,7 +159,8 @@ def fit(
     unit = Terms(clip_norm, 1.0, batch_size, scheme, limit, "open" if budget is None else channel, protects)
     cap, honest = (None, None) if budget is None else (budget.max_participations, budget.honest)
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
-    who = participation(len(given.names), participants, weights, cap, honest=1.0 if honest is None else honest)
+    honesty = {"honest": 1.0 if honest is None else honest, "colluding": 1 if budget is None else budget.colluding}
+    who = participation(len(given.names), participants, weights, cap, **honesty)  # type: ignore[arg-type]
     earlier = earlier_of(init, problem, given, unit, budget)
     job = _Job(problem, algorithm, unit, who, enrol(given.tables, given.names), given)
     plans, noise = _priced(job, budget, earlier)

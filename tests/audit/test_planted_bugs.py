@@ -125,10 +125,10 @@ def unchecked(monkeypatch):
     """Take the check of norms out of the sum, and leave it where integers are made."""
     right, norms = door.checked_sum, integers.layer_norms
 
-    def added(stored, present, limit):
+    def added(stored, present, limit, *, nonnegative):
         with monkeypatch.context() as only_here:
             only_here.setattr(integers, "layer_norms", lambda left, right: np.zeros(left.shape[1]))
-            return right(stored, present, limit)
+            return right(stored, present, limit, nonnegative=nonnegative)
 
     monkeypatch.setattr(door, "checked_sum", added)
     assert integers.layer_norms is norms

@@ -11,6 +11,7 @@ from tacit.audit.study import audit_study, write_audit
 from tacit.cli.audit import audit_command
 from tacit.errors import TacitError
 from tacit.plans.spec import load_study
+from tacit.silo import pairwise
 from tacit.studies.folder import write
 from tacit.studies.run import run as run_study
 
@@ -43,7 +44,9 @@ def test_a_study_is_attacked_with_its_own_schedule_and_noise(folder):
     assert "data:image/png" in write_audit(folder, found, picture=True).read_text()
 
 
-@pytest.mark.parametrize(("channel", "path"), [("shuffled-sum", "door"), ("trusted", "simulated")])
+@pytest.mark.parametrize(
+    ("channel", "path"), [("pairwise", "door"), ("shuffled-sum", "door"), ("trusted", "simulated")]
+)
 def test_a_study_is_attacked_where_it_would_be_answered(channel, path):
     """In the sum of all honest silos' shares, as their daemons build them; no daemon takes a trusted server."""
     study = load_study("heart-disease", ["algorithm.num_rounds=1", "privacy.epsilon=4", f"algorithm.channel={channel}"])
@@ -51,6 +54,18 @@ def test_a_study_is_attacked_where_it_would_be_answered(channel, path):
     assert found["path"] == path
     assert found["results"][0]["label"].endswith("simulated") == (path == "simulated")
     assert found["tightness"] > 0.15
+
+
+def test_shares_that_are_too_small_are_found(monkeypatch):
+    """The honest silos' sum, all that the server and those that collude can read, with half of its noise."""
+    own = ["algorithm.num_rounds=1", "privacy.epsilon=4", "algorithm.channel=pairwise", "pairwise.colluding=2"]
+    study = load_study("heart-disease", [*own, "pairwise.min_silos=4"])
+    honest = audit_study(study, trials=4000, canaries=("opposite",))
+    assert not honest["violated"]
+    assert 0.3 < honest["tightness"] < 1.0
+    right = pairwise.share_scale
+    monkeypatch.setattr(pairwise, "share_scale", lambda *terms: right(*terms) / 2)
+    assert audit_study(study, trials=4000, canaries=("opposite",))["violated"]
 
 
 def test_the_confidence_is_shared_among_canaries():

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 _FLAGS = (
     "--headless=new",
@@ -38,11 +40,30 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 """Chromium reads commands from descriptor 3 and answers on 4."""
 PATIENCE = 90.0
+MISSING = "no Chromium on this machine: put one on the path, or name it in TACIT_CHROMIUM"
+
+BEYOND = """[...document.querySelectorAll('details')].forEach(one => { one.open = true; }),
+[...(document.querySelector('article') ?? document).querySelectorAll('td, th, h1, h2, h3, p, li')].filter(one => {
+    const box = one.getBoundingClientRect();
+    let edge = innerWidth;
+    for (let up = one.parentElement; up; up = up.parentElement)
+        if (getComputedStyle(up).overflowX !== 'visible') edge = Math.min(edge, up.getBoundingClientRect().right);
+    return box.width > 0 && box.right > edge + 1;
+}).map(one => one.textContent)"""
+"""Cells and paragraphs that go beyond the edge of the screen, or of what scrolls them."""
 
 
 def find_browser() -> str | None:
     """A Chromium of this machine: TACIT_CHROMIUM, or one on the path."""
     return os.environ.get("TACIT_CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+def need_browser() -> str:
+    """A Chromium of this machine; without one the test is skipped, and the last line of the run says so."""
+    found = find_browser()
+    if found is None:
+        pytest.skip(MISSING)
+    return found
 
 
 class Page:

@@ -5,7 +5,7 @@ import pytest
 from tacit.cli.books import write_page
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import Propose
-from tests.browser.chromium import find_browser, open_browser
+from tests.browser.chromium import BEYOND, need_browser, open_browser
 from tests.deploy.silo.consortium import LocalClient, make_home, plan_of, records_of
 
 
@@ -21,13 +21,17 @@ def page(tmp_path_factory):
     return root / "ledger.html"
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_the_ledger_fits_every_screen_and_loads_nothing(page, tmp_path, width):
-    binary = find_browser()
-    if binary is None:
-        pytest.skip("no Chromium on this machine: put one on the path, or name it in TACIT_CHROMIUM")
-    with open_browser(binary, tmp_path) as browser:
+    with open_browser(need_browser(), tmp_path) as browser:
         browser.look(page, width=width, dark=False, phone=width < 500)
         assert browser.complaints() == []
         assert browser.requests() == [page.resolve().as_uri()]
         assert browser.ask("document.documentElement.scrollWidth") <= width
+        assert browser.ask(BEYOND) == []
+        # No word of a number's column is broken: its cells are as wide as their longest word.
+        assert browser.ask(BROKEN) == []
+
+
+BROKEN = """[...document.querySelectorAll('th, td[data-label="released"], td[data-label$="epsilon"]')].filter(
+    cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent)"""

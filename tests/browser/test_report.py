@@ -10,7 +10,7 @@ from tacit.plans.spec import load_study
 from tacit.studies.folder import new_folder, write
 from tacit.studies.report import write_report
 from tacit.studies.run import run
-from tests.browser.chromium import find_browser, open_browser
+from tests.browser.chromium import need_browser, open_browser
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +111,7 @@ def test_the_page_says_what_fits_the_run(pages, name):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    binary = find_browser()
-    if binary is None:
-        pytest.skip("no Chromium on this machine: put one on the path, or name it in TACIT_CHROMIUM")
-    with open_browser(binary, tmp_path_factory.mktemp("profile")) as page:
+    with open_browser(need_browser(), tmp_path_factory.mktemp("profile")) as page:
         yield page
 
 

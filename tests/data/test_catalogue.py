@@ -21,6 +21,8 @@ def test_names():
         "credit-card",
         "california-housing",
         "insurance",
+        "school",
+        "tcga-brca",
     )
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tacit.deploy import listener
 from tacit.deploy.client import BusyError, Connection
 from tacit.deploy.listener import Listener
 from tacit.deploy.wire import frame, read_frame
@@ -166,6 +167,23 @@ def test_all_strangers_together_hold_so_much_and_the_oldest_make_room():
         with caller.makefile("rb") as stream:
             assert read_frame(stream.read) == (b"known", bytes(1_000_000))
     door.listener.close()
+
+
+def test_all_callers_together_hold_so_much_and_the_next_one_is_busy(door, monkeypatch):
+    monkeypatch.setattr(listener, "MOST_OF_CALLERS", 250_000)
+    raw = frame(b"known", bytes(1_000_000))
+    with contextlib.ExitStack() as crowd:
+        lines = [crowd.enter_context(door.line()) for _ in range(3)]
+        assert [said(line)[0] for line in lines] == [b"known"] * 3
+        for line in lines[:2]:
+            line.sendall(raw[:100_000])
+        assert wait_for(lambda: sum(own.held for own in door.listener._callers) == 200_000, 10.0)
+        assert b"busy" in said(lines[2], raw[:100_000])[0]
+        assert is_cut(lines[2])
+        # There is room again once one of them has hung up.
+        lines[0].close()
+        assert wait_for(lambda: sum(own.held for own in door.listener._callers) == 100_000, 10.0)
+        assert said(crowd.enter_context(door.line()), frame(b"known", bytes(100_000))) == (b"known", bytes(100_000))
 
 
 def test_no_thread_is_left_of_those_that_were_cut_off(door):

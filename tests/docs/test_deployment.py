@@ -27,9 +27,15 @@ TEXT = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding
 
 
 def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
-    public = Signer(new_signing_key()).public
-    found = re.findall(r"```toml\n(.*?)```", TEXT.replace("ed25519:...", public), flags=re.DOTALL)
-    terms, policy, _, shufflers = (tomllib.loads(block) for block in found)
+    # Every key is another one.
+    text = re.sub(r"ed25519:\.\.\.", lambda _: Signer(new_signing_key()).public, TEXT)
+    found = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    terms, policy, together, counted, _, shufflers = (tomllib.loads(block) for block in found)
+    assert sorted(policy_from(together).pairwise.peers) == ["hospital", "practice"]
+    assert (
+        load_study("heart-disease", [f"pairwise.{k}={v}" for k, v in counted["pairwise"].items()]).pairwise.colluding
+        == 1
+    )
     assert set(terms_from(terms).callers) == {"university"}
     assert policy_from(policy).shuffle.colluding == 1
     led = {"proposer": "university", "key": "proposer.key", "pins": {}}

@@ -1,6 +1,7 @@
 """The documentation site builds without network or complaint, every page is whole, and every code block runs."""
 
 import ast
+import itertools
 import os
 import re
 import runpy
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 import tacit
 from tacit.cli import app
 from tacit.plans.catalogue import ALGORITHMS
-from tests.browser.chromium import find_browser, open_browser
+from tests.browser.chromium import BEYOND, need_browser, open_browser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -61,10 +62,10 @@ def run_line(line: str) -> None:
 
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "clinics").mkdir()
+    (tmp_path / "wards").mkdir()
     for place, name in enumerate(("bergen", "bodo", "narvik", "oslo")):
         rows = [f"{20 + (7 * i + place) % 60},{'fm'[i % 2]},{('no', 'yes')[(i + place) // 3 % 2]}" for i in range(40)]
-        (tmp_path / "clinics" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *rows]) + "\n")
+        (tmp_path / "wards" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *rows]) + "\n")
     text = "\n".join(text for language, text in blocks(ROOT / "README.md") if language == "")
     lines = [line for line in text.splitlines() if line.startswith("tacit ")]
     assert len(lines) >= 3
@@ -155,13 +156,19 @@ def test_signatures_are_read_by_people():
 
 
 def test_pages_render_in_a_browser_by_themselves(site, tmp_path):
-    binary = find_browser()
-    if binary is None:
-        pytest.skip("no Chromium on this machine: put one on the path, or name it in TACIT_CHROMIUM")
-    with open_browser(binary, tmp_path / "profile") as page:
-        for name in ("index.html", "accounting.html", "algorithms/sgda.html", "results/index.html"):
-            page.look(site / name, width=375, phone=True)
+    with open_browser(need_browser(), tmp_path / "profile") as page:
+        names = (
+            "index.html",
+            "accounting.html",
+            "algorithms/sgda.html",
+            "results/index.html",
+            "api.html",
+            "using.html",
+        )
+        for name, width in itertools.product(names, (1280, 390)):
+            page.look(site / name, width=width, phone=width < 500)
             assert page.complaints() == [], name
             assert [url for url in page.requests() if not url.startswith(("file:", "data:"))] == []
-            assert page.ask("document.documentElement.scrollWidth") <= 375, name
+            assert page.ask("document.documentElement.scrollWidth") <= width, name
             assert page.ask("[...document.images].every(image => image.naturalWidth > 0)"), name
+            assert page.ask(BEYOND) == [], (name, width)

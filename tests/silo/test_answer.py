@@ -69,10 +69,10 @@ def test_local_steps_absorb_releases_in_turn():
 
 def test_blocks_need_a_multiplier_each():
     with pytest.raises(ValueError, match="each block"):
-        standard_deviation({"a": 1.0, "b": 1.0}, 2.0, 10)
+        standard_deviation({"a": 1.0, "b": 1.0}, 2.0, 10, 2.0)
     with pytest.raises(ValueError, match="each block"):
-        standard_deviation(1.0, {"a": 2.0}, 10)
-    assert set(standard_deviation({"a": 1.0}, {"a": 2.0}, 10)) == {"a"}
+        standard_deviation(1.0, {"a": 2.0}, 10, 2.0)
+    assert set(standard_deviation({"a": 1.0}, {"a": 2.0}, 10, 2.0)) == {"a"}
 
 
 def test_a_private_release_without_noise_is_refused():

@@ -96,7 +96,7 @@ class Scripted:
 
     def __enter__(self):
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(batches.os, "urandom", self._next)
+        self._patch.setattr(batches, "random_bytes", self._next)
         return self
 
     def _next(self, size):

@@ -208,7 +208,7 @@ def test_the_sensitivity_is_reached():
     assert 1.999 < np.linalg.norm((before - after).astype(float)) / BOUND <= 2.0
 
 
-def everything(integers: Integers, present, limit) -> Sums:
+def everything(integers: Integers, present, limit, *, nonnegative) -> Sums:
     """A check that leaves nothing out."""
     layers = {n: np.einsum("tri,tro->io", *(s.astype(np.int64) for s in own)) for n, own in integers.layers.items()}
     return Sums(integers.formed.sum(axis=0), layers)
@@ -242,7 +242,9 @@ def test_a_hostile_clip_makes_zeros_whatever_the_records(clip):
         for seed in range(2):
             found = sums_of(door, records_of(name, seed, 1e10), work_of(name, seed, clip=clip))
             assert not any(total.any() for total in found.values())
-            mechanism = DiscreteGaussian(door.engine, door.silo.release.noise_multiplier, discrete_gaussian, None)
+            mechanism = DiscreteGaussian(
+                door.engine, door.silo.release.noise_multiplier, discrete_gaussian, None, nonnegative=False
+            )
             said = door.release(work_of(name, seed, clip=clip), FULL, mechanism)
             # Not even noise: there is no unit to say it in.
             assert not any(np.any(leaf) for leaf in jax.tree.leaves(said))
@@ -307,7 +309,7 @@ def test_micro_batches_add_up_to_the_batch(constant, limit, monkeypatch):
     sizes = [len(there) for _, there in door.engine.stored(None, records, np.ones(10, bool))]
     assert sizes == [min(limit, 10)] * -(-10 // min(limit, 10))
     batch = SecretBatch(np.arange(10)[::-1].copy(), np.arange(10) != 7)
-    found = door.release(None, batch, DiscreteGaussian(door.engine, 1.0, no_noise, None)).statistic
+    found = door.release(None, batch, DiscreteGaussian(door.engine, 1.0, no_noise, None, nonnegative=False)).statistic
     expected = np.where(np.arange(10)[:, None] != 2, records["x"], 0).sum(axis=0) / 10
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
@@ -385,10 +387,10 @@ def test_the_sampler_is_told_the_priced_deviation_and_not_a_rounded_one():
 def test_the_sampler_is_as_close_as_is_priced_at_every_noise_that_fits():
     for exponent in np.linspace(3, 56, 300):
         assert distance(float(2.0**exponent)) <= MOST_DISTANCE
-    assert noise_scale(LARGEST_NOISE / (2 * BOUND)) == LARGEST_NOISE
+    assert noise_scale(LARGEST_NOISE / (2 * BOUND), 2.0) == LARGEST_NOISE
     for multiplier in (0.0, -1.0, 7 / (2 * BOUND), 2.0**20, np.nan, np.inf):
         with pytest.raises(DoorError, match="noise multiplier"):
-            noise_scale(multiplier)
+            noise_scale(multiplier, 2.0)
 
 
 def test_no_64_bits_overflow_at_the_largest_noise_and_the_most_records():

@@ -1,5 +1,6 @@
 """The integer fact at the door: attacked with any stored integers, in exact arithmetic; and what stands before it."""
 
+import itertools
 import math
 from itertools import chain
 
@@ -378,7 +379,9 @@ def test_shapes_and_types_that_the_proof_is_not_about_are_refused(name, change):
 def test_more_than_adds_up_exactly_is_refused(records, terms, inputs):
     layer = IntegerFactors(*(np.zeros((terms, records, width), np.int32) for width in (inputs, 1)))
     with pytest.raises(ValueError, match="fewer records"):
-        checked_sum(Integers(np.zeros((records, 0), np.int64), {"a": layer}), np.ones(records, bool), BOUND)
+        checked_sum(
+            Integers(np.zeros((records, 0), np.int64), {"a": layer}), np.ones(records, bool), BOUND, nonnegative=False
+        )
 
 
 def test_more_records_than_fit_64_bits_are_refused():
@@ -567,3 +570,28 @@ def test_unit_vectors_are_clipped_and_divided():
     formed = np.asarray([[3.0, 4.0], [0.1, 0.0], [np.nan, 1.0], [np.inf, 0.0]], np.float32)
     expected = [[0.6, 0.8], [0.2, 0.0], [0.0, 0.0], [0.0, 0.0]]
     np.testing.assert_allclose(unit_vectors(Vectors(formed, {}), 0.5), expected, rtol=1e-6)
+
+
+def test_nonnegative_rows_move_a_sum_by_the_root_of_two_and_others_add_nothing():
+    """Brute force in exact integers, over rows tuned to the limit and with signs of all kinds."""
+    rng = np.random.default_rng(0)
+    rows = [integers.formed[row] for integers, *_ in attacks() for row in range(len(integers.formed))]
+    rows = np.stack([row for row in rows if row.shape == (FORMED,)])
+    rows = np.concatenate([rows, np.abs(rows), rng.permuted(np.abs(rows), axis=1), BOUND * np.eye(FORMED, dtype=int)])
+    apart = []
+    added = []
+    for row in rows:
+        made = Integers(row[None].astype(np.int64), {})
+        [only] = [exact(checked_sum(made, np.ones(1, bool), BOUND, nonnegative=True))]
+        assert not only.any() or (min(row) >= 0 and (only == row).all())
+        added.append(only)
+    for one, other in itertools.combinations(added, 2):
+        apart.append(squared(one - other))
+    assert max(apart) <= 2 * BOUND**2
+    assert max(apart) >= 2 * BOUND**2 - 2**36
+
+
+def test_nonnegative_rows_are_never_in_factors():
+    layer = IntegerFactors(np.ones((1, 1, 2), np.int32), np.ones((1, 1, 2), np.int32))
+    with pytest.raises(ValueError, match="formed in full"):
+        checked_sum(Integers(np.zeros((1, 0), np.int64), {"a": layer}), np.ones(1, bool), BOUND, nonnegative=True)

@@ -67,7 +67,7 @@ def test_whatever_was_computed_the_last_coin_decides(unit, monkeypatch):
 
     def sign(coin):
         words = [(5).to_bytes(8, "big"), (2**63).to_bytes(8, "big"), coin.to_bytes(8, "big")]
-        monkeypatch.setattr(local_reports.os, "urandom", lambda size: b"".join(words))
+        monkeypatch.setattr(local_reports, "random_bytes", lambda size: b"".join(words))
         with np.errstate(all="ignore"):
             return reports_of(np.array([unit]), 1.0)[0][8]
 

@@ -5,7 +5,6 @@ import decimal
 import hashlib
 import itertools
 import math
-import os
 import random
 from bisect import bisect_right
 from decimal import Decimal
@@ -86,7 +85,7 @@ def variation_of(digits, table, sigma):
 
 @pytest.mark.parametrize("sigma", [1.0, 1.7, 4.0, 10.3, 100.0])
 def test_the_law_of_a_table_is_within_its_distance(sigma):
-    digits, table = sampler._prepared(Fraction(sigma))
+    digits, table = sampler._prepared(sigma)
     assert digits.length == 1
     found = variation_of(digits, table, sigma)
     assert found <= Decimal(distance(sigma)) <= 8 * found
@@ -94,7 +93,7 @@ def test_the_law_of_a_table_is_within_its_distance(sigma):
 
 def test_the_law_of_two_digits_as_shipped_is_within_its_distance():
     sigma = math.nextafter(512.0, 513)
-    digits, table = sampler._prepared(Fraction(sigma))
+    digits, table = sampler._prepared(sigma)
     assert (digits.length, digits.base) == (2, 15)
     found = variation_of(digits, table, sigma)
     assert found <= Decimal(distance(sigma)) <= 8 * found
@@ -105,7 +104,7 @@ def test_the_law_of_two_digits_as_shipped_is_within_its_distance():
 )
 @pytest.mark.usefixtures("narrow")
 def test_the_law_of_several_digits_is_within_its_distance(sigma, length, base):
-    digits, table = sampler._prepared(Fraction(sigma))
+    digits, table = sampler._prepared(sigma)
     assert (digits.length, digits.base) == (length, base)
     found = variation_of(digits, table, sigma)
     assert found <= Decimal(distance(sigma)) <= 8 * found
@@ -199,7 +198,7 @@ PLANTED = [
 @pytest.mark.usefixtures("narrow")
 def test_a_planted_error_is_beyond_the_distance(planted):
     sigma = 31.4
-    wrong = planted(*sampler._prepared(Fraction(sigma)))
+    wrong = planted(*sampler._prepared(sigma))
     assert variation_of(*wrong, sigma) > 100 * Decimal(distance(sigma))
 
 
@@ -216,13 +215,13 @@ def sample_at(monkeypatch, table, uniform):
         ]
     )
     with monkeypatch.context() as patched:
-        patched.setattr(os, "urandom", lambda length: next(words)[:length])
+        patched.setattr(sampler, "random_bytes", lambda length: next(words)[:length])
         return int(sampler._draw(table, 1)[0])
 
 
 @pytest.mark.parametrize("sigma", [1.0, 4.0, 31.4])
 def test_both_sides_of_every_edge(monkeypatch, sigma):
-    table = sampler._prepared(Fraction(sigma))[1]
+    table = sampler._prepared(sigma)[1]
     edges = cumulative_of(table)
     assert edges == sorted(set(edges))
     for place, edge in enumerate(edges):
@@ -234,7 +233,7 @@ def test_both_sides_of_every_edge(monkeypatch, sigma):
 
 @pytest.mark.parametrize("sigma", [1.0, 100.0, 512.0])
 def test_sixteen_bits_decide_only_what_all_bits_would_decide_alike(sigma):
-    table = sampler._prepared(Fraction(sigma))[1]
+    table = sampler._prepared(sigma)[1]
     edges = cumulative_of(table)
     for first, said in enumerate(table.short.tolist()):
         ends = [bisect_right(edges, first << 112), bisect_right(edges, ((first + 1) << 112) - 1)]
@@ -259,7 +258,7 @@ def test_edges_that_share_sixty_four_bits_are_told_apart(monkeypatch):
 def test_the_fast_code_is_the_plain_one(monkeypatch, sigma):
     """The same bytes, read one number at a time with Python's integers."""
     size = sampler._CHUNK + 1000
-    digits, table = sampler._prepared(Fraction(sigma))
+    digits, table = sampler._prepared(sigma)
     edges = cumulative_of(table)
     stream = Stream(b"plain")
     expected = []
@@ -277,7 +276,7 @@ def test_the_fast_code_is_the_plain_one(monkeypatch, sigma):
         columns = [drawn[i * part : (i + 1) * part] for i in range(digits.length)]
         powers = [digits.base ** (digits.length - 1 - i) for i in range(digits.length)]
         expected += [sum(p * x for p, x in zip(powers, row, strict=True)) for row in zip(*columns, strict=True)]
-    monkeypatch.setattr(os, "urandom", Stream(b"plain"))
+    monkeypatch.setattr(sampler, "random_bytes", Stream(b"plain"))
     assert discrete_gaussian(size, sigma).tolist() == expected
 
 
@@ -298,7 +297,7 @@ class Stream:
 def test_nothing_but_the_systems_entropy_is_random(monkeypatch):
     def drawn(seed):
         stream = Stream(seed)
-        monkeypatch.setattr(os, "urandom", stream)
+        monkeypatch.setattr(sampler, "random_bytes", stream)
         return discrete_gaussian(100_000, 2.0**38), stream
 
     once, stream = drawn(b"a")
@@ -313,12 +312,12 @@ def test_nothing_but_the_systems_entropy_is_random(monkeypatch):
 
 def test_each_sample_has_bytes_of_its_own(monkeypatch):
     sigma, size = 2.0**38, 50
-    digits, table = sampler._prepared(Fraction(sigma))
+    digits, table = sampler._prepared(sigma)
     zero, one = (int(np.flatnonzero(table.short == value)[0]).to_bytes(2, "little") for value in (0, 1))
     for digit, place in itertools.product(range(digits.length), range(size)):
         request = [zero] * (digits.length * size)
         request[digit * size + place] = one
-        monkeypatch.setattr(os, "urandom", lambda length, request=request: b"".join(request)[:length])
+        monkeypatch.setattr(sampler, "random_bytes", lambda length, request=request: b"".join(request)[:length])
         expected = np.zeros(size, np.int64)
         expected[place] = digits.base ** (digits.length - 1 - digit)
         assert np.array_equal(discrete_gaussian(size, sigma), expected)
@@ -393,7 +392,7 @@ def test_samples_are_independent(sigma):
 
 def test_entropy_that_repeats_is_seen(monkeypatch):
     chunk = np.random.default_rng(0).bytes(16 * sampler._CHUNK)
-    monkeypatch.setattr(os, "urandom", lambda length: chunk[:length])
+    monkeypatch.setattr(sampler, "random_bytes", lambda length: chunk[:length])
     assert dependence(discrete_gaussian(200_000, 2.0**38)) > 100
 
 
@@ -425,11 +424,11 @@ def test_digits_make_up_exactly_sigma_and_are_wide_enough_to_be_added(sigma):
 
 
 def test_the_widest_samples_fit(monkeypatch):
-    digits, table = sampler._prepared(Fraction(MOST))
+    digits, table = sampler._prepared(MOST)
     largest = -table.lowest * sum(digits.base**i for i in range(digits.length))
-    monkeypatch.setattr(os, "urandom", lambda length: b"\xff" * length)
+    monkeypatch.setattr(sampler, "random_bytes", lambda length: b"\xff" * length)
     assert discrete_gaussian(3, MOST).tolist() == [largest] * 3
-    monkeypatch.setattr(os, "urandom", lambda length: b"\x00" * length)
+    monkeypatch.setattr(sampler, "random_bytes", lambda length: b"\x00" * length)
     assert discrete_gaussian(3, MOST).tolist() == [-largest] * 3
     assert 12 * MOST < largest < 28 * MOST < 2**63
 
@@ -476,7 +475,7 @@ def test_masses_are_even_and_whole():
     assert masses_of(table).tolist() == masses_of(table).tolist()[::-1]
 
 
-def test_the_module_needs_numpy_alone():
+def test_the_module_needs_numpy_and_entropy_alone():
     tree = ast.parse(Path(sampler.__file__).read_text(encoding="utf-8"))
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -492,4 +491,4 @@ def test_the_module_needs_numpy_alone():
         "os",
         "typing",
     }
-    assert found - standard == {"numpy", "numpy.typing", "tacit.errors"}
+    assert found - standard == {"numpy", "numpy.typing", "tacit.entropy", "tacit.errors"}

@@ -16,6 +16,7 @@ from tacit.algorithm import Release, Silo
 from tacit.channel.shuffled_sum import ShareTerms, mean_of_total, share_terms
 from tacit.errors import TacitError
 from tacit.privacy.binomial import rounding_bound
+from tacit.silo import shares
 from tacit.silo.door import Door, DoorError
 from tacit.silo.release import usable_clips
 from tacit.silo.shares import (
@@ -188,6 +189,12 @@ def test_heads_are_binomial(coins):
     statistic = ((found - expected)[kept] ** 2 / expected[kept]).sum()
     assert statistic < stats.chi2(kept.sum()).ppf(1 - 1e-6)
     assert count_heads(0, 3).tolist() == no_coins(9, 3).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("coins", [1, 7, 8, 63, 64, 65, 1000, 8 * shares._CHUNK + 1])
+def test_no_coin_counts_that_was_not_flipped(monkeypatch, coins):
+    monkeypatch.setattr(shares, "random_bytes", lambda count: b"\xff" * count)
+    assert count_heads(coins, 2).tolist() == [coins, coins]
 
 
 def test_many_coins_have_the_right_mean_and_spread():

@@ -12,9 +12,10 @@ what it says is settled before the trials.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -35,15 +36,21 @@ from tacit.audit.worst_case import (
     neighbours,
     start_point,
 )
+from tacit.channel.pairwise import Member, masks_of, new_study_key
+from tacit.channel.pairwise import in_order as in_order_of_keys
+from tacit.channel.pairwise import public_key as public_of
 from tacit.channel.sealing import new_secret, public_key
 from tacit.channel.shuffled_reports import MOST_LOCAL, total_of_reports
-from tacit.channel.shuffled_sum import in_order
+from tacit.channel.shuffled_sum import in_order, joined
 from tacit.deploy.contract import builder_from
-from tacit.deploy.server.deployment import description_of, plan_for
+from tacit.deploy.server.deployment import DEPLOYED, description_of, plan_for
+from tacit.deploy.signing import Signer
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker
 from tacit.deploy.silo.consent import Offer, consider
-from tacit.deploy.silo.policy import AllowSection, ShuffleSection
+from tacit.deploy.silo.pairwise import Masks
+from tacit.deploy.silo.policy import AllowSection, PairwiseSection, ShuffleSection
 from tacit.deploy.wire import VERSION, Description, Plan, Welcome
+from tacit.errors import TacitError
 from tacit.plans.assemble import Builder
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy import Price, price
@@ -74,9 +81,14 @@ def spare_key(index: int) -> str:
 def deploy(plan: Plan, records: tuple[int, ...]) -> Deployed:
     """The plan at its place, and at the smallest honest silos that its price counts on; the server knows the rest."""
     own = _offer(plan, records[plan.silo_index])
-    if plan.shuffle is None:
+    if plan.pairwise is not None:
+        counted = plan.pairwise.min_silos - plan.pairwise.colluding
+        if any(event.mechanism == "cumulative" for event in own.events):
+            raise TacitError("Expected fresh noise; running sums over several silos are attacked in the simulator.")
+    elif plan.shuffle is None:
         return Deployed(own, (), (records[plan.silo_index],))
-    counted = counted_silos(plan.silos, plan.shuffle.min_silos, plan.shuffle.honest)
+    else:
+        counted = counted_silos(plan.silos, plan.shuffle.min_silos, plan.shuffle.honest)
     smallest = sorted((n, i) for i, n in enumerate(records) if i != plan.silo_index)[: counted - 1]
     others = tuple(_offer(plan.model_copy(update={"silo_index": i}), n) for n, i in smallest)
     return Deployed(own, others, (records[plan.silo_index], *(n for n, _ in smallest)))
@@ -91,9 +103,22 @@ def _offer(plan: Plan, records: int) -> Offer:
 
 def offer(plan: Plan, records: int, *, record: Any, build: Callable[[Plan, int], Builder]) -> Offer:
     """What a daemon offers whose owner allows everything."""
-    allow = AllowSection(algorithms=tuple(ALGORITHMS), channels=("direct", *SHUFFLED_CHANNELS), min_silos=1)  # type: ignore[arg-type]
-    trusted = ShuffleSection(shufflers={SHUFFLER: spare_key(0)}, colluding=0, min_shufflers=1, max_local_epsilon=1e6)
-    return consider(plan, records=records, record=record, allow=allow, shuffle=trusted, build=build)
+    allow = AllowSection(algorithms=tuple(ALGORITHMS), channels=DEPLOYED, min_silos=1)  # type: ignore[arg-type]
+    others: dict[str, Any] = {
+        "shuffle": ShuffleSection(
+            shufflers={SHUFFLER: spare_key(0)}, colluding=0, min_shufflers=1, max_local_epsilon=1e6
+        )
+    }
+    if plan.pairwise is not None:
+        peers = {name: Signer(_identity(name)).public for name in plan.pairwise.silos}
+        own = plan.pairwise.silos[plan.silo_index]
+        del peers[own]
+        others = {"pairwise": PairwiseSection(peers=peers, colluding=1, min_silos=2), "silo": own}
+    return consider(plan, records=records, record=record, allow=allow, build=build, **others)
+
+
+def _identity(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
 
 
 def proposed(prepared: Prepared) -> Plan:
@@ -141,6 +166,7 @@ class Cast:
     workers: tuple[Worker, ...]
     begun: tuple[Remembered, ...]
     records: tuple[int, ...]
+    known: dict[int, tuple[list[Masks], list[np.ndarray]]] = field(default_factory=dict)
 
     def heard(self, index: int, broadcast: Any, kept: Remembered) -> tuple[np.ndarray, Remembered]:
         """What the server gets to read of a round, as one row of numbers, and what the silo remembers."""
@@ -156,8 +182,29 @@ class Cast:
             # Reports of all silos are added up, stream by stream; the order in which they come is lost.
             merged = {name: [report for own in said for report in own[name]] for name in streams}
             return np.concatenate([total_of_reports(merged[name], streams[name]) for name in sorted(streams)]), kept
+        if kind in own.offer.sums:
+            masks, known = self._masks(index)
+            parts = zip(everyone, masks, strict=True)
+            masked = [worker.masked(index, broadcast, its, own_masks)[0] for (worker, its), own_masks in parts]
+            # Those that collude take off all masks that they know: the honest silos' sum is left.
+            return joined([*masked, *known]).astype(np.float64), kept
         arrays, kept = own.answer(index, broadcast, kept)
         return np.concatenate([array.ravel() for array in arrays]).astype(np.float64), kept
+
+    def _masks(self, index: int) -> tuple[list[Masks], list[np.ndarray]]:
+        """The masks of the honest silos in the smallest round, and those of the colluding; the same in every trial."""
+        if index not in self.known:
+            offer = self.workers[0].offer
+            among, terms = offer.plan.pairwise, offer.sums[offer.algorithm.schedule[index]]
+            assert among is not None
+            keys = [kept.study_key for kept in self.begun] + [new_study_key() for _ in range(among.colluding)]
+            members = [Member(f"silo-{i}", _identity(str(i)), public_of(key)) for i, key in enumerate(keys)]
+            roster, context = in_order_of_keys(members, members[0]), hashlib.sha256(str(index).encode()).digest()
+            dimension = sum(own.dimension for own in terms.values())
+            drawn = [masks_of(key, roster, context, dimension) for key in keys]
+            honest = [Masks(values, len(keys), context) for values in drawn[: len(self.begun)]]
+            self.known[index] = honest, drawn[len(self.begun) :]
+        return self.known[index]
 
     def _heads(self, kind: str) -> np.ndarray:
         """How many coins of a sum show their heads on average."""

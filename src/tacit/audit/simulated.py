@@ -28,6 +28,7 @@ from tacit.audit.worst_case import (
     start_point,
 )
 from tacit.privacy import Price, price
+from tacit.privacy.pairwise import Peers
 from tacit.privacy.plan import events_of
 from tacit.silo import SiloView, answer, view_of
 from tacit.simulate import program
@@ -44,6 +45,7 @@ class Seat(NamedTuple):
     silo_index: int = 0
     silos: int = 1
     max_participations: int | None = None
+    peers: Peers | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,10 +181,10 @@ def _player(
 
     def play(memory: Any, number: Array, at: Array, position: Array, last: Array) -> Any:
         broadcast = jax.tree.map(lambda leaf: leaf[at], said)
-        if part.silo.release.channel == "trusted":
-            # What a trusted server lets out: the mean with its noise.
+        if part.silo.release.channel in ("pairwise", "trusted"):
+            # What a trusted server lets out, or the honest silos' sum: the mean with its noise.
             mean, deviation = program.exact_answer(part, broadcast, memory, desk, keys, number, position)
-            seen = program.noised(part, mean, deviation, jnp.ones(1), keys, number, last)
+            seen = program.noised(part, mean, deviation, keys, number, last)
         else:
             key = program.silo_key(keys, desk.silo_index, number)
             before = program.silo_before(keys, desk.silo_index, last)

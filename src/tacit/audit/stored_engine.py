@@ -16,7 +16,7 @@ import numpy as np
 
 from tacit.algorithm import Record, Silo, Work
 from tacit.silo.door import Engine
-from tacit.silo.integers import Integers, Vectors
+from tacit.silo.integers import BOUND, Integers, Vectors
 
 Chunks = list[tuple[dict[str, Any], np.ndarray]]
 Compute = Callable[[Record, np.ndarray], Iterator[tuple[dict[str, Any], np.ndarray]]]
@@ -39,11 +39,11 @@ class StoredEngine(Engine):
         return self._kept((), work, records, present, partial(super().stored, work))
 
     def integers(
-        self, work: Work, records: Record, present: np.ndarray, clips: Mapping[str, float]
+        self, work: Work, records: Record, present: np.ndarray, clips: Mapping[str, float], limit: int = BOUND
     ) -> Iterator[tuple[dict[str, Integers], np.ndarray]]:
         """As the engine that ships."""
-        plain = super().integers
-        return self._kept(tuple(clips.items()), work, records, present, lambda r, p: plain(work, r, p, clips))
+        plain, terms = super().integers, (limit, *clips.items())
+        return self._kept(terms, work, records, present, lambda r, p: plain(work, r, p, clips, limit))
 
     def _kept(
         self, clips: tuple[Any, ...], work: Work, records: Record, present: np.ndarray, compute: Compute

@@ -21,6 +21,7 @@ from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.worst_case import CANARIES, Canary, attackers_problem
 from tacit.errors import TacitError
 from tacit.plans.spec import Study
+from tacit.studies.plan import peers_at
 from tacit.studies.report import write_report
 from tacit.studies.run import Prepared, prepare
 
@@ -77,7 +78,8 @@ def target_of(prepared: Prepared, silo_index: int) -> Target:
         return DoorTarget(deploy(plan, tuple(silo.records for silo in silos)))
     except TacitError:
         algorithm = dataclasses.replace(prepared.builder, problem=attackers_problem()).build(**prepared.plan.parameters)
-        seat = Seat(silos[silo_index].records, silo_index, len(silos), study.privacy.max_participations)
+        cap, peers = study.privacy.max_participations, peers_at(prepared.plan)
+        seat = Seat(silos[silo_index].records, silo_index, len(silos), cap, peers)
         return SimulatedTarget(algorithm, seat, study.privacy.delta)
 
 

@@ -9,7 +9,6 @@ A share is made by the silo (`tacit.silo.shares`), and by the simulator in float
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from jaxtyping import Int64, UInt64
 
 from tacit.algorithm import Message, PerBlock
 from tacit.channel.direct import shaped, weighted_mean
+from tacit.entropy import random_bytes
 from tacit.errors import TacitError
 from tacit.privacy.anonymity import counted_silos
 from tacit.privacy.binomial import bits_for, grid_for
@@ -75,7 +75,7 @@ def parts_of(share: Int64[np.ndarray, " coordinates"], count: int) -> list[UInt6
 
     Formal guarantee: any count - 1 of the parts are uniformly random and independent of the share.
     """
-    masks = np.frombuffer(os.urandom(8 * share.size * (count - 1)), "<u8").reshape(count - 1, share.size)
+    masks = np.frombuffer(random_bytes(8 * share.size * (count - 1)), "<u8").reshape(count - 1, share.size)
     with np.errstate(over="ignore"):
         rest = share.astype("<i8").view("<u8") - masks.sum(axis=0, dtype=np.uint64)
     return [*masks, rest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -9,7 +10,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -48,6 +51,12 @@ JsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 AUTHORITY = "give --authority the consortium's ca.pem, see Certificates in docs/deployment.md"
 UNPRICED = "[bold red]Not private:[/] preprocessing read private records and was not priced."
 
+_POSIX = ("fcntl", "pwd")
+_ELSEWHERE = (
+    "Silos, shufflers and servers need file locks and users of Linux or macOS, which this system has not; train and "
+    "predict here, and serve there. See docs/platforms.md."
+)
+_VERBOSE = ("-v", "--verbose")
 _SCRAP = 4  # characters of a name, at least
 _BORDER = 3  # of a column: a line and a space on either side
 _NUMBER = 20  # a cell of so many characters with a digit in it is a number, with a sign or a word
@@ -194,6 +203,7 @@ COMMANDS = {
     "algorithms": "study.algorithms_command",
     "studies": "study.studies_command",
     "data": "data.data_command",
+    "statistics": "statistics.statistics_command",
     "init": "init.init_command",
     "schema": "schema.schema_app",
     "choose": "choose.choose_command",
@@ -218,7 +228,6 @@ def assembled(names: Iterable[str] = COMMANDS) -> typer.Typer:
         name="tacit",
         help="Private federated learning without a trusted server.\n\nExample: tacit run heart-disease",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
@@ -263,17 +272,49 @@ def _show_version(wanted: bool) -> None:
 
 def _options(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+    verbose: bool = typer.Option(
+        False, *_VERBOSE, help="Also after the command: say what runs, log, and show the traceback of an error."
+    ),
 ) -> None:
     pass
 
 
+def _named() -> typer.Typer:
+    """The command line with the names of commands alone, for a shell that completes one: nothing is loaded."""
+    typed = typer.Typer(name="tacit", rich_markup_mode=None)
+    for name in COMMANDS:
+        typed.command(name)(lambda: None)
+    return typed
+
+
+def _called() -> str:
+    """The command that was typed, also where a shell asks how to complete it."""
+    asked = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    words = asked.split() if "_TACIT_COMPLETE" in os.environ else sys.argv
+    return next((word for word in words[1:] if word not in _VERBOSE), "")
+
+
+def _is_verbose() -> bool:
+    """Whether -v was typed, anywhere; it is taken out, so that every command has it."""
+    found = any(word in _VERBOSE for word in sys.argv[1:])
+    sys.argv[1:] = [word for word in sys.argv[1:] if word not in _VERBOSE]
+    return found
+
+
 def main() -> None:
     """Run the command line; a mistake that a user can put right is told without a traceback, with exit code 2."""
-    called = sys.argv[1] if len(sys.argv) > 1 else ""
+    called, verbose, completing = _called(), _is_verbose(), "_TACIT_COMPLETE" in os.environ
     try:
-        assembled([called] if called in COMMANDS else COMMANDS)()
-    except (TacitError, OSError) as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        with _telling() if verbose else contextlib.nullcontext():
+            typed = assembled([called]) if called in COMMANDS else _named() if completing else assembled()
+            typed(prog_name="tacit")
+    except (TacitError, OSError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name not in _POSIX:
+            raise
+        if verbose:
+            traceback.print_exc()
+        text = str(error) if not isinstance(error, ModuleNotFoundError) else _ELSEWHERE
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt as error:
         _stop(error)
@@ -281,6 +322,34 @@ def main() -> None:
         if ending.code == _STOPPED:
             _stop(ending)
         raise
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """Say on standard error what runs, what it logs, and what it took."""
+    import logging
+    import platform
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    place = Path(__file__).parents[1]
+    machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    typer.echo(f"tacit {__version__} from {place}; {machine}", err=True)
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        typer.echo(f"{time.monotonic() - begun:.1f} s{_memory()}", err=True)
+
+
+def _memory() -> str:
+    """The most memory that this process had, where the system counts it."""
+    try:
+        import resource
+    except ImportError:
+        return ""
+    # Linux counts in units of 1024 bytes, macOS in bytes.
+    unit = 1 << (20 if sys.platform == "darwin" else 10)
+    return f", at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.0f} MiB of memory"
 
 
 def _stop(error: BaseException) -> NoReturn:

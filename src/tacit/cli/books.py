@@ -132,6 +132,12 @@ def rests_on(plan: Mapping[str, Any]) -> str:
     shuffle = plan.get("shuffle")
     if not plan:
         return "not known: the ledger holds no plan"
+    among = plan.get("pairwise")
+    if among is not None:
+        return (
+            f"at most {among['colluding']} of {plan['silos']} silos collude with the server, in rounds of "
+            f"{among['min_silos']} or more (pairwise)"
+        )
     if shuffle is None:
         return "nothing but this silo"
     silos, names = int(plan["silos"]), list(shuffle["shufflers"])

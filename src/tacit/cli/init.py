@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tacit.cli import JsonObject, choose, print_json, print_table, template
+from tacit.cli.example import next_steps, written_example
 from tacit.data import discover
 from tacit.data.discover import Declared, Draft, Folder, look
 from tacit.data.federation import DataError
@@ -30,9 +31,9 @@ _STATISTICS = ("moments", "quantiles", "histogram")
 
 def init_command(
     folder: Annotated[
-        Path,
+        Path | None,
         typer.Argument(help="A folder with one CSV file per silo, all with the same columns, or a data dictionary."),
-    ],
+    ] = None,
     target: Annotated[str | None, typer.Option(help="The column to predict; asked for if it is missing.")] = None,
     ranges: Annotated[
         list[str] | None,
@@ -62,6 +63,10 @@ def init_command(
         bool,
         typer.Option("--schema-only", help="Write a schema from a data dictionary alone (TOML or CSV)."),
     ] = False,
+    example: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Write sample files first, into FOLDER or a folder of this name: clinics."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The study to write; by default study.toml in the folder (or the schema)."),
@@ -74,26 +79,21 @@ def init_command(
     With --schema-only a schema for all silos is made from a data dictionary, before anybody has looked at records: a
     line (CSV) or table (TOML) for each column with kind, range or levels, unit, and target.
 
+    With --example clinics three clinics' files of invented patients are written first, for a first try.
+
     Example: tacit init clinics --target ill --levels ill=no,yes --range age=0:110 --levels sex=f,m
     """
+    given: dict[str, Any] = {"--target": target, "--range": ranges, "--levels": levels, "--bounds": bounds}
+    given |= {"--drop": drop, "--private": private, "--read-records": read_records}
+    if example is not None:
+        folder, target, bounds = written_example(example, folder, given | {"--schema-only": schema_only}, force=force)
+    if folder is None:
+        raise TacitError("Expected a FOLDER with one CSV file per silo; for a first try: tacit init --example clinics")
     if schema_only:
-        given: dict[str, Any] = {
-            "--target": target,
-            "--range": ranges,
-            "--levels": levels,
-            "--bounds": bounds,
-            "--drop": drop,
-        }
-        given |= {"--private": private, "--read-records": read_records}
         given |= {"--epsilon": epsilon != 1.0, "--delta": delta != 1e-6}
         _write_schema(folder, out, given, force, as_json)
         return
-    if private is not None and private not in _STATISTICS:
-        raise TacitError(f"Expected --private to be one of {', '.join(_STATISTICS)}, got {private!r}.")
-    if not 0 < epsilon < math.inf:
-        raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
-    if not 0 < delta < MOST_DELTA:
-        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
+    _check_numbers(private, epsilon, delta)
     study_path, schema_path = _places(folder, out)
     for path in (study_path, schema_path):
         if path.exists() and not force:
@@ -113,6 +113,17 @@ def init_command(
     schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
     study_path.write_text(tomli_w.dumps(study), encoding="utf-8")
     _say(found, drafted, study_path, schema_path, as_json)
+    if example is not None and not as_json:
+        typer.echo(next_steps(folder))
+
+
+def _check_numbers(private: str | None, epsilon: float, delta: float) -> None:
+    if private is not None and private not in _STATISTICS:
+        raise TacitError(f"Expected --private to be one of {', '.join(_STATISTICS)}, got {private!r}.")
+    if not 0 < epsilon < math.inf:
+        raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
+    if not 0 < delta < MOST_DELTA:
+        raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
 
 
 def _write_schema(description: Path, out: Path | None, given: dict[str, Any], force: bool, as_json: bool) -> None:

@@ -19,7 +19,12 @@ from tacit.errors import TacitError
 if TYPE_CHECKING:
     from tacit.models import TrainedModel
 
-Bundle = Annotated[Path, typer.Argument(metavar="MODEL", help="A bundle, or a run folder that holds one.")]
+Bundle = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A bundle, or a run folder that holds one; with --silo a model's name.")
+]
+Silo = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="A silo's folder, whose `tacit silo models` has MODEL by name.")
+]
 Schema = Annotated[
     Path | None, typer.Option(help="The silos' schema file, for the model of a deployed study without columns.")
 ]
@@ -30,6 +35,7 @@ def predict_command(
     rows: Annotated[Path, typer.Argument(metavar="NEW.csv", help="A CSV file with the model's columns; no label.")],
     out: Annotated[Path | None, typer.Option(help="The CSV file to write; by default standard output.")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="Also the probability of every class.")] = False,
+    silo: Silo = None,
     schema: Schema = None,
     as_json: JsonObject = False,
 ) -> None:
@@ -39,7 +45,7 @@ def predict_command(
 
     Example: tacit predict runs/clinics-20260101-120000 new.csv --out predicted.csv --proba
     """
-    model = _model(bundle, rows, schema)
+    model = _model(bundle, rows, silo, schema)
     x, notes = model.encode(rows)
     outputs = model.outputs(x)
     found = model.predictions(outputs).tolist()
@@ -67,6 +73,7 @@ def evaluate_command(
     rows: Annotated[
         Path, typer.Argument(metavar="LABELLED.csv", help="A CSV file with the model's columns and target.")
     ],
+    silo: Silo = None,
     schema: Schema = None,
     as_json: JsonObject = False,
 ) -> None:
@@ -78,7 +85,7 @@ def evaluate_command(
     from tacit.models.scores import TITLES
     from tacit.models.trained import EXACT
 
-    model = _model(bundle, rows, schema)
+    model = _model(bundle, rows, silo, schema)
     found, target = rows_of(rows), model.description.target
     if found is None or target.column not in found.cells:
         raise TacitError(
@@ -103,6 +110,7 @@ def evaluate_command(
 def export_command(
     bundle: Bundle,
     onnx: Annotated[Path, typer.Option(help="The ONNX file to write (extra onnx).")],
+    silo: Silo = None,
 ) -> None:
     """Write a model as an ONNX graph from encoded features to predictions, for use without Tacit.
 
@@ -110,15 +118,24 @@ def export_command(
     """
     from tacit.models import export_onnx, load_model
 
-    export_onnx(load_model(bundle), onnx)
+    export_onnx(load_model(_place(bundle, silo)), onnx)
     typer.echo(f"Wrote {onnx}: features that are encoded as model.json says, to predictions.")
 
 
-def _model(bundle: Path, rows: Path, schema: Path | None) -> TrainedModel:
+def _model(bundle: str, rows: Path, silo: Path | None, schema: Path | None) -> TrainedModel:
     need_file(rows, "give a CSV file with a header line and one line per row")
     from tacit.models import load_model
 
-    return load_model(bundle, schema=schema)
+    return load_model(_place(bundle, silo), schema=schema)
+
+
+def _place(bundle: str, silo: Path | None) -> Path:
+    """The folder of a bundle: by its path, or by its name among a silo's models."""
+    if silo is None:
+        return Path(bundle)
+    from tacit.deploy.silo.models import find_model
+
+    return find_model(silo, bundle)
 
 
 def _tell(notes: tuple[str, ...], last: str | None) -> None:

@@ -13,7 +13,7 @@ from tacit.deploy.silo.policy import Policy, digest, load_policy, load_records, 
 from tacit.deploy.silo.service import Home, home_of
 from tacit.errors import TacitError
 from tacit.silo import lost
-from tacit.silo.chain import Counter, Entry, most_spent, place_of, rules_in, written_off
+from tacit.silo.chain import Counter, Entry, Notes, most_spent, place_of, rules_in, written_off
 from tacit.silo.ledger import Ledger, inspect, put_aside
 from tacit.silo.spending import LedgerError
 
@@ -88,18 +88,22 @@ def write_off(folder: Path, loss: dict[str, Any]) -> str:
     identity = {"records": len(records["y"]), "digest": digest(records), "test": False}
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     written = {"epsilon": loss["epsilon"], "delta": loss["delta"], "who": myself(), "when": when}
+    before = [Notes(_left(ledger)).revoked for ledger in (home.ledger, *put_aside(home.ledger))]
     aside = lost.write_off(
         home.ledger,
         home.counter,
         identity,
         written,
         place_of(home.folder, home.machine),
+        approvals=sorted(home.approved.glob("*")),
         policy=plain_policy(policy),
+        revoked=sorted(set().union(*before)),
     )
     kept = f" Put aside: {', '.join(map(str, aside))}." if aside else ""
     return (
         f"A new ledger begins at {home.ledger}, with epsilon {loss['epsilon']:g} at delta {loss['delta']:g} written "
-        f"off.{kept} To serve these records again, raise budget.epsilon and budget.delta in the policy above that."
+        f"off.{kept} What was approved must be approved again. To serve these records again, raise budget.epsilon and "
+        "budget.delta in the policy above that."
     )
 
 

@@ -134,7 +134,7 @@ def _print_prices(plan: Plan, facts: dict[str, Any], console: Console) -> None:
     )
     if facts["sigma_of_mean_over_clip"]:
         listed = ", ".join(f"{kind} {sigma:.4f}" for kind, sigma in facts["sigma_of_mean_over_clip"].items())
-        shared = plan.study.algorithm.channel == "shuffled-sum"
+        shared = plan.study.algorithm.channel in ("pairwise", "shuffled-sum")
         share = " sigma above is of a silo's own share of the noise." if shared else ""
         console.print(f"In the mean of all silos sigma/C is: {listed}.{share}")
     _print_held_out(facts, console)
@@ -205,6 +205,13 @@ def _print_parties(facts: dict[str, Any], console: Console) -> None:
         console.print(f"  {party['who']}: {party['sees']}")
     if facts["counts_on"] is not None:
         console.print(facts["counts_on"])
+    alone = [silo for silo in facts["silos"] if silo["epsilon_if_all_collude"] is not None]
+    if alone:
+        worst = max(alone, key=lambda silo: silo["epsilon_if_all_collude"])
+        console.print(
+            f"{worst['name']}: if all other silos collude with the server, epsilon is "
+            f"{worst['epsilon_if_all_collude']:.4g} in place of {worst['epsilon']:.4g} (its own share of the noise)."
+        )
     exposed = [silo for silo in facts["silos"] if silo["epsilon_without_shuffler"] is not None]
     if exposed:
         worst = max(exposed, key=lambda silo: silo["epsilon_without_shuffler"])

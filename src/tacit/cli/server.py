@@ -26,6 +26,11 @@ ControlFile = Annotated[
     typer.Option("--control", help="control.toml of the SuperLink's folder, or your copy; used on its machine only."),
 ]
 Keys = Annotated[Path, typer.Option(help="The folder of the proposer's key, from `tacit server keys`.")]
+_Only = Annotated[str | None, typer.Option(metavar="A,B,...", help="The names of these silos, where more are online.")]
+_Shufflers = Annotated[Path | None, typer.Option(help="TOML file with [[shufflers]]; see docs/deployment.md.")]
+_Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated.")
+]
 
 
 @server_app.command("link")
@@ -191,15 +196,9 @@ def run_command(
     control: ControlFile,
     silos: Annotated[int, typer.Option(help="How many silos take part.")],
     keys: Keys,
-    only: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="The names of these silos, where more are online.")
-    ] = None,
-    shufflers: Annotated[
-        Path | None, typer.Option(help="TOML file with [[shufflers]]; see docs/deployment.md.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a field; may be repeated.")
-    ] = None,
+    only: _Only = None,
+    shufflers: _Shufflers = None,
+    overrides: _Overrides = None,
     out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Go on with the study of this run folder.")] = None,
     round_seconds: Annotated[float, typer.Option(help="How long a round waits for silos it may go without.")] = 120.0,
@@ -213,15 +212,9 @@ def run_command(
 
     Example: tacit server run heart-disease --control state/control.toml --silos 4 --keys proposer
     """
-    proposer = _read_proposer(keys)
-    listed = [] if shufflers is None else _read_shufflers(shufflers)
-
     from tacit.deploy.flower.commands import read_control
-    from tacit.deploy.flower.watch import follow
-    from tacit.deploy.server.deployment import check_proposer, deployment_from, locked
-    from tacit.studies.folder import typed_command
 
-    read_control(control)
+    proposer = _read_proposer(keys)
     terms = {
         "silos": silos,
         "only": [name.strip() for name in (only or "").split(",") if name.strip()],
@@ -230,24 +223,37 @@ def run_command(
         "patience": patience,
         "evaluate": evaluate,
         "record": record,
-        "shufflers": listed,
+        "shufflers": [] if shufflers is None else _read_shufflers(shufflers),
         "proposer": proposer["name"],
         "key": str((keys / "proposer.key").resolve()),
         "pins": proposer["silos"],
-        # Another process writes the report.
-        "command": typed_command(),
     }
+    read_control(control)
+    _lead(terms, study, overrides or [], out, resume, control)
+
+
+def _lead(
+    terms: dict[str, Any], study: str, overrides: list[str], out: Path, resume: Path | None, control: Path
+) -> None:
+    """Lead a study in a new run folder, or go on in one; ``terms`` become the folder's deployment."""
+    from tacit.deploy.flower.watch import follow
+    from tacit.deploy.server.deployment import check_proposer, deployment_from, locked
+    from tacit.studies.folder import typed_command
+
+    # Another process writes the report.
+    terms["command"] = typed_command()
     deployment_from(terms)
-    folder = _run_folder(study, overrides or [], len(listed), out) if resume is None else resume.resolve()
+    folder = _run_folder(study, overrides, len(terms["shufflers"]), out) if resume is None else resume.resolve()
     if not (folder / "study.toml").is_file():
         raise TacitError(f"{folder} is not a run folder; leave --resume out to start anew.")
     terms["folder"] = str(folder)
     with locked(folder) as make_room:
-        check_proposer(folder, proposer["name"])
+        check_proposer(folder, terms["proposer"])
         (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
         make_room()
         follow(folder, control.resolve(), Console())
-    typer.echo(f"Report: {folder / 'report.html'}")
+    report = folder / ("statistics.json" if (folder / "statistics.json").is_file() else "report.html")
+    typer.echo(f"Report: {report}")
 
 
 @server_app.command("abort")
@@ -270,6 +276,29 @@ def abort_command(
 
     with leader.connected(control) as transport:
         said = ending.abort(folder, transport)
+    for name, text in said.items():
+        typer.echo(f"{name}: {text}")
+
+
+@server_app.command("deliver")
+def deliver_command(
+    folder: Annotated[Path, typer.Argument(help="The run folder of a study that is through.")], control: ControlFile
+) -> None:
+    """Send the model of a study to its silos, for a minute; `tacit server run` did so for those that were there.
+
+    A silo that has the model says so again. The owners list theirs with: tacit silo models
+
+    Example: tacit server deliver runs/heart-disease --control state/control.toml
+    """
+    need_file(folder / "checkpoint.npz", "give the run folder of a study that is through")
+    from tacit.deploy.flower.commands import read_control
+
+    read_control(control)
+    from tacit.deploy.flower import leader
+    from tacit.deploy.server.delivery import deliver_again
+
+    with leader.connected(control) as transport:
+        said = deliver_again(folder, transport)
     for name, text in said.items():
         typer.echo(f"{name}: {text}")
 

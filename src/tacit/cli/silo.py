@@ -141,11 +141,15 @@ def serve_command(
 def keys_command(folder: Folder) -> None:
     """Make the silo's keys, once, and print the public ones: `sign` for proposers and shufflers, `node` for the server.
 
+    Other silos pin `sign` too, for pairwise sums (`[pairwise.peers]` in the policy). The fingerprint is for the
+    telephone: owners compare it with that of the key that they were sent. Fingerprints of pinned peers follow.
+
     Example: tacit silo keys clinic
     """
     from tacit.deploy.flower.commands import node_key
     from tacit.deploy.permissions import check_owner, read_secret, write_secret
-    from tacit.deploy.signing import Signer, new_signing_key
+    from tacit.deploy.signing import Signer, fingerprint, new_signing_key
+    from tacit.deploy.silo.policy import load_policy
 
     check_owner(folder)
     if not (folder / "sign.key").exists():
@@ -153,8 +157,13 @@ def keys_command(folder: Folder) -> None:
     # The private half may have been moved to the courier; the public one stays.
     if not (folder / "node.key.pub").exists():
         node_key(folder / "node.key")
-    typer.echo(f"sign  {Signer(read_secret(folder / 'sign.key')).public}")
+    own = Signer(read_secret(folder / "sign.key")).public
+    typer.echo(f"sign  {own}")
     typer.echo(f"node  {folder / 'node.key.pub'}")
+    typer.echo(f"fingerprint  {fingerprint(own)}")
+    policy = load_policy(folder / "policy.toml") if (folder / "policy.toml").exists() else None
+    for name, key in {} if policy is None or policy.pairwise is None else policy.pairwise.peers.items():
+        typer.echo(f"peer  {name}  {fingerprint(key)}")
 
 
 @silo_app.command("join")
@@ -225,6 +234,36 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     for name in facts["decided"]:
         study, _, verb = name.partition(".")
         typer.echo(f"Decided: {verb} {study[:_SHORT]}; it counts, and is written down with the daemon's next request.")
+
+
+@silo_app.command("models")
+def models_command(folder: Folder, as_json: Json = False) -> None:
+    """List the models that this silo was given, each at the end of a study that it has answered.
+
+    The price is this silo's own, by its ledger. Use one by its name: tacit predict NAME new.csv --silo FOLDER
+
+    Example: tacit silo models clinic
+    """
+    from tacit.deploy.silo.models import kept_models
+
+    need_file(folder / "policy.toml", "give a silo's folder, which has a policy.toml")
+    rows = kept_models(folder)
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        typer.echo("No models yet: the server hands one over at the end of each study that this silo has answered.")
+        return
+    table = Table("name", "study", "epsilon", "delta", "received", "from", title="models")
+    for row in rows:
+        price = (f"{row['epsilon']:.4g}", f"{row['delta']:.1e}")
+        shown = (row["name"], row["study"][:_SHORT], *price, row["received"], row["proposer"])
+        table.add_row(*map(Text, shown))
+    console = Console()
+    print_table(table, console)
+    for row in rows:
+        note = "" if row["intact"] else "  DAMAGED: not as it was received; ask its proposer for tacit server deliver"
+        console.print(Text(f"{row['path']}{note}"), soft_wrap=True)
 
 
 Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]

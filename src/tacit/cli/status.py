@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tacit.deploy.client import Client
-from tacit.deploy.contract import record_of
+from tacit.deploy.contract import record_of, seat_of
 from tacit.deploy.permissions import check_owner
-from tacit.deploy.silo.consent import charge_of, check_delta, check_sampling, consider, terms_of
+from tacit.deploy.silo.consent import Offer, charge_of, check_delta, check_sampling, consider, terms_of
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
 from tacit.errors import TacitError, printable
 from tacit.plans.price import TAILS
+from tacit.privacy.pairwise import if_all_collude
 from tacit.silo.chain import Counter, Entry, Notes, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import check_beginning, inspect, waiting
 from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_words, share
@@ -252,10 +253,13 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
         "takes_share": None,
         "left_share": None,
         "refusal": None,
+        "left_if_all_collude": None,
     }
     try:
         check_delta(plan.delta, rule)
-        offer = consider(plan, records=records, record=record_of(plan), allow=policy.allow, shuffle=policy.shuffle)
+        own: dict[str, Any] = {"shuffle": policy.shuffle, "pairwise": policy.pairwise, "silo": policy.name}
+        offer = consider(plan, records=records, record=record_of(plan), allow=policy.allow, **own)
+        found["left_if_all_collude"] = _left(plan, offer)
         check_sampling(offer, policy.allow)
         found["own_epsilon"] = offer.price.epsilon
         after = share(rule, [*charged, charge_of(offer)])
@@ -265,6 +269,22 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
     except TacitError as error:
         found["refusal"] = str(error)
     return found
+
+
+def _left(plan: Plan, offer: Offer) -> float | None:
+    """The epsilon of a plan of pairwise sums if all other silos collude with the server."""
+    peers = seat_of(plan, offer.events[0].records).peers
+    return None if peers is None else finite(if_all_collude(offer.events, peers, delta=plan.delta))
+
+
+def _trust(row: Mapping[str, Any]) -> dict[str, str]:
+    """Whom the price of a plan of pairwise sums counts on, and what is left without them."""
+    among, left = row["plan"].get("pairwise"), row["left_if_all_collude"]
+    if among is None:
+        return {}
+    others = f"at most {among['colluding']} collude with the server, {among['min_silos']} or more in a round"
+    alone = "" if left is None else f"; if all others collude, epsilon is {left:.4g}"
+    return {"counts on": f"{', '.join(among['silos'])}: {others}{alone}"}
 
 
 def described(row: Mapping[str, Any], folder: Path) -> str:
@@ -282,6 +302,7 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
         "model": f"{model}, {plan['task']}, {features} features",
         "silos": f"{plan['silos']}, {come}"
         + ("" if shuffle is None else f", shufflers {', '.join(shuffle['shufflers'])}"),
+        **_trust(row),
         **prices(row),
         # The whole of both: a part of either might be that of two plans.
         "compare": f"{row['comparison']} (the same at every silo of this study)",

@@ -148,10 +148,10 @@ def algorithms_command(as_json: Json = False) -> None:
 
     Example: tacit algorithms --json
     """
-    from tacit.plans.catalogue import ALGORITHMS
+    from tacit.plans.catalogue import shipped
 
     names = ("name", "paper", "guarantee", "assumes")
-    _listing("Algorithms", [{name: getattr(row, name) for name in names} for row in ALGORITHMS.values()], as_json)
+    _listing("Algorithms", [{name: getattr(row, name) for name in names} for row in shipped().values()], as_json)
 
 
 def studies_command(as_json: Json = False) -> None:

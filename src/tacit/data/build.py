@@ -56,7 +56,8 @@ def build(name: str, table: Table, division: Division) -> Federation:
     train = np.concatenate([split[0] for split in splits])
     encoding = table.fit(table.x[reserve], table.x[train])
     encoded = [[_records(table, encoding, rows) for rows in split] for split in splits]
-    silos = [SiloData(title, *parts) for title, parts in zip(titles, encoded, strict=True)]
+    cells = [None if table.cells is None else table.cells[np.concatenate(split)] for split in splits]
+    silos = [SiloData(title, *parts, cells=own) for title, parts, own in zip(titles, encoded, cells, strict=True)]
     detail = _SPLIT.format(division.validation, division.test)
     if table.official_test is not None:
         x, y, label = table.official_test
@@ -80,6 +81,7 @@ def build(name: str, table: Table, division: Division) -> Federation:
         group_names=table.group_names,
         encoding=encoding,
         target=table.target,
+        columns=table.columns,
     )
 
 

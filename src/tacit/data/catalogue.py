@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.data import csv_silos, heart_disease, images, synthetic, tabular
+from tacit.data import csv_silos, heart_disease, images, synthetic, tabular, tcga_brca
 from tacit.data.build import Division, build
 from tacit.data.federation import DataError, Federation, Table
 from tacit.data.partition import DEFAULT_LEVELS, DIGIT_PAIRS, PARTITIONS
@@ -43,6 +43,8 @@ DATA_SETS: dict[str, DataSet] = {
     "credit-card": DataSet(partial(tabular.read_fair, "credit_card"), "attribute", 3, 0.05, 0.2),
     "california-housing": DataSet(tabular.read_california_housing, "iid", 10, 0.1, 0.1),
     "insurance": DataSet(partial(tabular.read, "insurance"), "sorted-target", 10, 0.1, 0.1),
+    "school": DataSet(tabular.read_school, "natural", 139, 0.1, 0.2),
+    "tcga-brca": DataSet(tcga_brca.read, "natural", 6, 0.1, 0.2),
 }
 
 OWN: dict[str, DataSet] = {

@@ -12,13 +12,24 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tacit.data.encode import Columns, Norm, Scaled, columns_step, norm_step, scaled_target, target_step
+from tacit.data.encode import (
+    Cells,
+    Columns,
+    Norm,
+    Scaled,
+    columns_step,
+    level_cells,
+    norm_step,
+    number_cells,
+    scaled_target,
+    target_step,
+)
 from tacit.data.federation import DataError, Encoding, RawColumn, Records, Step, Table, Target
 from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, public_schema, read_schema
 from tacit.errors import counted, nearest
@@ -154,6 +165,30 @@ def _codes(file: RawFile, name: str, column: AnyColumn) -> np.ndarray:
     return np.array([positions.get(cell, np.nan) for cell in file.column(name)])
 
 
+def cells_of(file: RawFile, schema: Schema) -> list[Cells]:
+    """Every used column and the target, as statistics read them; a level that is not listed is any other."""
+    found = []
+    for name in schema.used:
+        column = schema.columns[name]
+        if isinstance(column, NumberColumn):
+            found.append(number_cells(name, file.numbers(name), column.low, column.high, column.unit))
+        elif isinstance(column, CategoryColumn):
+            found.append(level_cells(name, _positions(file, name, column.levels), column.levels))
+    target = schema.target
+    if target.range is not None:
+        found.append(number_cells(target.column, file.numbers(target.column), *target.range, target.unit))
+    elif target.classes is not None:
+        found.append(level_cells(target.column, _positions(file, target.column, target.classes), target.classes))
+    return found
+
+
+def _positions(file: RawFile, name: str, levels: Sequence[str]) -> np.ndarray:
+    """Positions among levels: nan where missing, and one past the last where not listed."""
+    known = {level: float(position) for position, level in enumerate(levels)}
+    other = float(len(levels))
+    return np.array([known.get(cell, np.nan if is_missing(cell) else other) for cell in file.column(name)])
+
+
 def has_decimal_comma(cell: str) -> bool:
     """Whether a cell would be a number if its comma were a point.
 
@@ -249,6 +284,9 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
     files = [read_csv(path) for path in csv_files(place)]
     encoded = [encode_file(file, rules) for file in files]
     encoding = encoding_of(rules)
+    cells = [cells_of(file, rules) for file in files]
+    # A range or levels that were read from records are not public, and nothing is counted by them.
+    shown = [i for i, one in enumerate(cells[0]) if one.facts["name"] not in rules.read_from_records]
     return Table(
         x=np.concatenate([x for x, _ in encoded]),
         y=np.concatenate([y for _, y in encoded]),
@@ -259,7 +297,13 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
         target=target_of(rules),
         natural=np.repeat(np.arange(len(files)), [len(y) for _, y in encoded]),
         silo_names=tuple(file.silo for file in files),
+        cells=np.concatenate([_stacked([own[i] for i in shown], len(own[0].values)) for own in cells]),
+        columns=tuple(cells[0][i].facts for i in shown),
     )
+
+
+def _stacked(cells: Sequence[Cells], count: int) -> np.ndarray:
+    return np.stack([own.values for own in cells], axis=1) if cells else np.zeros((count, 0), np.float32)
 
 
 def strays(file: RawFile, schema: Schema) -> list[str]:
@@ -295,4 +339,5 @@ def silo_records(path: Path, schema_path: Path, *, tell: Callable[[str], None]) 
             f"{path}: {'; '.join(lines)}. Correct the cells, or agree with all silos on a schema that covers them; the "
             "count is for the owner's eyes and is not sent."
         )
-    return {"x": encoding_of(rules).apply(raw), "y": target}
+    cells = cells_of(file, rules)
+    return {"x": encoding_of(rules).apply(raw), "y": target, "columns": _stacked(cells, len(target))}

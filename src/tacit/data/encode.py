@@ -8,8 +8,9 @@ record by record. Nothing is fitted.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -278,6 +279,36 @@ class Curves(Stage):
         for place, knots, heights in zip(self.places, self.knots, self.heights, strict=True):
             rows[:, place] = np.interp(np.clip(rows[:, place], -1.0, 1.0), knots, heights)
         return rows
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A column as statistics read it: plain facts, and a number for each record.
+
+    A number with a declared range is the share of it that lies below the value, between 0 and 1. A category is the
+    position among its levels, and one more is any other level. What is missing is -1.
+    """
+
+    facts: Mapping[str, Any]
+    values: np.ndarray
+
+
+def number_cells(name: str, values: np.ndarray, low: float, high: float, unit: str | None = None) -> Cells:
+    """A number, moved to the nearer end of its declared range where it is outside; nan is missing.
+
+    >>> number_cells("age", np.array([30.0, 200.0, np.nan]), 20, 60).values.tolist()
+    [0.25, 1.0, -1.0]
+    """
+    share = np.clip((values.astype(np.float64) - low) / (high - low), 0.0, 1.0)
+    facts = {"name": name, "kind": "number", "low": float(low), "high": float(high)} | ({"unit": unit} if unit else {})
+    return Cells(facts, np.where(np.isnan(values), -1.0, share).astype(np.float32))
+
+
+def level_cells(name: str, codes: np.ndarray, levels: Sequence[str]) -> Cells:
+    """A category from positions among its levels; nan is missing, and what is no position any other level."""
+    known = np.isin(codes, np.arange(len(levels)))
+    values = np.where(np.isnan(codes), -1.0, np.where(known, codes, len(levels)))
+    return Cells({"name": name, "kind": "category", "levels": tuple(levels)}, values.astype(np.float32))
 
 
 def scaled_target(values: np.ndarray, low: float, high: float) -> np.ndarray:

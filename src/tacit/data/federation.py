@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -44,12 +44,13 @@ class Step:
 
 @dataclass(frozen=True)
 class SiloData:
-    """The records of one silo, already split."""
+    """The records of one silo, already split; ``cells`` has the declared columns of all of them, in that order."""
 
     name: str
     train: Records
     validation: Records
     test: Records
+    cells: np.ndarray | None = field(default=None, kw_only=True)
 
 
 class Stage(ABC):
@@ -120,6 +121,7 @@ class Federation:
         group_names: what the values of ``s`` mean; empty where there is no ``s``.
         encoding: the map from raw records to ``x``, for new rows.
         target: the column that ``y`` is, in its own words and units.
+        columns: what the columns of silos' ``cells`` are, as `tacit.data.encode.Cells` says it; for statistics.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Federation:
     group_names: tuple[str, ...] = ()
     encoding: Encoding | None = None
     target: Target | None = None
+    columns: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def touches_private_data(self) -> bool:
@@ -160,6 +163,7 @@ class Table:
         reserve: how many records to put aside, in no silo, for ``fit``.
         official_test: raw ``x``, ``y`` and ``label`` of a test set that the source itself keeps apart.
         target: the column that ``y`` is, where it has a name or a range.
+        cells: the declared columns as numbers, for statistics; ``columns`` says what they are.
     """
 
     x: np.ndarray
@@ -177,3 +181,5 @@ class Table:
     reserve: int = 0
     official_test: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
     target: Target | None = None
+    cells: np.ndarray | None = None
+    columns: tuple[Mapping[str, Any], ...] = ()

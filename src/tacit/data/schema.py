@@ -207,6 +207,16 @@ def schema_from(tree: dict[str, Any], where: str) -> Schema:
         raise DataError(f"The schema {where} cannot be used:\n  " + "\n  ".join(lines)) from None
 
 
+def described_schema(described: Mapping[str, Any]) -> Schema:
+    """The schema that a description, as `Schema.description` gives it, is of; dropped columns are not in it."""
+    if described.get("encoding") != ENCODING:
+        raise DataError(f"Expected a description of encoding={ENCODING}, got {described.get('encoding')}.")
+    fields = {"number": NumberColumn.model_fields, "category": CategoryColumn.model_fields}
+    columns = {column["name"]: {key: column[key] for key in fields[column["kind"]]} for column in described["columns"]}
+    tree = {"target": described["target"], "norm": described["norm"], "columns": columns}
+    return schema_from(tree, "that silos describe")
+
+
 def _line(problem: Mapping[str, Any]) -> str:
     """What is wrong with one key; what pydantic knows of a column's kind is not a part of the file's key."""
     place = problem["loc"]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tacit.data import encode
-from tacit.data.encode import Column, Columns, Norm, OneHot, Sensitive, Standard
+from tacit.data.encode import Cells, Column, Columns, Norm, OneHot, Sensitive, Standard
 from tacit.data.federation import DataError, Encoding, RawColumn, Step, Table, Target
 from tacit.data.files import locate
 from tacit.data.layout import described, layout
@@ -97,6 +97,23 @@ def read_california_housing(directory: Path | None, verify: bool) -> Table:
     return fixed_table(tree, columns, y, steps=(step,))
 
 
+def read_school(directory: Path | None, verify: bool) -> Table:
+    """Examination scores of pupils; every school is a silo. What is coded with zero and one keeps a number as name."""
+    from scipy.io import loadmat  # slow to import, so only when asked for
+
+    stored = loadmat(locate(layout()["school/school.mat"], directory, verify))
+    schools, scores = stored["X"][0], stored["Y"][0]
+    tree = described("school")
+    # The last column is the constant one.
+    raw = np.concatenate([school[:, :-1] for school in schools]).astype(np.float64)
+    columns = dict(zip(tree["columns"], raw.T, strict=True))
+    name, low, high = (tree["target"][key] for key in ("column", "low", "high"))
+    y = encode.scaled_target(np.concatenate([own.ravel() for own in scores]).astype(np.float64), low, high)
+    table = fixed_table(tree, columns, y, steps=(encode.target_step(name, low, high),))
+    natural = np.repeat(np.arange(len(schools)), [len(school) for school in schools])
+    return replace(table, natural=natural, silo_names=tuple(f"school {i + 1:03d}" for i in range(len(schools))))
+
+
 def read_breast_cancer(directory: Path | None, verify: bool, *, scaling: str = "bounds") -> Table:
     """Wisconsin Diagnostic Breast Cancer, from scikit-learn; a label of 1 is malignant.
 
@@ -151,6 +168,7 @@ def fixed_table(
         columns={name: _raw(name, tree) for name in names},
     )
     classes = tuple(tree.get("classes", ()))
+    cells = _cells_of(tree, columns, used, np.asarray(y), group)
     return Table(
         x=np.column_stack(list(columns.values())),
         y=np.asarray(y, np.int32 if classes else np.float32),
@@ -162,7 +180,48 @@ def fixed_table(
         s=None if group is None else group.codes(columns[group.column]),
         group_names=() if group is None else group.labels,
         attributes={name: columns[column] for name, column in tree["attributes"].items()},
+        cells=np.stack([own.values for own in cells], axis=1),
+        columns=tuple(own.facts for own in cells),
     )
+
+
+def _cells_of(
+    tree: Mapping[str, Any],
+    columns: Mapping[str, np.ndarray],
+    used: Sequence[Column],
+    y: np.ndarray,
+    group: Sensitive | None,
+) -> list[Cells]:
+    """The columns that are declared: by features, as the sensitive attribute, and as the target, which is last."""
+    found: dict[str, Cells] = {}
+    for column in used:
+        name, values = column.column, columns[column.column]
+        levels = tree.get("levels", {}).get(name)
+        if name in found or isinstance(column, encode.Missing):
+            continue
+        if levels is not None:
+            found[name] = encode.level_cells(name, values, levels)
+        elif isinstance(column, encode.Bounded):
+            found[name] = encode.number_cells(name, values, column.low, column.high)
+        elif isinstance(column, encode.Signed) or (isinstance(column, encode.OneHot) and len(column.names) == 1):
+            marked = column.positive if isinstance(column, encode.Signed) else column.categories
+            codes = np.where(np.isnan(values), np.nan, np.isin(values, marked))
+            found[name] = encode.level_cells(name, codes, ("no", "yes"))
+        else:
+            rows = column.features(values)
+            codes = np.where(rows.any(axis=1), rows.argmax(axis=1), rows.shape[1]).astype(np.float64)
+            labels = [label.partition("=")[2] for label in column.names]
+            found[name] = encode.level_cells(name, np.where(np.isnan(values), np.nan, codes), labels)
+    if group is not None and group.column not in found:
+        codes = group.codes(columns[group.column]).astype(np.float64)
+        found[group.column] = encode.level_cells(group.column, codes, group.labels)
+    target, classes = tree["target"], tree.get("classes", ())
+    if classes:
+        last = encode.level_cells(target["column"], y.astype(np.float64), classes)
+    else:
+        span = float(target["high"]) - float(target["low"])
+        last = encode.number_cells(target["column"], target["low"] + span * y, target["low"], target["high"])
+    return [own for name, own in found.items() if name != target["column"]] + [last]
 
 
 def _raw(name: str, tree: Mapping[str, Any]) -> RawColumn:

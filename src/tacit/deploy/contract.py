@@ -49,14 +49,20 @@ def _tuples(value: Any) -> Any:
 
 def record_of(plan: Plan) -> dict[str, jax.ShapeDtypeStruct]:
     """The shape of one record, as the plan says."""
-    return record_shape(plan.features, plan.task)
+    places = [column.get("place", 0) for column in plan.algorithm.get("columns", ()) if isinstance(column, dict)]
+    return record_shape(plan.features, plan.task, 1 + max(places) if places else 0)
 
 
 def seat_of(plan: Plan, records: int) -> Seat:
     """What the price of a plan depends on at its silo, with this many records."""
     shuffle = plan.shuffle
     anonymity_set = None if shuffle is None else AnonymitySet(shuffle.records, shuffle.honest, shuffle.min_silos)
-    return Seat(plan.silo_index, plan.silos, records, plan.max_participations, anonymity_set)
+    among, peers = plan.pairwise, None
+    if among is not None:
+        from tacit.privacy.pairwise import Peers
+
+        peers = Peers(among.records, among.colluding, among.min_silos, among.spare_attempts)
+    return Seat(plan.silo_index, plan.silos, records, plan.max_participations, anonymity_set, peers)
 
 
 def affordable(

@@ -26,8 +26,11 @@ WHOLE_FRAME = 120.0
 MOST_HELD = 2 * MOST_FRAME
 """How many bytes all strangers together may have sent that are not answered yet."""
 
-MOST_IN_AN_HOUR = 100
-"""How many refusals are logged in an hour; a server could send thousands in a second."""
+MOST_OF_CALLERS = 4 * MOST_FRAME
+"""How many bytes all callers together may have sent that are not answered yet."""
+
+MOST_IN_AN_HOUR = 25
+"""How many refusals of one code are logged in an hour; a server could cause thousands in a second."""
 
 _HOUR = 3600.0
 _LONGEST = 400
@@ -43,10 +46,11 @@ class Listener:
 
     ``secure`` wraps a fresh connection in TLS, before its handshake; then strangers have `HANDSHAKE` seconds in all.
     ``first`` is how many bytes a stranger's frame may have. All strangers together may have ``held`` bytes in memory;
-    for more, the oldest one that has sent some is cut off.
+    for more, the oldest one that has sent some is cut off. Callers have `MOST_OF_CALLERS`; who sends more is ``busy``.
 
     Formal guarantee: strangers keep no slot from callers, nobody waits for the handshake of another, and of what
-    strangers send, no more than ``held`` bytes and one read of each are kept at once.
+    strangers send, no more than ``held`` bytes and one read of each are kept at once; of what callers send,
+    `MOST_OF_CALLERS` and one read of each.
     """
 
     def __init__(
@@ -99,9 +103,13 @@ class Listener:
             self._leave(line)
             raise
 
-    def _make_room(self) -> None:
-        """Cut strangers off, the oldest first, until all of them together hold no more than they may."""
+    def _make_room(self, grown: _Line) -> None:
+        """Refuse a caller for whom there is no room; of strangers cut the oldest off, until the others have it."""
         with self._lock:
+            if grown.known:
+                if sum(own.held for own in self._callers) > MOST_OF_CALLERS:
+                    raise RefusalError("busy", f"expected at most {MOST_OF_CALLERS} bytes of all callers at once")
+                return
             for line in list(self._strangers):
                 if sum(own.held for own in self._strangers) <= self._held:
                     return
@@ -189,7 +197,7 @@ class _Line:
     last byte of its reply; until then it has ``held`` so many bytes of it. ``grown`` is told whenever these are more.
     """
 
-    def __init__(self, connection: socket.socket, address: str, grown: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, connection: socket.socket, address: str, grown: Callable[[_Line], None]) -> None:
         self.connection, self.address, self._grown, self.held = connection, address, grown, 0
         self.known = self.at_work = self.cut = False
         self.until: float | None = None
@@ -218,8 +226,7 @@ class _Line:
                 self._begin()
             self._kept += part
             self.held += len(part)
-            if not self.known:
-                self._grown()
+            self._grown(self)
             if self.cut:
                 raise ConnectionAbortedError
         taken = bytes(self._kept[:count])
@@ -245,29 +252,32 @@ class RefusalLog:
     """Logs refusals as they are made."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log, self._clock, self._begun, self._count = log, clock, clock(), 0
-        self._recent: deque[str] = deque(maxlen=MOST_IN_AN_HOUR)
+        self._log, self._clock, self._begun = log, clock, clock()
+        self._counts = Counter[str]()
+        self._recent: dict[str, deque[str]] = {}
         self._lock = threading.Lock()
 
     def refuse(self, code: str, text: str, numbers: Mapping[str, float] | None = None) -> bytes:
         """The frame of a refusal; it is logged unless the same was logged lately."""
         named = ", ".join(f"{name} {value:.6g}" for name, value in (numbers or {}).items())
-        self.note(f"refused, {code}: {text}" + (f" ({named})" if named else ""))
+        self.note(f"refused, {code}: {text}" + (f" ({named})" if named else ""), code)
         return refuse(code, text, numbers)
 
-    def note(self, text: str) -> None:
-        """Log a line, unless it was logged lately or there were too many."""
+    def note(self, text: str, code: str = "") -> None:
+        """Log a line, unless it was logged lately or there were too many of its code; one code hides no other."""
         line = text.encode("unicode_escape").decode("ascii")[:_LONGEST]
         with self._lock:
             if self._clock() - self._begun >= _HOUR:
-                self._begun, self._count = self._clock(), 0
+                self._begun = self._clock()
+                self._counts.clear()
                 self._recent.clear()
-            if line in self._recent or self._count > MOST_IN_AN_HOUR:
+            recent = self._recent.setdefault(code, deque(maxlen=MOST_IN_AN_HOUR))
+            if line in recent or self._counts[code] > MOST_IN_AN_HOUR:
                 return
-            self._count += 1
-            self._recent.append(line)
-            if self._count > MOST_IN_AN_HOUR:
-                line = f"more than {MOST_IN_AN_HOUR} different refusals within an hour; the next ones are not logged"
+            self._counts[code] += 1
+            recent.append(line)
+            if self._counts[code] > MOST_IN_AN_HOUR:
+                line = f"more than {MOST_IN_AN_HOUR} lines like this within an hour; no more are logged: {line}"
         self._log.warning("%s", line)
 
 

@@ -46,6 +46,17 @@ def read_secret(path: Path) -> bytes:
         raise PermissionsError(f"No key at {path}; make it with `tacit shuffler init` or `tacit silo keys`.") from None
 
 
+def own_text(path: Path) -> bytes:
+    """A file as it stands on disk now; empty where it cannot be read, or others may use it too."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            is_owners = not found.st_mode & 0o077 and found.st_uid in (0, os.geteuid())
+            return file.read() if is_owners else b""
+    except OSError:
+        return b""
+
+
 def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = (), because: str = _COURIER) -> None:
     """Raise unless the files of a silo (or a shuffler) are their owner's alone and nobody else can replace them.
 
@@ -58,7 +69,7 @@ def check_silo(folder: Path, files: Iterable[Path], *, public: Iterable[Path] = 
     private, shown = ([path for path in paths if path.exists()] for paths in (files, public))
     wrong = {} if _may(folder, FOLDER_MODE) else {folder: FOLDER_MODE}
     wrong |= {path: 0o700 if path.is_dir() else 0o600 for path in private if not _may(path, 0o700)}
-    wrong |= {path: 0o644 for path in shown if not _may(path, 0o755)}
+    wrong |= {path: 0o755 if path.is_dir() else 0o644 for path in shown if not _may(path, 0o755)}
     if wrong:
         raise PermissionsError(f"Expected {_listed(wrong)} to be its owner's alone: {because}; run: {mending(wrong)}")
     foreign = [path for path in [folder, *private, *shown] if path.stat().st_uid not in {0, os.geteuid()}]

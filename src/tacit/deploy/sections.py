@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tacit.deploy.permissions import check_silo
 from tacit.errors import TacitError, explained
 
 Count = Annotated[int, Field(ge=1)]
@@ -25,11 +26,26 @@ _Model = TypeVar("_Model", bound=Section)
 def read_toml(path: Path, error: type[TacitError], missing: str) -> dict[str, Any]:
     """The values in a TOML file; ``missing`` says what to do where there is none."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError:
         raise error(missing) from None
+    return values_in(text, path, error)
+
+
+def values_in(text: bytes, path: Path, error: type[TacitError]) -> dict[str, Any]:
+    """The values in the text of a TOML file."""
+    try:
+        return tomllib.loads(text.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise error(f"{path} is not valid TOML: {problem}.") from None
+
+
+def changed_values(text: bytes, path: Path, error: type[TacitError]) -> dict[str, Any]:
+    """The values in a TOML file that was changed while it was in use: its owner's, and not empty."""
+    check_silo(path.parent, [path])
+    if not text:
+        raise error(f"{path} is empty or cannot be read.")
+    return values_in(text, path, error)
 
 
 def checked(model: type[_Model], tree: dict[str, Any], error: type[TacitError], what: str) -> _Model:

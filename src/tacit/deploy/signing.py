@@ -32,7 +32,10 @@ from tacit.errors import TacitError
 
 _KIND = "ed25519"
 
-NOT_ASKED = frozenset({"unsigned", "proposer", "signature", "addressed", "replayed"})
+MOST_AHEAD = 86_400 * 10**9
+"""How far a counter may be ahead of the clock here, in nanoseconds; a larger one would shut all that follow out."""
+
+NOT_ASKED = frozenset({"unsigned", "proposer", "signature", "addressed", "ahead", "replayed", "terms"})
 """The codes of a signed frame that is refused before its request is read."""
 
 
@@ -64,7 +67,11 @@ def new_signing_key() -> bytes:
 def check_signature(public: str, signature: str, header: bytes, payload: bytes) -> None:
     """Raise unless the holder of the key signed exactly this."""
     try:
-        verifying_key(public).verify(base64.b64decode(signature, validate=True), _signed(header, payload))
+        raw = base64.b64decode(signature, validate=True)
+        if base64.b64encode(raw).decode() != signature:
+            # Its last letter has bits that mean nothing.
+            raise ValueError(signature)
+        verifying_key(public).verify(raw, _signed(header, payload))
     except (InvalidSignature, ValueError):
         raise SignatureError("The signature is not that of the key.") from None
 
@@ -75,6 +82,16 @@ def verifying_key(public: str) -> ed25519.Ed25519PublicKey:
     if kind != _KIND:
         raise ValueError(f"expected a key such as {_KIND}:..., as the keys commands of server, silo and shuffler print")
     return ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(body, validate=True))
+
+
+def fingerprint(public: str) -> str:
+    """A key in eight groups of four digits, to compare by telephone: the first 128 bits of its SHA-256.
+
+    >>> fingerprint(Signer(bytes(32)).public)
+    '139e 3940 e64b 5491 7220 88d9 a0d7 4162'
+    """
+    digits = hashlib.sha256(verifying_key(public).public_bytes_raw()).hexdigest()
+    return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
 
 
 def _is_key(public: str) -> str:
@@ -123,7 +140,8 @@ def opened_request(
     """The request inside a signed one, as ``parse`` reads it; only a silo's `Hello` may be addressed to nobody.
 
     Formal guarantee: what is returned was signed, with this payload and counter and for this silo, by the holder of the
-    key that is pinned to the proposer; and for this ledger, unless it is a `Hello`.
+    key that is pinned to the proposer; and for this ledger, unless it is a `Hello`. Its counter shuts no later request
+    out for more than a day.
     """
     public = proposers.get(signed.proposer)
     if public is None:
@@ -132,6 +150,8 @@ def opened_request(
         check_signature(public, signed.signature, _unsigned(signed), payload)
     except SignatureError:
         raise RefusalError("signature", "expected a request that the proposer has signed") from None
+    if signed.counter > time.time_ns() + MOST_AHEAD:
+        raise RefusalError("ahead", "expected a counter within a day of the clock here: one of two clocks is wrong")
     request = parse(signed.request.encode())
     open_to = ("",) if isinstance(request, Hello) else ()
     if signed.silo not in (silo, *open_to):

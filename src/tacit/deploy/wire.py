@@ -17,7 +17,16 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from tacit.errors import TacitError
 from tacit.privacy.anonymity import record_weights
@@ -30,7 +39,10 @@ MOST_FRAME = 1 << 26
 MOST_DESCRIPTION = 3 << 13
 """How many bytes a description may have that is sent; inside a signed header it may become twice as long."""
 
-_MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 4, 64, 10**6
+MOST_PEERS = 128
+"""The most silos of a pairwise sum: a roster must fit a header."""
+
+_MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 5, 64, 10**6
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 StudyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -133,9 +145,40 @@ class Shuffle(Strict):
 
     def record_weights(self, batch_size: int | None) -> tuple[Any, Any]:
         """What a record of each silo counts, relative to the one that counts most, and what that one counts."""
-        records = np.asarray(self.records)
-        sizes = records if batch_size is None else np.full(len(records), batch_size)
-        return record_weights(None if self.weights == "equal" else records / records.sum(), sizes)
+        return _record_weights(self, batch_size)
+
+
+class Pairwise(Strict):
+    """The silos of a plan whose channel is pairwise, by index: names and numbers of records, and what is counted on.
+
+    At most ``colluding`` silos work together with the server. At least ``min_silos`` silos are in a round, and up to
+    ``spare_attempts`` rounds may be asked again. ``weights`` says what the objective weighs alike: silos or records.
+    """
+
+    silos: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MOST_PEERS)]
+    records: Annotated[tuple[Annotated[int, Field(ge=1, le=10**9)], ...], Field(min_length=2, max_length=MOST_PEERS)]
+    colluding: Annotated[int, Field(ge=1)]
+    min_silos: Annotated[int, Field(ge=2)]
+    spare_attempts: Annotated[int, Field(ge=0, le=_LARGEST)]
+    weights: Literal["equal", "records"] = "equal"
+
+    @model_validator(mode="after")
+    def _counted(self) -> Pairwise:
+        if len(set(self.silos)) != len(self.silos) or len(self.silos) != len(self.records):
+            raise ValueError("expected each silo once, and its number of records")
+        if not self.colluding < self.min_silos <= len(self.silos):
+            raise ValueError("expected colluding < min_silos <= the number of silos")
+        return self
+
+    def record_weights(self, batch_size: int | None) -> tuple[Any, Any]:
+        """What a record of each silo counts, relative to the one that counts most, and what that one counts."""
+        return _record_weights(self, batch_size)
+
+
+def _record_weights(among: Shuffle | Pairwise, batch_size: int | None) -> tuple[Any, Any]:
+    records = np.asarray(among.records)
+    sizes = records if batch_size is None else np.full(len(records), batch_size)
+    return record_weights(None if among.weights == "equal" else records / records.sum(), sizes)
 
 
 class Plan(Strict):
@@ -164,13 +207,20 @@ class Plan(Strict):
     shuffle: Shuffle | None = None
     schema_digest: StudyId | None = None
     proposer: Name | None = None
+    pairwise: Pairwise | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, dump: Any) -> Any:
+        """Plans of other channels look as they did before there were pairwise sums."""
+        tree = dump(self)
+        if self.pairwise is None:
+            tree.pop("pairwise", None)
+        return tree
 
     @field_validator("objective", "algorithm")
     @classmethod
     def _plain(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if _nodes(value, _MOST_DEPTH) > _MOST_NODES:
-            raise ValueError("too large")
-        return value
+        return plain_section(value)
 
     @model_validator(mode="after")
     def _index_exists(self) -> Plan:
@@ -178,6 +228,8 @@ class Plan(Strict):
             raise ValueError(f"expected silo_index={self.silo_index} < silos={self.silos}")
         if self.shuffle is not None and not self.shuffle.min_silos <= self.silos == len(self.shuffle.records):
             raise ValueError("expected shuffle.records for every silo, and shuffle.min_silos of them")
+        if self.pairwise is not None and (self.shuffle is not None or len(self.pairwise.silos) != self.silos):
+            raise ValueError("expected pairwise.silos to name every silo, and no shufflers besides")
         return self
 
     @property
@@ -195,6 +247,13 @@ class Plan(Strict):
     def described(self) -> Description:
         """What the plan itself says of records."""
         return Description(features=self.features, task=self.task, classes=self.classes)
+
+
+def plain_section(value: dict[str, Any]) -> dict[str, Any]:
+    """A section of a plan as it is, if it holds plain values alone, short ones and not too many; else an error."""
+    if _nodes(value, _MOST_DEPTH) > _MOST_NODES:
+        raise ValueError("too large")
+    return value
 
 
 def _nodes(value: Any, depth: int) -> int:
@@ -249,6 +308,23 @@ class Answer(Strict):
     arrays: Annotated[tuple[ArraySpec, ...], Field(max_length=256)]
 
 
+class Enrolment(Strict):
+    """A silo's key for one study: its X25519 key as hexadecimal digits, signed with its identity key."""
+
+    silo: Name
+    identity: Annotated[str, Field(max_length=64)]
+    key: StudyId
+    signature: Annotated[str, Field(max_length=128)]
+
+
+class AnswerTogether(Answer):
+    """Asks for a round's message to a pairwise sum over the silos of a roster; later attempts have larger numbers."""
+
+    type: Literal["answer-together"] = "answer-together"  # type: ignore[assignment]
+    attempt: Annotated[int, Field(ge=0, le=_LARGEST)]
+    roster: Annotated[tuple[Enrolment, ...], Field(min_length=2, max_length=MOST_PEERS)]
+
+
 class Finish(Strict):
     """Ends a study; what was reserved and not used is given back."""
 
@@ -256,7 +332,30 @@ class Finish(Strict):
     study: StudyId
 
 
-Request = Annotated[Hello | Propose | Status | Answer | Finish, Field(discriminator="type")]
+class BundleFile(Strict):
+    """One file of a bundle: no other names exist, so that no name leads anywhere."""
+
+    name: Literal["model.safetensors", "model.json", "README.md"]
+    size: Annotated[int, Field(ge=1, le=MOST_FRAME)]
+    digest: StudyId
+
+
+class Bundle(Strict):
+    """Hands over the model of a study that has ended; the payload holds the files, one after another."""
+
+    type: Literal["bundle"] = "bundle"
+    study: StudyId
+    files: Annotated[tuple[BundleFile, ...], Field(min_length=3, max_length=3)]
+
+    @field_validator("files")
+    @classmethod
+    def _each_once(cls, files: tuple[BundleFile, ...]) -> tuple[BundleFile, ...]:
+        if len({file.name for file in files}) < len(files):
+            raise ValueError("expected model.safetensors, model.json and README.md, each once")
+        return files
+
+
+Request = Annotated[Hello | Propose | Status | Answer | AnswerTogether | Finish | Bundle, Field(discriminator="type")]
 
 
 class Welcome(Strict):
@@ -284,7 +383,8 @@ class Consent(Strict):
     """A silo's yes (``pending`` while its owner has not approved), with two prices.
 
     ``epsilon`` and ``delta`` are the plan's own price. By the account's ``rule`` the study ``takes`` a share of the
-    silo's account, and a share is ``left`` for all later studies.
+    silo's account, and a share is ``left`` for all later studies. ``enrolment`` is the silo's key for pairwise sums,
+    once it has consented to a plan of that channel.
     """
 
     type: Literal["consent"] = "consent"
@@ -297,6 +397,15 @@ class Consent(Strict):
     left: float
     noise_multipliers: dict[str, float]
     next_round: int
+    enrolment: Enrolment | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, dump: Any) -> Any:
+        """Consents of other channels look as they did before there were pairwise sums."""
+        tree = dump(self)
+        if self.enrolment is None:
+            tree.pop("enrolment", None)
+        return tree
 
 
 class Standing(Strict):
@@ -328,6 +437,21 @@ class Sealed(Strict):
     deposits: dict[str, int]
 
 
+class Masked(Strict):
+    """A silo's message to a pairwise sum: the payload holds 64 bits for each coordinate.
+
+    ``context`` is the digest of all that the silos of a roster must agree on; messages add up to something only where
+    it is the same.
+    """
+
+    type: Literal["masked"] = "masked"
+    study: str
+    round: int
+    attempt: int
+    context: StudyId
+    coordinates: int
+
+
 class Receipt(Strict):
     """A study has ended: how often the silo answered, what that cost, and the ledger's newest hash."""
 
@@ -340,6 +464,13 @@ class Receipt(Strict):
     hash: str
 
 
+class Kept(Strict):
+    """The silo has the model of a study."""
+
+    type: Literal["kept"] = "kept"
+    study: str
+
+
 class Error(Strict):
     """A refusal."""
 
@@ -349,7 +480,9 @@ class Error(Strict):
     numbers: dict[str, float] = {}
 
 
-Response = Annotated[Welcome | Consent | Standing | Message | Sealed | Receipt | Error, Field(discriminator="type")]
+Response = Annotated[
+    Welcome | Consent | Standing | Message | Sealed | Masked | Receipt | Kept | Error, Field(discriminator="type")
+]
 
 
 class SignedRequest(Strict):
@@ -392,16 +525,30 @@ def parse(messages: TypeAdapter[Any], header: bytes) -> Any:
 
 parse_request = partial(parse, TypeAdapter(Request))
 parse_response = partial(parse, TypeAdapter(Response))
-parse_signed_reply = partial(parse, TypeAdapter(SignedReply))
+_parse_signed_reply = partial(parse, TypeAdapter(SignedReply))
 _parse_signed_request = partial(parse, TypeAdapter(SignedRequest))
 
 
 def parse_signed_request(header: bytes) -> SignedRequest:
-    """The signed request in a header; anything else is refused as unsigned."""
+    """The signed request in a header; anything else is refused as unsigned, and another spelling as altered."""
     try:
-        return _parse_signed_request(header)
+        return _as_written(_parse_signed_request(header), header)
     except RefusalError as error:
+        if error.code == "signature":
+            raise
         raise RefusalError("unsigned", f"expected a signed request: {error}") from None
+
+
+def parse_signed_reply(header: bytes) -> SignedReply:
+    """The signed reply in a header; another spelling of one is refused."""
+    return _as_written(_parse_signed_reply(header), header)
+
+
+def _as_written(signed: Any, header: bytes) -> Any:
+    """What was read, if this is how it is written: a signature is one of all bytes, in one spelling."""
+    if signed.model_dump_json().encode() != header:
+        raise RefusalError("signature", "expected JSON without spaces, and fields in the order of the protocol")
+    return signed
 
 
 def frame(header: Strict | str | bytes, payload: bytes = b"") -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tacit.data.csv_silos import encoding_of, target_of
-from tacit.data.schema import read_schema
+from tacit.data.schema import Schema, read_schema
 from tacit.models.bundle import read_bundle
 from tacit.models.description import BundleError, plain_stages
 from tacit.models.trained import TrainedModel
@@ -24,7 +24,11 @@ def load_model(folder: str | Path, *, model: Model | None = None, schema: str | 
 
 def with_schema(found: TrainedModel, path: Path) -> TrainedModel:
     """The model with the columns of a schema, which must give as many features as the model takes."""
-    rules = read_schema(path)
+    return with_rules(found, read_schema(path), str(path))
+
+
+def with_rules(found: TrainedModel, rules: Schema, path: str) -> TrainedModel:
+    """As `with_schema`, of a schema that was read; ``path`` says in errors where it is from."""
     encoding, target, description = encoding_of(rules), target_of(rules), found.description
     if description.columns:
         raise BundleError("The bundle has columns of its own; leave the schema out.")

@@ -30,6 +30,7 @@ TITLES = {
     "rmse": "RMSE",
     "mae": "MAE",
     "r2": "R²",
+    "concordance": "concordance",
 }
 """The numbers of a model, in order, as people call them."""
 LOG_LOSSES = ("logistic", "softmax")
@@ -158,10 +159,15 @@ def scores_of(
     classes: Sequence[str] = (),
     scale: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """The scores of a model on some records: of classes where there are any, of numbers otherwise."""
+    """The scores of a model on some records: joint ones where its loss has such, of classes, or of numbers."""
     if not len(records["y"]):
         return {"records": 0}
     outputs, y = outputs_of(objective.model, params, np.asarray(records["x"])), np.asarray(records["y"])
+    if objective.cost.joint:
+        found = {
+            name: float(metric(jnp.asarray(outputs), jnp.asarray(y))) for name, metric in objective.cost.joint.items()
+        }
+        return {"records": len(y)} | {name: value if math.isfinite(value) else None for name, value in found.items()}
     if not classes:
         return number_scores(in_unit(outputs[:, 0], scale), in_unit(y, scale))
     return class_scores(outputs, y.astype(int), classes, objective.cost.name in LOG_LOSSES)

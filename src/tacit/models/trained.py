@@ -26,7 +26,7 @@ from tacit.objectives import Model, Objective, untapped
 from tacit.objectives.models import built
 from tacit.privacy.plan import SiloPlan
 
-_BINARY, _NUMBERS = ("logistic", "hinge"), ("squared", "absolute", "pinball")
+_BINARY, _NUMBERS = ("logistic", "hinge"), ("squared", "absolute", "pinball", "piecewise-exponential")
 
 EXACT = "Exact, on these records: no epsilon covers it, so it is for those who may see them."
 """What every evaluation says of itself."""

@@ -107,7 +107,7 @@ def pinball(quantile: float, smoothness: float | None = None) -> Loss:
 FITTING: dict[str, tuple[str, ...]] = {
     "binary": ("logistic", "softmax", "hinge"),
     "multiclass": ("softmax",),
-    "regression": ("squared", "absolute", "pinball"),
+    "regression": ("squared", "absolute", "pinball", "piecewise-exponential"),
 }
 """The losses that ship with Tacit by the kind of target, the default first; a silo's daemon builds no others."""
 LOSSES = tuple(dict.fromkeys(name for names in FITTING.values() for name in names))

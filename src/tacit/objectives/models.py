@@ -127,6 +127,10 @@ def built(architecture: Architecture) -> Model:
             return cnn(tuple(given.pop("image")), **given)
         if name == "linear":
             return linear(**given)
+        if name == "hazards":
+            from tacit.objectives.survival import hazards
+
+            return hazards(**given)
         if name in _OWN_MODELS:
             return _own_model(name, given)
     except (TypeError, KeyError) as error:

@@ -94,7 +94,9 @@ class Loss:
 
     ``slope`` bounds the norm of the gradient with respect to the outputs, either a number or a function of bounds on
     the magnitudes of output and target; ``curvature`` bounds the largest eigenvalue of the Hessian. ``None``: unknown.
-    ``name`` says how outputs are read as predictions; a loss of one's own has none.
+    ``name`` says how outputs are read as predictions; a loss of one's own has none. ``joint`` are metrics that compare
+    records with each other: one number of all of them. ``constant`` is the output for all records that is best for
+    some targets, where it is known.
     """
 
     value: Metric
@@ -103,6 +105,8 @@ class Loss:
     curvature: float | None = None
     smoothing: Smoothing | None = None
     name: str | None = None
+    joint: Mapping[str, Metric] = field(default_factory=dict)
+    constant: Callable[[Array], Array] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,10 @@ class Objective:
         return self.losses(params, jax.tree.map(lambda leaf: leaf[None], record))[0]
 
     def measure(self, params: Params, records: Record) -> dict[str, Array]:
-        """The loss itself, not its smoothing, and every metric, averaged over records; many are taken in parts."""
+        """The loss itself, not its smoothing, and every metric, averaged over records; many are taken in parts.
+
+        Joint metrics are of all records at once.
+        """
         measured = {"loss": self.cost.value, **self.cost.metrics}
 
         def of(x: Array, y: Array) -> dict[str, Array]:
@@ -153,12 +160,17 @@ class Objective:
 
         x, y = records["x"], records["y"]
         parts = -(-x.size // _MEASURED_FLOATS)
+        together = {}
+        if self.cost.joint:
+            outputs = self.model.apply(params, x, untapped)
+            together = {name: metric(outputs, y) for name, metric in self.cost.joint.items()}
         if parts <= 1:
-            return {name: values.mean() for name, values in of(x, y).items()}
+            return {name: values.mean() for name, values in of(x, y).items()} | together
         size = -(-x.shape[0] // parts)
         x, y = (jnp.pad(leaf, [(0, size * parts - len(leaf))] + [(0, 0)] * (leaf.ndim - 1)) for leaf in (x, y))
         outcomes = jax.lax.map(lambda some: of(*some), (x.reshape(parts, size, *x.shape[1:]), y.reshape(parts, size)))
-        return {name: values.reshape(-1)[: len(records["y"])].mean() for name, values in outcomes.items()}
+        means = {name: values.reshape(-1)[: len(records["y"])].mean() for name, values in outcomes.items()}
+        return means | together
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tacit.objectives.losses import FITTING, OWN_LOSSES
 from tacit.objectives.models import MODELS, built
 from tacit.objectives.objective import Architecture
 from tacit.plans.catalogue import Entry, find
-from tacit.plans.spec import AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
+from tacit.plans.spec import ONE_ROUND, AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
 
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "logistic": lambda section: logistic(),
@@ -39,7 +39,14 @@ _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "squared": lambda section: squared(),
     "absolute": lambda section: absolute(section.smoothness),
     "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness),
+    "piecewise-exponential": lambda section: _survival(section),
 }
+
+
+def _survival(section: ObjectiveSection) -> Loss:
+    from tacit.objectives.survival import BINS, piecewise_exponential
+
+    return piecewise_exponential(section.bins or BINS)
 
 
 class Facts(Protocol):
@@ -118,6 +125,12 @@ def _model(section: ObjectiveSection, facts: Facts, outputs: int) -> Model:
             f"objective.model: {section.model!r} needs flat features, but a record of {facts.name} is {shape}; "
             'use "cnn" for images.'
         )
+    if section.loss == "piecewise-exponential":
+        if section.model != "linear":
+            raise StudyError(f'objective.model: "piecewise-exponential" has a linear risk; got {section.model!r}.')
+        from tacit.objectives.survival import BINS
+
+        return built(Architecture("hazards", {"features": shape[0], "bins": section.bins or BINS}))
     if section.model == "linear":
         return built(Architecture("linear", {"features": shape[0], "outputs": outputs}))
     sizes = (shape[0], *section.hidden, outputs)
@@ -181,6 +194,9 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "protects": _protection(study, entry),
         **section.own,
     }
+    if section.name in ONE_ROUND:
+        # Neither steps nor rounds are theirs to choose.
+        fixed = {name: value for name, value in fixed.items() if name not in ("step_size", "num_rounds")}
     return Builder(entry, problem, fixed)
 
 
@@ -221,10 +237,11 @@ class Shapes:
     params: Any
 
 
-def record_shape(features: tuple[int, ...], task: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shape of one record with these features and this kind of target."""
+def record_shape(features: tuple[int, ...], task: str, columns: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shape of one record with these features, this kind of target, and so many declared columns."""
     target = jnp.float32 if task == "regression" else jnp.int32
-    return {"x": jax.ShapeDtypeStruct(features, jnp.float32), "y": jax.ShapeDtypeStruct((), target)}
+    record = {"x": jax.ShapeDtypeStruct(features, jnp.float32), "y": jax.ShapeDtypeStruct((), target)}
+    return record | ({"columns": jax.ShapeDtypeStruct((columns,), jnp.float32)} if columns else {})
 
 
 def shapes_of(algorithm: Algorithm, problem: Problem, record: Any) -> Shapes:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.prox_spider import prox_spider as prox_spider
     from tacit.algorithms.prox_svrg import pl_svrg as pl_svrg
     from tacit.algorithms.prox_svrg import prox_svrg as prox_svrg
+    from tacit.algorithms.ridge import ridge as ridge
     from tacit.algorithms.sgda import sgda as sgda
     from tacit.algorithms.steffle import steffle as steffle
     from tacit.privacy.statements import PaperNoise
@@ -284,6 +285,33 @@ ALGORITHMS: dict[str, Entry] = {
     )
 }
 
+QUESTIONS: dict[str, Entry] = {
+    "statistics": Entry(
+        "statistics",
+        file="statistics",
+        paper="counts with Gaussian noise, many tables in one release",
+        guarantee="ISRL-DP, one release in which replacing a record moves a table's counts by sqrt(2)",
+        assumes="columns, ranges, levels and edges that are declared",
+    )
+}
+"""What a study can ask without training anything; silos answer it as they answer an algorithm."""
+
+SOLVERS: dict[str, Entry] = {
+    "ridge": Entry(
+        "ridge",
+        file="ridge",
+        paper="Sheffet 2015 (arXiv:1507.02482), with Gaussian noise",
+        guarantee="ISRL-DP, one release",
+        assumes="a linear model and squared loss; few features",
+    )
+}
+"""What is solved in one round, without steps."""
+
+
+def shipped() -> dict[str, Entry]:
+    """All that a silo's daemon builds."""
+    return {**ALGORITHMS, **SOLVERS, **QUESTIONS}
+
 
 @dataclass(frozen=True)
 class OwnEntry(Entry):
@@ -311,7 +339,7 @@ def register_algorithm(made: Callable[..., Recipe], *, reads_attribute: bool = F
     if not callable(made) or inspect.signature(made).return_annotation is not Recipe:
         raise TacitError(f"Expected a function made by tacit.algorithm.recipe, got {made!r}; decorate it with @recipe.")
     name = made.__name__.replace("_", "-")
-    if name in ALGORITHMS:
+    if name in shipped():
         raise TacitError(
             f"Expected a name for an algorithm of your own, got {name!r}, which Tacit has; choose another."
         )
@@ -329,8 +357,8 @@ def register_algorithm(made: Callable[..., Recipe], *, reads_attribute: bool = F
 
 
 def known_algorithms() -> dict[str, Entry]:
-    """The algorithms that a study may name: those of the table, and those that were registered here."""
-    return {**ALGORITHMS, **_OWN}
+    """The algorithms that a study may name: those of the tables, and those that were registered here."""
+    return {**shipped(), **_OWN}
 
 
 def find(name: str) -> Entry:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, own_term
 from tacit.silo.door import DoorError, noise_scale
 from tacit.silo.sampler import sampler_delta
+
+if TYPE_CHECKING:
+    from tacit.privacy.pairwise import Peers
 
 TAILS = 1e-12
 """The part of delta that a study keeps for the tails of binomial noise: 1e-23 per round and coordinate, with room."""
@@ -45,13 +48,22 @@ Build = Callable[[Any], Algorithm]
 
 
 class Seat(NamedTuple):
-    """All of a silo that its price depends on: its index and records, its limit of answers, its anonymity set."""
+    """All of a silo that its price depends on: its index and records, its limit of answers, and the other silos.
+
+    The others are an anonymity set in shuffled channels, and ``peers`` in pairwise sums.
+    """
 
     silo_index: int
     silos: int
     records: int
     max_participations: int | None = None
     anonymity_set: AnonymitySet | None = None
+    peers: Peers | None = None
+
+    @property
+    def noises(self) -> int:
+        """How many silos' noise a release counts on."""
+        return 1 if self.peers is None else len(self.peers.records)
 
     def events(self, algorithm: Algorithm) -> tuple[Event, ...]:
         """The releases of the algorithm at this silo, with continuous noise."""
@@ -69,13 +81,13 @@ def releases_of(algorithm: Algorithm, seat: Seat) -> tuple[Event, ...]:
 
 
 def _at_the_door(event: Event, release: Release, silo_index: int) -> Event:
-    if release.channel != "direct" or event.mechanism == "reports" or event.protects != "record":
+    if release.channel not in ("direct", "pairwise") or event.mechanism == "reports" or event.protects != "record":
         return event
     # The narrowest noise of all blocks is the farthest from a continuous one.
     multipliers = release.noise_multiplier
     blocks = list(multipliers.values()) if isinstance(multipliers, Mapping) else [multipliers]
     try:
-        width = noise_scale(min(float(own_term(z, silo_index)) for z in blocks))
+        width = noise_scale(min(float(own_term(z, silo_index)) for z in blocks), release.sensitivity)
     except DoorError:
         return event
     discrete = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=width)
@@ -84,9 +96,9 @@ def _at_the_door(event: Event, release: Release, silo_index: int) -> Event:
     return discrete
 
 
-def samples_of(events: Sequence[Event], dimensions: Mapping[str, int]) -> int:
-    """How many discrete Gaussians these releases draw: one for every coordinate of each."""
-    return sum(event.count * dimensions[event.kind] for event in events if event.mechanism in _DISCRETE)
+def samples_of(events: Sequence[Event], dimensions: Mapping[str, int], noises: int = 1) -> int:
+    """How many discrete Gaussians are in these releases: one for every coordinate of each, of so many silos."""
+    return noises * sum(event.count * dimensions[event.kind] for event in events if event.mechanism in _DISCRETE)
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,7 @@ def afford(
     goals = _epsilons(budget, seats)
     if budget.noise_multiplier is not None:
         noise = [_rounded_up(budget.noise_multiplier)] * len(seats)
-    elif _is_shuffled(ledger.unit):
+    elif _is_common(ledger.unit):
         noise = [_common_noise(ledger, list(zip(seats, settled, goals, strict=True)))] * len(seats)
     else:
         rows = zip(seats, settled, goals, strict=True)
@@ -155,7 +167,8 @@ class _Pricing:
         """The part of delta that is kept for tails and tables; none for tables where no door would draw the noise."""
         if epsilon is None or not self._dimensions:
             return self._tails
-        tables = sampler_delta(samples_of(self._unit_releases(seat), self._dimensions), epsilon)
+        samples = samples_of(self._unit_releases(seat), self._dimensions, seat.noises)
+        tables = sampler_delta(samples, epsilon)
         return self._tails + (tables if tables <= MOST_KEPT * self.budget.delta else 0.0)
 
     def events(self, noise: np.float32, seat: Seat) -> tuple[Event, ...]:
@@ -211,13 +224,14 @@ def _common_noise(ledger: _Pricing, rows: list[tuple[Seat, tuple[Event, ...], fl
 
 
 def strictest_seats(unit: Algorithm, seat: Seat) -> tuple[list[Seat], bool]:
-    """The silos of an anonymity set that pay most, and whether others were skipped.
+    """The silos among whom a record hides that pay most, and whether others were skipped.
 
     They are the smallest, whose batches are amplified least. Where silos take turns, nobody's turn comes oftener than
     that of the first.
     """
-    assert seat.anonymity_set is not None
-    records = seat.anonymity_set.records
+    others = seat.anonymity_set or seat.peers
+    assert others is not None
+    records = others.records
     sizes = sorted(set(records))
     skipped = len(sizes) > MOST_SIZES
     in_turn = any(part.participants == "in turn" for part in unit.rounds.values())
@@ -241,8 +255,8 @@ def plan_silos(
     no price.
     """
     cap, unit = None if budget is None else budget.max_participations, build(1.0)
-    anonymity_set = anonymity_set_of(unit, tuple(records), budget)
-    seats = [Seat(i, len(names), n, cap, anonymity_set) for i, n in enumerate(records)]
+    others = anonymity_set_of(unit, tuple(records), budget), peers_of(unit, tuple(records), budget)
+    seats = [Seat(i, len(names), n, cap, *others) for i, n in enumerate(records)]
     if budget is None:
         rows = zip(names, records, seats, strict=True)
         return tuple(SiloPlan(name, n, seat.events(unit), None) for name, n, seat in rows), None
@@ -269,8 +283,22 @@ def anonymity_set_of(unit: Algorithm, records: tuple[int, ...], budget: Budget |
     return AnonymitySet(records, budget.honest, min_silos)
 
 
-def _is_shuffled(unit: Algorithm) -> bool:
-    return any(part.silo.release.channel in SHUFFLED_CHANNELS for part in unit.rounds.values())
+def peers_of(unit: Algorithm, records: tuple[int, ...], budget: Budget | None) -> Peers | None:
+    """Who shares the noise of pairwise sums, as the budget says; none where no channel is pairwise."""
+    if all(part.silo.release.channel != "pairwise" for part in unit.rounds.values()):
+        return None
+    from tacit.privacy.pairwise import Peers
+
+    if budget is None:  # Nothing is priced.
+        return Peers(records, 1, len(records))
+    min_silos = len(records) if budget.min_silos is None else budget.min_silos
+    return Peers(records, budget.colluding, min_silos, budget.spare_attempts)
+
+
+def _is_common(unit: Algorithm) -> bool:
+    """Whether all silos must add the same noise."""
+    common = ("pairwise", *SHUFFLED_CHANNELS)
+    return any(part.silo.release.channel in common for part in unit.rounds.values())
 
 
 def _check_whole_silos(unit: Algorithm) -> None:
@@ -278,10 +306,10 @@ def _check_whole_silos(unit: Algorithm) -> None:
         raise PricingError(
             "Expected every round to be private for user_level=True; this plan has one that is not noised."
         )
-    if any(kind.silo.release.channel == "shuffled-sum" for kind in unit.rounds.values()):
+    if any(kind.silo.release.channel in ("pairwise", "shuffled-sum") for kind in unit.rounds.values()):
         raise PricingError(
-            'Expected channel="direct" or "trusted" for user_level=True: the shuffled sum is priced for the change of '
-            "one record, and binomial noise has not been shown to hide that of a whole silo."
+            'Expected channel="direct" or "trusted" for user_level=True: sums over silos are priced for the change of '
+            "one record, and have not been shown to hide that of a whole silo."
         )
 
 

@@ -55,7 +55,8 @@ class PartitionSection(_Section):
 class ObjectiveSection(_Section):
     """What is learnt; ``hidden`` are the widths of a network's dense layers, ``channels`` of its convolutions.
 
-    ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. A model or loss of
+    ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. ``bins`` are equal
+    parts of the time that a ``piecewise-exponential`` loss has a hazard for each. A model or loss of
     somebody's own is registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``.
     """
 
@@ -66,6 +67,7 @@ class ObjectiveSection(_Section):
     loss: str | None = None
     smoothness: Positive | None = None
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    bins: Annotated[int, Field(ge=1, le=1000)] | None = None
     regulariser: str | dict[str, Any] = "zero"
     model_options: dict[str, Any] = {}
     loss_options: dict[str, Any] = {}
@@ -109,6 +111,8 @@ class ObjectiveSection(_Section):
             raise ValueError('set activation only where model = "mlp"')
         if (self.loss == "pinball") != (self.quantile is not None):
             raise ValueError('set quantile, such as 0.5 for the median, exactly where loss = "pinball"')
+        if self.bins is not None and self.loss != "piecewise-exponential":
+            raise ValueError('set bins, of time, only where loss = "piecewise-exponential"')
         if self.smoothness is not None and self.loss not in ("hinge", "absolute", "pinball"):
             raise ValueError(
                 'set smoothness only for the losses "hinge", "absolute" and "pinball", which are not smooth'
@@ -140,6 +144,10 @@ class PreprocessingSection(_Section):
         return self
 
 
+ONE_ROUND = ("statistics", "ridge")
+"""Algorithms of one round, in which no step is taken."""
+
+
 class AlgorithmSection(BaseModel):
     """How it is learnt; keys beyond these are the algorithm's own."""
 
@@ -153,6 +161,16 @@ class AlgorithmSection(BaseModel):
     step_size: Positive | tuple[Positive, ...]
     clip_norm: Positive | None = None
     capacity: Count | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_round(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict) or tree.get("name") not in ONE_ROUND:
+            return tree
+        name = tree["name"]
+        if tree.get("num_rounds", 1) != 1 or tree.get("sampling", "full") != "full" or tree.get("batch_size"):
+            raise ValueError(f"leave num_rounds, sampling and batch_size out: {name} reads every record in one round")
+        return {"step_size": 1.0, **tree, "num_rounds": 1}
 
     @model_validator(mode="after")
     def _batch_fits_sampling(self) -> AlgorithmSection:
@@ -256,6 +274,18 @@ class RunSection(_Section):
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
 
+class PairwiseSection(_Section):
+    """What pairwise sums count on: at most ``colluding`` silos work together with the server.
+
+    A round has at least ``min_silos`` silos (all that take part unless it is given). Up to ``spare_attempts`` rounds in
+    which somebody is missing may be asked again with others; they are priced in advance.
+    """
+
+    colluding: Count = 1
+    min_silos: Count | None = None
+    spare_attempts: Annotated[int, Field(ge=0)] = 0
+
+
 class PluginsSection(_Section):
     """Python modules that register algorithms, losses or models of one's own; they are imported where a study is read.
 
@@ -277,16 +307,25 @@ class Study(_Section):
     preprocessing: PreprocessingSection | None = None
     algorithm: AlgorithmSection
     privacy: PrivacySection = PrivacySection()
+    pairwise: PairwiseSection = PairwiseSection()
     baseline: dict[str, Any] = {}
     run: RunSection = RunSection()
     plugins: PluginsSection = PluginsSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _statistics_weigh_records(cls, tree: Any) -> Any:
+        algorithm = tree.get("algorithm") if isinstance(tree, dict) else None
+        if not isinstance(algorithm, dict) or algorithm.get("name") != "statistics":
+            return tree
+        return {**tree, "run": {**tree.get("run", {}), "weights": "records"}}
 
     @model_validator(mode="after")
     def _consistent(self) -> Study:
         if self.privacy.private:
             if self.algorithm.channel == "open":
                 raise ValueError('algorithm.channel = "open" releases without noise; leave out privacy.epsilon')
-            if self.algorithm.clip_norm is None:
+            if self.algorithm.clip_norm is None and self.algorithm.name != "statistics":
                 raise ValueError("algorithm.clip_norm is needed for a private run; set it to a norm bound > 0")
         if self.preprocessing is not None:
             _check_preprocessing(self.privacy, self.run)

@@ -13,6 +13,10 @@ SEES: Mapping[Channel, tuple[tuple[str, str], ...]] = {
         ("server", "every message of every silo, each already noised by its silo"),
         ("other silos", "what the server broadcasts"),
     ),
+    "pairwise": (
+        ("server", "masked messages, of which only the noised sum over all silos of a round can be read"),
+        ("other silos", "what the server broadcasts, and their own shares of the noise"),
+    ),
     "trusted": (
         ("server", "every silo's statistic without noise: it is trusted with them, and adds the noise itself"),
         ("other silos", "what the server broadcasts, after its noise"),

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from tacit.algorithm import Algorithm, Round
 from tacit.errors import unknown
 from tacit.privacy.accountant import Accountant, Price
 from tacit.privacy.anonymity import check_anonymity, counted_silos
-from tacit.privacy.events import Event, PricingError, joint_multiplier, positive, probability
+from tacit.privacy.events import Event, PricingError, integer, joint_multiplier, positive, probability
+
+if TYPE_CHECKING:
+    from tacit.privacy.pairwise import Peers
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Budget:
     user-level DP and ISRL-DP from one noise.
     ``honest`` and ``min_silos`` are what shuffled channels may count on: the share of all silos that does not collude,
     and how few silos a round may have. Those channels need them: there the price rests on an assumption about others.
+    ``colluding``, ``min_silos`` and ``spare_attempts`` are what pairwise sums count on: how many silos work together
+    with the server at most, how few silos a round may have, and how many rounds may be asked again.
 
     >>> Budget(epsilon=1.0, delta=1e-5).epsilon
     1.0
@@ -38,6 +43,8 @@ class Budget:
     user_level: bool = False
     honest: float | None = None
     min_silos: int | None = None
+    colluding: int = 1
+    spare_attempts: int = 0
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -56,6 +63,8 @@ class Budget:
                 f"Expected delta={self.delta:g} < {MOST_DELTA:g}, for with that probability nothing is promised; 1e-6 "
                 "is usual."
             )
+        integer("colluding", self.colluding, 1)
+        integer("spare_attempts", self.spare_attempts, 0)
         if self.accountant not in get_args(Accountant):
             raise PricingError(unknown("accountant", self.accountant, get_args(Accountant)))
 
@@ -101,13 +110,15 @@ def events_of(
     records: int,
     max_participations: int | None = None,
     anonymity_set: AnonymitySet | None = None,
+    peers: Peers | None = None,
 ) -> tuple[Event, ...]:
     """The releases that the silo at ``silo_index`` would make, one event per kind of round.
 
     Formal guarantee: every release of a run of ``algorithm`` in which the silo takes part in at most
     ``max_participations`` rounds of all kinds together (default: all) is covered. Everything is read from the plan;
     nothing depends on records or broadcasts. Shuffled reports are priced among the ``anonymity_set``, which one silo
-    alone need not name. A release whose query is not handed the protected field has no event.
+    alone need not name. Pairwise sums are priced with the attempts that their ``peers`` reserve. A release whose query
+    is not handed the protected field has no event.
     """
     if max_participations is not None and max_participations < 1:
         raise PricingError(f"Expected max_participations={max_participations} >= 1.")
@@ -125,7 +136,27 @@ def events_of(
         if rounds:
             event = _event(kind, algorithm.rounds[kind], rounds, silo_index, silos, records, max_participations)
             events.append(_shuffled(event, algorithm.rounds[kind], silo_index, anonymity_set))
-    return tuple(events)
+    return _attempted(tuple(events), algorithm, peers)
+
+
+def _attempted(events: tuple[Event, ...], algorithm: Algorithm, peers: Peers | None) -> tuple[Event, ...]:
+    """The events with spare attempts of pairwise sums, of which one silo alone cannot make any."""
+    for event in events:
+        part = algorithm.rounds[event.kind]
+        if part.silo.release.channel != "pairwise":
+            continue
+        if part.participants == "in turn":
+            raise PricingError(f'Expected rounds of many silos for channel="pairwise"; {event.kind} is of one in turn.')
+        if peers is None:
+            raise PricingError(
+                'Expected the silos that share the noise for channel="pairwise"; pass peers=Peers(records, colluding, '
+                "min_silos, spare_attempts)."
+            )
+    if peers is None:
+        return events
+    from tacit.privacy.pairwise import with_attempts
+
+    return with_attempts(events, algorithm.rounds, peers)
 
 
 def _shuffled(event: Event, part: Round, silo_index: int, anonymity_set: AnonymitySet | None) -> Event:

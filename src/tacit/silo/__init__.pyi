@@ -19,6 +19,7 @@ from .simulated import add_gaussian as add_gaussian
 from .simulated import answer as answer
 from .simulated import exact_statistic as exact_statistic
 from .simulated import is_poolable as is_poolable
+from .simulated import pairwise_deviation as pairwise_deviation
 from .simulated import parted_statistic as parted_statistic
 from .simulated import pooled_mean as pooled_mean
 from .simulated import privatise as privatise

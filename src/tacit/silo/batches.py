@@ -9,13 +9,13 @@ not look at records either.
 from __future__ import annotations
 
 import hashlib
-import os
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 from tacit.algorithm import Sampling
+from tacit.entropy import random_bytes
 
 SEED_BYTES = 32
 
@@ -71,7 +71,7 @@ def secret_batch(
 
 
 def _words(size: int) -> UInt64[np.ndarray, " size"]:
-    return np.frombuffer(os.urandom(8 * size), np.uint64)
+    return np.frombuffer(random_bytes(8 * size), np.uint64)
 
 
 def _uniform(size: int, count: int) -> Int64[np.ndarray, " size"]:

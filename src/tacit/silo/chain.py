@@ -87,7 +87,9 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
                 samples=int(data.get("samples", 0)),
             )
         elif entry.kind == "debit":
-            accounts[entry.study] = accounts[entry.study].after(data["kind"], data["releases"], data["round"])
+            accounts[entry.study] = accounts[entry.study].after(
+                data["kind"], data["releases"], data["round"], data.get("attempt", 0)
+            )
         elif entry.kind == "close":
             accounts[entry.study] = accounts[entry.study].closed()
         elif entry.kind not in _MOVES_NOTHING:
@@ -125,6 +127,9 @@ class Notes:
         if entry.kind in ("close", "refuse"):
             self.endings[entry.study] = Ending(str(data["reason"]), str(data.get("who", "")), entry.time)
             self.revoked |= {str(data["terms"])} if "terms" in data else set()
+        if entry.kind == "open":
+            # By the owner of ledgers that were written off.
+            self.revoked |= set(map(str, data.get("revoked", ())))
         if entry.kind in ("open", "policy"):
             self.policy = data.get("policy", self.policy)
         if entry.kind in ("open", "move"):

@@ -5,6 +5,7 @@
 
     `DiscreteGaussian`   direct messages: the exact sum with discrete Gaussian noise; a running sum also takes off the
                          noise of the round before
+    `PairwiseShare`      the same sum with a share of the noise, under masks that cancel in the sum over silos
     `BinomialShare`      a share of a shuffled sum: each record rounded at random to a coarser grid, and fair coins
     `LocalReports`       one report through a local randomiser for each record
 
@@ -13,6 +14,7 @@ A test build replaces the sampler of the noise by zeros (`no_noise`, `no_coins`)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,11 +100,19 @@ class Engine:
             yield jax.tree.map(np.asarray, self._vectors(work, some)), there
 
     def integers(
-        self, work: Work, records: Record, present: Bool[np.ndarray, " slots"], clips: Mapping[str, float]
+        self,
+        work: Work,
+        records: Record,
+        present: Bool[np.ndarray, " slots"],
+        clips: Mapping[str, float],
+        limit: int = BOUND,
     ) -> Iterator[tuple[dict[str, Integers], Bool[np.ndarray, " some"]]]:
-        """The integers of every slot, some slots at a time: vectors clipped and rounded, not yet checked."""
+        """The integers of every slot, some slots at a time: vectors clipped and rounded, not yet checked.
+
+        A ``limit`` below BOUND makes them smaller, by the weight of their silo.
+        """
         for stored, there in self.stored(work, records, present):
-            yield {name: quantise(own, clips[name], BOUND) for name, own in stored.items()}, there
+            yield {name: quantise(own, clips[name], limit) for name, own in stored.items()}, there
 
 
 def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) -> np.ndarray:
@@ -112,6 +122,15 @@ def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) 
     padded = np.zeros((len(there), *column.shape[1:]), column.dtype)
     padded[: len(column)][there[: len(column)]] = column[there[: len(column)]]
     return padded
+
+
+class NoisedSum(NamedTuple):
+    """The sum of a block with its noise, the noise alone, the clip, and how it is laid out."""
+
+    total: Int64[np.ndarray, " coordinates"]
+    noise: Int64[np.ndarray, " coordinates"]
+    clip: float
+    layout: Layout
 
 
 class Said(NamedTuple):
@@ -125,47 +144,62 @@ class Said(NamedTuple):
 class DiscreteGaussian:
     """The exact sum of checked integers, with discrete Gaussian noise.
 
-    ``multiplier`` is the noise of each block over its sensitivity ``2 BOUND``. ``previous`` is the noise of the round
-    before in a running sum (``None`` where there is none).
+    ``multiplier`` is the noise of each block over its sensitivity: ``2 BOUND``, or ``sqrt(2) BOUND`` where rows must be
+    ``nonnegative``. ``previous`` is the noise of the round before in a running sum (``None`` where there is none).
     """
 
     engine: Engine
     multiplier: PerBlock
     sampler: Sampler
     previous: Mapping[str, Int64[np.ndarray, " coordinates"]] | None
+    nonnegative: bool
 
     def __call__(self, task: Task) -> Said:
         """The mean of the batch with noise, and the noise.
 
         Formal guarantee: each block leaves as clip / (BOUND size) times S + e, whatever the records are. S is the
-        `checked_sum` of the batch: replacing one record moves it by at most 2 BOUND. The sampler draws e with standard
-        deviation multiplier x 2 BOUND in every coordinate; in a running sum the noise of the round before is taken
-        off. A clip that is not usable makes a block zero, whatever the records are.
+        `checked_sum` of the batch: replacing one record moves it by at most 2 BOUND, or sqrt(2) BOUND where rows must
+        be nonnegative. The sampler draws e with standard deviation multiplier x that in every coordinate; in a running
+        sum the noise of the round before is taken off. A clip that is not usable makes a block zero, whatever the
+        records are.
         """
-        _, work, records, present, bound, size = task
+        said: dict[str, Any] = {}
+        noised = self.noised(task)
+        for name, own in noised.items():
+            values = own.total.astype(np.float64) * (own.clip / (BOUND * int(task.size)))
+            said[name] = own.layout.shaped(values.astype(np.float32))
+        noise = {name: own.noise for name, own in noised.items()}
+        return Said(said if isinstance(task.bound, Mapping) else said[""], noise)
+
+    def noised(self, task: Task) -> dict[str, NoisedSum]:
+        """The sum of each block with noise, in units of clip / BOUND."""
+        _, work, records, present, bound, _ = task
         blocks = self.engine.blocks(work, records)
         clips = {name: usable_clip(in_blocks(bound, name)) for name in blocks}
         totals = self.sums(work, records, present, clips)
-        said: dict[str, Any] = {}
-        noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
+        found: dict[str, NoisedSum] = {}
         for name, layout in blocks.items():
-            leaves, form = jax.tree.flatten(layout.assemble(totals[name]))
-            flat = np.concatenate([np.zeros(0, np.int64), *(leaf.ravel() for leaf in leaves)])
-            drawn = self._drawn(name, flat.size)
+            flat = layout.flat(totals[name])
+            drawn = noise = self._drawn(name, flat.size)
             earlier = None if self.previous is None else self.previous.get(name)
-            noise[name] = drawn
             if clips[name] == 0.0:
-                noise[name] = np.zeros_like(flat) if earlier is None else earlier
+                noise = np.zeros_like(flat) if earlier is None else earlier
                 flat, drawn, earlier = np.zeros_like(flat), np.zeros_like(flat), None
             total = flat + drawn if earlier is None else flat + drawn - earlier
-            values = total.astype(np.float64) * (clips[name] / (BOUND * int(size)))
-            cuts = np.cumsum([leaf.size for leaf in leaves])[:-1]
-            shaped = [v.reshape(leaf.shape) for v, leaf in zip(np.split(values, cuts), leaves, strict=True)]
-            said[name] = jax.tree.unflatten(form, [v.astype(np.float32) for v in shaped])
-        return Said(said if isinstance(bound, Mapping) else said[""], noise)
+            found[name] = NoisedSum(total, noise, clips[name], layout)
+        return found
+
+    @property
+    def limit(self) -> int:
+        """The largest norm of a record's integers in the sum."""
+        return BOUND
+
+    def scale(self, name: str) -> float:
+        """The standard deviation of a block's noise, in units of the sum."""
+        return noise_scale(float(in_blocks(self.multiplier, name)), NONNEGATIVE if self.nonnegative else 2.0)
 
     def _drawn(self, name: str, size: int) -> Int64[np.ndarray, " size"]:
-        drawn = np.asarray(self.sampler(size, noise_scale(float(in_blocks(self.multiplier, name)))))
+        drawn = np.asarray(self.sampler(size, self.scale(name)))
         if drawn.shape != (size,) or drawn.dtype != np.int64:
             raise DoorError("Expected as many 64-bit integers of noise as there are coordinates.")
         return drawn
@@ -173,23 +207,29 @@ class DiscreteGaussian:
     def sums(self, work: Work, records: Record, present: Any, clips: Mapping[str, float]) -> dict[str, Sums]:
         """The exact sum of each block over the batch, before noise: it stays inside.
 
-        Formal guarantee: replacing one record moves each block by at most 2 BOUND in l2 norm, whatever the engine says.
+        Formal guarantee: replacing one record moves each block by at most twice the limit in l2 norm, or by sqrt(2)
+        times the limit where rows must be nonnegative, whatever the engine says.
         """
         totals: dict[str, Sums] = {}
-        for stored, there in self.engine.integers(work, records, present, clips):
+        for stored, there in self.engine.integers(work, records, present, clips, self.limit):
             for name, integers in stored.items():
-                some = checked_sum(integers, there, BOUND)
+                some = checked_sum(integers, there, self.limit, nonnegative=self.nonnegative)
                 before = totals.get(name)
                 totals[name] = some if before is None else _plus(before, some)
         return totals
 
 
-def noise_scale(multiplier: float) -> float:
-    """The standard deviation of the noise of a sum whose sensitivity is 2 BOUND, or an error where it does not fit."""
-    sigma = multiplier * 2.0 * BOUND
+NONNEGATIVE = math.sqrt(2.0)
+"""The sensitivity of a sum of rows without negative entries, in BOUNDs; the nearest float is above the root."""
+
+
+def noise_scale(multiplier: float, sensitivity: float) -> float:
+    """The standard deviation of the noise of a sum of this sensitivity in BOUNDs, or an error where it does not fit."""
+    sigma = multiplier * sensitivity * BOUND
     if not 8.0 <= sigma <= LARGEST_NOISE:
+        unit = sensitivity * BOUND
         raise DoorError(
-            f"Expected a noise multiplier from {8 / (2 * BOUND):.3g} to {LARGEST_NOISE / (2 * BOUND):.3g}, got "
+            f"Expected a noise multiplier from {8 / unit:.3g} to {LARGEST_NOISE / unit:.3g}, got "
             f"{multiplier:.6g}; change epsilon, or the number of rounds."
         )
     return sigma
@@ -283,7 +323,10 @@ class Door:
         if len(batches) != self.silo.local_steps:
             raise DoorError(f"Expected a batch for each of {self.silo.local_steps} local steps, got {len(batches)}.")
         running = self.silo.release.mechanism == "cumulative"
-        mechanism = DiscreteGaussian(self.engine, self.multiplier, sampler, previous if running else None)
+        earlier = previous if running else None
+        mechanism = DiscreteGaussian(
+            self.engine, self.multiplier, sampler, earlier, nonnegative=self.silo.release.nonnegative
+        )
         noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
 
         def say(work: Work, batch: SecretBatch) -> Any:

@@ -10,13 +10,14 @@ slot alone. So nothing is summed over records, shapes are fixed, and nothing tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int64
 
 from tacit.algorithm import Record, Silo, Statistic, Work
 from tacit.objectives.query import GradientQuery, SaddleQuery, differences, gradient_at
@@ -35,10 +36,16 @@ class Layout(NamedTuple):
     terms: int
     width: int
 
+    def flat(self, sums: Sums) -> Int64[np.ndarray, " coordinates"]:
+        """The sum of the block as one vector, leaf after leaf."""
+        if not self.factored:
+            return sums.formed
+        return np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(self.assemble(sums))])
+
     def assemble(self, sums: Sums) -> Any:
         """The statistic's tree, with int64 leaves."""
         if not self.factored:
-            return _unravel(self.shape, sums.formed)
+            return self.shaped(sums.formed)
         at, layers = 0, {}
         for name, layer in self.shape.items():
             if name in self.factored:
@@ -50,6 +57,10 @@ class Layout(NamedTuple):
                 layers[name] = _unravel(layer, sums.formed[at : at + width])
                 at += width
         return layers
+
+    def shaped(self, flat: np.ndarray) -> Any:
+        """A vector, leaf after leaf, as the statistic's tree."""
+        return _unravel(self.shape, flat)
 
 
 def whole(shape: Any) -> Layout:
@@ -160,9 +171,12 @@ def _ravel(statistics: Any) -> Any:
 
 def _unravel(shape: Any, flat: np.ndarray) -> Any:
     leaves, form = jax.tree.flatten(shape)
-    cuts = np.cumsum([int(np.prod(leaf.shape)) for leaf in leaves])[:-1]
-    parts = zip(np.split(flat, cuts), leaves, strict=True)
-    return jax.tree.unflatten(form, [part.reshape(leaf.shape) for part, leaf in parts])
+    parts, at = [], 0
+    for leaf in leaves:
+        width = math.prod(leaf.shape)
+        parts.append(flat[at : at + width].reshape(leaf.shape))
+        at += width
+    return jax.tree.unflatten(form, parts)
 
 
 def _width(tree: Any) -> int:

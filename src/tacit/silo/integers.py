@@ -89,12 +89,14 @@ def fits_factors(terms: int, inputs: int, outputs: int, layers: int) -> bool:
     return max(inputs, outputs) <= WIDEST and terms**2 * layers <= _MOST_PRODUCTS
 
 
-def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit: int) -> Sums:
+def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit: int, *, nonnegative: bool) -> Sums:
     """The exact sum over present records of their integers, of those whose norm is at most ``limit``.
 
     Formal guarantee: whatever integers are stored, each record adds an integer vector of l2 norm at most ``limit``,
     computed from that record's integers alone. So replacing one record moves the sum, over all its parts together, by
-    at most ``2 limit``. What is checked is what is added: both read the same stored arrays.
+    at most ``2 limit``. What is checked is what is added: both read the same stored arrays. With ``nonnegative`` a
+    record that has a negative integer adds zero too. Then replacing one moves the sum by at most ``sqrt(2) limit``:
+    the product of two such vectors is not negative, so that |a - b|^2 <= |a|^2 + |b|^2.
 
     Proof. Inner products of factors are sums of at most WIDEST products of at most FACTOR^2, exact in float64.
     The squared norm of the layers is a sum of products of two such numbers, at most 2^11 of them, each rounded:
@@ -104,19 +106,25 @@ def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit
     twice that is added. The last factor covers the few additions and products that are left.
     """
     _check_shapes(integers, present, limit)
+    if nonnegative and integers.layers:
+        raise ValueError("Expected rows that are formed in full, to see that none of their integers is negative.")
     bound = float(limit)
     inside = np.ones(present.shape, bool)
     squared = np.zeros(present.shape)
-    for left, right in integers.layers.values():
+    # Stored once more as float64, which holds 32-bit integers exactly: what is checked is what is added.
+    layers = {name: [side.astype(np.float64) for side in own] for name, own in integers.layers.items()}
+    for left, right in layers.values():
         inside &= _within(left, FACTOR) & _within(right, FACTOR)
         squared += layer_norms(left, right)
     formed = integers.formed
     inside &= _within(formed[None], BOUND)
+    if nonnegative:
+        inside &= (formed >= 0).all(axis=1)
     real = formed.astype(np.float64)
     squared += np.einsum("rj,rj->r", real, real) * (1 + (formed.shape[1] + 8) * 2.0**-52)
     # Written so that what is not a number is left out.
     kept = present & inside & (squared * (1 + 2.0**-48) <= bound * bound)
-    added = {name: _added(left, right, kept) for name, (left, right) in integers.layers.items()}
+    added = {name: _added(left, right, kept) for name, (left, right) in layers.items()}
     return Sums(np.where(kept[:, None], formed, 0).sum(axis=0, dtype=np.int64), added)
 
 
@@ -138,12 +146,13 @@ def _check_shapes(integers: Integers, present: np.ndarray, limit: int) -> None:
 
 def _within(entries: np.ndarray, most: int) -> Bool[np.ndarray, " records"]:
     """Whether all entries of a record are at most ``most`` in size; records are the second axis."""
-    return np.all((entries <= most) & (entries >= -most), axis=(0, 2))
+    return (entries.max(axis=(0, 2), initial=0) <= most) & (entries.min(axis=(0, 2), initial=0) >= -most)
 
 
-def layer_norms(left: np.ndarray, right: np.ndarray) -> Float64[np.ndarray, " records"]:
+def layer_norms(
+    left: Float64[np.ndarray, "terms records inputs"], right: Float64[np.ndarray, "terms records outputs"]
+) -> Float64[np.ndarray, " records"]:
     """An upper bound on each record's squared norm of a layer, as close as float64 has it; see `checked_sum`."""
-    left, right = left.astype(np.float64), right.astype(np.float64)
     total, sizes = np.zeros(left.shape[1]), np.zeros(left.shape[1])
     for s in range(len(left)):
         for t in range(s, len(left)):
@@ -154,10 +163,12 @@ def layer_norms(left: np.ndarray, right: np.ndarray) -> Float64[np.ndarray, " re
 
 
 def _added(left: np.ndarray, right: np.ndarray, kept: np.ndarray) -> Int64[np.ndarray, "inputs outputs"]:
-    """The sum over kept records and terms of left (x) right: a product of matrices of integers, exact below 2^53."""
-    chosen = np.where(kept[:, None], right, 0).reshape(-1, right.shape[2]).astype(np.float64)
-    # Entries of records that are left out may be anything: they must not meet a zero as infinity would.
-    used = np.where(kept[:, None], left, 0).reshape(-1, left.shape[2]).astype(np.float64)
+    """The sum over kept records and terms of left (x) right: a product of matrices of integers, exact below 2^53.
+
+    A record that is left out adds zero times 32-bit integers, which are finite: zero.
+    """
+    chosen = np.where(kept[:, None], right, 0.0).reshape(-1, right.shape[2])
+    used = left.reshape(-1, left.shape[2])
     # One thread: several wait for each other longer than a small product takes, where others want the processors too.
     with _libraries().limit(limits=1, user_api="blas"):
         return (used.T @ chosen).astype(np.int64)
@@ -182,11 +193,12 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
     clip = usable_clip(clip)
     vectors, finite = _finite(vectors)
     norms = np.sqrt(_squared(vectors))
-    scale = np.where(finite & (clip > 0), _scales(vectors, norms, clip or 1.0, limit), 0.0)
-    times = {name: _split(own, scale) for name, own in vectors.layers.items()}
+    peaks = {name: (_peaks(left), _peaks(right)) for name, (left, right) in vectors.layers.items()}
+    scale = np.where(finite & (clip > 0), _scales(peaks, norms, clip or 1.0, limit), 0.0)
+    times = {name: _split(own, peaks[name], scale) for name, own in vectors.layers.items()}
     room = _LESS * limit - _rounding(vectors, times)
     smaller = np.clip(room / np.maximum(scale * norms, 1e-300), 0.0, 1.0)
-    formed = np.rint(np.clip(vectors.formed * (scale * smaller)[:, None], -BOUND, BOUND)).astype(np.int64)
+    formed = _whole(vectors.formed * (scale * smaller)[:, None], BOUND, np.int64)
     layers = {name: _rounded(vectors.layers[name], (own.left, own.right * smaller)) for name, own in times.items()}
     return Integers(formed, layers)
 
@@ -202,15 +214,15 @@ def unit_vectors(vectors: Vectors, clip: float) -> Float64[np.ndarray, "records 
 
 def _finite(vectors: Vectors) -> tuple[Vectors, Bool[np.ndarray, " records"]]:
     """Vectors in float64 with every record zero that is not finite, before anything is cast."""
-    finite = np.isfinite(vectors.formed).all(axis=1)
-    for left, right in vectors.layers.values():
-        finite &= np.isfinite(left).all(axis=(0, 2)) & np.isfinite(right).all(axis=(0, 2))
-
-    def clean(entries: np.ndarray) -> np.ndarray:
-        return np.where(finite[:, None], entries.astype(np.float64), 0.0)
-
-    layers = {name: Factors(clean(left), clean(right)) for name, (left, right) in vectors.layers.items()}
-    return Vectors(clean(vectors.formed), layers), finite
+    formed = vectors.formed.astype(np.float64)
+    layers = {name: Factors(*(side.astype(np.float64) for side in own)) for name, own in vectors.layers.items()}
+    sides = [side for own in layers.values() for side in own]
+    # Squares of 32-bit floats cannot overflow 64 bits: their sum is finite just where they all are.
+    squares = [np.einsum("rj,rj->r", formed, formed), *(np.einsum("tri,tri->r", side, side) for side in sides)]
+    finite = np.all(np.isfinite(squares), axis=0)
+    for entries in (formed[None], *sides):
+        entries[:, ~finite] = 0.0
+    return Vectors(formed, layers), finite
 
 
 def _squared(vectors: Any) -> Float64[np.ndarray, " records"]:
@@ -222,14 +234,21 @@ def _squared(vectors: Any) -> Float64[np.ndarray, " records"]:
 
 
 def _scales(
-    vectors: Vectors, norms: Float64[np.ndarray, " records"], clip: float, limit: int
+    peaks: Mapping[str, _Peaks], norms: Float64[np.ndarray, " records"], clip: float, limit: int
 ) -> Float64[np.ndarray, " records"]:
     """What each record's vector is multiplied by: its clip, and the units; no entry of a factor may pass FACTOR."""
     scale = limit * np.minimum(1.0 / clip, 1.0 / np.maximum(norms, 1e-300))
-    for left, right in vectors.layers.values():
-        largest = np.abs(left).max(axis=2, initial=0.0) * np.abs(right).max(axis=2, initial=0.0)
-        scale = np.minimum(scale, _LESS * BOUND / np.maximum(largest.max(axis=0), 1e-300))
+    for left, right in peaks.values():
+        scale = np.minimum(scale, _LESS * BOUND / np.maximum((left * right).max(axis=0), 1e-300))
     return scale
+
+
+def _peaks(side: np.ndarray) -> Float64[np.ndarray, "terms records"]:
+    """The largest entry in size of each factor."""
+    return np.maximum(side.max(axis=2, initial=0.0), -side.min(axis=2, initial=0.0))
+
+
+_Peaks = tuple[Float64[np.ndarray, "terms records"], Float64[np.ndarray, "terms records"]]
 
 
 class _Times(NamedTuple):
@@ -250,11 +269,10 @@ def _rounding(vectors: Vectors, times: Mapping[str, _Times]) -> Float64[np.ndarr
     return np.sqrt(squared)
 
 
-def _split(factors: Factors, scale: Float64[np.ndarray, " records"]) -> _Times:
+def _split(factors: Factors, peaks: _Peaks, scale: Float64[np.ndarray, " records"]) -> _Times:
     """Multipliers whose product is the scale, such that rounding harms neither factor much more than the other."""
     inputs, outputs = (max(side.shape[2], 1) for side in factors)
     ours, theirs = (np.sqrt(np.einsum("tri,tri->tr", side, side)) for side in factors)
-    peaks = [np.abs(side).max(axis=2, initial=0.0) for side in factors]
     wanted = np.sqrt(scale * theirs / ours) * (inputs / outputs) ** 0.25
     left = np.minimum(np.maximum(wanted, scale * peaks[1] / FACTOR), FACTOR / peaks[0])
     right = scale / left
@@ -264,8 +282,12 @@ def _split(factors: Factors, scale: Float64[np.ndarray, " records"]) -> _Times:
 
 
 def _rounded(factors: Factors, times: tuple[np.ndarray, np.ndarray]) -> IntegerFactors:
-    sides = (
-        np.rint(np.clip(side * own[..., None], -FACTOR, FACTOR)).astype(np.int32)
-        for side, own in zip(factors, times, strict=True)
-    )
-    return IntegerFactors(*sides)
+    for side, own in zip(factors, times, strict=True):
+        np.multiply(side, own[..., None], out=side)
+    return IntegerFactors(*(_whole(side, FACTOR, np.int32) for side in factors))
+
+
+def _whole(entries: np.ndarray, most: int, kind: type[np.signedinteger[Any]]) -> np.ndarray:
+    """Entries within ``most``, rounded in place to the nearest whole numbers, as integers."""
+    np.clip(entries, -most, most, out=entries)
+    return np.rint(entries, out=entries).astype(kind)

@@ -313,8 +313,12 @@ class Ledger:
         self._share = after
         return after
 
-    def debit(self, study: str, round_number: int, kind: str, releases: int, *, reply: Reply, state: bytes) -> None:
+    def debit(
+        self, study: str, round_number: int, kind: str, releases: int, *, reply: Reply, state: bytes, attempt: int = 0
+    ) -> None:
         """Pay for one answer; when this returns, debit, reply and state are on disk and the reply may leave.
+
+        Of several attempts of a round the reply to the last one is kept.
 
         Formal guarantee: no answer is paid for from an account that is overdrawn, as it can be after its owner has
         lowered epsilon, or where studies of version 0.1 cost more by the rule of today.
@@ -326,11 +330,12 @@ class Ledger:
             raise LedgerError("expired", f"The reservation of {study} has expired.")
         if not self._share <= 1.0:
             raise over_budget(self._rule, self._share, self._share)
-        after = account.after(kind, releases, round_number)
+        after = account.after(kind, releases, round_number, attempt)
         body = {"round": round_number, "kind": kind, "releases": releases, "request": reply.request}
+        body |= {"attempt": attempt} if attempt else {}
         with self._write("debit", study, body) as database:
             row = (study, round_number, reply.request, reply.header, reply.payload)
-            database.execute("INSERT INTO replies VALUES(?, ?, ?, ?, ?)", row)
+            database.execute("INSERT OR REPLACE INTO replies VALUES(?, ?, ?, ?, ?)", row)
             database.execute("UPDATE studies SET state = ? WHERE study = ?", (state, study))
         self._accounts[study] = after
 
@@ -342,6 +347,8 @@ class Ledger:
             with self._write("close", study, body) as database:
                 database.execute("DELETE FROM replies WHERE study = ?", (study,))
                 database.execute("UPDATE studies SET state = NULL WHERE study = ?", (study,))
+            # Keys of the study and old noise must not stay behind in the write-ahead log either.
+            self._note("PRAGMA wal_checkpoint(TRUNCATE)")
             self._accounts[study] = account.closed()
             self._share = self._charged(self._accounts)
         return self.head
@@ -383,6 +390,11 @@ class Ledger:
     def has_heard(self, scope: str) -> bool:
         """Whether a request of this proposer and study was ever written down."""
         return self._ask("SELECT 1 FROM requests WHERE scope = ?", scope) is not None
+
+    def newest_counters(self) -> dict[str, int]:
+        """The largest counter that each proposer's requests have had."""
+        rows = self._all("SELECT substr(scope, 1, instr(scope, '/') - 1), max(counter) FROM requests GROUP BY 1")
+        return {str(proposer): int(counter) for proposer, counter in rows}
 
     def owner_of(self, study: str) -> str | None:
         """The proposer whose study this is; none of a study that nobody has proposed by name."""

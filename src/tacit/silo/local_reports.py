@@ -14,7 +14,6 @@ promise rests on no rounding. Other randomisers report floating-point numbers; a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tacit.channel.shuffled_reports import ReportTerms, encoded
+from tacit.entropy import random_bytes
 from tacit.privacy.randomisers import direction
 from tacit.silo.door import DoorError, Engine
 from tacit.silo.integers import unit_vectors
@@ -52,7 +52,7 @@ def reports_of(units: Float[np.ndarray, "records dimension"], local_epsilon: flo
     seed and whatever was computed from the vector, its sign is randomised response with an integer coin.
     """
     count, kept = len(units), threshold(local_epsilon)
-    seeds, leans, coins = np.frombuffer(os.urandom(24 * count), ">u8").reshape(3, count)
+    seeds, leans, coins = np.frombuffer(random_bytes(24 * count), ">u8").reshape(3, count)
     norms = np.minimum(np.linalg.norm(units.astype(np.float64), axis=1), 1.0)
     away = leans.astype(np.float64) / 2.0**64 >= 0.5 + norms / 2
     reports = []

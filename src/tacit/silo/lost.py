@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,19 @@ _PARTS = ("-wal", "-shm", "")
 
 
 def write_off(
-    path: Path, counter: Path, identity: Mapping[str, Any], written: Mapping[str, Any], place: str, **facts: Any
+    path: Path,
+    counter: Path,
+    identity: Mapping[str, Any],
+    written: Mapping[str, Any],
+    place: str,
+    *,
+    approvals: Iterable[Path],
+    **facts: Any,
 ) -> list[Path]:
     """Begin a ledger anew whose first entry writes off the budget of the one before; returns what was put aside.
 
     ``written`` holds the epsilon and delta of everything that earlier ledgers of these records could have spent, and
-    who says so.
+    who says so. ``approvals`` are files that were meant for the ledger before; they are taken away.
 
     Formal guarantee: all messages of the ledgers before, and all that the new one pays for under a policy of (epsilon,
     delta), are together (epsilon, delta)-DP for each record, by basic composition, if the ledgers before were together
@@ -40,6 +47,8 @@ def write_off(
         body = {**identity, "ledger": uuid.uuid4().hex, "place": place, "written_off": dict(written), **facts}
         entry = entry_after(None, time=time.time(), kind="open", study="", body=body)
         draft = _drafted(aside_of(path, "draft"), entry)
+        for approval in approvals:
+            approval.unlink(missing_ok=True)
         moved = _put_aside(path)
         # Until the counter follows, a new ledger beside the old counter is refused, and so is none at all.
         draft.rename(path)

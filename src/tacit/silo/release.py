@@ -107,7 +107,7 @@ def own_entry(value: Any, silo_index: Array | int) -> Any:
 
 def usable_clips(terms: Release, work: Work) -> PerBlock:
     """The clips of a round as silos use them and the server reads them, where they are one for all silos."""
-    return jax.tree.map(usable_clip, terms.clip(work))
+    return jax.tree.map(usable_clip, clip_of(terms, work))
 
 
 def own_clip(terms: Release, work: Work, silo_index: Array | int) -> PerBlock:

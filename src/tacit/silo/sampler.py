@@ -1,4 +1,4 @@
-"""The discrete Gaussian at a real silo's door: integers, fast, from the operating system's entropy alone.
+"""The discrete Gaussian at a real silo's door: integers, fast, from fresh entropy (`tacit.entropy`).
 
 D(s) gives an integer x the probability exp(-x^2 / 2 s^2) / Z, where Z is the sum over all integers. Small widths are
 looked up in a table. A sample of a wide D(sigma) is written in base K,
@@ -45,7 +45,6 @@ from __future__ import annotations
 import decimal
 import math
 import operator
-import os
 from bisect import bisect_right
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -55,6 +54,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.entropy import random_bytes
 from tacit.errors import TacitError
 
 LEAST_SIGMA = 1
@@ -101,18 +101,18 @@ class _Table(NamedTuple):
 
 
 def discrete_gaussian(size: int, sigma: float) -> NDArray[np.int64]:
-    """Independent samples of the discrete Gaussian of width ``sigma`` around zero, from the system's entropy.
+    """Independent samples of the discrete Gaussian of width ``sigma`` around zero, from fresh entropy.
 
-    Formal guarantee: if the system's entropy is uniform, the samples are independent and each is within total variation
-    distance ``distance(sigma)`` of D(sigma), of exactly this width. None is larger than 28 ``sigma``. So a mechanism
-    that is (epsilon, delta)-private with N exact samples in all, however it adapts, is (epsilon, delta +
+    Formal guarantee: if the bytes of `random_bytes` are uniform, the samples are independent and each is within total
+    variation distance ``distance(sigma)`` of D(sigma), of exactly this width. None is larger than 28 ``sigma``. So a
+    mechanism that is (epsilon, delta)-private with N exact samples in all, however it adapts, is (epsilon, delta +
     (1 + e^epsilon) N distance(sigma))-private with these. Nothing is rejected and drawn again, but running time depends
     on the samples a little: a digit in the tails more often needs more than its first 16 bits.
     """
     count = operator.index(size)
     if count < 0:
         raise SamplerError(f"Expected size={size} >= 0; ask for no samples or more.")
-    digits, table = _prepared(_checked(sigma))
+    digits, table = _prepared(sigma)
     samples = np.empty(count, np.int64)
     for start in range(0, count, _CHUNK):
         part = samples[start : start + _CHUNK]
@@ -151,9 +151,9 @@ def _checked(sigma: float) -> Fraction:
     return Fraction(sigma)
 
 
-@lru_cache(maxsize=32)
-def _prepared(sigma: Fraction) -> tuple[_Digits, _Table]:
-    digits = _digits(sigma)
+@lru_cache(maxsize=32, typed=True)
+def _prepared(sigma: float) -> tuple[_Digits, _Table]:
+    digits = _digits(_checked(sigma))
     return digits, _table(_masses(digits.variance))
 
 
@@ -219,7 +219,7 @@ def _draw(table: _Table, size: int) -> NDArray[np.int16]:
 
     Of that number only as many bits are drawn as decide the sample: 16, seldom 64, hardly ever 128.
     """
-    first = np.frombuffer(os.urandom(2 * size), "<u2")
+    first = np.frombuffer(random_bytes(2 * size), "<u2")
     samples = table.short[first]
     undecided = np.flatnonzero(samples == _OPEN)
     if undecided.size:
@@ -228,10 +228,10 @@ def _draw(table: _Table, size: int) -> NDArray[np.int16]:
 
 
 def _draw_on(table: _Table, first: NDArray[np.uint16]) -> NDArray[np.int64]:
-    more = np.frombuffer(os.urandom(8 * first.size), "<u8").astype(np.uint64)
+    more = np.frombuffer(random_bytes(8 * first.size), "<u8").astype(np.uint64)
     high = (first.astype(np.uint64) << 48) | (more >> 16)
     below, up_to = (np.searchsorted(table.high, high, side) for side in ("left", "right"))
     for place in np.flatnonzero(below != up_to):
-        low = np.frombuffer(os.urandom(8), "<u8").astype(np.uint64)
+        low = np.frombuffer(random_bytes(8), "<u8").astype(np.uint64)
         below[place] += np.searchsorted(table.low[below[place] : up_to[place]], low, "right")[0]
     return below + table.lowest

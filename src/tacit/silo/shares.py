@@ -1,7 +1,8 @@
-"""A real silo's share of a shuffled sum: integers, with binomial noise flipped coin by coin from the system's entropy.
+"""A real silo's share of a shuffled sum: integers, with binomial noise, coin by coin from fresh entropy.
 
-As `tacit.silo.shuffled`, with two differences. The noise is exact: heads are counted among coins that the operating
-system flips. And the share is made of stored integers, whose norms are checked and which add up modulo 2^64:
+As `tacit.silo.shuffled`, with two differences. The noise is exact: heads are counted among the bits of
+`tacit.entropy.random_bytes`. And the share is made of stored integers, whose norms are checked and which add up modulo
+2^64:
 
     share = sum over records of (xhat - g/2)  +  heads among K b coins            in every coordinate
 
@@ -12,7 +13,6 @@ another in the order of their names. `tacit.channel.shuffled_sum` says what a su
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from tacit.channel.shuffled_sum import BlockTerms, ShareTerms, in_order
+from tacit.entropy import random_bytes
 from tacit.privacy.binomial import rounding_bound
 from tacit.silo.door import DoorError, Engine
 from tacit.silo.integers import unit_vectors
@@ -32,16 +33,16 @@ _CHUNK = 1 << 22
 
 
 def count_heads(coins: int, dimension: int) -> Int64[np.ndarray, " dimension"]:
-    """Exact samples of Bin(coins, 1/2), one for each coordinate: the ones among so many bits of system entropy."""
+    """Exact samples of Bin(coins, 1/2), one for each coordinate: the ones among so many fresh bits."""
     heads = np.zeros(dimension, np.int64)
     for place in range(dimension):
         left = coins
         while left > 0:
             bits = min(left, 8 * _CHUNK)
-            drawn = np.frombuffer(os.urandom(-(-bits // 8)), np.uint8)
-            heads[place] += int(np.bitwise_count(drawn).sum(dtype=np.int64))
-            if bits % 8:
-                heads[place] -= int(drawn[-1] >> (bits % 8)).bit_count()
+            words = np.frombuffer(random_bytes(8 * -(-bits // 64)), "<u8")
+            heads[place] += int(np.bitwise_count(words).sum(dtype=np.int64))
+            if bits % 64:
+                heads[place] -= (int(words[-1]) >> (bits % 64)).bit_count()
             left -= bits
     return heads
 
@@ -90,7 +91,7 @@ def randomly_rounded(
     """xhat - g/2 for vectors of norm at most one: integers near (g/2) x the vector, and equal to it on average."""
     scaled = np.clip(units, -1.0, 1.0) * (grid / 2)
     low = np.floor(scaled)
-    drawn = np.frombuffer(os.urandom(4 * scaled.size), np.uint32).reshape(scaled.shape)
+    drawn = np.frombuffer(random_bytes(4 * scaled.size), np.uint32).reshape(scaled.shape)
     return (low + (drawn < (scaled - low) * 2.0**32)).astype(np.int64)
 
 

@@ -67,8 +67,8 @@ def answer(
     anonymity: AnonymityCounts | None = None,
 ) -> tuple[Message, Memory]:
     """A simulated silo's answer to one round; through a shuffler it is private only among those of the others."""
-    if silo.release.channel == "trusted":
-        raise ValueError('Expected the server to add the noise for channel="trusted"; a silo cannot answer alone.')
+    if silo.release.channel in ("pairwise", "trusted"):
+        raise ValueError(f'Expected noise on the sum for channel="{silo.release.channel}"; a silo cannot answer alone.')
     given = {"previous": previous, "anonymity": anonymity}
 
     def say(work: Work, step: tuple[Array, Array]) -> Statistic:
@@ -132,7 +132,7 @@ def _open(task: Task) -> Statistic:
 
 def _gaussian(task: Task, *, key: Array, multiplier: PerBlock, previous: Previous | None) -> Statistic:
     """Fresh Gaussian noise on the clipped mean, or on the running sum of all of them."""
-    deviation = standard_deviation(task.bound, multiplier, task.size)
+    deviation = standard_deviation(task.bound, multiplier, task.size, task.silo.release.sensitivity)
     known, mean = _clipped(task)
     if known is not None:
         # Noise first: what is rounded after it is post-processing.
@@ -222,7 +222,8 @@ def _bound(terms: Release, work: Work, silo_index: Array | int) -> PerBlock:
 
 
 def _deviation(terms: Release, work: Work, view: SiloView, size: Any) -> PerBlock:
-    return standard_deviation(own_clip(terms, work, view.silo_index), own_multiplier(terms, view.silo_index), size)
+    clips, multipliers = own_clip(terms, work, view.silo_index), own_multiplier(terms, view.silo_index)
+    return standard_deviation(clips, multipliers, size, terms.sensitivity)
 
 
 def _check_anonymity(terms: Release, anonymity: AnonymityCounts | None) -> AnonymityCounts:
@@ -288,11 +289,14 @@ def _over(total: Statistic, size: Any) -> Statistic:
     return jax.tree.map(lambda leaf: leaf / size, total)
 
 
-def standard_deviation(bound: PerBlock, noise_multiplier: PerBlock, batch_size: Any) -> PerBlock:
-    """Noise multiplier x replace-one sensitivity of a mean (here up to ``SLACK``), for each block."""
+def standard_deviation(bound: PerBlock, noise_multiplier: PerBlock, batch_size: Any, sensitivity: float) -> PerBlock:
+    """Noise multiplier x replace-one sensitivity of a mean (here up to ``SLACK``), for each block.
+
+    ``sensitivity`` is that of a sum of clipped rows, in clips: `Release.sensitivity`.
+    """
 
     def one(limit: Any, multiplier: Any) -> Array:
-        return jnp.asarray(multiplier, jnp.float32) * (2.0 * usable(limit) / batch_size)
+        return jnp.asarray(multiplier, jnp.float32) * (sensitivity * usable(limit) / batch_size)
 
     if isinstance(bound, Mapping) != isinstance(noise_multiplier, Mapping):
         # One number for several blocks would be ambiguous: the price joins the blocks that it is told of.
@@ -303,6 +307,23 @@ def standard_deviation(bound: PerBlock, noise_multiplier: PerBlock, batch_size: 
         names = sorted(bound), sorted(noise_multiplier)
         raise ValueError(f"Expected noise multipliers for the blocks {names[0]}, got {names[1]}.")
     return {name: one(bound[name], noise_multiplier[name]) for name in bound}
+
+
+def pairwise_deviation(silo: Silo, work: Work, weight: Any, silos: Any, colluding: int) -> PerBlock:
+    """The deviation of the noise in a mean of pairwise sums over ``silos`` silos.
+
+    ``weight`` is what a record counts in the mean, at the silo of the plan whose records count most.
+    """
+    terms = silo.release
+    bound = clip_of(terms, work)
+    if any(jnp.ndim(limit) for limit in jax.tree.leaves(bound)):
+        raise ValueError("Expected one clip for all silos through the pairwise channel: they add up in one unit.")
+    if terms.noise_multiplier is None:
+        raise ValueError('Expected a noise multiplier for a private release; use channel="open" for none.')
+    # One noise serves all silos: that of the strictest.
+    largest = jax.tree.map(lambda z: jnp.max(jnp.asarray(z, jnp.float32)), terms.noise_multiplier)
+    size = 1.0 / (weight * jnp.sqrt(silos / (silos - colluding)))
+    return standard_deviation(bound, largest, size, terms.sensitivity)
 
 
 def add_gaussian(key: Array, statistic: Statistic, deviation: PerBlock) -> Statistic:

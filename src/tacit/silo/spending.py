@@ -51,7 +51,7 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """One study in the ledger: what was reserved, what was debited, the last round answered (-1: none)."""
+    """One study in the ledger: what was reserved, what was debited, the last round answered (-1: none), its attempt."""
 
     events: tuple[Event, ...]
     expires: float
@@ -61,6 +61,7 @@ class Account:
     answers: int = 0
     delta_set_aside: float = 0.0
     samples: int = 0
+    attempt: int = 0
 
     def debited(self) -> tuple[Event, ...]:
         """The releases that were made."""
@@ -89,11 +90,11 @@ class Account:
         """The account of the study after its end, which nothing opens again."""
         return dataclasses.replace(self, live=False)
 
-    def after(self, kind: str, releases: int, round_number: int) -> Account:
+    def after(self, kind: str, releases: int, round_number: int, attempt: int = 0) -> Account:
         """The account with one more answer, or a refusal if the reservation does not cover it.
 
         Formal guarantee: no sequence of answers releases more of a kind than was reserved, nor has more answers in all
-        than the reserved events allow.
+        than the reserved events allow. Nothing is answered twice: rounds, and attempts of a round, only go forward.
         """
         reserved = {event.kind: event.count for event in self.events}
         made = self.made.get(kind, 0) + releases
@@ -110,9 +111,12 @@ class Account:
             raise LedgerError(
                 "exhausted", f"Expected at most {limit} answers as reserved; propose a new study for more."
             )
-        if round_number <= self.last:
-            raise LedgerError("round", f"Expected a round after {self.last}, got {round_number}.")
-        return dataclasses.replace(self, made={**self.made, kind: made}, last=round_number, answers=self.answers + 1)
+        if (round_number, attempt) <= (self.last, self.attempt if self.last >= 0 else -1):
+            text = f"Expected a round after {self.last}, or a later attempt of it than {self.attempt}, got"
+            raise LedgerError("round", f"{text} {round_number}, attempt {attempt}.")
+        known = {**self.made, kind: made}
+        answers = self.answers + 1
+        return dataclasses.replace(self, made=known, last=round_number, attempt=attempt, answers=answers)
 
 
 def share(rule: Rule, charges: Iterable[Charge]) -> float:

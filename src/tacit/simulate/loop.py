@@ -19,12 +19,13 @@ from tacit.channel import mean_of_shares, weighted_mean
 from tacit.privacy.anonymity import record_weights
 from tacit.silo import AnonymityCounts, SiloView, answer, view_of
 from tacit.simulate.compiled import Outcome
-from tacit.simulate.participation import Participation, participation
+from tacit.simulate.participation import Participation, Roster, participation
 from tacit.simulate.program import (
     Keys,
     anonymity_of,
     batch_sizes,
     exact_answer,
+    joint_deviation,
     noised,
     silo_before,
     silo_key,
@@ -32,6 +33,9 @@ from tacit.simulate.program import (
     split_keys,
     turns_of,
 )
+
+_AT_ONCE = ("pairwise", "trusted")
+"""Channels in which noise is drawn once, for the sum over silos."""
 
 
 class StageError(RuntimeError):
@@ -74,10 +78,11 @@ def debug(
             messages.append(_finite(message, names[silo_index], number, kind))
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
         shares = jnp.asarray(weights[taken])
-        if algorithm.rounds[kind].silo.release.channel == "trusted":
+        if algorithm.rounds[kind].silo.release.channel in _AT_ONCE:
             means, deviations = stacked
-            exact = weighted_mean(means, shares)
-            mean = noised(algorithm.rounds[kind], exact, deviations, shares, keys, number, before[0])
+            exact, present = weighted_mean(means, shares), Roster(silo_indices, shares, taken, before)
+            deviation = joint_deviation(algorithm.rounds[kind], broadcast, deviations, present, counts, who)
+            mean = noised(algorithm.rounds[kind], exact, deviation, keys, number, before[0])
         elif algorithm.rounds[kind].silo.release.channel in SHUFFLED_CHANNELS:
             largest = record_weights(who.weights, sizes[kind])[1]
             mean = mean_of_shares(stacked, sizes[kind][silo_indices[taken]], largest, len(tables))
@@ -91,13 +96,13 @@ def debug(
 
 
 def _answerer(part: Round, keys: Keys, anonymity: AnonymityCounts | None) -> Callable[..., Any]:
-    """A silo's answer, compiled once for silos of one size; for a trusted server, the message and its noise."""
+    """A silo's answer, compiled once for silos of one size; where the sum is noised, the message and its noise."""
 
     @jax.jit
     def act(own: tuple[Any, Any, Any], broadcast: Any, memory: Any, number: Any, position: Any, last: Any) -> Any:
         records, order, silo_index = own
         desk = view_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, silo_index)
-        if part.silo.release.channel == "trusted":
+        if part.silo.release.channel in _AT_ONCE:
             return exact_answer(part, broadcast, memory, desk, keys, number, position), memory
         key, before = silo_key(keys, silo_index, number), silo_before(keys, silo_index, last)
         terms = {"key": key, "position": position, "previous": before, "anonymity": anonymity}

@@ -22,7 +22,8 @@ class Participation(NamedTuple):
     """Between ``min_silos`` and ``most`` silos a round (uniformly many, uniformly chosen).
 
     ``weights`` are the p_i of the objective sum_i p_i F_i (``None``: equal); ``cap`` is how often a silo answers at
-    most; ``honest`` is the share of all silos that do not collude, on which shuffled channels count.
+    most; ``honest`` is the share of all silos that do not collude, on which shuffled channels count; ``colluding`` is
+    how many silos may collude, on which pairwise sums count.
     """
 
     min_silos: int
@@ -30,6 +31,7 @@ class Participation(NamedTuple):
     weights: tuple[float, ...] | None = None
     cap: int | None = None
     honest: float = 1.0
+    colluding: int = 1
 
 
 def participation(
@@ -38,13 +40,14 @@ def participation(
     weights: Sequence[float] | None = None,
     cap: int | None = None,
     honest: float = 1.0,
+    colluding: int = 1,
 ) -> Participation:
     """Everyone (``None``), a fixed number, or a pair (min_silos, most) for a random number of silos each round.
 
     >>> participation(4)
-    Participation(min_silos=4, most=4, weights=None, cap=None, honest=1.0)
+    Participation(min_silos=4, most=4, weights=None, cap=None, honest=1.0, colluding=1)
     >>> participation(4, (2, 3))
-    Participation(min_silos=2, most=3, weights=None, cap=None, honest=1.0)
+    Participation(min_silos=2, most=3, weights=None, cap=None, honest=1.0, colluding=1)
     """
     fixed = silos if participants is None else participants
     min_silos, most = (fixed, fixed) if isinstance(fixed, int) else fixed
@@ -59,7 +62,7 @@ def participation(
         if values.shape != (silos,) or not np.all(np.isfinite(values)) or values.min() < 0 or values.sum() <= 0:
             raise TacitError(f"Expected {silos} non-negative weights with a positive sum, got {tuple(weights)}.")
         weights = tuple((values / values.sum()).tolist())
-    return Participation(min_silos, most, weights, cap, honest)
+    return Participation(min_silos, most, weights, cap, honest, colluding)
 
 
 class Roster(NamedTuple):

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.privacy.anonymity import counted_silos, record_weights
+from tacit.privacy.pairwise import check_colluding
 from tacit.silo import (
     AnonymityCounts,
     Previous,
@@ -26,6 +27,7 @@ from tacit.silo import (
     answer,
     exact_statistic,
     is_poolable,
+    pairwise_deviation,
     pass_order,
     pooled_mean,
     sampled,
@@ -91,7 +93,7 @@ def silo_order(
 
 def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos: int, keys: Keys) -> Turn:
     """The schedule as arrays; ``measure_every=0`` measures nothing, and the last round is always measured."""
-    _check_running_sums(algorithm, who, silos)
+    _check_sums(algorithm, who, silos)
     kinds = sorted(algorithm.rounds)
     total = len(algorithm.schedule)
     index = np.arange(total, dtype=np.int32)
@@ -104,14 +106,16 @@ def turns_of(algorithm: Algorithm, measure_every: int, who: Participation, silos
     )
 
 
-def _check_running_sums(algorithm: Algorithm, who: Participation, silos: int) -> None:
+def _check_sums(algorithm: Algorithm, who: Participation, silos: int) -> None:
     for kind in algorithm.rounds.values():
         release = kind.silo.release
-        running = release.channel == "trusted" and release.mechanism == "cumulative"
+        if release.channel == "pairwise":
+            check_colluding(who.colluding, 1 if kind.participants == "in turn" else who.min_silos)
+        running = release.channel in ("pairwise", "trusted") and release.mechanism == "cumulative"
         if running and not everyone(kind.participants, who, silos):
             raise ValueError(
-                "Expected every silo in every round for a cumulative release through the trusted channel: the server's "
-                'noise is on the sum over all of them; drop participants, or use channel="direct".'
+                f"Expected every silo in every round for a cumulative release through the {release.channel} channel: "
+                'its noise is on the sum over all of them; drop participants, or use channel="direct".'
             )
 
 
@@ -174,7 +178,8 @@ def _player(
         if at_once:
             at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, memory=())
             mean, deviations = _exact_mean(kind, broadcast, keys, turn, present, who.weights is None, at_desks)
-            mean = noised(kind, mean, deviations, weights, keys, turn.round_index, before[0])
+            deviation = joint_deviation(kind, broadcast, deviations, present, silos.counts, who)
+            mean = noised(kind, mean, deviation, keys, turn.round_index, before[0])
             return carry._replace(state=kind.server.tell(carry.state, mean))
 
         sizes = batch_sizes(kind, silos.counts)
@@ -232,7 +237,9 @@ def _batch_key(keys: Keys, desk: SiloView, round_index: Array) -> Array:
 
 
 def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
-    """Whether the noise of a round is drawn once, on the mean: by a trusted server, or as a short cut.
+    """Whether the noise of a round is drawn once, on the mean.
+
+    A trusted server draws it so; for pairwise sums, and as a short cut, it stands for the sum of all silos' noises.
 
     For a running sum the short cut needs everyone in every round: all silos' last noises are then of one round.
     """
@@ -240,7 +247,7 @@ def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
     if release.channel in SHUFFLED_CHANNELS:
         return False
     summed = noise == "summed" and kind.silo.says_what_it_released
-    return release.channel == "trusted" or (summed and (in_order or release.mechanism != "cumulative"))
+    return release.channel in ("pairwise", "trusted") or (summed and (in_order or release.mechanism != "cumulative"))
 
 
 def batch_sizes(kind: Round, counts: Array) -> Array:
@@ -268,20 +275,31 @@ def exact_answer(
     return exact_statistic(kind.silo, work, desk, key=_batch_key(keys, desk, round_index), position=position)
 
 
-def noised(
-    kind: Round, mean: Message, deviations: PerBlock | None, weights: Any, keys: Keys, round_index: Any, last: Any
-) -> Message:
-    """A mean with its noise, drawn at once.
+def joint_deviation(
+    kind: Round, broadcast: Any, deviations: PerBlock | None, present: Roster, counts: Array, who: Participation
+) -> PerBlock | None:
+    """The deviation of the noise in a mean, from those of the silos that are present.
 
     The noises of silos are independent Gaussians and add up to one. A trusted server hides a record of any silo: the
-    mean moves by at most the largest weight x sensitivity.
+    mean moves by at most the largest weight x sensitivity. So do pairwise sums, for all silos of the plan, and the mean
+    has the shares of those that collude besides.
     """
+    channel, weights = kind.silo.release.channel, present.weights
     if deviations is None:
+        return None
+    if channel == "pairwise":
+        sizes, came = batch_sizes(kind, counts), jnp.sum(present.taken)
+        largest = record_weights(who.weights, sizes)[1] * len(sizes) / came
+        return pairwise_deviation(kind.silo, broadcast, largest, came, who.colluding)
+    if channel == "trusted":
+        return jax.tree.map(lambda s: jnp.max(weights * s), deviations)
+    return jax.tree.map(lambda s: jnp.sqrt(jnp.sum((weights * s) ** 2)), deviations)
+
+
+def noised(kind: Round, mean: Message, joint: PerBlock | None, keys: Keys, round_index: Any, last: Any) -> Message:
+    """A mean with noise of this deviation, drawn at once."""
+    if joint is None:
         return mean
-    if kind.silo.release.channel == "trusted":
-        joint = jax.tree.map(lambda s: jnp.max(weights * s), deviations)
-    else:
-        joint = jax.tree.map(lambda s: jnp.sqrt(jnp.sum((weights * s) ** 2)), deviations)
     key = jax.random.fold_in(keys.summed, round_index)
     if kind.silo.release.mechanism != "cumulative":
         return add_gaussian(key, mean, joint)

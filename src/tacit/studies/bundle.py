@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tacit.algorithm import Params
 from tacit.data import Federation
+from tacit.data.schema import described_schema
 from tacit.errors import TacitError
 from tacit.models import SiloPrice
 from tacit.models.bundle import FOLDER
 from tacit.models.description import Features, Training
-from tacit.models.loading import with_schema
+from tacit.models.loading import with_rules, with_schema
 from tacit.models.trained import privacy_of, trained, trained_on, training_of
 from tacit.objectives import Objective
 from tacit.plans.spec import Study
@@ -41,11 +42,12 @@ def write_deployed_model(
     params: Params,
     facts: Any,
     silos: Sequence[SiloPrice],
+    described: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the bundle of a deployed study: ``facts`` are shape, task and classes of its plan.
 
-    The schema is public. Where the study names the file of one, and it can be read here, the bundle has its columns;
-    otherwise whoever uses the model gives it, ``load_model(folder, schema=...)``.
+    The schema is public. The bundle has its columns where silos have ``described`` them, or the study names its file
+    and that can be read here; otherwise whoever uses the model gives it, ``load_model(folder, schema=...)``.
     """
     model = trained(
         objective,
@@ -55,10 +57,12 @@ def write_deployed_model(
         privacy=privacy_of(study.algorithm.channel, study.privacy.protects, silos),
         task=facts.task,
     )
-    path = schema_path(study)
-    if path is not None:
-        # A schema that is not the silos' must not cost them the model: it is saved without columns.
-        with contextlib.suppress(TacitError):
+    # A schema that is not the silos' must not cost them the model: it is saved without columns.
+    with contextlib.suppress(TacitError):
+        path = schema_path(study)
+        if described is not None and described.get("columns"):
+            model = with_rules(model, described_schema(described), "the silos' description")
+        elif path is not None:
             model = with_schema(model, path)
     return model.save(folder / FOLDER, overwrite=True)
 

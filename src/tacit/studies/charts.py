@@ -150,6 +150,7 @@ def bars(rows: Sequence[Bar], *, name: str, start: float = 0.0, end: float | Non
 
 _SILOS: dict[Channel, tuple[str, str, str]] = {
     "direct": ("clip, add noise", "each silo trusts itself alone", "messages, private already"),
+    "pairwise": ("add a share, masks", "all but a few trusted not to collude", "masked messages"),
     "trusted": ("clip", "trusted together", "statistics without noise"),
     "shuffled-sum": ("add a share of noise", "trusted not to collude", "sealed shares"),
     "shuffled-reports": ("randomise each record", "trusted not to collude", "sealed reports"),
@@ -163,6 +164,7 @@ _SHUFFLER: dict[Channel, tuple[str, str]] = {
 """What the shuffler does, and what leaves it."""
 _SERVER: dict[Channel, str] = {
     "direct": "sees every message",
+    "pairwise": "sees only the noised sum",
     "trusted": "sees all statistics, adds noise",
     "shuffled-sum": "sees only the noised sum",
     "shuffled-reports": "sees reports, not whose",
@@ -181,6 +183,8 @@ def trust_drawing(channel: Channel, silos: Sequence[str]) -> str:
     boxes = [_box(x, 26, width, 52, name, does, "silo") for x, width, name in places]
     if channel == "direct":
         parts += [_zone(x - 4, 20, width + 8, 64) for x, width, _ in places]
+    elif channel == "pairwise":
+        parts.append(_zone(6, 20, _WIDTH - 12, 64))
     elif channel != "open":
         bottom = 172
         parts.append(_zone(6, 20, _WIDTH - 12, bottom - 16))

@@ -30,11 +30,16 @@ _MEASURED: dict[str, tuple[str, Callable[[np.ndarray, np.ndarray], float]]] = {
 
 
 def constant_metrics(
-    names: Sequence[str], seeds: Sequence[Parts], loss: Callable[[Any, Any], Any] | None = None, outputs: int = 1
+    names: Sequence[str],
+    seeds: Sequence[Parts],
+    loss: Callable[[Any, Any], Any] | None = None,
+    outputs: int = 1,
+    constant: Callable[[Any], Any] | None = None,
 ) -> dict[str, np.ndarray]:
     """Errors of the constant on each part of the records, for the metrics that have one, by seed.
 
-    With a ``loss`` of so many outputs, also the loss of the output that is best on training records.
+    With a ``loss`` of so many outputs, also the loss of the output that is best on training records: ``constant`` of
+    their targets, or the best of a few.
 
     >>> parts = {"train": {"y": np.array([1, 1, 0])}, "test": {"y": np.array([0, 1, 0, 0])}}
     >>> constant_metrics(["error", "loss"], [parts])
@@ -48,7 +53,9 @@ def constant_metrics(
         for part in measured
     }
     if loss is not None:
-        best = [_best_output(loss, own["train"]["y"], outputs) for own in seeds]
+        known = [None if constant is None else np.asarray(constant(own["train"]["y"])) for own in seeds]
+        tried = zip(known, seeds, strict=True)
+        best = [_best_output(loss, own["train"]["y"], outputs) if one is None else one for one, own in tried]
         for part in measured:
             pairs = zip(best, seeds, strict=True)
             found[f"{part}_loss"] = np.asarray([_loss(loss, output, own[part]["y"]) for output, own in pairs])

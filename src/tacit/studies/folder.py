@@ -88,7 +88,18 @@ def result_json(result: Result, run_dir: Path | None) -> dict[str, Any]:
         "seconds": result.seconds,
         "run_dir": None if run_dir is None else str(run_dir),
         **crossing_json(plan),
+        **_hazard_ratios(result),
     }
+
+
+def _hazard_ratios(result: Result) -> dict[str, Any]:
+    """Of survival regression: how many times the hazard is from the low end of a feature to its high one, two apart."""
+    federation, loss = result.prepared.federations[0], result.prepared.builder.problem.objective.cost.name
+    if loss != "piecewise-exponential":
+        return {}
+    ratios = np.exp(2.0 * np.asarray(result.params["linear"]["w"])[..., 0])
+    names = federation.feature_names or tuple(map(str, range(ratios.shape[1])))
+    return {"hazard_ratios": {name: summary(own) for name, own in zip(names, ratios.T, strict=True)}}
 
 
 def _silo_json(plan: Plan, silo: SiloPlan, spent: float | None) -> dict[str, Any]:

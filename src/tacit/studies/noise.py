@@ -10,6 +10,7 @@ from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm
 from tacit.plans.spec import Study
 from tacit.privacy import Event
 from tacit.privacy.anonymity import counted_silos, record_weights
+from tacit.privacy.pairwise import share_multiplier
 from tacit.privacy.plan import SiloPlan
 from tacit.privacy.randomisers import noise_over_clip
 
@@ -17,8 +18,11 @@ from tacit.privacy.randomisers import noise_over_clip
 def said_over_clip(study: Study, silos: tuple[SiloPlan, ...], event: Event, min_silos: int) -> float:
     """Deviation per coordinate of the noise that a silo itself adds to its mean.
 
-    Through the shuffled sum that is its share, which protects a record only together with those of the others.
+    Through the shuffled sum and pairwise sums that is its share, which protects a record only together with those of
+    the others.
     """
+    if study.algorithm.channel == "pairwise" and event.kind != "statistics":
+        return noise_over_clip(event) * share_multiplier(1.0, len(silos), study.pairwise.colluding)
     if study.algorithm.channel != "shuffled-sum" or event.kind == "statistics":
         return noise_over_clip(event)
     sizes = sorted(other.batch for silo in silos for other in silo.events if other.kind == event.kind)
@@ -36,7 +40,7 @@ def mean_over_clip(study: Study, silos: tuple[SiloPlan, ...], algorithm: Algorit
         by_records = study.run.weights == "records"
         counts = np.asarray([silo.records for silo in silos], float)
         weights = counts / counts.sum() if by_records else np.full(len(silos), 1 / len(silos))
-        if channel in SHUFFLED_CHANNELS:
+        if channel == "pairwise" or channel in SHUFFLED_CHANNELS:
             # The noise of a record is as large at a silo whose records count little.
             sizes = np.asarray([event.batch for event in events])
             weights = sizes * record_weights(weights, sizes)[1]

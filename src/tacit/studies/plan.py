@@ -12,14 +12,16 @@ import jax
 import numpy as np
 
 from tacit.algorithm import GUARANTEES, SHUFFLED_CHANNELS
+from tacit.errors import counted
 from tacit.objectives import Problem
 from tacit.plans.assemble import Builder, shapes_of
 from tacit.plans.catalogue import find
-from tacit.plans.price import Seat, plan_silos, releases_of
+from tacit.plans.price import Seat, peers_of, plan_silos, releases_of
 from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, PaperNoise, PricingError, price, risk_of_price, user_level
 from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.fair_designs import fair_designs
+from tacit.privacy.pairwise import Peers, if_all_collude
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, doubts, scarce
 from tacit.studies.bound import bound_json, bound_of, left_for_training
@@ -95,17 +97,23 @@ def budget_of(study: Study, silos: int) -> Budget | None:
         user_level=section.user_level,
         honest=study.run.honest,
         min_silos=min_silos_of(study, silos),
+        colluding=study.pairwise.colluding,
+        spare_attempts=study.pairwise.spare_attempts,
     )
 
 
 def min_silos_of(study: Study, silos: int) -> int:
     """How few of so many silos a round of the study may have."""
+    if study.algorithm.channel == "pairwise" and study.pairwise.min_silos is not None:
+        return study.pairwise.min_silos
     participants = study.run.participants
     return (participants[0] if isinstance(participants, tuple) else participants) or silos
 
 
 def counts_on(study: Study, silos: int) -> str | None:
     """What the price through a shuffled channel assumes of the other silos; none through others."""
+    if study.privacy.private and study.algorithm.channel == "pairwise":
+        return _counts_on_peers(study, silos)
     if not study.privacy.private or study.algorithm.channel not in SHUFFLED_CHANNELS:
         return None
     colluding = colluding_silos(silos, study.run.honest)
@@ -113,6 +121,30 @@ def counts_on(study: Study, silos: int) -> str | None:
         f"The price counts on other silos: at most {colluding} of {silos} collude (run.honest = {study.run.honest:g}), "
         f"and at least {min_silos_of(study, silos)} come in a round (run.participants)."
     )
+
+
+def _counts_on_peers(study: Study, silos: int) -> str:
+    own = study.pairwise
+    return (
+        f"The price counts on other silos: at most {own.colluding} of {silos} collude with the server "
+        f"(pairwise.colluding), and at least {min_silos_of(study, silos)} are in a round (pairwise.min_silos). Nobody "
+        f"else is trusted. {counted(own.spare_attempts, 'spare attempt')} of rounds in which somebody is missing "
+        f"{'is' if own.spare_attempts == 1 else 'are'} part of the price; one silo that stays away can use them up."
+    )
+
+
+def peers_at(plan: Plan) -> Peers | None:
+    """Who shares the noise of a plan's pairwise sums; none where nothing is pairwise."""
+    if plan.study.algorithm.channel != "pairwise" or not plan.study.privacy.private:
+        return None
+    own, records = plan.study.pairwise, tuple(silo.records for silo in plan.silos)
+    return Peers(records, own.colluding, min_silos_of(plan.study, len(records)), own.spare_attempts)
+
+
+def left_if_all_collude(plan: Plan, silo: SiloPlan) -> float | None:
+    """A silo's epsilon if all other silos collude with the server; none where nothing is pairwise."""
+    peers = peers_at(plan)
+    return None if peers is None or silo.price is None else if_all_collude(silo.events, peers, delta=silo.price.delta)
 
 
 def _paper_plan(study: Study, builder: Builder, names: list[str], records: list[int]) -> Plan:
@@ -124,6 +156,7 @@ def _paper_plan(study: Study, builder: Builder, names: list[str], records: list[
         )
     anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
     silos, noise, unit = [], [], builder.noised(1.0)
+    peers = peers_of(unit, tuple(records), budget_of(study, len(records)))
     for silo_index, (name, n) in enumerate(zip(names, records, strict=True)):
         printed = _paper(study, n, len(names), float(epsilon), delta)
         if printed is None:
@@ -134,7 +167,7 @@ def _paper_plan(study: Study, builder: Builder, names: list[str], records: list[
                 f"privacy.accountant: {printed.source} does not hold at {name}: expected {failed[0]}; "
                 'change the study or use accountant = "tight".'
             )
-        seat = Seat(silo_index, len(names), n, None, anonymity_set)
+        seat = Seat(silo_index, len(names), n, None, anonymity_set, peers)
         # Where kinds of round differ in proportion from the theorem's, the noisier reading is taken for all.
         least = min(event.noise_multiplier for event in seat.events(unit))
         noise.append(np.float32(max(event.noise_multiplier for event in printed.events) / least))
@@ -170,6 +203,8 @@ _SIMULATED = (
 )
 NOISE: dict[str, str] = {
     "direct": _SIMULATED,
+    "pairwise": "simulated: Gaussian in float32 from jax's generator, as large as that of all shares together; a "
+    "silo's daemon draws a discrete Gaussian share on a grid from the operating system's entropy",
     "trusted": "simulated: Gaussian in float32 from jax's generator, added by the server",
     "shuffled-sum": "simulated: the exact binomial distribution of the sum of all shares",
     "shuffled-reports": "simulated: one report of the local randomiser for each record, from jax's generator",
@@ -263,6 +298,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
         "epsilon_without_shuffler": None
         if silo.price is None
         else without_shuffler(silo.events, delta=silo.price.delta),
+        "epsilon_if_all_collude": left_if_all_collude(plan, silo),
         "risk": None if silo.price is None else dataclasses.asdict(risk_of_price(silo.price)),
         "user_level": user_level_of(plan, silo),
         "paper": None
@@ -291,7 +327,9 @@ def _reports_json(event: Event, priced: bool) -> dict[str, Any]:
 
 def user_level_of(plan: Plan, silo: SiloPlan) -> dict[str, float] | None:
     """What the same noise promises if all records of the silo change together, where that is a promise at all."""
-    hidden = plan.study.algorithm.channel == "shuffled-sum" or any(e.protects != "record" for e in silo.events)
+    hidden = plan.study.algorithm.channel in ("pairwise", "shuffled-sum") or any(
+        e.protects != "record" for e in silo.events
+    )
     if silo.price is None or hidden or plan.study.privacy.protects != "record":
         return None
     found = user_level(silo.events, delta=silo.price.delta)

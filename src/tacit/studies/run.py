@@ -108,6 +108,8 @@ class Result:
 
 def prepare(study: Study) -> Prepared:
     """Load, assemble and price a study; every mistake in it is found here."""
+    if study.algorithm.name == "statistics":
+        raise StudyError(f"algorithm.name: statistics train nothing; ask for them with: tacit statistics {study.name}")
     federations = tuple(federation_of(study, seed) for seed in study.run.seed_list)
     first = federations[0]
     if find(study.algorithm.name).reads_attribute and not first.group_names:
@@ -156,6 +158,7 @@ def _priced(
         weights=records if study.run.weights == "records" else None,
         cap=study.privacy.max_participations,
         honest=study.run.honest,
+        colluding=study.pairwise.colluding,
     )
     builder = builder_of(study, problem_of(study, facts), records)
     plan = plan_of(study, builder, names, records, record, before)
@@ -230,7 +233,8 @@ def _constant(prepared: Prepared) -> dict[str, np.ndarray]:
     seeds = [{part: pooled(federation, part) for part in _PARTS} for federation in prepared.federations]
     objective, x = prepared.builder.problem.objective, jnp.asarray(seeds[0]["train"]["x"][:1])
     shape = jax.eval_shape(lambda key: objective.model.apply(objective.init(key), x, untapped), jax.random.key(0))
-    return constant_metrics(list(objective.cost.metrics), seeds, objective.cost.value, shape.shape[1])
+    cost = objective.cost
+    return constant_metrics(list(cost.metrics), seeds, cost.value, shape.shape[1], cost.constant)
 
 
 def starts_of(prepared: Prepared) -> list[Seed]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from tacit.algorithm import Channel, Terms
 from tacit.algorithms.validation_score import validation_score
-from tacit.plans.price import Seat
+from tacit.plans.price import Seat, peers_of
 from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
 from tacit.privacy.plan import AnonymitySet
@@ -37,7 +37,7 @@ from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selecti
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
-from tacit.studies.plan import min_silos_of
+from tacit.studies.plan import budget_of, min_silos_of
 from tacit.studies.run import (
     Prepared,
     changes_of,
@@ -211,8 +211,10 @@ def _check_points(prepared: Prepared, points: Sequence[Point]) -> None:
 def _unit_events(prepared: Prepared, silo_index: int, point: Point) -> tuple[Event, ...]:
     study, records = prepared.study, prepared.records
     anonymity_set = AnonymitySet(tuple(records), study.run.honest, min_silos_of(study, len(records)))
-    seat = Seat(silo_index, len(records), records[silo_index], study.privacy.max_participations, anonymity_set)
-    return seat.events(prepared.builder.build(noise_multiplier=1.0, **changes_of(point)))
+    unit = prepared.builder.build(noise_multiplier=1.0, **changes_of(point))
+    others = anonymity_set, peers_of(unit, tuple(records), budget_of(study, len(records)))
+    seat = Seat(silo_index, len(records), records[silo_index], study.privacy.max_participations, *others)
+    return seat.events(unit)
 
 
 def _silo_price(

@@ -23,6 +23,7 @@ from tacit.deploy.server.checkpoint import load_checkpoint
 from tacit.deploy.server.coordinator import fresh_state
 from tacit.deploy.shuffler.config import load_keys
 from tacit.deploy.shuffler.messages import Deposit
+from tacit.deploy.silo.models import kept_models
 from tacit.deploy.wire import Plan
 from tacit.models import load_model
 from tacit.privacy.binomial import grid_for
@@ -102,6 +103,18 @@ def test_a_study_over_flower_equals_its_simulation(world, channel):
     assert all(silo.epsilon is not None for silo in model.description.privacy.silos)
     for found, expected in zip(jax.tree.leaves(model.params), jax.tree.leaves(params), strict=True):
         assert np.max(np.abs(found - np.asarray(expected))) < rounding_of(point.plan)
+
+
+@pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])
+def test_the_model_reached_every_silo_that_answered(world, channel):
+    root, facts = world
+    folder, point = Path(facts["folders"][channel]), point_of(facts, channel)
+    files = {path.name: path.read_bytes() for path in (folder / "model").iterdir()}
+    for silo_index, name in enumerate(SIZES):
+        study = point.plan.model_copy(update={"silo_index": silo_index}).study
+        places = [Path(row["path"]) for row in kept_models(root / "c" / name) if row["study"] == study]
+        assert len(places) == any(name in played["silos"] for played in point.history)
+        assert all({file: (place / file).read_bytes() for file in files} == files for place in places)
 
 
 @pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])

@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 import httpx
 from fastapi.routing import APIRoute, iter_route_contexts
+from flwr.proto import fleet_pb2, message_pb2, node_pb2
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.superlink.main import create_app
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -53,13 +54,61 @@ def upstream_of(superlink):
     return httpx.AsyncClient(transport=httpx.MockTransport(superlink), base_url="https://127.0.0.1:1")
 
 
+def pushed(*, node=7, records=(0,), **changes):
+    """The body of a push of one message; by default a reply of the node to the server."""
+    fields = {"reply_to_message_id": "m", "src_node_id": 7, "dst_node_id": 1, **changes}
+    head = message_pb2.Message(metadata=message_pb2.Metadata(**fields))
+    request = fleet_pb2.PushMessagesRequest(node=node_pb2.Node(node_id=node), messages_list=[head])
+    request.message_object_trees.append(tree_of(*records))
+    return request.SerializeToString()
+
+
+def tree_of(*records):
+    """A message, its records by name, and so many records, each with so many objects below it."""
+    leaf = message_pb2.ObjectTree(object_id="leaf")
+    own = [message_pb2.ObjectTree(object_id=str(count), children=[leaf] * count) for count in records]
+    named = message_pb2.ObjectTree(object_id="named", children=own)
+    return message_pb2.ObjectTree(object_id="message", children=[named])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pushed(reply_to_message_id="", src_node_id=1, dst_node_id=8),
+        pushed(dst_node_id=8),
+        pushed(src_node_id=8),
+        pushed(reply_to_message_id=""),
+        pushed() + pushed(src_node_id=8),
+        pushed() + b"x",
+        pushed(message_type="x" * (1 << 20)),
+        pushed(records=(0, 0)),
+        pushed(records=(1,)),
+    ],
+    ids=[
+        "as the server",
+        "to a node",
+        "as a node",
+        "no reply",
+        "a second one",
+        "nonsense",
+        "long",
+        "two records",
+        "more in a record",
+    ],
+)
+def test_a_node_pushes_nothing_but_its_replies_to_the_server(body):
+    """Flower takes from every node a message to any other one, in the server's name."""
+    assert ask(path="/v1/fleet/push-messages", content=body) == (Reply(403), [])
+
+
 @pytest.mark.parametrize("path", sorted(FLEET_PATHS))
 def test_what_nodes_need_passes_with_their_headers_alone(path):
     headers = [(b"flwr-signature", b"s"), (b"content-type", b"application/x-protobuf"), (b"flwr-superexec-ts", b"t")]
     headers += [(b"authorization", b"Bearer x"), (b"host", b"elsewhere"), (b"transfer-encoding", b"chunked")]
-    reply, [request] = ask(path=path, headers=headers)
+    body = pushed() if path.endswith("push-messages") else b"x"
+    reply, [request] = ask(path=path, headers=headers, content=body)
     assert reply == Reply(200, b"fine", "application/x-protobuf")
-    assert (request.method, request.url.path, request.content) == ("POST", path, b"x")
+    assert (request.method, request.url.path, request.content) == ("POST", path, body)
     assert request.headers["flwr-signature"] == "s"
     assert request.headers["host"] == "127.0.0.1:1"
     assert not {"authorization", "transfer-encoding"} & set(request.headers)

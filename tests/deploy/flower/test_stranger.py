@@ -211,8 +211,8 @@ def test_on_the_servers_machine_he_can_stop_runs_and_they_begin_anew(world):
         assert len(transport.present()) == len(SIZES)
 
 
-def test_a_node_of_his_sends_couriers_nothing_that_holds_them_up(world, tmp_path):
-    """Flower takes from any registered node a message in the server's name; its frames never come."""
+def test_a_node_of_his_sends_couriers_nothing(world, tmp_path):
+    """Flower takes from any registered node a message in the server's name, whose frames never come; fronts do not."""
     node_key(tmp_path / "his.key")
     with Link(world.control) as link, connected(world.consortium.control) as transport:
         silos = [int(at) for at in transport.present()]
@@ -226,7 +226,8 @@ def test_a_node_of_his_sends_couriers_nothing_that_holds_them_up(world, tmp_path
                     request = fleet_pb2.PushMessagesRequest(
                         node=fleet._self, messages_list=heads, message_object_trees=trees
                     )
-                    assert fleet._client.PushMessages(request).objects_to_push
+                    with pytest.raises(httpx.HTTPStatusError, match="403"):
+                        fleet._client.PushMessages(request)
         entries = world.consortium.proposer_entries
         signed = SignedTransport(
             transport, Proposer(PROPOSER, Signer(read_secret(Path(entries["key"])))), entries["pins"]

@@ -298,7 +298,7 @@ def test_a_leader_holds_its_run_folder(room, tmp_path):
 
 def test_who_has_not_consented_is_said_in_words_and_nobody_else(room, tmp_path):
     """One silo consents late: its reason of before is not told any more."""
-    root = prepare(tmp_path / "run", patience=1.0, round_seconds=0.2)
+    root = prepare(tmp_path / "run", patience=3.0, round_seconds=0.2)
     for name in ("a", "b"):
         path = room.services[name].home.folder / "policy.toml"
         path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | {"approval": {"mode": "manual"}}))

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+import tomli_w
 
 from experiments.certificates import Authority
 from tacit.channel.sealing import Binding
@@ -178,6 +179,38 @@ def test_terms_without_callers_or_with_a_bad_key_are_refused(tmp_path):
         desk(tmp_path / "a", SILOS, callers={"tester": "ed25519:short"})
     with pytest.raises(ShufflerError, match="callers"):
         desk(tmp_path / "b", SILOS, callers={"tester": "x25519:" + "A" * 43 + "="})
+
+
+def test_edited_terms_count_from_the_next_request_on(a):
+    path = a.service._folder / "shuffler.toml"
+    path.parent.chmod(0o700)
+    tree = a.service.terms.model_dump(mode="json", exclude_none=True)
+
+    def edit(text=None, mode=0o600, **changes):
+        path.write_text(tomli_w.dumps({**tree, **changes}) if text is None else text, encoding="utf-8")
+        path.chmod(mode)
+
+    first, second = deposits(a)
+    collect = frame(_collect(BINDING, list(SILOS), "sum"))
+    a.carry(asked(first))
+    a.carry(asked(second))
+    other = Proposer("other", Signer(new_signing_key()))
+    edit(callers={"other": other.signer.public})
+    assert refused(a, asked(collect)) == "proposer"
+    assert a.carry(asked(frame(Hello()), proposer=other))[0].name == "a"
+    broken = [("x",), ("",), (None, 0o644)]
+    for damage in (*(lambda own=own: edit(*own) for own in broken), lambda: edit(port=1), path.unlink):
+        damage()
+        assert refused(a, asked(frame(Hello()))) == refused(a, asked(frame(Hello()), proposer=other)) == "terms"
+    # What was handed in by who is no silo any more, or by a key that was replaced, is in no round.
+    edit(silos={**tree["silos"], "s0": Signer(new_signing_key()).public})
+    assert refused(a, asked(collect)) == "missing"
+    assert refused(a, asked(first)) == "forged"
+    edit(min_silos=3)
+    a.carry(asked(first))
+    assert refused(a, asked(collect)) == "too-few"
+    edit()
+    assert a.carry(asked(collect))[0].silos == ("s0", "s1")
 
 
 @pytest.fixture(scope="module")

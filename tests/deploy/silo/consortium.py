@@ -29,7 +29,7 @@ from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.silo.policy import Policy, load_policy
 from tacit.deploy.silo.server import serve
 from tacit.deploy.silo.service import NOISE_OFF, Home, SiloService, home_of
-from tacit.deploy.wire import Hello, Plan, frame, parse_signed_reply, read_frame, write_arrays
+from tacit.deploy.wire import Bundle, Hello, Plan, frame, parse_signed_reply, read_frame, write_arrays
 from tacit.plans.assemble import coordinates, shapes_of
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
@@ -237,3 +237,19 @@ def wait_for(condition: Any, seconds: float) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def bundle_of(study: str, **changed: bytes) -> tuple[Bundle, bytes]:
+    """A small bundle for a study; ``changed`` are other contents by the names weights, description and card."""
+    header = b'{"linear.b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    contents = {
+        "weights": len(header).to_bytes(8, "little") + header + bytes(4),
+        "description": b'{"format": 1}',
+        "card": b"# A model\n",
+    } | changed
+    names = ("model.safetensors", "model.json", "README.md")
+    files = tuple(
+        {"name": name, "size": len(raw), "digest": hashlib.sha256(raw).hexdigest()}
+        for name, raw in zip(names, contents.values(), strict=True)
+    )
+    return Bundle.model_validate({"study": study, "files": files}), b"".join(contents.values())

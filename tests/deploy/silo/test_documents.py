@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tacit.deploy import wire
+from tacit.deploy.silo.models import MOST_KEPT, MOST_TEXT
 from tacit.deploy.silo.policy import policy_from
 from tacit.deploy.silo.service import SiloService
 from tacit.plans.catalogue import find
@@ -74,7 +75,9 @@ def test_every_code_and_limit_is_explained():
         assert f"`{code}`" in text, code
     assert str(wire.MOST_FRAME) in text
     assert str(wire.MOST_HEADER) in text
-    for model in (wire.Welcome, wire.Consent, wire.Standing, wire.Receipt):
+    assert f"{MOST_TEXT} bytes" in text
+    assert f"{MOST_KEPT} bytes" in text
+    for model in (wire.Welcome, wire.Consent, wire.Standing, wire.Receipt, wire.Kept):
         row = next(line for line in text.splitlines() if f"`{model.model_fields['type'].default}`" in line)
         for field in set(model.model_fields) - {"type"}:
             assert field in row, (model, field)

@@ -205,6 +205,28 @@ def test_a_lost_ledger_is_written_off_whole(tmp_path, left):
     refused("written-off", folder)
 
 
+def test_what_was_approved_is_not_and_what_was_revoked_is_at_a_new_ledger(tmp_path):
+    silo = Timely(tmp_path / "clinic", budget=BUDGET, approval={"mode": "manual"})
+    folder, other = silo.home.folder, MB.model_copy(update={"nonce": "07"})
+    assert silo.propose(LOCAL).state == "pending"
+    assert silo.propose(MB).state == "pending"
+    run("approve", folder, LOCAL.study)
+    run("revoke", folder, MB.study)
+    assert silo.propose(LOCAL).state == "consented"
+    silo.refused("revoked", Propose(plan=other))
+    silo.service.close()
+    for epsilon in (4.0, 8.0):
+        run("write-off", folder, "--yes")
+        edit(folder, budget={"epsilon": epsilon, "delta": 1e-5 * epsilon}, approval={"mode": "manual"})
+        service = reopened(folder)
+        client = LocalClient(service)
+        assert client.ask(Propose(plan=LOCAL))[0].state == "pending"
+        with pytest.raises(RefusalError, match="revoked"):
+            client.ask(Propose(plan=other))
+        service.close()
+    assert not list(silo.home.approved.iterdir())
+
+
 def test_a_second_loss_adds_to_the_first(tmp_path):
     silo = used(tmp_path / "clinic")
     folder = silo.home.folder

@@ -13,6 +13,8 @@ from tacit.cli.silo import silo_app
 from tacit.cli.status import approve, end, status_of, waiting_study
 from tacit.deploy.server import coordinator
 from tacit.deploy.signing import Proposer, Signer
+from tacit.deploy.silo import owner
+from tacit.deploy.silo.consent import terms_of
 from tacit.deploy.silo.owner import decide, differences, myself
 from tacit.deploy.silo.policy import PolicyError, policy_from
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, parse_response, parse_signed_reply
@@ -114,6 +116,18 @@ def test_what_is_revoked_is_refused_under_any_name_and_after_a_restart(make):
     for plan in (MB, *copies):
         silo.refused("revoked", Propose(plan=plan))
     assert silo.propose(LOCAL).state == "consented"
+
+
+def test_a_decision_that_is_being_written_is_not_taken_by_halves(make, monkeypatch):
+    """The proposer withdraws his plan, and asks again at the moment at which the owner revokes it."""
+    silo = make(approval={"mode": "manual"})
+    silo.propose(MB)
+    silo.refused("unknown-study", Finish(study=MB.study))
+    monkeypatch.setattr(owner, "myself", lambda: silo.client.ask(Hello())[0].silo)
+    decide(silo.home.decided, MB.study, "revoke", terms_of(MB))
+    silo.refused("revoked", Propose(plan=MB.model_copy(update={"nonce": "07"})))
+    assert not list(silo.home.decided.iterdir())
+    assert not [path for path in silo.home.folder.iterdir() if path.name.endswith(".new")]
 
 
 def test_an_approval_is_withdrawn_before_it_became_a_consent(make):

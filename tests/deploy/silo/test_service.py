@@ -463,8 +463,11 @@ def test_the_log_of_refusals_is_one_line_each_and_cannot_be_flooded(caplog):
     assert "first\\nsecond line" in caplog.messages[0]
     for number in range(1000):
         log.refuse("round", f"expected round {number}")
-    assert len(caplog.messages) == MOST_IN_AN_HOUR + 1
-    assert "not logged" in caplog.messages[-1]
+    assert len(caplog.messages) == 1 + MOST_IN_AN_HOUR + 1
+    assert "no more are logged" in caplog.messages[-1]
+    # A flood of one code hides no other one, and no line that was not seen yet.
+    log.refuse("signature", "expected a request that the proposer has signed")
+    assert "refused, signature" in caplog.messages[-1]
     now[0] = 3601.0
     log.refuse("round", "expected round 5")
     assert "expected round 5" in caplog.messages[-1]

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _MOST_FRAME = 1 << 26
+_MOST_FRAMES, _MOST_REPLIES = 16, 1 << 27
 _PATIENCE = 600.0
 
 
 def exchange(path: Path, frames: Sequence[bytes]) -> list[bytes]:
-    """The daemon's replies to frames; none where it cannot be reached."""
+    """The daemon's replies to frames; none where it cannot be reached, or where there are too many to hold."""
     replies: list[bytes] = []
+    if len(frames) > _MOST_FRAMES:
+        return []
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
             daemon.settimeout(_PATIENCE)
@@ -33,6 +36,8 @@ def exchange(path: Path, frames: Sequence[bytes]) -> list[bytes]:
                     if len(body) < length:
                         return []
                     replies.append(prefix + body)
+                    if sum(map(len, replies)) > _MOST_REPLIES:
+                        return []
     except OSError:
         return []
     return replies

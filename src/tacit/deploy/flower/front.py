@@ -23,11 +23,14 @@ import httpx
 
 from tacit.deploy.flower.commands import LOOPBACK, LinkFiles, await_end, environment, superlink_command
 from tacit.deploy.flower.lines import Lines, Reply, Request
-from tacit.deploy.flower.private import FLEET_PATHS, claimed_node, is_signed_by
+from tacit.deploy.flower.private import FLEET_PATHS, PUSH_PATH, claimed_node, is_reply, is_signed_by
 from tacit.errors import TacitError
 
 _MOST_STRANGERS = 8
 """How many requests of strangers the SuperLink has at once."""
+
+_MOST_PUSHED = 1 << 20
+"""Bytes of the heads that a node pushes; what is in its messages comes in requests of its own."""
 
 _BACKLOG = 1024
 _START_SECONDS = 60.0
@@ -39,7 +42,8 @@ _PASSED = ("content-type", "accept", "flwr-", "x-flwr-")
 class Front:
     """Passes the requests of nodes to a SuperLink, and nothing else.
 
-    Formal guarantee: whatever is asked, the SuperLink gets at most a POST to one of `FLEET_PATHS`, made anew.
+    Formal guarantee: whatever is asked, the SuperLink gets at most a POST to one of `FLEET_PATHS`, made anew. No node
+    sends anything to another one: of messages, only replies to the server pass.
 
     Only the SuperLink knows who is a node: it does what nodes ask, and refuses others. So the front knows a node by its
     public key once the SuperLink has done something for it.
@@ -63,6 +67,8 @@ class Front:
         headers = [(name, value) for name, value in request.headers if name.decode("latin-1").startswith(_PASSED)]
         if len({name for name, _ in headers}) < len(headers):
             return Reply(400)
+        if path == PUSH_PATH and (len(request.body) > _MOST_PUSHED or not is_reply(request.body)):
+            return Reply(403)
         async with contextlib.AsyncExitStack() as stack:
             if request.node is None:
                 await stack.enter_async_context(self._strangers)

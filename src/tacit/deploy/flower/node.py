@@ -22,7 +22,7 @@ from tacit.deploy.flower.private import HEARTBEAT, Fleet, check_flower
 from tacit.errors import TacitError, printable
 from tacit.stopping import ToldInterrupt
 
-_BUSY, _IDLE, _SLOWER = 0.2, 3.0, 1.1
+_SOON, _BUSY, _IDLE, _SLOWER = 0.05, 0.2, 3.0, 1.1
 _STUDY = 30.0
 """Seconds after its last message in which a study is taken to run."""
 
@@ -99,7 +99,7 @@ def carry(fleet: Fleet, socket: Path, lost: threading.Event) -> None:
             # The run of this message is over, and nobody waits for a reply.
         if time.monotonic() - latest > _STUDY:
             pause = min(_SLOWER * pause, _IDLE)
-        lost.wait(pause)
+        lost.wait(_SOON if fleet.expects else pause)
 
 
 @contextlib.contextmanager

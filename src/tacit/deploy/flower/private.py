@@ -39,6 +39,8 @@ FLEET_PATHS = frozenset(
 )
 """What a silo's node asks of a SuperLink. Fetching an app is not among it."""
 
+PUSH_PATH = "/v1/fleet/push-messages"
+
 HEARTBEAT = 10.0
 """Seconds; the least that Flower allows. A node that was killed may join again after two of them."""
 
@@ -89,8 +91,11 @@ clientapp = "none:app"
 _OBJECT_SECONDS = 60.0
 """How long a SuperLink may be away, and how long what is in a message may come after its head."""
 
-_ARRIVAL, _MOST_COMING = 2.0, 16
-"""Seconds in which a node waits for what is in a message, and how many messages it remembers for later."""
+_MOST_COMING = 16
+"""How many messages a node remembers that have not come as a whole."""
+
+_MOST_HEADS, _MOST_OBJECT = 1 << 20, 80 << 20
+"""Bytes of what a SuperLink tells a node, and of what is in a message."""
 
 _PAUSE, _MOST_PAUSE = 0.05, 2.0
 _BEGIN_SECONDS = 60.0
@@ -153,6 +158,34 @@ def is_signed_by(key: bytes, headers: Mapping[str, str]) -> bool:
         return False
 
 
+def is_reply(body: bytes) -> bool:
+    """Whether a node pushes replies to the server, as itself, with one record each, and nothing else.
+
+    Flower would take more from any node: messages to other nodes, in the server's name, and any number of records.
+    """
+    from flwr.common.constant import SUPERLINK_NODE_ID
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+
+    try:
+        pushed = PushMessagesRequest.FromString(body)
+    except Exception:
+        # Nothing that can be read is nothing to pass on.
+        return False
+    to_server = (pushed.node.node_id, SUPERLINK_NODE_ID)
+    heads = [message.metadata for message in pushed.messages_list]
+    is_own = all(head.reply_to_message_id and (head.src_node_id, head.dst_node_id) == to_server for head in heads)
+    return is_own and all(map(_is_small, pushed.message_object_trees))
+
+
+def _is_small(tree: Any) -> bool:
+    """Whether a tree of objects is no more than a message, its records by name, and one record."""
+    for _ in range(2):
+        if len(tree.children) > 1:
+            return False
+        tree = tree.children[0] if tree.children else tree
+    return not tree.children
+
+
 def is_away(error: Exception) -> bool:
     """Whether the other side may be back soon."""
     if isinstance(error, httpx.HTTPStatusError):
@@ -178,8 +211,8 @@ class _Coming(NamedTuple):
 class Fleet:
     """A silo's side of a SuperLink: the node fetches messages for the daemon and brings its replies.
 
-    Whoever is registered at a SuperLink can send a message to every node whose id they know, also one that never comes
-    as a whole. So nothing is waited for while something else is there.
+    A message may never come as a whole, so nothing is waited for while something else is there. No more is taken from a
+    SuperLink at once than fits: replies are bounded in bytes, and never unpacked.
     """
 
     def __init__(self, superlink: str, authority: Path, key: Path) -> None:
@@ -194,6 +227,7 @@ class Fleet:
             superlink, False, authority.read_bytes(), [NodeAuthHttpInterceptor(own, own.public_key())]
         )
         _stay(self._client)
+        _bound(self._client)
         self.node: int | None = None
         self._coming: list[_Coming] = []
 
@@ -234,19 +268,22 @@ class Fleet:
         from flwr.common.serde import message_from_proto
 
         found = self._insist(self._client.PullMessages, self._fleet.PullMessagesRequest(node=self._self))
-        wait = 0.0
         if found.messages_list:
-            until, wait = time.monotonic() + _OBJECT_SECONDS, _ARRIVAL
+            until = time.monotonic() + _OBJECT_SECONDS
             head, tree = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
             self._coming = [*self._coming[1 - _MOST_COMING :], _Coming(head, tree, until)]
         for coming in reversed(self._coming):
-            frames = self._taken(coming, wait)
+            frames = self._taken(coming)
             if frames is not _LATER:
                 return Parcel(coming.head, frames)
-            wait = 0.0
         return None
 
-    def _taken(self, coming: _Coming, wait: float) -> Any:
+    @property
+    def expects(self) -> bool:
+        """Whether a message is on its way."""
+        return bool(self._coming)
+
+    def _taken(self, coming: _Coming) -> Any:
         """The frames of a message, which is then off the list, or `_LATER`."""
         run, number = coming.head.metadata.run_id, coming.head.metadata.message_id
 
@@ -256,7 +293,7 @@ class Fleet:
 
         is_over = True
         try:
-            frames = _frames(coming.tree, pull, min(time.monotonic() + wait, coming.until))
+            frames = _frames(coming.tree, pull)
             is_over = frames is not _LATER or time.monotonic() > coming.until
         finally:
             if is_over:
@@ -483,7 +520,7 @@ class Run:
         for answers, coming in list(self._coming.items()):
             # Whatever happens to it keeps no other reply back for long.
             del self._coming[answers]
-            frames = _frames(coming.tree, self._pull_object, 0.0)
+            frames = _frames(coming.tree, self._pull_object)
             if frames is _LATER and time.monotonic() <= coming.until:
                 self._coming[answers] = coming
                 continue
@@ -559,12 +596,53 @@ def _stay(client: Any) -> None:
     client._client.follow_redirects = False
 
 
+def _bound(client: Any) -> None:
+    """Take no more than so many bytes from a SuperLink, as they come: what is packed could be any number."""
+    inner = client._client
+    inner.headers["accept-encoding"] = "identity"
+    inner._transport = _Bounded(inner._transport)
+    inner._mounts = {at: own and _Bounded(own) for at, own in inner._mounts.items()}
+
+
+class _Bounded(httpx.BaseTransport):
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner = inner
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._inner.handle_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            response.close()
+            raise httpx.DecodingError("Expected a reply that is not packed.", request=request)
+        most = _MOST_OBJECT if request.url.path.endswith("/pull-object") else _MOST_HEADS
+        response.stream = _Counted(response.stream, most)
+        return response
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Counted(httpx.SyncByteStream):
+    def __init__(self, inner: Any, most: int) -> None:
+        self._inner, self._most = inner, most
+
+    def __iter__(self) -> Iterator[bytes]:
+        taken = 0
+        for part in self._inner:
+            taken += len(part)
+            if taken > self._most:
+                raise httpx.DecodingError(f"Expected a reply of at most {self._most} bytes.")
+            yield part
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 _LATER: Any = object()
 """In the place of frames that may be on their way."""
 
 
-def _frames(tree: Any, pull: Callable[[str], Any], until: float) -> Any:
-    """The frames in a message of one record; None where it is something else, `_LATER` where it has not come by then.
+def _frames(tree: Any, pull: Callable[[str], Any]) -> Any:
+    """The frames in a message of one record; None where it is something else, `_LATER` where it has not come yet.
 
     Of the tree of objects (message, records by name, record) only the record is fetched: the rest says nothing new.
     """
@@ -574,14 +652,9 @@ def _frames(tree: Any, pull: Callable[[str], Any], until: float) -> Any:
         if len(tree.children) != 1:
             return None
         tree = tree.children[0]
-    pause = _PAUSE
-    while not (found := pull(tree.object_id)).object_available:
-        if not found.object_found:
-            return None
-        if time.monotonic() > until:
-            return _LATER
-        time.sleep(pause)
-        pause = min(2 * pause, _MOST_PAUSE)
+    found = pull(tree.object_id)
+    if not found.object_available:
+        return _LATER if found.object_found else None
     try:
         frames: Any = ConfigRecord.inflate(found.object_content)[FRAMES]
     except Exception:

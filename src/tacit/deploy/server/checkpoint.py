@@ -21,6 +21,7 @@ class Checkpoint:
 
     ``decided`` names the silos of the next round. They are settled before shufflers are asked, which release a round
     only once. ``answers`` are their sealed answers, so that a server that starts again need not ask for them.
+    ``attempts`` are the rosters of pairwise sums that the next round was asked of so far, the last one now.
     ``history`` has a row for every finished round.
     """
 
@@ -32,11 +33,13 @@ class Checkpoint:
     decided: tuple[str, ...] | None = None
     answers: dict[str, tuple[bytes, bytes]] | None = None
     finished: bool = False
+    attempts: tuple[tuple[str, ...], ...] = ()
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
         """Write it so that a crash leaves the old one or the new one."""
-        meta = {name: getattr(self, name) for name in ("silos", "records", "round", "decided", "finished", "history")}
+        names = ("silos", "records", "round", "decided", "finished", "attempts", "history")
+        meta = {name: getattr(self, name) for name in names}
         meta["plan"] = json.loads(self.plan.model_dump_json())
         meta["answers"] = None if self.answers is None else sorted(self.answers)
         leaves = {f"leaf{i}": plain(leaf) for i, leaf in enumerate(jax.tree.leaves(self.state))}
@@ -69,5 +72,6 @@ def load_checkpoint(path: Path, like: Any) -> Checkpoint:
         decided=None if meta["decided"] is None else tuple(meta["decided"]),
         answers=None if meta["answers"] is None else answers,
         finished=meta["finished"],
+        attempts=tuple(tuple(roster) for roster in meta.get("attempts", ())),
         history=meta["history"],
     )

@@ -1,6 +1,6 @@
 """The server of a deployed study. It can be killed at any time.
 
-    meet -> propose -> for each round: ask -> (mean, or what shufflers release) -> tell -> checkpoint -> finish
+    meet -> propose -> for each round: ask -> (mean, or what shufflers or masks let out) -> tell -> checkpoint -> finish
 
 A round that was asked before a crash is asked again with the same broadcast, and silos send their stored answers. Silos
 may be late, vanish and come back: a round needs as many as the study says, and waits for them. When patience ends, the
@@ -22,12 +22,14 @@ from tacit.algorithm import Algorithm, Params
 from tacit.deploy import wire
 from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.server.checkpoint import Checkpoint
+from tacit.deploy.server.pairwise import Summing
 from tacit.deploy.server.shuffles import Answers, Shuffled
 from tacit.deploy.server.transport import NONSENSE, Replies, Transport, fitting, mean_of, response_in
 from tacit.deploy.shuffler.client import LeftOutError
 from tacit.deploy.wire import Consent, Description, Error, Plan, Receipt, RefusalError, Welcome, frame
 from tacit.errors import TacitError, counted
 from tacit.plans.assemble import shapes_of
+from tacit.plans.catalogue import QUESTIONS
 from tacit.plans.spec import StudyError
 from tacit.privacy import PricingError
 from tacit.simulate.participation import Participation, Roster, everyone, participation, roster
@@ -43,6 +45,8 @@ _MENDABLE = {"ledger", "counter", "restored", "identity", "schema", "unable"}
 _WAITS = "waits for its owner's approval"
 _SILENT = "no answer"
 _PAUSE = 0.2
+_PATIENT = 2
+"""How often the same silos are asked for a sum before the next attempt goes on without those that are silent."""
 _OTHERS = 5.0
 """Seconds in which silos that are not needed may show up too, before a study begins."""
 _LOOK = 10.0
@@ -175,7 +179,7 @@ class Coordinator:
 
     ``addresses`` may lack silos that are away; the coordinator looks for them when a round misses them. ``seed``
     decides who is asked in a round that does not ask everyone, as in a simulation. With the ``description`` of the
-    study's schema a silo that refuses it can say what differs.
+    study's schema a silo that refuses it can say what differs. ``messages`` has what each silo answered to a question.
     """
 
     def __init__(
@@ -207,13 +211,26 @@ class Coordinator:
         weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
         self._weights = dict(zip(point.silos, weights, strict=True))
         self.consents: dict[str, Consent] = {}
+        self._late: set[str] = set()
+        self.messages: dict[str, Any] = {}
         if (plan.shuffle is None) != (shuffled is None):
             raise TacitError("Expected shufflers exactly where the plan names them.")
+        self._sums = None if plan.pairwise is None else Summing(plan)
 
     @property
     def rounds(self) -> int:
         """How many rounds the study has."""
         return len(self.algorithm.schedule)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where silos were last reached, by name."""
+        return dict(self._addresses)
+
+    @property
+    def description(self) -> Description | None:
+        """What the plan's records mean, as far as a silo has told it."""
+        return self._description
 
     @property
     def params(self) -> Params:
@@ -269,9 +286,10 @@ class Coordinator:
 
     def _checked(self, name: str, response: Any) -> Any:
         """A consent to other noise than the server counts on is a refusal of this one silo."""
-        if isinstance(response, Consent) and self._shuffled is not None:
+        counting = self._shuffled if self._sums is None else self._sums
+        if isinstance(response, Consent) and counting is not None:
             try:
-                self._shuffled.check({name: response})
+                counting.check({name: response})
             except RefusalError as refusal:
                 return Error(code=refusal.code, text=str(refusal))
         return response
@@ -311,11 +329,21 @@ class Coordinator:
         specs, payload = wire.write_arrays(jax.tree.leaves(broadcast))
         here = self._turns.taken[round_index]
         chosen = [point.silos[i] for i in self._turns.silo_indices[round_index][here]]
-        came = answers = self._answers(round_index, specs, payload, chosen)
-        if self._is_sealed(kind):
-            mean, answers = self._mixed(kind, round_index, wire.broadcast_digest(specs, payload), broadcast, answers)
+        came: Answers
+        answers: Answers
+        if self._sums is not None and self._sums.carries(kind):
+            came = answers = self._summands(round_index, specs, payload, chosen)
+            mean = self._sums.mean(kind, broadcast, answers)
+        elif self._is_sealed(kind):
+            came = self._answers(round_index, specs, payload, chosen)
+            mean, answers = self._mixed(kind, round_index, wire.broadcast_digest(specs, payload), broadcast, came)
         else:
+            came = answers = self._answers(round_index, specs, payload, chosen)
             mean = mean_of(answers, self._shapes.messages[kind], self._weights)
+            if kind in QUESTIONS:
+                alone = {name: {name: own} for name, own in answers.items()}
+                shape = self._shapes.messages[kind]
+                self.messages = {name: mean_of(own, shape, {name: 1.0}) for name, own in alone.items()}
         row = {
             "round": round_index + 1,
             "kind": kind,
@@ -323,9 +351,9 @@ class Coordinator:
             "missed": sorted(set(chosen) - set(answers)),
             "left_out": sorted(set(came) - set(answers)),
             "seconds": time.monotonic() - begun,
-        }
+        } | ({"rosters": [list(roster) for roster in point.attempts]} if point.attempts else {})
         point.state = tell(point.state, mean)
-        point.round, point.decided, point.answers = round_index + 1, None, None
+        point.round, point.decided, point.answers, point.attempts = round_index + 1, None, None, ()
         point.history.append(row)
         point.save(self._path)
         self._tell("round", {**row, "rounds": self.rounds})
@@ -362,6 +390,98 @@ class Coordinator:
                 self._settle(None if refusal.is_open else self.point.decided, None)
                 needs = f"needs {min_silos} silos" if refusal.is_open else f"was settled with {len(answers)} silos"
                 raise StalledError(f"Round {round_index + 1} {needs}, but shufflers do not take {refusal}.") from None
+
+    def _summands(self, round_index: int, specs: Any, payload: bytes, chosen: Sequence[str]) -> dict[str, Any]:
+        """The messages of all silos of one roster; where somebody is missing, a round is asked again.
+
+        The roster is stored before anybody is asked, so that a server that starts again asks for the same sum.
+        """
+        assert self._sums is not None
+        gone: dict[str, str] = {}
+        silent: set[str] = set()
+        times, deadline = 0, time.monotonic() + self._patience.total_seconds
+        while True:
+            # Without an attempt to spare everybody is waited for.
+            silent = set() if len(self.point.attempts) > self._sums.spare else silent
+            here = self._enrolled(chosen, {*gone, *silent})
+            rosters = self._sums.rosters(self.point.attempts, here, is_over=times >= _PATIENT)
+            if rosters != self.point.attempts:
+                times, self.point.attempts = 0, rosters
+                self.point.save(self._path)
+            roster = {name: here[name] for name in rosters[-1] if name in here} if rosters else {}
+            if rosters and len(roster) == len(rosters[-1]):
+                answers, forgotten = self._sum_of(round_index, specs, payload, roster, gone)
+                missing = sorted(set(roster) - set(answers))
+                if not missing:
+                    return answers
+                times = _PATIENT if forgotten else times + 1
+                silent |= set(missing) - forgotten if times >= _PATIENT else set()
+                self._tell("missing", {"round": round_index + 1, "attempt": len(rosters), "silos": missing})
+            self._wait_for_peers(round_index, set(self.point.silos) - set(here), gone, deadline)
+
+    def _enrolled(self, chosen: Sequence[str], without: Collection[str]) -> dict[str, wire.Enrolment]:
+        """The study keys of silos that are there now; those that stayed away before are not waited for."""
+        assert self._sums is not None
+        found: dict[str, wire.Enrolment] = {}
+        for names in (chosen, self.point.silos):
+            asked = [name for name in names if name not in without and name not in found]
+            needed = set(asked) - self._late
+            if len(found) >= self._sums.min_silos or not asked:
+                break
+            replies = self._ask({n: [self._proposal(n)] for n in asked}, enough=lambda came, n=needed: n and n <= came)
+            for name, own in replies.items():
+                response = self._checked(name, response_in(own[0]))
+                if isinstance(response, Consent) and self._agreed(name, response) and response.enrolment is not None:
+                    found[name] = response.enrolment
+            self._late = (self._late | set(asked)) - set(found)
+        return found
+
+    def _sum_of(
+        self,
+        round_index: int,
+        specs: Any,
+        payload: bytes,
+        roster: Mapping[str, wire.Enrolment],
+        gone: dict[str, str],
+    ) -> tuple[dict[str, Any], set[str]]:
+        """The messages to one sum that have come; refusals are told, and who will not answer any more is noted.
+
+        Second, who has answered this attempt before, for a roster that this server has forgotten; a later one will do.
+        """
+        attempt = len(self.point.attempts) - 1
+        terms: dict[str, Any] = {"round": round_index, "attempt": attempt, "roster": tuple(roster.values())}
+        requests = {
+            n: [frame(wire.AnswerTogether(study=self._plans[n].study, arrays=specs, **terms), payload)] for n in roster
+        }
+        answers: dict[str, Any] = {}
+        forgotten: set[str] = set()
+        for name, replies in self._ask(requests).items():
+            response, body = response_in(replies[0]), replies[0][1]
+            expected = (self._plans[name].study, round_index, attempt)
+            if isinstance(response, wire.Masked) and (response.study, response.round, response.attempt) == expected:
+                answers[name] = (response, body)
+            elif isinstance(response, Error):
+                self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
+                forgotten |= {name} if response.code == "answered" else set()
+                if response.code in _FINAL - {"answered"} or response.code in ("attempt", "roster", "round", NONSENSE):
+                    gone[name] = f"{response.code}: {response.text}"
+        return answers, forgotten
+
+    def _wait_for_peers(self, round_index: int, away: set[str], gone: Mapping[str, str], deadline: float) -> None:
+        """Look for silos that a sum misses; when patience ends, or too few can still come, the run ends."""
+        assert self._sums is not None
+        silos, least = self.point.silos, self._sums.min_silos
+        if time.monotonic() > deadline or len(silos) - len(gone) < least:
+            ended = {name for name, reason in gone.items() if reason.split(":")[0] in _FINAL - _MENDABLE}
+            why = _in_words({n: gone.get(n, _SILENT) for n in sorted(away | set(gone))})
+            raise StalledError(
+                f"Round {round_index + 1} needs {least} silos that answer together, after "
+                f"{counted(len(self.point.attempts), 'attempt')} of at most {1 + self._sums.spare}; "
+                f"{why or 'somebody is silent'}.",
+                final=len(silos) - len(ended) < least,
+            )
+        self._look(away)
+        time.sleep(_PAUSE)
 
     def _settle(self, decided: tuple[str, ...] | None, answers: Answers | None) -> None:
         """Store who is in a round, and their answers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,21 +14,22 @@ from pydantic import Field
 
 from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.channel.sealing import PublicKey
+from tacit.counting.request import columns_of, used_columns
 from tacit.deploy.descriptions import differences, sentence
 from tacit.deploy.sections import Count, Section, checked, read_toml
 from tacit.deploy.shuffler.client import Address
 from tacit.deploy.signing import KeyText
-from tacit.deploy.wire import Description, Name, Plan, Shuffle, Welcome
+from tacit.deploy.wire import MOST_PEERS, Description, Name, Pairwise, Plan, Shuffle, Welcome, plain_section
 from tacit.errors import TacitError
 from tacit.objectives.losses import LOSSES
 from tacit.objectives.models import MODELS
 from tacit.plans.assemble import check_parameters
-from tacit.plans.catalogue import OwnEntry, find
+from tacit.plans.catalogue import QUESTIONS, OwnEntry, find
 from tacit.plans.spec import Study, StudyError
 from tacit.studies.federation import schema_of
 from tacit.studies.plan import min_silos_of
 
-DEPLOYED = ("direct", *SHUFFLED_CHANNELS)
+DEPLOYED = ("direct", "pairwise", *SHUFFLED_CHANNELS)
 """The channels that real silos answer through."""
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -154,7 +156,7 @@ def check_study(study: Study, shufflers: int) -> None:
     channel = study.algorithm.channel
     if channel not in DEPLOYED:
         raise StudyError(f'algorithm.channel: "{channel}" cannot be deployed; use {", ".join(DEPLOYED)}.')
-    if (channel == "direct") == bool(shufflers):
+    if (channel not in SHUFFLED_CHANNELS) == bool(shufflers):
         raise StudyError(f'algorithm.channel: "{channel}" has {shufflers} shufflers; only shuffled channels have any.')
     check_parameters(study)
     schema_of(study)
@@ -220,6 +222,22 @@ def unknown_meaning(facts: Sequence[Welcome]) -> str | None:
     )
 
 
+def _algorithm(study: Study, facts: Sequence[Welcome]) -> dict[str, Any]:
+    """The algorithm's section of a plan; statistics name the columns that they read, as all silos declare them."""
+    section = study.algorithm.model_dump(mode="json", exclude_none=True)
+    if study.algorithm.name not in QUESTIONS:
+        return section
+    told = next((fact.description for fact in facts if fact.description is not None), description_of(study))
+    if told is None or told.columns is None:
+        raise StudyError("algorithm.name: statistics need silos with a schema (data.columns), which these have not.")
+    columns = used_columns(columns_of(told.model_dump()), section["statistics"])
+    plain = {**section, "columns": json.loads(json.dumps(columns))}
+    try:
+        return plain_section(plain)
+    except ValueError as error:
+        raise StudyError(f"algorithm.statistics: a plan cannot hold them: {error}; ask for less at once.") from None
+
+
 def plan_for(
     study: Study,
     facts: Sequence[Welcome],
@@ -242,6 +260,7 @@ def plan_for(
             server=None if server is None else str(server),
             weights=run.weights,
         )
+    pairwise = _pairwise(study, facts) if study.algorithm.channel == "pairwise" else None
     return Plan(
         name=study.name,
         nonce=secrets.token_hex(8),
@@ -249,14 +268,36 @@ def plan_for(
         task=first.task,  # type: ignore[arg-type]
         classes=first.classes,
         objective=study.objective.model_dump(mode="json", exclude_none=True, exclude={"model_options", "loss_options"}),
-        algorithm=study.algorithm.model_dump(mode="json", exclude_none=True),
+        algorithm=_algorithm(study, facts),
         epsilon=float(section.epsilon),
         delta=section.delta,
         max_participations=section.max_participations,
         silos=silos,
         silo_index=0,
-        everyone=run.participants is None,
+        everyone=run.participants is None and (pairwise is None or pairwise.min_silos == silos),
         shuffle=shuffle,
         schema_digest=first.schema_digest,
         proposer=proposer,
+        pairwise=pairwise,
+    )
+
+
+def _pairwise(study: Study, facts: Sequence[Welcome]) -> Pairwise:
+    """Who is in the pairwise sums of a study, and what they count on."""
+    own, silos = study.pairwise, len(facts)
+    if silos > MOST_PEERS:
+        raise StudyError(f'algorithm.channel: "pairwise" takes up to {MOST_PEERS} silos, got {silos}.')
+    min_silos = min_silos_of(study, silos)
+    if not own.colluding < min_silos <= silos or min_silos < 2:
+        raise StudyError(
+            f"pairwise.min_silos: expected pairwise.colluding={own.colluding} < {min_silos} <= {silos} silos; a round "
+            "needs silos that do not collude."
+        )
+    return Pairwise(
+        silos=tuple(fact.silo for fact in facts),
+        records=tuple(fact.records for fact in facts),
+        colluding=own.colluding,
+        min_silos=min_silos,
+        spare_attempts=own.spare_attempts,
+        weights=study.run.weights,
     )

@@ -6,7 +6,7 @@ import datetime
 import json
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 _ASK, _PAUSE = 10.0, 0.2
 # Codes by which a silo says that it does not obey this proposer; asking again would not help.
-_STRANGER = ("proposer", "unsigned", "signature")
+STRANGER = ("proposer", "unsigned", "signature")
 # Codes that a silo gives to the end of a study that is not open there.
 _OVER = ("unknown-study", "rejected", "finished", "closed", "revoked")
 
@@ -54,21 +54,14 @@ def end_everywhere(
     Proposals that wait for approval are withdrawn. Once a silo has confirmed its end, the checkpoint says that the
     study is over; where none has, it can go on.
     """
-    known, said, refused = dict(addresses or {}), dict[str, str](), dict[str, str]()
-    requests = {name: _finish(point, i) for i, name in enumerate(point.silos)}
-    deadline = time.monotonic() + seconds
-    while True:
-        left = deadline - time.monotonic()
-        asked = {known[name]: name for name in requests if name in known and name not in said}
-        for at, replies in transport.ask({at: [requests[name]] for at, name in asked.items()}, min(_ASK, left)).items():
-            _hear(asked[at], response_in(replies[0]) if replies else None, said, refused)
-        strangers = {name for name, text in refused.items() if text.split(":")[0] in _STRANGER}
-        if len({*said, *strangers}) == len(requests) or time.monotonic() >= deadline:
-            break
-        seconds, sought = min(_ASK, max(0.0, deadline - time.monotonic())), set(requests) - set(said)
-        found = newcomers(transport, set(known.values()), seconds, sought.issubset)
-        known |= {name: at for name, (at, _) in found.items()}
-        time.sleep(_PAUSE)
+    said, refused = dict[str, str](), dict[str, str]()
+
+    def hear(name: str, replies: Sequence[Any]) -> bool:
+        _hear(name, replies[0], said, refused)
+        return name in said or refused.get(name, "").split(":")[0] in STRANGER
+
+    requests = {name: [finish_request(point, i)] for i, name in enumerate(point.silos)}
+    reach(requests, transport, hear, addresses or {}, seconds)
     refused = {name: text for name, text in refused.items() if name not in said}
     unreached = sorted(set(requests) - {*said, *refused})
     if said:
@@ -77,6 +70,31 @@ def end_everywhere(
     tell("ended" if said else "not-ended", {"silos": said, "refused": refused, "unreached": unreached})
     told = {name: f"refused, and still open there ({text})" for name, text in refused.items()}
     return {**said, **told, **dict.fromkeys(unreached, "not reached; it closes the study when that expires there")}
+
+
+def reach(
+    requests: Mapping[str, Sequence[bytes]],
+    transport: Transport,
+    hear: Callable[[str, Sequence[Any]], bool],
+    addresses: Mapping[str, str],
+    seconds: float,
+) -> None:
+    """Ask silos by name, wherever they are, until ``hear`` says of each one that it is settled, or time is up."""
+    known, left = dict(addresses), set(requests)
+    deadline = time.monotonic() + seconds
+    while True:
+        asked = {known[name]: name for name in left if name in known}
+        frames = {at: requests[name] for at, name in asked.items()}
+        for at, replies in transport.ask(frames, min(_ASK, deadline - time.monotonic())).items():
+            if replies and hear(asked[at], [response_in(reply) for reply in replies]):
+                left.discard(asked[at])
+        if not left or time.monotonic() >= deadline:
+            return
+        found = newcomers(
+            transport, set(known.values()), min(_ASK, max(0.0, deadline - time.monotonic())), left.issubset
+        )
+        known |= {name: at for name, (at, _) in found.items()}
+        time.sleep(_PAUSE)
 
 
 def _hear(name: str, response: Any, said: dict[str, str], refused: dict[str, str]) -> None:
@@ -89,7 +107,8 @@ def _hear(name: str, response: Any, said: dict[str, str], refused: dict[str, str
         refused[name] = f"{response.code}: {response.text}"
 
 
-def _finish(point: Checkpoint, silo_index: int) -> bytes:
+def finish_request(point: Checkpoint, silo_index: int) -> bytes:
+    """What ends a study at one of its silos."""
     return frame(Finish(study=point.plan.model_copy(update={"silo_index": silo_index}).study))
 
 
@@ -102,10 +121,15 @@ def journal(folder: Path, event: str, facts: Mapping[str, Any]) -> None:
 
 def abort(folder: Path, transport: Transport) -> dict[str, str]:
     """End the study of a run folder at every silo, whether a server still leads it or not; what each silo said."""
+    point, path, signed = led_study(folder, transport)
+    return end_everywhere(point, path, signed, partial(journal, folder))
+
+
+def led_study(folder: Path, transport: Transport) -> tuple[Checkpoint, Path, Any]:
+    """The checkpoint of a run folder, where it is, and a transport that signs as the study's proposer."""
     path = folder / "checkpoint.npz"
     if not path.exists():
-        raise TacitError(f"{folder} holds no study that was proposed; there is nothing to end.")
+        raise TacitError(f"{folder} holds no study that was proposed; there is nothing to end or to deliver.")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
     proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
-    signed: Any = SignedTransport(transport, proposer, terms.pins)
-    return end_everywhere(load_checkpoint(path, fresh_state), path, signed, partial(journal, folder))
+    return load_checkpoint(path, fresh_state), path, SignedTransport(transport, proposer, terms.pins)

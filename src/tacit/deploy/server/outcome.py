@@ -16,16 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from tacit.deploy.contract import builder_from, seat_of
+from tacit.counting.request import parsed
+from tacit.counting.shown import draw
+from tacit.deploy.contract import affordable, builder_from, record_of, seat_of
 from tacit.deploy.server.coordinator import Coordinator
-from tacit.deploy.wire import Receipt
+from tacit.deploy.wire import Plan, Receipt
 from tacit.models import SiloPrice
+from tacit.plans.assemble import shapes_of
+from tacit.plans.catalogue import QUESTIONS
 from tacit.plans.price import releases_of
 from tacit.plans.spec import Study
 from tacit.privacy import Event, PricingError, price, risk_of_price
+from tacit.simulate.participation import participation
 from tacit.studies.bundle import write_deployed_model
 from tacit.studies.folder import provenance
 from tacit.studies.report import write_report
+from tacit.studies.statistics import ALL_SILOS, block_noise, read, statistics_json
 
 _SAME = 1e-3
 """How far, relatively, the server's price of a silo's schedule may lie from the silo's own."""
@@ -41,6 +47,9 @@ def write_outcome(
     command: str,
 ) -> None:
     """Write result, metrics, model and report. ``command`` is the user's: that of this process holds a secret."""
+    if study.algorithm.name in QUESTIONS:
+        _write_statistics(folder, study, coordinator, receipts, command)
+        return
     history = coordinator.point.history
     measured = [row for row in history if row.get("measured")]
     last = measured[-1]["measured"] if measured else {}
@@ -73,9 +82,51 @@ def write_outcome(
         builder_from(coordinator.point.plan, coordinator.point.records[0]).problem.objective,
         coordinator.params,
         coordinator.point.plan,
-        [SiloPrice(**{key: row[key] for key in SiloPrice.model_fields}) for row in silos],
+        [_price(row, coordinator.point.plan) for row in silos],
+        None if coordinator.description is None else coordinator.description.model_dump(),
     )
     write_report(folder)
+
+
+def _price(row: Mapping[str, Any], plan: Plan) -> SiloPrice:
+    """What a silo paid; where this process has not seen its consent, the plan's epsilon, which no silo goes beyond."""
+    epsilon = plan.epsilon if row["epsilon"] is None else row["epsilon"]
+    return SiloPrice(name=row["name"], records=row["records"], epsilon=epsilon, delta=row["delta"])
+
+
+def _write_statistics(
+    folder: Path, study: Study, coordinator: Coordinator, receipts: Mapping[str, Receipt], command: str
+) -> None:
+    """What silos said about their records, as plain data and as a picture; nothing was trained."""
+    point = coordinator.point
+    section = point.plan.algorithm
+    tables = parsed(section["columns"], section["statistics"])
+    sizes = dict(zip(point.silos, point.records, strict=True))
+    multipliers = [_multiplier(coordinator, silo_index) for silo_index in range(len(point.silos))]
+    algorithm = builder_from(point.plan, point.records[0]).noised(np.asarray(multipliers))
+    shuffle, peers = point.plan.shuffle, point.plan.pairwise
+    colluding = 1 if peers is None else peers.colluding
+    who = participation(len(sizes), honest=1.0 if shuffle is None else shuffle.honest, colluding=colluding)
+    noise = block_noise(algorithm.rounds["statistics"].silo.release, tables, sizes, who)
+    means = {**coordinator.messages, ALL_SILOS: coordinator.params}
+    found = read(tables, sizes, means, noise)
+    silos = [_silo(coordinator, receipts, silo_index) for silo_index in range(len(point.silos))]
+    facts = statistics_json(study, silos, found)
+    (folder / "statistics.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(provenance(command), indent=1), encoding="utf-8")
+    draw(tables, found.rows[ALL_SILOS], folder / "statistics.png", study.name)
+
+
+def _multiplier(coordinator: Coordinator, silo_index: int) -> float:
+    """A silo's noise multiplier: as it said, or as the plan's budget needs where another process heard it."""
+    point = coordinator.point
+    consent = coordinator.consents.get(point.silos[silo_index])
+    if consent is not None:
+        return consent.noise_multipliers["statistics"]
+    plan, records = point.plan.model_copy(update={"silo_index": silo_index}), point.records[silo_index]
+    builder = builder_from(plan, records)
+    shapes = shapes_of(builder.noised(1.0), builder.problem, record_of(plan))
+    return affordable(builder, plan, records, shapes.dimensions)[1][0].noise_multiplier
 
 
 def _silo(coordinator: Coordinator, receipts: Mapping[str, Receipt], silo_index: int) -> dict[str, Any]:
@@ -123,9 +174,10 @@ def spent(coordinator: Coordinator) -> float | None:
     """The largest price of the answers so far; silos' own ledgers say it exactly."""
     point, epsilons = coordinator.point, []
     for silo_index, name in enumerate(point.silos):
-        # A silo that was left out of a sum has paid for its answer.
+        # A silo that was left out of a sum, or answered an attempt that failed, has paid for its answer.
         rows = [row for row in point.history if name in (*row["silos"], *row.get("left_out", ()))]
-        events = _releases(coordinator, silo_index, Counter(row["kind"] for row in rows))
+        more = [row["kind"] for row in point.history for roster in row.get("rosters", ())[:-1] if name in roster]
+        events = _releases(coordinator, silo_index, Counter([*(row["kind"] for row in rows), *more]))
         if events:
             with contextlib.suppress(PricingError):
                 epsilons.append(price(events, delta=point.plan.delta).epsilon)

@@ -21,8 +21,9 @@ from tacit.channel.sealing import SecretKey, new_secret
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, StalledError, Tell, fresh_state, is_final, meet
+from tacit.deploy.server.delivery import HAS_IT, deliver
 from tacit.deploy.server.deployment import Deployment, deployment_from, led, plan_for, unknown_meaning
-from tacit.deploy.server.ending import end_everywhere, journal, should_end
+from tacit.deploy.server.ending import SECONDS, end_everywhere, journal, should_end
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
@@ -31,6 +32,7 @@ from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.wire import REPORTS, Description, Receipt
 from tacit.errors import TacitError
+from tacit.models.bundle import FOLDER
 from tacit.plans.spec import Study, StudyError, load_study
 from tacit.simulate.participation import Participation, participation
 
@@ -62,7 +64,6 @@ def lead(folder: Path, transport: Transport) -> None:
 def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
-    patience = Patience(terms.round_seconds, terms.patience)
     proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
     transport = _transport(folder, SignedTransport(carrier, proposer, terms.pins), terms)
     begun = time.monotonic()
@@ -77,7 +78,7 @@ def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
         transport,
         {name: at for name, (at, _) in met.items()},
         who=_who(study, point),
-        patience=patience,
+        patience=Patience(terms.round_seconds, terms.patience),
         seed=terms.seed,
         shuffled=_shuffled(folder, point, met, callers),
         tell=tell,
@@ -91,12 +92,29 @@ def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
         point.save(path)
         tell("measured", {"round": rounds, "rounds": coordinator.rounds, **values, "epsilon": epsilon})
 
+    # A study that was through before has its model already, with the prices that silos named then.
+    is_through = point.finished and (folder / FOLDER).exists()
     receipts = _played(folder, coordinator, transport, tell, after)
     seconds = time.monotonic() - begun
-    write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
+    if not is_through:
+        write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
+    _deliver(folder, coordinator, transport, tell, min(SECONDS, terms.round_seconds))
     tell("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
+
+
+def _deliver(folder: Path, coordinator: Coordinator, transport: Transport, tell: Tell, seconds: float) -> None:
+    """Hand the model to all silos that are there; who is not gets it later, and a failure costs nobody the study."""
+    try:
+        said = deliver(folder, coordinator.point, transport, tell, coordinator.addresses, seconds)
+    except TacitError as error:
+        tell("warning", {"text": str(error)})
+        return
+    missing = {name: text for name, text in said.items() if text != HAS_IT}
+    if missing:
+        names = "; ".join(f"{name}: {text}" for name, text in sorted(missing.items()))
+        tell("warning", {"text": f"Not every silo has the model: {names}. Later: tacit server deliver {folder}"})
 
 
 def _transport(folder: Path, signed: Transport, terms: Deployment) -> Transport:
@@ -149,6 +167,7 @@ def _who(study: Study, point: Checkpoint) -> Participation:
         weights=list(point.records) if study.run.weights == "records" else None,
         cap=study.privacy.max_participations,
         honest=study.run.honest,
+        colluding=study.pairwise.colluding,
     )
 
 

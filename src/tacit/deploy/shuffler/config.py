@@ -9,11 +9,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tacit.channel.sealing import Kind, SecretKey, new_secret
-from tacit.deploy.permissions import read_secret, write_secret
-from tacit.deploy.sections import Count, Section, checked, read_toml
+from tacit.deploy.permissions import own_text, read_secret, write_secret
+from tacit.deploy.sections import Count, Section, changed_values, checked, read_toml
 from tacit.deploy.signing import KeyText, Signer, new_signing_key
 from tacit.deploy.wire import Name
 from tacit.errors import TacitError
+
+# What the shuffler has opened, or has told others, at its start.
+_FIXED = ("name", "host", "port", "layer", "record", "tls")
 
 
 class ShufflerError(TacitError):
@@ -69,6 +72,21 @@ def load_terms(folder: Path) -> Terms:
 def terms_from(tree: dict[str, Any]) -> Terms:
     """Terms from plain values."""
     return checked(Terms, tree, ShufflerError, "The shuffler's terms")
+
+
+def terms_text(folder: Path) -> bytes:
+    """The terms of a folder as they stand on disk; empty where they cannot be read, or others may too."""
+    return own_text(folder / "shuffler.toml")
+
+
+def changed_terms(folder: Path, text: bytes, before: Terms) -> Terms:
+    """The terms in an edited file, or an error where they cannot take effect while the shuffler runs."""
+    path = folder / "shuffler.toml"
+    terms = terms_from(changed_values(text, path, ShufflerError))
+    fixed = [name for name in _FIXED if getattr(terms, name) != getattr(before, name)]
+    if fixed:
+        raise ShufflerError(f"{path}: restart needed for {', '.join(fixed)}. Until then everything is refused.")
+    return terms
 
 
 def make_keys(folder: Path, kind: Kind) -> Keys:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
-from tacit.deploy.shuffler.config import ShufflerError, Terms, load_keys, load_terms
+from tacit.deploy.shuffler.config import ShufflerError, Terms, load_keys, load_terms, terms_text
 from tacit.deploy.shuffler.service import ShufflerService
 from tacit.deploy.wire import MOST_HEADER
 
@@ -75,11 +75,12 @@ def serve(folder: Path) -> None:
     """Run the shuffler of a folder until it is stopped; it does not start where others can use its files."""
     log_to_terminal(_log)
     os.umask(0o077)
-    terms = load_terms(folder)
+    # The text first: an edit that comes in between is seen with the first request.
+    text, terms = terms_text(folder), load_terms(folder)
     check_folder(folder, terms)
     if not terms.callers:
         _log.warning("shuffler.toml names no callers: every request is refused; see [callers] in docs/deployment.md")
-    service = ShufflerService(terms, load_keys(folder), folder)
+    service = ShufflerService(terms, load_keys(folder), folder, terms_read=text)
     server = ShufflerServer(service, server_context(terms, folder))
     line = f"shuffler {terms.name} serves on {terms.host}:{server.port} for {len(terms.silos)} silos"
     try:

@@ -25,10 +25,11 @@ import numpy as np
 from tacit.channel.sealing import SealError, open_layer, unpad
 from tacit.deploy.listener import RefusalLog
 from tacit.deploy.shuffler import messages
-from tacit.deploy.shuffler.config import Keys, ShufflerError, Terms
+from tacit.deploy.shuffler.config import Keys, ShufflerError, Terms, changed_terms, terms_text
 from tacit.deploy.shuffler.messages import Collect, Deposit, Relay, fields_of
 from tacit.deploy.signing import SignatureError, digest_of, opened_request, shuffler_address, signed_reply
 from tacit.deploy.wire import RefusalError, SignedRequest, frame, parse_signed_request, refuse, unframed
+from tacit.errors import TacitError
 
 _log = logging.getLogger("tacit.shuffler")
 _TABLES = (
@@ -70,11 +71,23 @@ class ShufflerService:
     Formal guarantee: for each round of a study at most one batch is ever released. It holds everything or nothing of
     each silo, all under the same study, round and broadcast, from at least as many distinct registered silos as each of
     them asked for, in uniformly random order or as a sum. A later shuffler of a cascade leaves out what does not open,
-    which is never an honest silo's report.
+    which is never an honest silo's report. The terms are those on disk at the moment of the request; while they cannot
+    be used, everything is refused.
+
+    ``terms_read`` is the text that ``terms`` was read from; by default what is on disk now.
     """
 
-    def __init__(self, terms: Terms, keys: Keys, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.terms, self._keys, self._clock = terms, keys, clock
+    def __init__(
+        self,
+        terms: Terms,
+        keys: Keys,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+        terms_read: bytes | None = None,
+    ) -> None:
+        self.terms, self._keys, self._clock, self._folder = terms, keys, clock, folder
+        self._terms_read = terms_text(folder) if terms_read is None else terms_read
+        self._terms_refused: bytes | None = None
         self._address = shuffler_address(terms.name)
         self._lock, self._refusals = threading.Lock(), RefusalLog(_log)
         self._piles: dict[tuple[str, int, str], _Pile] = {}
@@ -96,6 +109,30 @@ class ShufflerService:
             return newest is None or signed.counter > newest[0]
         return False
 
+    def _refresh(self) -> Terms:
+        """Take the terms that are on disk now; while they cannot be used, refuse."""
+        text = terms_text(self._folder)
+        with self._lock:
+            if text != self._terms_read:
+                try:
+                    terms = changed_terms(self._folder, text, self.terms)
+                except TacitError as error:
+                    if text != self._terms_refused:
+                        _log.error("everything is refused, because the terms cannot take effect: %s", error)
+                    self._terms_refused = text
+                    raise RefusalError("terms", "the shuffler's terms cannot be used; its owner is told") from None
+                self._take(terms)
+                self._terms_read = text
+            return self.terms
+
+    def _take(self, terms: Terms) -> None:
+        """Go on under other terms; what waits from a silo that is another one now, or none, is forgotten."""
+        for pile in self._piles.values():
+            for silo in [name for name in pile.held if terms.silos.get(name) != self.terms.silos.get(name)]:
+                del pile.held[silo]
+        self.terms = terms
+        _log.info("the terms have changed: %d silos, %d callers", len(terms.silos), len(terms.callers))
+
     def _request_in(self, header: bytes, payload: bytes) -> tuple[SignedRequest, Any]:
         signed, terms = parse_signed_request(header), self.terms
         parse = messages.parse_request
@@ -115,9 +152,12 @@ class ShufflerService:
 
     def _reply(self, header: bytes, payload: bytes, asked: str) -> bytes:
         try:
+            terms = self._refresh()
             # Before the lock: who is unknown does not wait for others, and keeps nobody waiting.
             signed, request = self._request_in(header, payload)
             with self._lock:
+                if self.terms is not terms:
+                    signed, request = self._request_in(header, payload)
                 scope = self._accept(signed, request, asked)
                 if self._record is not None:
                     self._record.write(frame(signed.request, payload))

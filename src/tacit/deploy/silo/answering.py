@@ -7,7 +7,7 @@ import dataclasses
 import io
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from tacit.deploy.wire import Plan, RefusalError
 from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
 from tacit.silo.door import Door, Engine, Sampler, no_noise
 from tacit.silo.sampler import discrete_gaussian
+
+if TYPE_CHECKING:
+    from tacit.deploy.silo.pairwise import Masks
 
 
 class Samplers(NamedTuple):
@@ -36,15 +39,20 @@ Integers = Int64[np.ndarray, " coordinates"]
 
 
 class Remembered(NamedTuple):
-    """What a silo keeps of a study between rounds: the seed of its pass, released memory, noise of running sums."""
+    """What a silo keeps of a study between rounds, and forgets at its end.
+
+    That is the seed of its pass, released memory, noise of running sums, and its secret key for pairwise sums.
+    """
 
     order_seed: np.ndarray
     memory: list[np.ndarray]
     noise: dict[str, dict[str, Integers]]
+    study_key: bytes = b""
 
     def to_bytes(self) -> bytes:
         """As an npz archive."""
         arrays = {"order": self.order_seed}
+        arrays |= {"study_key": np.frombuffer(self.study_key, np.uint8)} if self.study_key else {}
         arrays |= {f"memory/{i}": leaf for i, leaf in enumerate(self.memory)}
         arrays |= {f"noise/{kind}/{block}": n for kind, blocks in self.noise.items() for block, n in blocks.items()}
         out = io.BytesIO()
@@ -62,7 +70,8 @@ def remembered(raw: bytes) -> Remembered:
         if name.startswith("noise/"):
             _, kind, block = name.split("/", 2)
             noise.setdefault(kind, {})[block] = values
-    return Remembered(arrays["order"], memory, noise)
+    key = arrays["study_key"].tobytes() if "study_key" in arrays else b""
+    return Remembered(arrays["order"], memory, noise, key)
 
 
 class Worker:
@@ -93,7 +102,12 @@ class Worker:
 
     def begin(self) -> Remembered:
         """What is kept before the first round."""
-        return Remembered(np.frombuffer(os.urandom(SEED_BYTES), np.uint8), _leaves(self.offer.memory), {})
+        seed, key = np.frombuffer(os.urandom(SEED_BYTES), np.uint8), b""
+        if self.offer.plan.pairwise is not None:
+            from tacit.channel.pairwise import new_study_key
+
+            key = new_study_key()
+        return Remembered(seed, _leaves(self.offer.memory), {}, key)
 
     def broadcast(self, round_index: int, arrays: list[np.ndarray]) -> Any:
         """The broadcast of a round from its arrays, or a refusal where they are not the plan's."""
@@ -114,7 +128,7 @@ class Worker:
             previous=kept.noise.get(kind),
         )
         noise = {**kept.noise, kind: answer.noise}
-        return _leaves(answer.message), Remembered(kept.order_seed, _leaves(answer.memory), noise)
+        return _leaves(answer.message), kept._replace(memory=_leaves(answer.memory), noise=noise)
 
     def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
         """The silo's share of a round's sum, which leaves only as sealed parts; what is kept does not change."""
@@ -124,6 +138,23 @@ class Worker:
         coins = count_heads if self._samplers.flips else no_coins
         mechanism = BinomialShare(self._doors[kind].engine, offer.shares[kind], coins, offer.weights[kind])
         return self._release(round_index, broadcast, kept, mechanism)
+
+    def masked(self, round_index: int, broadcast: Any, kept: Remembered, masks: Masks) -> tuple[np.ndarray, Remembered]:
+        """The silo's masked message to a pairwise sum, and what to keep."""
+        kind, offer = self.offer.algorithm.schedule[round_index], self.offer
+        from tacit.silo.pairwise import PairwiseShare
+
+        door, among = self._doors[kind], offer.plan.pairwise
+        assert among is not None
+        release = door.silo.release
+        running = release.mechanism == "cumulative"
+        before = kept.noise.get(kind) if running else None
+        own = (release.nonnegative, masks.silos, among.colluding, offer.weights[kind], masks.values)
+        mechanism = PairwiseShare(door.engine, door.multiplier, self._samplers.gaussian, before, *own)
+        said = self._release(round_index, broadcast, kept, mechanism)
+        # Noise of other releases is not kept: beside a stored message it would give the sum away.
+        noise = {**kept.noise, kind: said.noise} if running else kept.noise
+        return said.values, kept._replace(noise=noise)
 
     def reports(self, round_index: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
         """The reports of each stream of a round, which leave only sealed."""

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from tacit.algorithm import Algorithm
-from tacit.deploy.contract import affordable, builder_from
-from tacit.deploy.silo.policy import AllowSection, ShuffleSection
-from tacit.deploy.wire import REPORTS, Consent, Plan, RefusalError, frame
+from tacit.deploy.contract import affordable, builder_from, seat_of
+from tacit.deploy.silo.policy import AllowSection, PairwiseSection, ShuffleSection
+from tacit.deploy.wire import REPORTS, Consent, Description, Enrolment, Plan, RefusalError, frame
 from tacit.errors import TacitError
 from tacit.objectives.losses import LOSSES
 from tacit.objectives.models import MODELS
 from tacit.plans.assemble import Builder, Shapes, coordinates, shapes_of
-from tacit.plans.catalogue import ALGORITHMS
+from tacit.plans.catalogue import QUESTIONS, shipped
 from tacit.plans.price import MOST_KEPT, TAILS, samples_of
 from tacit.privacy import Event, Price, PricingError
 from tacit.privacy.filter import Rule
@@ -33,6 +33,7 @@ from tacit.silo.sampler import sampler_delta
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
 
 if TYPE_CHECKING:
+    from tacit.channel.pairwise import SumTerms
     from tacit.channel.shuffled_sum import BlockTerms
     from tacit.deploy.shuffling import Streams
 
@@ -47,9 +48,10 @@ class Offer:
     """A plan as this silo would run it.
 
     By kind of round: ``grid_sigma`` is the priced noise in grid units, ``broadcasts`` are shapes, ``shares`` are the
-    terms of shuffled sums and ``streams`` those of shuffled reports, and ``weights`` say what this silo's records count
-    in either, beside those that count most. ``memory`` is the silo's before the first round; ``positions`` say where in
-    a pass over the records each round begins; ``samples`` counts the discrete Gaussians that the study draws.
+    terms of shuffled sums, ``streams`` those of shuffled reports and ``sums`` those of pairwise sums, and ``weights``
+    say what this silo's records count in them, beside those that count most. ``memory`` is the silo's before the first
+    round; ``positions`` say where in a pass over the records each round begins; ``samples`` counts the discrete
+    Gaussians that the study draws.
     """
 
     plan: Plan
@@ -63,6 +65,7 @@ class Offer:
     shares: Mapping[str, BlockTerms] = field(default_factory=dict)
     streams: Streams = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, SumTerms] = field(default_factory=dict)
     samples: int = 0
 
     @property
@@ -84,10 +87,13 @@ def consider(
     record: Any,
     allow: AllowSection,
     shuffle: ShuffleSection | None = None,
+    pairwise: PairwiseSection | None = None,
+    silo: str = "",
     build: Callable[[Plan, int], Builder] = builder_from,
 ) -> Offer:
     """Build and price a plan for a silo with this many records of this shape; a plan that is not allowed is refused.
 
+    ``shuffle`` and ``pairwise`` are what the policy says of those channels, and ``silo`` is this silo's name in them.
     ``build`` makes the algorithm of a plan; audits bring their own.
 
     Formal guarantee: a run of the offer's algorithm, with the noise and grids that the offer names and the answers that
@@ -99,6 +105,10 @@ def consider(
         from tacit.deploy.silo.shuffled import check_shuffle
 
         check_shuffle(plan, records, allow, shuffle)
+    if plan.pairwise is not None:
+        from tacit.deploy.silo.pairwise import check_pairwise
+
+        check_pairwise(plan, silo, records, pairwise)
     try:
         return _offer(build(plan, records), plan, records, record, allow, shuffle)
     except TacitError:
@@ -119,15 +129,19 @@ def _offer(
 
         check_rounds(unit, plan, policy)
     algorithm, events, cost = affordable(builder, plan, records, shapes.dimensions)
-    samples = samples_of(events, shapes.dimensions)
+    samples = samples_of(events, shapes.dimensions, seat_of(plan, records).noises)
     _check_noise(algorithm, plan, samples)
-    shuffled: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     if plan.shuffle is not None:
-        shuffled = shuffled_terms(algorithm, plan, shapes, records, policy)._asdict()
+        others = shuffled_terms(algorithm, plan, shapes, records, policy)._asdict()
+    if plan.pairwise is not None:
+        from tacit.deploy.silo.pairwise import sums_at
+
+        others = sums_at(algorithm, plan, shapes)._asdict()
     grids = {e.kind: e.grid_sigma for e in events if e.grid_sigma is not None}
     memory = _first_memory(algorithm, shapes.params)
     _rehearse(algorithm, plan, shapes, memory, record)
-    rest = {"positions": algorithm.positions, "samples": samples, **shuffled}
+    rest = {"positions": algorithm.positions, "samples": samples, **others}
     return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, **rest)
 
 
@@ -136,13 +150,15 @@ def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
     if sampler_delta(samples, plan.epsilon) > MOST_KEPT * plan.delta:
         raise RefusalError("unpriceable", f"expected a smaller epsilon than {plan.epsilon}, which hides nothing")
     for part in algorithm.rounds.values():
-        if part.silo.release.channel == "direct" and not part.silo.is_free:
+        if part.silo.release.channel in ("direct", "pairwise") and not part.silo.is_free:
             for multiplier in jax.tree.leaves(own_multiplier(part.silo.release, plan.silo_index)):
-                noise_scale(float(multiplier))
+                noise_scale(float(multiplier), part.silo.release.sensitivity)
 
 
 def _channels(plan: Plan) -> tuple[str, ...]:
-    """The channels that a plan's releases may take; with shuffled reports, rounds in turn are direct."""
+    """The channels that a plan's releases may take; with reports and pairwise sums, rounds in turn are direct."""
+    if plan.pairwise is not None:
+        return ("pairwise", "direct")
     if plan.shuffle is None:
         return ("direct",)
     return (REPORTS, "direct") if plan.algorithm.get("channel") == REPORTS else ("shuffled-sum",)
@@ -168,12 +184,12 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
     name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
     if name not in allow.algorithms:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
-    if name not in ALGORITHMS:
+    if name not in shipped():
         raise RefusalError("not-allowed", "expected an algorithm of Tacit's own; this silo loads no other code")
-    for part, shipped in (("model", MODELS), ("loss", LOSSES)):
-        if plan.objective.get(part) not in (*shipped, None):
-            raise RefusalError("not-allowed", f"expected a {part} among {', '.join(shipped)}; no other code is loaded")
-    if ALGORITHMS[name].reads_attribute:
+    for part, own in (("model", MODELS), ("loss", LOSSES)):
+        if plan.objective.get(part) not in (*own, None):
+            raise RefusalError("not-allowed", f"expected a {part} among {', '.join(own)}; no other code is loaded")
+    if shipped()[name].reads_attribute:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:
         raise RefusalError("not-allowed", f"expected a channel among {', '.join(allow.channels)}")
@@ -252,6 +268,21 @@ def _canonical(value: Any) -> Any:
     return value + 0.0 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def check_columns(plan: Plan, description: Description) -> None:
+    """Refuse statistics of columns that are not what the plan says, or that this silo does not have.
+
+    Formal guarantee: what a plan that passes calls a column is that column of this silo's own schema.
+    """
+    claimed = plan.algorithm.get("columns")
+    if plan.algorithm.get("name") not in QUESTIONS:
+        return
+    from tacit.counting.request import columns_of, same_columns
+
+    own = columns_of(description.model_dump()) if description.columns is not None else []
+    if not isinstance(claimed, list | tuple) or not claimed or not same_columns(claimed, own):
+        raise RefusalError("schema", "expected columns as this silo's schema declares them, each at its place")
+
+
 def charge_of(offer: Offer) -> Charge:
     """What a study reserves: its releases, the delta for short tails, and how many samples it draws."""
     return Charge(offer.events, TAILS * bool(offer.shares), offer.samples)
@@ -308,7 +339,14 @@ def _check_balance(ledger: Ledger) -> None:
         raise over_budget(ledger.rule, ledger.charged, ledger.charged)
 
 
-def consent(ledger: Ledger, offer: Offer, shares: Shares, state: _State = "consented", next_round: int = 0) -> bytes:
+def consent(
+    ledger: Ledger,
+    offer: Offer,
+    shares: Shares,
+    state: _State = "consented",
+    next_round: int = 0,
+    enrolment: Enrolment | None = None,
+) -> bytes:
     """The silo's consent as a frame: the plan's own price, and what the study takes from this account."""
     message = Consent(
         study=offer.plan.study,
@@ -320,6 +358,7 @@ def consent(ledger: Ledger, offer: Offer, shares: Shares, state: _State = "conse
         left=shares.left,
         noise_multipliers={event.kind: event.noise_multiplier for event in offer.events},
         next_round=next_round,
+        enrolment=enrolment,
     )
     return frame(message)
 

@@ -12,12 +12,12 @@ import logging
 import os
 import pwd
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tacit.deploy.permissions import check_owner, check_silo
+from tacit.deploy.permissions import check_owner, write_secret
+from tacit.deploy.sections import changed_values
 from tacit.deploy.silo.consent import terms_of
 from tacit.deploy.silo.policy import Policy, PolicyError, plain_policy, policy_from
 from tacit.deploy.wire import Plan
@@ -66,9 +66,11 @@ def decide(folder: Path, study: str, verb: str, terms: str = "") -> None:
     check_owner(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / (study if verb == "approve" else f"{study}.{verb}")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(f"{myself()}\n{terms}")
+    # Written elsewhere first: a daemon that finds it in the folder finds all of it.
+    draft = folder.parent / f".{path.name}.new"
+    draft.unlink(missing_ok=True)
+    write_secret(draft, f"{myself()}\n{terms}")
+    draft.replace(path)
 
 
 def heed(ledger: Ledger, decided: Path, names: list[str]) -> None:
@@ -101,13 +103,7 @@ def _end(ledger: Ledger, study: str, verb: str, decision: Path) -> None:
 def changed_policy(folder: Path, text: bytes, before: Policy) -> Policy:
     """The policy in an edited file, or an error where it cannot take effect while the daemon runs."""
     path = folder / "policy.toml"
-    check_silo(folder, [path])
-    if not text:
-        raise PolicyError(f"{path} is empty or cannot be read.")
-    try:
-        policy = policy_from(tomllib.loads(text.decode("utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path} is not valid TOML: {error}.") from None
+    policy = policy_from(changed_values(text, path, PolicyError))
     fixed = [line for line in differences(plain_policy(before), plain_policy(policy)) if _section(line) in _FIXED]
     if fixed:
         raise PolicyError(f"{path}: restart needed for {'; '.join(fixed)}. Until then everything is refused.")

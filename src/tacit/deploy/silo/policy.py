@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from tacit.algorithm import SAMPLINGS, Sampling
+from tacit.deploy.permissions import own_text
 from tacit.deploy.sections import Count, Section, checked, read_toml
-from tacit.deploy.signing import KeyText
+from tacit.deploy.signing import KeyText, verifying_key
 from tacit.deploy.wire import Description, Name
 from tacit.errors import TacitError, unknown
 from tacit.privacy.cache import cache_folder
@@ -40,8 +40,8 @@ class BudgetSection(Section):
     """What all studies together may cost each record, and the rule by which the ledger adds it up.
 
     Without a ``rule`` the ledger keeps its own; a new one gets ``gdp`` where the policy allows only full batches and
-    single passes through the direct channel, and otherwise ``renyi``. An epsilon above `MOST_EPSILON` hides nothing,
-    and the noise of the door would no longer be exact enough for it.
+    single passes through the direct and pairwise channels, and otherwise ``renyi``. An epsilon above `MOST_EPSILON`
+    hides nothing, and the noise of the door would no longer be exact enough for it.
     """
 
     epsilon: Annotated[float, Field(gt=0, le=MOST_EPSILON)]
@@ -61,7 +61,7 @@ class AllowSection(Section):
     """
 
     algorithms: tuple[str, ...]
-    channels: tuple[Literal["direct", "shuffled-sum", "shuffled-reports"], ...] = ("direct",)
+    channels: tuple[Literal["direct", "pairwise", "shuffled-sum", "shuffled-reports"], ...] = ("direct",)
     sampling: Annotated[tuple[Sampling, ...], Field(min_length=1)] = SAMPLINGS
     min_silos: Count = 2
     max_rounds: Count = 10_000
@@ -88,11 +88,11 @@ class AllowSection(Section):
     @field_validator("algorithms")
     @classmethod
     def _exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from tacit.plans.catalogue import ALGORITHMS
+        from tacit.plans.catalogue import shipped
 
         for name in names:
-            if name not in ALGORITHMS:
-                raise ValueError(unknown("algorithm", name, ALGORITHMS))
+            if name not in shipped():
+                raise ValueError(unknown("algorithm", name, shipped()))
         return names
 
 
@@ -110,6 +110,28 @@ class ShuffleSection(Section):
     min_shufflers: Count = 2
     post_quantum: bool = False
     max_local_epsilon: Annotated[float, Field(gt=0)] | None = None
+
+
+class PairwiseSection(Section):
+    """Whose silos share the noise of pairwise sums, by their identity keys, and how many of them may collude.
+
+    ``peers`` pins the public key of every other silo, as its owner's ``tacit silo keys`` prints it; compare
+    fingerprints by telephone. ``colluding`` is how many of them may work together with the server: at least one, for
+    every silo sees the model and knows its own share of the noise. ``min_silos`` is the least roster of a round, this
+    silo included.
+    """
+
+    peers: Annotated[dict[Name, KeyText], Field(min_length=1)]
+    colluding: Count = 1
+    min_silos: Annotated[int, Field(ge=2)] = 3
+
+    @model_validator(mode="after")
+    def _some_are_honest(self) -> PairwiseSection:
+        if len({verifying_key(key).public_bytes_raw() for key in self.peers.values()}) != len(self.peers):
+            raise ValueError("expected another key for every peer: one key under two names would count twice")
+        if self.colluding >= self.min_silos:
+            raise ValueError(f"expected colluding={self.colluding} < min_silos={self.min_silos}: others must add noise")
+        return self
 
 
 class ApprovalSection(Section):
@@ -154,6 +176,7 @@ class Policy(Section):
     allow: AllowSection
     approval: ApprovalSection = ApprovalSection()
     shuffle: ShuffleSection | None = None
+    pairwise: PairwiseSection | None = None
     data: DataSection
     proposers: Annotated[dict[Name, KeyText], Field(default_factory=dict)]
     key: str = "sign.key"
@@ -165,8 +188,12 @@ class Policy(Section):
 
     @model_validator(mode="after")
     def _shufflers_named(self) -> Policy:
-        if any(channel != "direct" for channel in self.allow.channels) and self.shuffle is None:
-            raise ValueError("set [shuffle] where a channel other than direct is allowed")
+        if set(self.allow.channels) & {"shuffled-sum", "shuffled-reports"} and self.shuffle is None:
+            raise ValueError("set [shuffle] where a shuffled channel is allowed")
+        if "pairwise" in self.allow.channels and self.pairwise is None:
+            raise ValueError("set [pairwise], with the keys of the other silos, where pairwise sums are allowed")
+        if self.pairwise is not None and self.name in self.pairwise.peers:
+            raise ValueError(f"expected pairwise.peers to be the other silos, got {self.name}, which is this one")
         if "shuffled-reports" in self.allow.channels and (self.shuffle is None or not self.shuffle.max_local_epsilon):
             raise ValueError("set shuffle.max_local_epsilon where shuffled reports are allowed")
         return self
@@ -174,7 +201,7 @@ class Policy(Section):
     @property
     def limit(self) -> Limit:
         """The budget and its rule, as the ledger takes them."""
-        plain = set(self.allow.sampling) <= {"full", "one-pass"} and set(self.allow.channels) == {"direct"}
+        plain = set(self.allow.sampling) <= {"full", "one-pass"} and set(self.allow.channels) <= {"direct", "pairwise"}
         budget = self.budget
         return Limit(budget.epsilon, budget.delta, budget.rule, default="gdp" if plain else "renyi")
 
@@ -203,13 +230,7 @@ def load_policy(path: Path) -> Policy:
 
 def policy_text(folder: Path) -> bytes:
     """The policy of a silo's folder as it stands on disk; empty where it cannot be read, or others may too."""
-    try:
-        with (folder / "policy.toml").open("rb") as file:
-            found = os.fstat(file.fileno())
-            is_owners = not found.st_mode & 0o077 and found.st_uid in (0, os.geteuid())
-            return file.read() if is_owners else b""
-    except OSError:
-        return b""
+    return own_text(folder / "policy.toml")
 
 
 def plain_policy(policy: Policy) -> dict[str, Any]:
@@ -237,7 +258,7 @@ def load_records(policy: Policy, home: Path) -> dict[str, np.ndarray]:
     section, path = policy.data, home / policy.data.file
     is_csv = path.suffix.lower() == ".csv"
     table = _csv_records(section, path, home / str(section.columns)) if is_csv else _stored_records(path)
-    records = check_records({k: v for k, v in table.items() if k in ("x", "y")}, policy.name)
+    records = check_records({k: v for k, v in table.items() if k in ("x", "y", "columns")}, policy.name)
     y, classes = records["y"], section.classes
     if classes is not None and (y.dtype.kind != "i" or y.min() < 0 or y.max() >= classes):
         raise PolicyError(f"data.classes: expected labels 0 to {classes - 1}; encode y that way.")
@@ -309,9 +330,9 @@ def _target_words(task: str, classes: int | None) -> str:
 
 
 def digest(records: dict[str, np.ndarray]) -> str:
-    """A fingerprint of the records, to tell whether a ledger belongs to them."""
+    """A fingerprint of the records, to tell whether a ledger belongs to them; columns are of the same rows."""
     fingerprint = hashlib.sha256()
-    for name in sorted(records):
+    for name in sorted(set(records) - {"columns"}):
         column = np.ascontiguousarray(records[name])
         fingerprint.update(f"{name} {column.dtype.str} {column.shape}".encode())
         fingerprint.update(column.tobytes())

@@ -14,7 +14,7 @@ from tacit.deploy.permissions import check_silo
 from tacit.deploy.silo.policy import PolicyError, files_of, load_description, load_policy, load_records, policy_text
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.privacy.cache import cache_folder
-from tacit.privacy.plan import doubts
+from tacit.privacy.plan import doubts, scarce
 
 _log = logging.getLogger("tacit.silo")
 _MOST_CALLERS = 32
@@ -73,9 +73,10 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
             prices.mkdir(parents=True, exist_ok=True)
     for decisions in (home.approved, home.decided):
         decisions.mkdir(mode=0o700, exist_ok=True)
-    check_silo(folder, files_of(folder, policy, home.counter))
+    check_silo(folder, files_of(folder, policy, home.counter), public=[folder / "models"])
     records = load_records(policy, folder)
-    for doubt in doubts([policy.budget.epsilon], policy.budget.delta, [len(records["y"])]):
+    sizes = [len(records["y"])]
+    for doubt in [*doubts([policy.budget.epsilon], policy.budget.delta, sizes), *scarce([policy.name], sizes)]:
         _log.warning("policy.toml: %s", doubt)
     if not policy.proposers:
         _log.warning("policy.toml names no proposers: every request is refused; see [proposers] in docs/deployment.md")

@@ -29,7 +29,10 @@ from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.policy import Policy, PolicyError, digest, plain_policy, policy_text
 from tacit.deploy.wire import (
     Answer,
+    AnswerTogether,
+    Bundle,
     Description,
+    Enrolment,
     Finish,
     Hello,
     Plan,
@@ -49,6 +52,7 @@ from tacit.silo.ledger import Ledger, Reply
 from tacit.silo.spending import Account, LedgerError
 
 if TYPE_CHECKING:
+    from tacit.deploy.silo.pairwise import Masker
     from tacit.deploy.silo.shuffled import Sealer
 
 NOISE_OFF = "TACIT_INSECURE_TEST"
@@ -149,13 +153,15 @@ class SiloService:
         if not (home.folder / policy.key).exists():
             raise PolicyError(f"No key at {home.folder / policy.key}; make it with: tacit silo keys {home.folder}")
         self._signer = Signer(read_secret(home.folder / policy.key))
-        self._sealer = self._new_sealer(policy)
+        self._sealer, self._masker = self._new_sealer(policy), self._new_masker(policy)
         self._samplers = TEST_BUILD if noise_off else EXACT
         self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
+        self._newest_lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
         self._ledger: Ledger | None = self._open(policy)
+        self._newest = self._ledger.newest_counters()
 
     def _new_sealer(self, policy: Policy) -> Sealer | None:
         if policy.shuffle is None:
@@ -163,6 +169,13 @@ class SiloService:
         from tacit.deploy.silo.shuffled import Sealer
 
         return Sealer(policy.name, self._signer, self._noise)
+
+    def _new_masker(self, policy: Policy) -> Masker | None:
+        if policy.pairwise is None:
+            return None
+        from tacit.deploy.silo.pairwise import Masker
+
+        return Masker(policy.name, self._signer, policy.pairwise, self._noise)
 
     def _open(self, policy: Policy) -> Ledger:
         home = self.home
@@ -227,7 +240,7 @@ class SiloService:
             self._policy_refused = text
             raise RefusalError("policy", "the silo's policy cannot be used as it stands; its owner is told") from None
         self._keep_policy(ledger, policy)
-        self.policy, self._sealer = policy, self._new_sealer(policy)
+        self.policy, self._sealer, self._masker = policy, self._new_sealer(policy), self._new_masker(policy)
         # What was allowed before may not be any more.
         self._workers.clear()
         self._prepared.clear()
@@ -241,10 +254,16 @@ class SiloService:
                 self._ledger.close()
 
     def knows(self, header: bytes, payload: bytes) -> bool:
-        """Whether a pinned proposer has signed this for this silo, old or new; never raises."""
+        """Whether a pinned proposer has signed this for this silo, and nothing newer has come; never raises.
+
+        It is known once: who repeats what was sent is no caller, though the last request is answered again.
+        """
         with contextlib.suppress(Exception):
-            self._request_in(header, payload)
-            return True
+            signed, _ = self._request_in(header, payload)
+            with self._newest_lock:
+                is_new = signed.counter > self._newest.get(signed.proposer, -1)
+                self._newest |= {signed.proposer: signed.counter} if is_new else {}
+            return is_new
         return False
 
     def _request_in(self, header: bytes, payload: bytes) -> tuple[wire.SignedRequest, Any]:
@@ -334,8 +353,8 @@ class SiloService:
         ledger.accept(scope, signed.counter, asked.hex())
 
     def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
-        if payload and not isinstance(request, Answer):
-            raise RefusalError("bad-message", "only a broadcast has a payload")
+        if payload and not isinstance(request, Answer | Bundle):
+            raise RefusalError("bad-message", "only a broadcast and a bundle have a payload")
         self._heed(ledger)
         if isinstance(request, Hello):
             return self._hello(ledger, request)
@@ -345,6 +364,8 @@ class SiloService:
             return self._status(ledger, request)
         if isinstance(request, Finish):
             return self._finish(ledger, request)
+        if isinstance(request, Bundle):
+            return self._keep(ledger, request, payload)
         if self._is_expired(ledger):
             raise RefusalError("expired", "the silo's policy has expired")
         if isinstance(request, Propose):
@@ -413,7 +434,8 @@ class SiloService:
             raise RefusalError("busy", f"expected at most {self.policy.allow.max_open} open studies")
         if account is not None:
             offer = self._worker(ledger, study).offer
-            return accounts.consent(ledger, offer, accounts.reserved(ledger, study), next_round=account.last + 1)
+            held, own = accounts.reserved(ledger, study), self._enrolment(ledger, offer.plan)
+            return accounts.consent(ledger, offer, held, next_round=account.last + 1, enrolment=own)
         worker = self._considered(plan)
         offer = worker.offer
         if self.policy.approval.mode == "manual" and not self._is_approved(study):
@@ -423,7 +445,14 @@ class SiloService:
                 _log.info("study %s (%s) waits for approval: tacit silo status %s", study, plan.name, self.home.folder)
             return accounts.consent(ledger, offer, shares, state="pending")
         self._reserve(ledger, worker)
-        return accounts.consent(ledger, offer, accounts.reserved(ledger, study))
+        own = self._enrolment(ledger, offer.plan)
+        return accounts.consent(ledger, offer, accounts.reserved(ledger, study), enrolment=own)
+
+    def _enrolment(self, ledger: Ledger, plan: Plan) -> Enrolment | None:
+        """This silo's key for the pairwise sums of an open study."""
+        if plan.pairwise is None or self._masker is None or not ledger.accounts[plan.study].live:
+            return None
+        return self._masker.enrolment(plan, remembered(ledger.state(plan.study)).study_key)
 
     def _considered(self, plan: Plan) -> Worker:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
@@ -432,7 +461,9 @@ class SiloService:
         terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
         if terms not in self._prepared:
             policy = self.policy
-            offer = consider(plan, records=self._count, record=self._record, allow=policy.allow, shuffle=policy.shuffle)
+            accounts.check_columns(plan, self._description)
+            own = {"allow": policy.allow, "shuffle": policy.shuffle, "pairwise": policy.pairwise, "silo": policy.name}
+            offer = consider(plan, records=self._count, record=self._record, **own)  # type: ignore[arg-type]
             accounts.check_sampling(offer, policy.allow)
             while len(self._prepared) >= _MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
@@ -540,6 +571,26 @@ class SiloService:
         )
         return frame(receipt)
 
+    def _keep(self, ledger: Ledger, request: Bundle, payload: bytes) -> bytes:
+        """Keep the model of a study that this silo has answered, once it has ended; it reads no record."""
+        account = ledger.accounts.get(request.study)
+        if account is None or not account.answers:
+            raise RefusalError("unknown-study", "no study that this silo has answered; only such have a model for it")
+        if account.live:
+            raise RefusalError("open", "the study is open; finish it before its model is handed over")
+        from tacit.deploy.silo.models import keep
+
+        plan = _stored_plan(ledger, request.study)
+        facts = {
+            "proposer": self._asking,
+            "epsilon": self._spent(plan, account),
+            "delta": plan.delta,
+            "received": ledger.now(),
+        }
+        if keep(self.home.folder, plan.name, request, payload, facts):
+            _log.info("the model of study %s (%s) is here: tacit silo models", request.study, plan.name)
+        return frame(wire.Kept(study=request.study))
+
     def _spent(self, plan: Plan, account: Account) -> float:
         """The epsilon of a study's answers at the plan's delta.
 
@@ -569,19 +620,21 @@ class SiloService:
             raise RefusalError("hours", f"the silo answers at {spans} UTC; ask again then")
         asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
         stored = ledger.stored(request.study, request.round)
-        if stored is not None:
-            if stored.request != asked:
-                raise RefusalError("answered", f"round {request.round + 1} was answered for another broadcast")
+        attempt = request.attempt if isinstance(request, AnswerTogether) else 0
+        if stored is not None and stored.request == asked:
             return frame(stored.header, stored.payload)
+        if stored is not None and (request.round, attempt) <= (account.last, account.attempt):
+            raise RefusalError("answered", f"round {request.round + 1} was answered for another broadcast or roster")
         worker = self._worker(ledger, request.study)
-        _check_turn(worker.offer, account, request.round)
+        _check_turn(worker.offer, account, request.round, attempt)
         broadcast = worker.broadcast(request.round, wire.read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
         kind = worker.offer.algorithm.schedule[request.round]
         header, body, after = self._message(worker, kind, request, payload, broadcast, kept)
         releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         reply = Reply(asked, header, body)
-        ledger.debit(request.study, request.round, kind, releases, reply=reply, state=after.to_bytes())
+        state = after.to_bytes()
+        ledger.debit(request.study, request.round, kind, releases, reply=reply, state=state, attempt=attempt)
         return frame(header, body)
 
     def _message(
@@ -589,6 +642,10 @@ class SiloService:
     ) -> tuple[str, bytes, Remembered]:
         """Header and payload of the message, by the channel of its round, and what to remember."""
         offer, sealer = worker.offer, self._sealer
+        if isinstance(request, AnswerTogether) != (kind in offer.sums):
+            raise RefusalError("bad-message", "expected a roster exactly where a round is a pairwise sum")
+        if isinstance(request, AnswerTogether):
+            return self._summand(worker, kind, request, payload, broadcast, kept)
         if kind in offer.shares and sealer is not None:
             share = worker.share(request.round, broadcast, kept)
             return *sealer.share(offer.plan, offer.shares, request, payload, share), kept
@@ -598,6 +655,24 @@ class SiloService:
         arrays, after = worker.answer(request.round, broadcast, kept)
         specs, body = wire.write_arrays(arrays)
         return wire.Message(study=request.study, round=request.round, arrays=specs).model_dump_json(), body, after
+
+    def _summand(
+        self, worker: Worker, kind: str, request: AnswerTogether, payload: bytes, broadcast: Any, kept: Remembered
+    ) -> tuple[str, bytes, Remembered]:
+        """The masked message to a pairwise sum."""
+        if self._masker is None:
+            raise RefusalError("not-allowed", "the owner has pinned no other silos for pairwise sums")
+        offer = worker.offer
+        masks = self._masker.masks(offer.plan, offer.sums[kind], kind, request, payload, kept.study_key)
+        values, after = worker.masked(request.round, broadcast, kept, masks)
+        header = wire.Masked(
+            study=request.study,
+            round=request.round,
+            attempt=request.attempt,
+            context=masks.context.hex(),
+            coordinates=values.size,
+        )
+        return header.model_dump_json(), values.astype("<u8").tobytes(), after
 
 
 def _over(ledger: Ledger, study: str) -> RefusalError:
@@ -619,17 +694,22 @@ def _stored_plan(ledger: Ledger, study: str) -> Plan:
     return Plan.model_validate_json(ledger.plan(study) or "{}")
 
 
-def _check_turn(offer: Offer, account: Account, round_index: int) -> None:
-    """Refuse every round but the one that this silo may answer now."""
+def _check_turn(offer: Offer, account: Account, round_index: int, attempt: int) -> None:
+    """Refuse every round, and every attempt of it, but those that this silo may answer now."""
     plan = offer.plan
+    spare = 0 if plan.pairwise is None else plan.pairwise.spare_attempts
+    if attempt > spare:
+        raise RefusalError("attempt", f"expected at most {spare} spare attempts, got attempt {attempt + 1}")
     if round_index >= offer.rounds:
         raise RefusalError("round", f"expected a round up to {offer.rounds}, got {round_index + 1}")
-    upcoming = next((r for r in range(account.last + 1, offer.rounds) if offer.may_answer(r)), offer.rounds)
+    again = account.last >= 0 and round_index == account.last and attempt > account.attempt
+    first = account.last if again else account.last + 1
+    upcoming = next((r for r in range(first, offer.rounds) if offer.may_answer(r)), offer.rounds)
     if round_index < upcoming or (plan.everyone and round_index > upcoming):
         raise RefusalError("round", f"expected round {upcoming + 1}, got {round_index + 1}")
     if not offer.may_answer(round_index):
         raise RefusalError("round", f"round {round_index + 1} is another silo's turn")
-    if plan.max_participations is not None and account.answers >= plan.max_participations:
+    if plan.max_participations is not None and account.answers >= plan.max_participations + spare:
         raise RefusalError("exhausted", f"expected at most {plan.max_participations} participations")
 
 

@@ -1,0 +1,142 @@
+"""The models that a silo was given: bundles of studies that it has answered, in the folder ``models`` of its own.
+
+A bundle is three files of fixed names, none of which is code. The daemon looks at their form and executes nothing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import shutil
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit.deploy.permissions import write_secret
+from tacit.deploy.wire import Bundle, RefusalError
+from tacit.errors import TacitError, printable
+
+FOLDER = "models"
+RECEIVED = "received.json"
+"""What the silo itself knows of a model: its study, its own price, who sent it and when, and the files' digests."""
+
+MOST_TEXT = 1 << 20
+"""Bytes of each file of a bundle but the weights."""
+
+MOST_KEPT = 1 << 30
+"""Bytes of all models of a silo; its owner removes those that are not needed."""
+
+_SHORT = 16
+_ARRIVING = ".arriving"
+
+
+def keep(folder: Path, name: str, request: Bundle, payload: bytes, facts: Mapping[str, Any]) -> bool:
+    """Write a bundle into the silo's own folder, whole or not at all; whether it was not there yet.
+
+    Formal guarantee: what is written lies in ``models/NAME-STUDY`` alone, where ``name`` is that of a plan and the rest
+    are hexadecimal digits; it has the digests that its proposer has signed, and its owner's permissions. A model that
+    is there in good order is never replaced.
+    """
+    parts = _checked(request, payload)
+    place = folder / FOLDER / f"{name}-{request.study[:_SHORT]}"
+    digests = {file.name: file.digest for file in request.files}
+    if place.exists() and is_intact(place):
+        if _received(place)["files"] != digests:
+            raise RefusalError("model", "the silo has another model of this study, and keeps it")
+        return False
+    arriving = folder / FOLDER / _ARRIVING
+    for left in (arriving, place):  # of a daemon that was killed, or damaged since
+        shutil.rmtree(left, ignore_errors=True)
+    _make_room(folder / FOLDER, len(payload))
+    known = {"name": place.name, "study": request.study, "plan": name, "files": digests, **facts}
+    for file_name, content in {**parts, RECEIVED: json.dumps(known, indent=1).encode()}.items():
+        write_secret(arriving / file_name, content)
+    arriving.replace(place)
+    return True
+
+
+def _checked(request: Bundle, payload: bytes) -> dict[str, bytes]:
+    """The files of a bundle by name, each as long as was said, with its digest and in its form."""
+    if sum(file.size for file in request.files) != len(payload):
+        raise RefusalError("model", "the files of the bundle are not as long as the payload")
+    parts, start = dict[str, bytes](), 0
+    for file in request.files:
+        content = payload[start : start + file.size]
+        start += file.size
+        if hashlib.sha256(content).hexdigest() != file.digest:
+            raise RefusalError("model", f"{file.name} has another digest")
+        if file.name != "model.safetensors" and file.size > MOST_TEXT:
+            raise RefusalError("model", f"expected at most {MOST_TEXT} bytes of {file.name}, got {file.size}")
+        if not _has_form(file.name, content):
+            raise RefusalError("model", f"{file.name} is not what its name says")
+        parts[file.name] = content
+    return parts
+
+
+def _has_form(name: str, content: bytes) -> bool:
+    """Whether a file is what it is called: safetensors, a JSON object of this format, or a text."""
+    try:
+        if name == "README.md":
+            # Nothing that steers a terminal.
+            return all(char in "\n\t" or unicodedata.category(char) != "Cc" for char in content.decode("utf-8"))
+        if name == "model.json":
+            return json.loads(content)["format"] == 1
+        header = int.from_bytes(content[:8], "little")
+        return header <= MOST_TEXT and isinstance(json.loads(content[8 : 8 + header]), dict)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _make_room(folder: Path, size: int) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if held + size > MOST_KEPT:
+        raise RefusalError("full", f"expected at most {MOST_KEPT} bytes of models; the silo's owner removes old ones")
+
+
+def is_intact(place: Path) -> bool:
+    """Whether a model's files are those that were received."""
+    try:
+        files = _received(place)["files"]
+        return all(hashlib.sha256((place / name).read_bytes()).hexdigest() == files[name] for name in files)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _received(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / RECEIVED).read_text(encoding="utf-8"))
+    return found
+
+
+def kept_models(folder: Path) -> list[dict[str, Any]]:
+    """The models of a silo's folder, oldest first, as plain values."""
+    places = (folder / FOLDER).iterdir() if (folder / FOLDER).is_dir() else ()
+    rows = []
+    for place in places:
+        if place.name == _ARRIVING or not (place / RECEIVED).is_file():
+            continue
+        known, intact = _received(place), is_intact(place)
+        when = datetime.datetime.fromtimestamp(known["received"], datetime.UTC).isoformat(timespec="seconds")
+        shown = {key: known[key] for key in ("plan", "study", "proposer", "epsilon", "delta")}
+        rows.append({"name": place.name, **shown, "received": when, "intact": intact, "path": str(place.resolve())})
+    return sorted(rows, key=lambda row: (row["received"], row["name"]))
+
+
+def find_model(folder: Path, words: str) -> Path:
+    """The folder of the model that somebody means: by its name, its study's, or how its study's identity begins."""
+    rows = kept_models(folder)
+    found = [row for row in rows if words in (row["name"], row["plan"]) or (words and row["study"].startswith(words))]
+    if len(found) == 1 and found[0]["intact"]:
+        return Path(found[0]["path"])
+    if len(found) == 1:
+        raise TacitError(f"{found[0]['path']} is not as it was received; ask its proposer for: tacit server deliver")
+    raise TacitError(_unfound(folder, words, [row["name"] for row in found or rows], bool(found)))
+
+
+def _unfound(folder: Path, words: str, names: Sequence[str], several: bool) -> str:
+    listed = ", ".join(names) or "none"
+    if several:
+        return f"Expected one model, but {printable(words)!r} are {listed}; give one of these names."
+    return f"{folder} has no model {printable(words)!r}; it has: {listed}. See: tacit silo models {folder}"

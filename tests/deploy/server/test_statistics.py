@@ -1,0 +1,246 @@
+"""Statistics over real daemons: asked, answered with noise, debited, and followed by training on the same account."""
+
+import json
+
+import numpy as np
+import pytest
+import tomli_w
+
+from experiments.certificates import Authority
+from tacit.data.schema import schema_from, schema_text
+from tacit.deploy.permissions import write_secret
+from tacit.deploy.server.checkpoint import Checkpoint
+from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
+from tacit.deploy.server.deployment import plan_for
+from tacit.deploy.server.shuffles import Sums
+from tacit.deploy.server.study import lead
+from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.signing import Signer
+from tacit.deploy.silo.policy import load_description, load_policy, load_records
+from tacit.deploy.silo.service import SiloService, home_of
+from tacit.deploy.wire import Hello, Propose, RefusalError
+from tacit.plans.catalogue import shipped
+from tacit.plans.spec import study_from
+from tacit.privacy import price
+from tests.deploy.shuffler.parties import Party
+from tests.deploy.silo.consortium import (
+    Daemon,
+    LocalClient,
+    LocalTransport,
+    fork_server,
+    led_by,
+    policy_tree,
+    silo_key,
+)
+
+NAMES, SIZES = ("s0", "s1", "s2"), (300, 500, 400)
+SCHEMA = schema_from(
+    {
+        "target": {"column": "ill", "classes": ["no", "yes"]},
+        "columns": {
+            "age": {"kind": "number", "low": 20.0, "high": 80.0, "unit": "years"},
+            "sex": {"kind": "category", "levels": ["f", "m"]},
+        },
+    },
+    "test",
+)
+ASKED = [
+    {"kind": "counts", "columns": ["ill"], "by": "sex"},
+    {"kind": "histogram", "columns": ["age"], "edges": {"age": [30, 50, 70]}},
+    {"kind": "moments", "columns": ["age"]},
+]
+DELTA = 1e-6
+
+
+def rows_of(place: int) -> list[tuple[str, str, str]]:
+    """Patients of a silo: some sex is not known, and one level no schema has heard of."""
+    rng = np.random.default_rng(place)
+    ages = np.clip(rng.normal(45 + 5 * place, 12, SIZES[place]), 10, 90).round()
+    sexes = rng.choice(["f", "m", "", "x"], SIZES[place], p=[0.5, 0.45, 0.03, 0.02])
+    ill = np.where(rng.random(SIZES[place]) < ages / 120, "yes", "no")
+    return list(zip((f"{age:g}" for age in ages), sexes, ill, strict=True))
+
+
+def write_silo(folder, place, **changes):
+    folder.mkdir(parents=True, mode=0o700)
+    lines = ["age,sex,ill", *(",".join(row) for row in rows_of(place))]
+    write_secret(folder / "records.csv", "\n".join(lines) + "\n")
+    write_secret(folder / "schema.toml", schema_text(SCHEMA))
+    allow = {"algorithms": sorted(shipped()), "min_silos": 2} | changes.pop("allow", {})
+    data = {"file": "records.csv", "columns": "schema.toml", "task": "binary", "classes": 2}
+    tree = policy_tree(folder.name, allow=allow, data=data, **changes)
+    write_secret(folder / "policy.toml", tomli_w.dumps(tree))
+    write_secret(folder / "sign.key", silo_key(folder.name))
+    return folder
+
+
+def study_tree(algorithm, epsilon=2.0, **more):
+    privacy = {"epsilon": epsilon, "delta": DELTA}
+    return {"name": "asked", "data": {"name": "silo"}, "algorithm": algorithm, "privacy": privacy, **more}
+
+
+def statistics_tree(**changes):
+    return {"name": "statistics", "statistics": ASKED, **changes}
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory):
+    root, context = tmp_path_factory.mktemp("asked"), fork_server()
+    daemons = [Daemon(write_silo(root / name, place), context) for place, name in enumerate(NAMES)]
+    for daemon in daemons:
+        daemon.ready()
+    yield daemons
+    for daemon in daemons:
+        daemon.stop()
+
+
+def led(root, silos, tree):
+    root.mkdir(parents=True)
+    (root / "study.toml").write_text(tomli_w.dumps(tree))
+    terms = {"silos": 3, "folder": str(root), "round_seconds": 120.0}
+    (root / "deployment.toml").write_text(tomli_w.dumps({**terms, **led_by(root, *NAMES)}))
+    lead(root, SocketTransport([daemon.home.socket for daemon in silos]))
+    return root
+
+
+def spent_at(daemon) -> float:
+    """What the ledger of a silo says that it has spent, once its daemon has stopped."""
+    policy = load_policy(daemon.folder / "policy.toml")
+    records = load_records(policy, daemon.folder)
+    described = load_description(policy, daemon.folder, records)
+    service = SiloService(policy, records, home_of(daemon.folder, policy), description=described)
+    try:
+        return [account.charged(service._ledger.rule) for account in service._ledger.accounts.values()]
+    finally:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def answered(silos, tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    led(root / "statistics", silos, study_tree(statistics_tree()))
+    facts = json.loads((root / "statistics" / "statistics.json").read_text())
+    algorithm = {"name": "mb-sgd", "num_rounds": 3, "step_size": 0.5, "clip_norm": 1.0, "sampling": "full"}
+    led(root / "trained", silos, study_tree(algorithm))
+    for daemon in silos:
+        daemon.stop()
+    return facts, root
+
+
+def test_answers_are_near_the_truth_with_intervals_of_the_priced_noise(answered):
+    facts, root = answered
+    every = [row for place in range(3) for row in rows_of(place)]
+    counts, _histogram, moments = facts["statistics"]
+    true = sum(sex == "f" and ill == "yes" for _, sex, ill in every)
+    [row] = [r for r in counts["rows"] if (r["group"], r["cell"], r["measure"]) == ("f", "yes", "count")]
+    assert abs(row["value"] - true) <= 3 * (row["high"] - row["low"]) / 2
+    assert row["high"] - row["low"] < 400
+    other = [r for r in counts["rows"] if r["group"] == "other" and r["measure"] == "count"]
+    assert len(other) == 4, "small groups are shown"
+    ages = np.clip([float(age) for age, *_ in every], 20, 80)
+    [mean] = [r for r in moments["rows"] if r["measure"] == "mean"]
+    assert mean["low"] < ages.mean() < mean["high"] or abs(mean["value"] - ages.mean()) < 5
+    assert moments["unit"] == "years"
+    assert {silo["name"]: len(silo["statistics"]) for silo in facts["silos"]} == dict.fromkeys(NAMES, 3)
+    assert (root / "statistics" / "statistics.png").stat().st_size > 1000
+
+
+def test_ledgers_have_one_release_of_statistics_and_the_training(answered, silos):
+    facts, _ = answered
+    for silo, daemon in zip(facts["silos"], silos, strict=True):
+        asked, trained = spent_at(daemon)
+        [event] = asked.events
+        assert (event.count, event.sampling, event.batch) == (1, "full", silo["records"])
+        assert silo["epsilon_spent"] == pytest.approx(price(asked.events, delta=DELTA).epsilon, rel=1e-3)
+        assert silo["epsilon"] <= 2.0
+        [gradients] = trained.events
+        assert gradients.count == 3
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A silo's service in this process, with a small account."""
+    folder = write_silo(tmp_path / "s0", 0, budget={"epsilon": 1.0, "delta": 1e-5})
+    policy = load_policy(folder / "policy.toml")
+    records = load_records(policy, folder)
+    described = load_description(policy, folder, records)
+    service = SiloService(policy, records, home_of(folder, policy), description=described)
+    yield service
+    service.close()
+
+
+def proposed(service, epsilon=0.5, **changes):
+    """What a silo says to a plan of statistics whose section is changed before it is sent."""
+    client = LocalClient(service)
+    welcome = client.ask(Hello())[0]
+    study = study_from(study_tree(statistics_tree(), epsilon))
+    plan = plan_for(study, [welcome.model_copy(update={"silo": name}) for name in NAMES], {}, proposer="tester")
+    plan = plan.model_copy(update={"algorithm": {**plan.algorithm, **changes}})
+    return client.ask(Propose(plan=plan))[0], plan
+
+
+def test_a_silo_consents_to_its_own_columns(alone):
+    consent, plan = proposed(alone)
+    assert consent.state == "consented"
+    assert [column["name"] for column in plan.algorithm["columns"]] == ["age", "sex", "ill"]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [{"name": "age", "kind": "category", "levels": ["no", "yes"], "place": 2}],
+        [{"name": "ill", "kind": "number", "low": 20.0, "high": 80.0, "place": 0}],
+        [{"name": "age", "kind": "number", "low": 20.0, "high": 60.0, "unit": "years", "place": 0}],
+        [{"name": "age", "kind": "number", "low": 20.0, "high": 80.0, "unit": "years", "place": 9}],
+        [],
+        "age",
+    ],
+    ids=["renamed", "another column", "another range", "nowhere", "none", "text"],
+)
+def test_a_plan_that_calls_a_column_something_else_is_refused(alone, columns):
+    with pytest.raises(RefusalError, match="columns as this silo's schema declares them"):
+        proposed(alone, columns=columns)
+
+
+def test_statistics_beyond_the_account_are_refused_with_numbers(alone):
+    with pytest.raises(RefusalError) as refused:
+        proposed(alone, epsilon=3.0)
+    assert refused.value.code in ("over-budget", "not-allowed")
+    assert refused.value.numbers
+
+
+def test_a_shuffled_sum_says_the_counts_of_all_silos(tmp_path):
+    """Without coins, through two real shufflers: the counts are exact, and no silo's own are told."""
+    keys = {name: Signer(silo_key(name)) for name in NAMES}
+    authority = Authority(tmp_path / "certificates")
+    first = Party(tmp_path / "a", authority, keys)
+    parties = [first, Party(tmp_path / "b", authority, keys, layer=1, before={"a": first.keys.sign.public})]
+    seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
+    context, daemons = fork_server(), []
+    try:
+        for place, name in enumerate(NAMES):
+            shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
+            folder = write_silo(
+                tmp_path / name, place, test=True, allow={"channels": ["shuffled-sum"]}, shuffle=shuffle
+            )
+            daemons.append(Daemon(folder, context, noise_off=True))
+        transport = LocalTransport([daemon.home.socket for daemon in daemons])
+        patience = Patience(120.0, 120.0)
+        met = meet(transport, 3, patience, lambda event, facts: None)
+        tree = study_tree(statistics_tree(channel="shuffled-sum"))
+        plan = plan_for(study_from(tree), [met[name][1] for name in NAMES], seals, proposer="tester")
+        point = Checkpoint(plan, NAMES, SIZES, fresh_state(plan, SIZES))
+        sums = Sums(plan, NAMES, {party.terms.name: party.caller() for party in parties}, coins=False)
+        addresses = {name: at for name, (at, _) in met.items()}
+        path = tmp_path / "checkpoint.npz"
+        coordinator = Coordinator(point, path, transport, addresses, patience=patience, shuffled=sums)
+        coordinator.run()
+    finally:
+        for part in [*daemons, *parties]:
+            part.stop()
+    counts = np.asarray(coordinator.params["s00"]).reshape(4, 4) * sum(SIZES)
+    every = [row for place in range(3) for row in rows_of(place)]
+    for group, sex in enumerate(("f", "m", "x", "")):
+        for cell, ill in enumerate(("no", "yes")):
+            assert counts[group, cell] == pytest.approx(sum(r[1:] == (sex, ill) for r in every), abs=0.01)
+    assert coordinator.messages == {}
