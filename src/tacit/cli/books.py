@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tacit.privacy import Event, PricingError, price
 from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.chain import Ending, Entry, Notes, replay, settled
 from tacit.silo.ledger import refusals, waiting
+from tacit.silo.pools import POOLS
 from tacit.silo.spending import Account, LedgerError, joint_price, share
 
 # What `--json` shows of an entry; plans and policies are long.
@@ -41,7 +42,7 @@ def account_of(folder: Path) -> dict[str, Any]:
         "silo": policy.name,
         "policy_problem": problem,
         "account": account,
-        "epsilon_if_fixed_in_advance": _joint(accounts.values(), account["delta"]),
+        "epsilon_if_fixed_in_advance": _dearest(accounts.values(), account["delta"]),
         "by_trust": _by_trust(studies, accounts, account["delta"]),
         "length": len(entries),
         "head": entries[-1].hash if entries else None,
@@ -83,6 +84,7 @@ def _study(
         "reserved": moment(reserved.time),
         "algorithm": plan.get("algorithm", {}).get("name"),
         "rounds": plan.get("algorithm", {}).get("num_rounds"),
+        "pool": account.pool,
         "channel": channel_of(plan),
         "rests_on": rests_on(plan),
         "asked_epsilon": plan.get("epsilon"),
@@ -97,7 +99,7 @@ def _study(
 def _refused(entry: Entry) -> dict[str, Any]:
     """A study that its owner turned away before it was reserved."""
     data = entry.data
-    nothing = dict.fromkeys(("approved", "reserved", "algorithm", "rounds", "channel", "rests_on"))
+    nothing = dict.fromkeys(("approved", "reserved", "algorithm", "rounds", "pool", "channel", "rests_on"))
     return {
         "study": entry.study,
         "name": data.get("name") or "(unnamed)",
@@ -148,6 +150,13 @@ def rests_on(plan: Mapping[str, Any]) -> str:
     return f"{secret}, and one of the shufflers {', '.join(names)} does not collude with the others"
 
 
+def _dearest(accounts: Iterable[Account], delta: float) -> float | None:
+    """What `_joint` says of the pool of records that pays more; none where one cannot be had."""
+    accounts = list(accounts)
+    found = [_joint([own for own in accounts if own.pool in (None, pool)], delta) for pool in POOLS]
+    return None if None in found else max(epsilon for epsilon in found if epsilon is not None)
+
+
 def _joint(accounts: Any, delta: float) -> float | None:
     """The price of the releases made, as one composition; none where it cannot be had."""
     accounts = list(accounts)
@@ -175,7 +184,7 @@ def _by_trust(
             "channels": sorted({row["channel"] for row in own}),
             "studies": [row["name"] for row in own],
             "answers": sum(row["answers"] for row in own),
-            "epsilon_if_fixed_in_advance": _joint((accounts[row["study"]] for row in own), delta),
+            "epsilon_if_fixed_in_advance": _dearest((accounts[row["study"]] for row in own), delta),
             "takes_share": None
             if any(row["takes_share"] is None for row in own)
             else math.fsum(row["takes_share"] for row in own),

@@ -26,6 +26,8 @@ silo_app = group(
 _SHORT = 16
 """How much of a study's identity tables show; JSON has all of it."""
 
+_VALIDATION = "validation = 0.2             # share of records that never train, drawn at the start; they test models\n"
+
 Folder = Annotated[Path, typer.Argument(help="The silo's folder: policy.toml, ledger and socket.")]
 
 
@@ -108,7 +110,7 @@ def _csv_section(records: Path, columns: Path) -> str:
     target = schema.target
     section = {"file": str(records.resolve()), "columns": str(columns.resolve()), "task": target.task}
     classes = {} if target.classes is None else {"classes": len(target.classes)}
-    return tomli_w.dumps({"data": section | classes})
+    return tomli_w.dumps({"data": section | classes}) + _VALIDATION
 
 
 @silo_app.command("serve")
@@ -441,7 +443,8 @@ def _print_ledger(found: dict[str, Any], *, rounds: bool) -> None:
     for row in found["studies"]:
         who = f"{row['proposer'] or 'not known'}; {approved_words(row)}"
         shown = (str(row["answers"]), f"{row['own_epsilon']:.4f}", percent_of(row["takes_share"]))
-        table.add_row(*map(Text, (f"{row['name']} {row['study'][:_SHORT]}", who, ended_words(row), *shown)))
+        read = " (validation records)" if row["pool"] == "validation" else ""
+        table.add_row(*map(Text, (f"{row['name']} {row['study'][:_SHORT]}{read}", who, ended_words(row), *shown)))
     print_table(table, console)
     if rounds:
         lines = Table("entry", "time", "what", "study", "round", "kind", "releases", "by", title="entries")

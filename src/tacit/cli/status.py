@@ -16,17 +16,18 @@ from typing import Any
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of, seat_of
 from tacit.deploy.permissions import check_owner
-from tacit.deploy.silo.consent import Offer, charge_of, check_delta, check_sampling, consider, terms_of
+from tacit.deploy.silo.consent import Offer, charge_of, check_delta, check_sampling, consider, pool_of, terms_of
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
 from tacit.deploy.silo.service import Home, home_of
 from tacit.deploy.wire import Plan
-from tacit.errors import TacitError, printable
+from tacit.errors import TacitError, counted, printable
 from tacit.plans.price import TAILS
 from tacit.privacy.pairwise import if_all_collude
 from tacit.silo.chain import Counter, Entry, Notes, WrittenOff, promised, replay, settled, written_off
 from tacit.silo.ledger import check_beginning, inspect, waiting
-from tacit.silo.spending import Charge, LedgerError, over_budget, percent, rule_words, share
+from tacit.silo.pools import TRAINING, VALIDATION
+from tacit.silo.spending import Charge, LedgerError, over_budget, percent, pool_shares, rule_words, share
 
 
 def status_of(folder: Path) -> dict[str, Any]:
@@ -143,8 +144,9 @@ def plans_in(entries: list[Entry]) -> dict[str, str]:
 def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
     """The account as plain data: its rule and budget, and the shares of it that are spent, charged and left.
 
-    ``charged`` is what is spent or reserved. ``promised_epsilon`` is the largest that the ledger has had since its
-    first study, with what was written off: that is what holds for all messages together.
+    ``charged`` is what is spent or reserved. ``validation`` has the shares of the records that are set aside, whose
+    account is their own; the others are of those that train. ``promised_epsilon`` is the largest that the ledger has
+    had since its first study, with what was written off: that is what holds for all messages together.
     """
     written, earlier = written_off(entries), dict[str, Any](written_off=None)
     if written is not None:
@@ -155,8 +157,10 @@ def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
         if error.code != "written-off" or written is None:
             raise
         return _nothing_left(policy, written) | earlier
-    accounts = replay(entries).values()
-    charged = share(rule, [account.charged(rule) for account in accounts])
+    accounts, split = list(replay(entries).values()), Notes(entries).split
+    charged = pool_shares(rule, [(own.pool, own.charged(rule)) for own in accounts])
+    spent = pool_shares(rule, [(own.pool, own.spent()) for own in accounts])
+    aside = None if split is None else {"records": split.validation, **_parts(spent[VALIDATION], charged[VALIDATION])}
     return {
         "rule": rule.name,
         "order": rule.order,
@@ -164,17 +168,21 @@ def account_now(policy: Policy, entries: list[Entry]) -> dict[str, Any]:
         "epsilon": rule.epsilon,
         "delta": rule.delta,
         "promised_epsilon": promised(entries, rule) + (0.0 if written is None else written.epsilon),
-        "spent_share": finite(share(rule, [account.spent() for account in accounts])),
-        "charged_share": finite(charged),
-        "left_share": max(0.0, 1 - charged),
+        **_parts(spent[TRAINING], charged[TRAINING]),
+        "validation": aside,
     } | earlier
+
+
+def _parts(spent: float, charged: float) -> dict[str, float | None]:
+    """The shares of an account."""
+    return {"spent_share": finite(spent), "charged_share": finite(charged), "left_share": max(0.0, 1 - charged)}
 
 
 def _nothing_left(policy: Policy, written: WrittenOff) -> dict[str, Any]:
     """The account of a ledger whose predecessors count as having spent all of the policy's budget."""
     rule = policy.limit.fresh
     terms = {"rule": rule.name, "order": rule.order, "rule_words": rule_words(rule), "epsilon": 0.0}
-    shares = {"spent_share": None, "charged_share": None, "left_share": 0.0}
+    shares = {"spent_share": None, "charged_share": None, "left_share": 0.0, "validation": None}
     return {**terms, "delta": rule.delta, "promised_epsilon": written.epsilon, **shares}
 
 
@@ -187,6 +195,13 @@ def account_words(account: Mapping[str, Any]) -> str:
     )
     if account["charged_share"] is None or account["charged_share"] > 1.0:
         words += " It is overdrawn: nothing more is granted."
+    if account["validation"] is not None:
+        aside = account["validation"]
+        words += (
+            f" {counted(aside['records'], 'record')} set aside for validation have an account of their own with the "
+            f"same budget: spent {percent_of(aside['spent_share'])}, with reservations "
+            f"{percent_of(aside['charged_share'])}; {percent_of(aside['left_share'])} is left."
+        )
     if account["written_off"] is not None:
         lost = account["written_off"]
         words += (
@@ -240,8 +255,8 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
     plan cannot be priced, ``takes_share`` where the account cannot hold it; ``refusal`` says why it would be refused.
     """
     plan, rule = Plan.model_validate_json(plan_text), settled(entries, policy.limit)
-    charged = [account.charged(rule) for account in replay(entries).values()]
-    before, records = share(rule, charged), int(entries[0].data["records"])
+    charged = [(own.pool, own.charged(rule)) for own in replay(entries).values()]
+    split = Notes(entries).split
     found: dict[str, Any] = {
         "study": plan.study,
         "proposer": plan.proposer or "not known",
@@ -254,15 +269,21 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
         "left_share": None,
         "refusal": None,
         "left_if_all_collude": None,
+        "pool": None,
     }
     try:
         check_delta(plan.delta, rule)
+        pool = pool_of(plan, split)
+        records = int(entries[0].data["records"]) if split is None or pool is None else split.size(pool)
+        found["pool"] = pool
         own: dict[str, Any] = {"shuffle": policy.shuffle, "pairwise": policy.pairwise, "silo": policy.name}
         offer = consider(plan, records=records, record=record_of(plan), allow=policy.allow, **own)
         found["left_if_all_collude"] = _left(plan, offer)
         check_sampling(offer, policy.allow)
         found["own_epsilon"] = offer.price.epsilon
-        after = share(rule, [*charged, charge_of(offer)])
+        paying = pool or TRAINING
+        before = pool_shares(rule, charged)[paying]
+        after = pool_shares(rule, [*charged, (pool, charge_of(offer))])[paying]
         if not after <= 1.0:
             raise over_budget(rule, before, after)
         found |= {"takes_share": after - before, "left_share": 1 - after}
@@ -332,8 +353,10 @@ def prices(row: Mapping[str, Any]) -> dict[str, str]:
     if row["refusal"] is not None:
         taken = f"the study would be refused: {row['refusal']}"
     else:
-        takes, used, left = map(percent_of, (row["takes_share"], account["charged_share"], row["left_share"]))
-        taken = f"takes {takes} of this account ({held}); {used} is used or reserved now, {left} would be left"
+        own = account["validation"] if row["pool"] == VALIDATION else account
+        takes, used, left = map(percent_of, (row["takes_share"], own["charged_share"], row["left_share"]))
+        whose = "the account of records set aside" if row["pool"] == VALIDATION else "this account"
+        taken = f"takes {takes} of {whose} ({held}); {used} is used or reserved now, {left} would be left"
     return {"own price": f"{cost} at delta {row['own_delta']:g} ({asked})", "account": taken}
 
 

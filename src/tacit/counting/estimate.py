@@ -24,7 +24,7 @@ Z = 1.959963984540054
 """An interval is this many standard errors to either side: 95% of a normal distribution."""
 
 _SEEN = 3.0  # a group whose count is within so many deviations of its noise says nothing of what is in it
-_COEFFICIENTS = np.array([[comb(a, k) / comb(DEGREE, k) for a in range(DEGREE + 1)] for k in range(DEGREE + 1)])
+COEFFICIENTS = np.array([[comb(a, k) / comb(DEGREE, k) for a in range(DEGREE + 1)] for k in range(DEGREE + 1)])
 """Row k: the mean of s^k is this times the cells of the Bernstein polynomials."""
 
 
@@ -179,7 +179,7 @@ def _moments(table: Table, noisy: Noisy, name: str, group: np.ndarray) -> Iterat
     column, cells = table.axes[-1].column, group[..., : DEGREE + 1]
     start, end = column.range
     weight, seen = _weight(cells, noisy)
-    moments = [cells @ _COEFFICIENTS[k] / weight for k in range(1, DEGREE + 1)]
+    moments = [cells @ COEFFICIENTS[k] / weight for k in range(1, DEGREE + 1)]
     mean, (second, fourth) = moments[0], _central(moments)
     records = noisy.records * weight
     spread = end - start
@@ -188,7 +188,7 @@ def _moments(table: Table, noisy: Noisy, name: str, group: np.ndarray) -> Iterat
         squares, total = (influence**2).sum(axis=-1), influence.sum(axis=-1)
         return np.sqrt(noise_variance(noisy, squares, total) / weight**2 + np.maximum(sampling, 0.0) / records)
 
-    first, of_square = _COEFFICIENTS[1] - mean[..., None], _squares(mean)
+    first, of_square = COEFFICIENTS[1] - mean[..., None], _squares(mean)
     half = Z * error(first, second)
     scaled = [np.clip(start + spread * v, start, end) for v in (mean, mean - half, mean + half)]
     yield _told(name, column.name, "mean", scaled, seen, (start, end))
@@ -202,7 +202,7 @@ def _moments(table: Table, noisy: Noisy, name: str, group: np.ndarray) -> Iterat
 
 def _squares(mean: np.ndarray) -> np.ndarray:
     """What each polynomial's cell counts in the mean of (s - mean)^2."""
-    return _COEFFICIENTS[2] - 2 * mean[..., None] * _COEFFICIENTS[1] + mean[..., None] ** 2
+    return COEFFICIENTS[2] - 2 * mean[..., None] * COEFFICIENTS[1] + mean[..., None] ** 2
 
 
 def _correlation(table: Table, noisy: Noisy, name: str, group: np.ndarray) -> Iterator[Row]:
@@ -210,7 +210,7 @@ def _correlation(table: Table, noisy: Noisy, name: str, group: np.ndarray) -> It
     cells = group[..., : DEGREE + 1, : DEGREE + 1]
     weight, seen = _weight(cells.reshape(*cells.shape[:-2], -1), noisy)
     cells = cells / weight[..., None, None]
-    moments = np.einsum("ja,...ab,kb->...jk", _COEFFICIENTS, cells, _COEFFICIENTS)
+    moments = np.einsum("ja,...ab,kb->...jk", COEFFICIENTS, cells, COEFFICIENTS)
     means = moments[..., 1, 0], moments[..., 0, 1]
     spreads = moments[..., 2, 0] - means[0] ** 2, moments[..., 0, 2] - means[1] ** 2
     sides = [_squares(mean) - spread[..., None] for mean, spread in zip(means, spreads, strict=True)]
@@ -230,7 +230,7 @@ def _correlation(table: Table, noisy: Noisy, name: str, group: np.ndarray) -> It
 
 def _correlation_noise(noisy: Noisy, means: Any, spreads: Any, value: np.ndarray) -> np.ndarray:
     """The variance that noise in the cells gives a correlation, by its influence u v - r (u^2 + v^2) / 2."""
-    u, v = ((_COEFFICIENTS[1] - m[..., None]) / np.sqrt(s)[..., None] for m, s in zip(means, spreads, strict=True))
+    u, v = ((COEFFICIENTS[1] - m[..., None]) / np.sqrt(s)[..., None] for m, s in zip(means, spreads, strict=True))
     uu, vv = (_squares(m) / s[..., None] for m, s in zip(means, spreads, strict=True))
     both = uu[..., :, None] + vv[..., None, :]
     influence = u[..., :, None] * v[..., None, :] - value[..., None, None] * both / 2

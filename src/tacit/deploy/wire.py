@@ -29,7 +29,6 @@ from pydantic import (
 )
 
 from tacit.errors import TacitError
-from tacit.privacy.anonymity import record_weights
 
 REPORTS = "shuffled-reports"
 VERSION = 3
@@ -176,6 +175,8 @@ class Pairwise(Strict):
 
 
 def _record_weights(among: Shuffle | Pairwise, batch_size: int | None) -> tuple[Any, Any]:
+    from tacit.privacy.anonymity import record_weights  # only sums of silos need it
+
     records = np.asarray(among.records)
     sizes = records if batch_size is None else np.full(len(records), batch_size)
     return record_weights(None if among.weights == "equal" else records / records.sum(), sizes)
@@ -362,7 +363,8 @@ class Welcome(Strict):
     """The silo's public facts.
 
     ``description`` is that of its schema, unless it is too long to be sent. ``ledger`` says which ledger the silo
-    keeps; later requests are for that one.
+    keeps; later requests are for that one. ``records`` counts those that train, and ``validation`` those that are set
+    aside to test models, where there are any.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -377,6 +379,15 @@ class Welcome(Strict):
     schema_digest: StudyId
     description: Description | None = None
     ledger: str = ""
+    validation: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, dump: Any) -> Any:
+        """Silos that set nothing aside look as they did before there were pools."""
+        tree = dump(self)
+        if self.validation is None:
+            tree.pop("validation", None)
+        return tree
 
 
 class Consent(Strict):

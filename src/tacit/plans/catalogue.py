@@ -292,7 +292,14 @@ QUESTIONS: dict[str, Entry] = {
         paper="counts with Gaussian noise, many tables in one release",
         guarantee="ISRL-DP, one release in which replacing a record moves a table's counts by sqrt(2)",
         assumes="columns, ranges, levels and edges that are declared",
-    )
+    ),
+    "validation": Entry(
+        "validation",
+        file="validation",
+        paper="counts by score and truth with Gaussian noise, of a finished model",
+        guarantee="ISRL-DP, one release of records that were set aside",
+        assumes="a model of classes or numbers",
+    ),
 }
 """What a study can ask without training anything; silos answer it as they answer an algorithm."""
 

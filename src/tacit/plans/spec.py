@@ -144,7 +144,10 @@ class PreprocessingSection(_Section):
         return self
 
 
-ONE_ROUND = ("statistics", "ridge")
+QUESTIONS = ("statistics", "validation")
+"""What is asked without training anything: every record counts alike, in cells whose bound is known."""
+
+ONE_ROUND = (*QUESTIONS, "ridge")
 """Algorithms of one round, in which no step is taken."""
 
 
@@ -316,7 +319,7 @@ class Study(_Section):
     @classmethod
     def _statistics_weigh_records(cls, tree: Any) -> Any:
         algorithm = tree.get("algorithm") if isinstance(tree, dict) else None
-        if not isinstance(algorithm, dict) or algorithm.get("name") != "statistics":
+        if not isinstance(algorithm, dict) or algorithm.get("name") not in QUESTIONS:
             return tree
         return {**tree, "run": {**tree.get("run", {}), "weights": "records"}}
 
@@ -325,7 +328,7 @@ class Study(_Section):
         if self.privacy.private:
             if self.algorithm.channel == "open":
                 raise ValueError('algorithm.channel = "open" releases without noise; leave out privacy.epsilon')
-            if self.algorithm.clip_norm is None and self.algorithm.name != "statistics":
+            if self.algorithm.clip_norm is None and self.algorithm.name not in QUESTIONS:
                 raise ValueError("algorithm.clip_norm is needed for a private run; set it to a norm bound > 0")
         if self.preprocessing is not None:
             _check_preprocessing(self.privacy, self.run)

@@ -13,7 +13,6 @@ import numpy as np
 from tacit.algorithm import Algorithm, Round
 from tacit.errors import unknown
 from tacit.privacy.accountant import Accountant, Price
-from tacit.privacy.anonymity import check_anonymity, counted_silos
 from tacit.privacy.events import Event, PricingError, integer, joint_multiplier, positive, probability
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ class AnonymitySet:
     min_silos: int
 
     def __post_init__(self) -> None:
+        from tacit.privacy.anonymity import check_anonymity  # only shuffled plans need it
+
         check_anonymity(len(self.records), self.min_silos, self.honest)
 
 
@@ -200,6 +201,8 @@ def honest_reports(part: Round, anonymity_set: AnonymitySet) -> int:
     least = {"all": silos, "in turn": 1}.get(part.participants, anonymity_set.min_silos)
     size = part.silo.release.batch_size
     sizes = [n if size is None else _whole("batch_size", size, i) for i, n in enumerate(anonymity_set.records)]
+    from tacit.privacy.anonymity import counted_silos
+
     return sum(sorted(sizes)[: counted_silos(silos, least, anonymity_set.honest)])
 
 

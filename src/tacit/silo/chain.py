@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 from tacit.privacy import Event
 from tacit.privacy.filter import Rule, RuleName, rule_for
+from tacit.silo.pools import Split, split_in
 from tacit.silo.spending import Account, LedgerError
 
 GENESIS = "0" * 64
-# Entries that change no account: how the ledger began, its rule, the owner's policy and refusals, where it lives.
-_MOVES_NOTHING = ("open", "rule", "policy", "refuse", "move")
+# Entries that change no account: how the ledger began, its rule, the owner's policy and refusals, where it lives, and
+# how its records are split.
+_MOVES_NOTHING = ("open", "rule", "policy", "refuse", "move", "pools")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def replay(entries: Iterable[Entry]) -> dict[str, Account]:
                 float(data["expires"]),
                 delta_set_aside=float(kept),
                 samples=int(data.get("samples", 0)),
+                pool=data.get("pool"),
             )
         elif entry.kind == "debit":
             accounts[entry.study] = accounts[entry.study].after(
@@ -110,7 +113,7 @@ class Notes:
     """What a chain says beside its accounts.
 
     ``endings`` has every study that is over, ``revoked`` the terms that the owner will not have again, ``policy`` the
-    newest policy, and ``place`` where the ledger may be served (`place_of`).
+    newest policy, ``place`` where the ledger may be served (`place_of`), and ``split`` how its records are split.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -118,6 +121,7 @@ class Notes:
         self.revoked: set[str] = set()
         self.policy: dict[str, Any] | None = None
         self.place: str | None = None
+        self.split: Split | None = None
         for entry in entries:
             self.take(entry)
 
@@ -134,6 +138,8 @@ class Notes:
             self.policy = data.get("policy", self.policy)
         if entry.kind in ("open", "move"):
             self.place = data.get("place", self.place)
+        if entry.kind == "pools" and self.split is None:
+            self.split = split_in(data)
 
 
 def _set_aside_before(plan: Any) -> float:

@@ -36,7 +36,8 @@ from tacit.silo.chain import (
     settled,
     verify,
 )
-from tacit.silo.spending import Account, Charge, LedgerError, over_budget, share
+from tacit.silo.pools import POOLS, drawn
+from tacit.silo.spending import Account, Charge, LedgerError, over_budget, pool_shares, share
 
 T = TypeVar("T")
 
@@ -138,7 +139,7 @@ class Ledger:
         """Which ledger this is, of all that there are; requests are signed for one."""
         if self._head is None:
             check_beginning(self.path)
-            self._rule, self._share = limit.fresh, 0.0
+            self._rule, self._shares = limit.fresh, dict.fromkeys(POOLS, 0.0)
             self._promised = most_spent([], self._rule)
             place = {} if self._place is None else {"place": self._place}
             body = {**identity, "ledger": self.identity, **rule_body(self._rule), **place, **self._opening}
@@ -161,7 +162,7 @@ class Ledger:
         """Take the rule of this limit, if the ledger may have it; a change is an entry."""
         rule = settled(entries, limit)
         try:
-            after = share(rule, [account.charged(rule) for account in self._accounts.values()])
+            after = pool_shares(rule, [(own.pool, own.charged(rule)) for own in self._accounts.values()])
         except PricingError as error:
             held = f'The ledger holds studies that the rule "{rule.name}" cannot price: {error}'
             raise LedgerError("rule", held) from None
@@ -173,7 +174,7 @@ class Ledger:
             self.joint_share = self._joint(rule)
         if old[-1:] != [rule]:
             self.note("rule", "", rule_body(rule))
-        self._rule, self._share = rule, after
+        self._rule, self._shares = rule, after
 
     def _joint(self, rule: Rule) -> float:
         before = rule_for("fixed-in-advance", rule.epsilon, rule.delta)
@@ -265,15 +266,49 @@ class Ledger:
 
     @property
     def charged(self) -> float:
-        """The share of the account that is spent or reserved; above 1 nothing more is granted."""
-        return self._share
+        """The share of the dearer pool's account that is spent or reserved: what the record that pays most pays."""
+        return self.charged_in(None)
 
-    def spent(self) -> float:
-        """The share of the account that the releases made so far have used up for good."""
-        return share(self._rule, [account.spent() for account in self._accounts.values()])
+    def charged_in(self, pool: str | None) -> float:
+        """The share of a pool's account that is spent or reserved; above 1 nothing more is granted."""
+        return max(self._shares.values()) if pool is None else self._shares[pool]
 
-    def _charged(self, accounts: Mapping[str, Account], *more: Charge) -> float:
-        return share(self._rule, [*(account.charged(self._rule) for account in accounts.values()), *more])
+    def spent(self, pool: str | None = None) -> float:
+        """The share of a pool's account, or the dearer one's, that releases made so far have used up for good."""
+        found = pool_shares(self._rule, [(own.pool, own.spent()) for own in self._accounts.values()])
+        return max(found.values()) if pool is None else found[pool]
+
+    def charged_with(self, pool: str | None, charge: Charge | None = None, *, without: str = "") -> float:
+        """The share of a pool's account with one more charge, or without one of its studies."""
+        kept = [(own.pool, own.charged(self._rule)) for study, own in self._accounts.items() if study != without]
+        found = pool_shares(self._rule, [*kept, *([] if charge is None else [(pool, charge)])])
+        return max(found.values()) if pool is None else found[pool]
+
+    def set_aside(self, records: int, share: float) -> None:
+        """Split the records, once and for ever, such that this share of them is set aside for validation.
+
+        Formal guarantee: a ledger that is split stays split as it is; another share is refused. Studies that were
+        reserved before count in both pools' accounts.
+        """
+        known = self.notes.split
+        if known is None and not share:
+            return
+        try:
+            wanted = drawn(records, share) if share else None
+        except ValueError as error:
+            raise LedgerError("pools", f"data.validation: {error}") from None
+        if known is not None:
+            if wanted is None or wanted.validation != known.validation:
+                raise LedgerError("pools", _split_already(known.validation, records, share))
+            return
+        assert wanted is not None
+        if self._accounts and self._rule.name == "fixed-in-advance":
+            raise LedgerError(
+                "pools",
+                'data.validation: the rule "fixed-in-advance" prices all studies as one, and cannot price studies of '
+                "all records beside those of a part; set data.validation = 0.",
+            )
+        self.note("pools", "", wanted._asdict())
 
     def reserve(
         self,
@@ -286,8 +321,11 @@ class Ledger:
         expires: float,
         state: bytes,
         facts: Mapping[str, Any] | None = None,
+        pool: str | None = None,
     ) -> float:
         """Set aside what a study may release, and what it keeps of delta (`Charge`); returns the share charged.
+
+        ``pool`` is the pool that it reads, which pays for it; with none it may read every record, and both pay.
 
         Formal guarantee: after it, everything released or reserved is together (epsilon, delta)-DP within the ledger's
         rule; a study that does not fit is refused and leaves no trace. By the rules ``gdp`` and ``renyi`` this holds
@@ -297,11 +335,12 @@ class Ledger:
         if study in self._accounts:
             raise LedgerError("study", f"Expected a new study, but {study} has been reserved before.")
         charge = Charge(events, delta_set_aside, samples)
-        after = self._charged(self._accounts, charge)
+        after = self.charged_with(pool, charge)
         # Written so that a share which is not a number is refused.
         if not after <= 1.0:
-            raise over_budget(self._rule, self._share, after)
-        kept = {"delta_set_aside": delta_set_aside, "samples": samples}
+            raise over_budget(self._rule, self.charged_in(pool), after)
+        kept: dict[str, Any] = {"delta_set_aside": delta_set_aside, "samples": samples}
+        kept |= {} if pool is None else {"pool": pool}
         body = {"events": [dataclasses.asdict(e) for e in events], "expires": expires, "plan": plan, **kept}
         body |= facts or {}
         with self._write("reserve", study, body) as database:
@@ -309,9 +348,14 @@ class Ledger:
             database.execute("INSERT OR REPLACE INTO studies VALUES(?, ?, ?, ?, ?)", row)
             if "proposer" in body:
                 database.execute("INSERT OR IGNORE INTO proposers VALUES(?, ?)", (study, body["proposer"]))
-        self._accounts[study] = Account(events, expires, delta_set_aside=delta_set_aside, samples=samples)
-        self._share = after
+        self._accounts[study] = Account(events, expires, delta_set_aside=delta_set_aside, samples=samples, pool=pool)
+        self._charge()
         return after
+
+    def _charge(self) -> None:
+        """Add up what all studies take from each pool's account."""
+        charges = [(own.pool, own.charged(self._rule)) for own in self._accounts.values()]
+        self._shares = pool_shares(self._rule, charges)
 
     def debit(
         self, study: str, round_number: int, kind: str, releases: int, *, reply: Reply, state: bytes, attempt: int = 0
@@ -328,8 +372,9 @@ class Ledger:
             raise LedgerError("study", f"Expected a study with a reservation, got {study}.")
         if account.expires <= self.now():
             raise LedgerError("expired", f"The reservation of {study} has expired.")
-        if not self._share <= 1.0:
-            raise over_budget(self._rule, self._share, self._share)
+        charged = self.charged_in(account.pool)
+        if not charged <= 1.0:
+            raise over_budget(self._rule, charged, charged)
         after = account.after(kind, releases, round_number, attempt)
         body = {"round": round_number, "kind": kind, "releases": releases, "request": reply.request}
         body |= {"attempt": attempt} if attempt else {}
@@ -350,7 +395,7 @@ class Ledger:
             # Keys of the study and old noise must not stay behind in the write-ahead log either.
             self._note("PRAGMA wal_checkpoint(TRUNCATE)")
             self._accounts[study] = account.closed()
-            self._share = self._charged(self._accounts)
+            self._charge()
         return self.head
 
     def refuse(self, study: str, reason: str, **facts: str) -> None:
@@ -454,6 +499,15 @@ class Ledger:
 
     def _ask(self, statement: str, *values: Any) -> Any:
         return next(iter(self._all(statement, *values)), None)
+
+
+def _split_already(aside: int, records: int, share: float) -> str:
+    """What to do about a policy that asks for another split."""
+    return (
+        f"The ledger has set {aside} of its {records} records aside for validation, for ever, and the policy's "
+        f"data.validation is {share:g}: a second split would let a record pay from two accounts. Set data.validation = "
+        f"{aside / records:g}."
+    )
 
 
 def _identity(first: Entry) -> str:

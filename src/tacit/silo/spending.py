@@ -18,6 +18,7 @@ from tacit.errors import TacitError
 from tacit.privacy import Event, Price, PricingError, price
 from tacit.privacy.filter import Rule, cost
 from tacit.privacy.schedule import gaussian_mu, is_subsampled, is_whole, limit_of, payable, worst_allocation
+from tacit.silo.pools import POOLS
 from tacit.silo.sampler import sampler_delta
 
 # A reciprocal in float arithmetic may round to the cheap side; this is far above what it loses.
@@ -51,7 +52,10 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """One study in the ledger: what was reserved, what was debited, the last round answered (-1: none), its attempt."""
+    """One study in the ledger: what was reserved, what was debited, the last round answered (-1: none), its attempt.
+
+    ``pool`` is the pool of records that it reads; ``None`` is every record.
+    """
 
     events: tuple[Event, ...]
     expires: float
@@ -62,6 +66,7 @@ class Account:
     delta_set_aside: float = 0.0
     samples: int = 0
     attempt: int = 0
+    pool: str | None = None
 
     def debited(self) -> tuple[Event, ...]:
         """The releases that were made."""
@@ -127,10 +132,7 @@ def share(rule: Rule, charges: Iterable[Charge]) -> float:
     they were settled without reading messages.
     """
     charges = list(charges)
-    for name in ("records", "protects"):
-        values = sorted({str(getattr(event, name)) for charge in charges for event in charge.events})
-        if len(values) > 1:
-            raise PricingError(f"Expected one value of {name} in an account, got {', '.join(values)}.")
+    _check_same("protects", charges)
     kept = [charge.kept(rule.epsilon) for charge in charges]
     if rule.name == "fixed-in-advance":
         if math.fsum(kept) > rule.set_aside:
@@ -142,6 +144,28 @@ def share(rule: Rule, charges: Iterable[Charge]) -> float:
     if rule.limit <= 0.0:
         return math.inf
     return max(loss / rule.limit, mass / rule.set_aside)
+
+
+def _check_same(name: str, charges: Sequence[Charge]) -> None:
+    """Raise unless all releases have the same value of a field."""
+    values = sorted({str(getattr(event, name)) for charge in charges for event in charge.events})
+    if len(values) > 1:
+        raise PricingError(f"Expected one value of {name} in an account, got {', '.join(values)}.")
+
+
+def pool_shares(rule: Rule, charges: Iterable[tuple[str | None, Charge]]) -> dict[str, float]:
+    """How much of each pool's account these charges take, each with the pool that it reads (``None``: both).
+
+    Formal guarantee: while both shares are at most 1, all messages together are (epsilon, delta)-DP for each record, as
+    `share` says of the pool that the record lies in: releases of the other pool do not depend on it.
+    """
+    charges = list(charges)
+    for pool in (None, *POOLS):
+        # A study of all records, from before a split, has another number of them; costs of a filter still add up.
+        _check_same("records", [own for read, own in charges if read == pool])
+    if all(pool is None for pool, _ in charges):
+        return dict.fromkeys(POOLS, share(rule, [own for _, own in charges]))
+    return {pool: share(rule, [own for read, own in charges if read in (None, pool)]) for pool in POOLS}
 
 
 def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:

@@ -28,6 +28,7 @@ from tacit.privacy.filter import Rule
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import layouts, vectors_of
 from tacit.silo.ledger import Ledger
+from tacit.silo.pools import TRAINING, VALIDATION, Split
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
 from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
@@ -274,7 +275,7 @@ def check_columns(plan: Plan, description: Description) -> None:
     Formal guarantee: what a plan that passes calls a column is that column of this silo's own schema.
     """
     claimed = plan.algorithm.get("columns")
-    if plan.algorithm.get("name") not in QUESTIONS:
+    if plan.algorithm.get("name") not in QUESTIONS or (plan.algorithm["name"] == VALIDATION and not claimed):
         return
     from tacit.counting.request import columns_of, same_columns
 
@@ -313,30 +314,45 @@ def check_sampling(offer: Offer, allow: AllowSection) -> None:
             raise RefusalError("not-allowed", f'expected sampling {listed}, got "{event.sampling}" in {event.kind}')
 
 
+def pool_of(plan: Plan, split: Split | None) -> str | None:
+    """The pool that a plan reads: models are validated on records that were set aside, and nothing else reads those.
+
+    None where nothing was set aside: then every record may train.
+    """
+    validates = plan.algorithm.get("name") == VALIDATION
+    if split is None:
+        if validates:
+            raise RefusalError("not-allowed", "this silo has set no records aside to test models (data.validation)")
+        return None
+    return VALIDATION if validates else TRAINING
+
+
 def proposed(ledger: Ledger, offer: Offer) -> Shares:
     """Shares of a study that is not reserved yet; one that does not fit even an empty account is refused."""
-    charge = charge_of(offer)
-    _check_balance(ledger)
+    charge, pool = charge_of(offer), pool_of(offer.plan, ledger.notes.split)
+    _check_balance(ledger, pool)
     try:
         alone = share(ledger.rule, [charge])
-        after = share(ledger.rule, [*(account.charged(ledger.rule) for account in ledger.accounts.values()), charge])
+        after = ledger.charged_with(pool, charge)
     except PricingError as error:
         raise RefusalError("not-allowed", str(error)) from None
     if not alone <= 1.0:
         raise over_budget(ledger.rule, 0.0, alone)
-    return Shares(after - ledger.charged, max(0.0, 1 - after))
+    return Shares(after - ledger.charged_in(pool), max(0.0, 1 - after))
 
 
 def reserved(ledger: Ledger, study: str) -> Shares:
     """Shares of a study that is reserved; a refusal if the account is overdrawn by now."""
-    _check_balance(ledger)
-    others = [account.charged(ledger.rule) for name, account in ledger.accounts.items() if name != study]
-    return Shares(ledger.charged - share(ledger.rule, others), 1 - ledger.charged)
+    pool = ledger.accounts[study].pool
+    _check_balance(ledger, pool)
+    charged = ledger.charged_in(pool)
+    return Shares(charged - ledger.charged_with(pool, without=study), 1 - charged)
 
 
-def _check_balance(ledger: Ledger) -> None:
-    if not ledger.charged <= 1.0:
-        raise over_budget(ledger.rule, ledger.charged, ledger.charged)
+def _check_balance(ledger: Ledger, pool: str | None) -> None:
+    charged = ledger.charged_in(pool)
+    if not charged <= 1.0:
+        raise over_budget(ledger.rule, charged, charged)
 
 
 def consent(

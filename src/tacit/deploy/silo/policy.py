@@ -145,13 +145,15 @@ class DataSection(Section):
     """The records: an npz file with arrays x and y, or a CSV file and its schema.
 
     ``columns`` is the schema. An npz file may have one too, if x and y are what its encoding makes of cells; without
-    it nobody can tell whether the features and classes of two silos mean the same.
+    it nobody can tell whether the features and classes of two silos mean the same. ``validation`` is the share of
+    records that never train: they are drawn when the ledger begins, for ever, and test finished models.
     """
 
     file: str
     columns: str | None = None
     task: Literal["binary", "multiclass", "regression"]
     classes: Annotated[int, Field(ge=2)] | None = None
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:

@@ -49,6 +49,7 @@ from tacit.silo.chain import place_of
 from tacit.silo.door import DoorError
 from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.ledger import Ledger, Reply
+from tacit.silo.pools import POOLS, TRAINING, VALIDATION, Split
 from tacit.silo.spending import Account, LedgerError
 
 if TYPE_CHECKING:
@@ -146,7 +147,6 @@ class SiloService:
         self._policy_refused: bytes | None = None
         self._records, self._clock, self._noise = dict(records), clock, not noise_off
         self._record = {k: jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for k, v in self._records.items()}
-        self._count = len(self._records["y"])
         data, shape = policy.data, tuple(self._record["x"].shape)
         weak = Description(features=shape, task=data.task, classes=data.classes)
         self._description = weak if description is None else description
@@ -155,11 +155,12 @@ class SiloService:
         self._signer = Signer(read_secret(home.folder / policy.key))
         self._sealer, self._masker = self._new_sealer(policy), self._new_masker(policy)
         self._samplers = TEST_BUILD if noise_off else EXACT
-        self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
+        self._identity = {"records": len(self._records["y"]), "digest": digest(self._records), "test": noise_off}
         self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
         self._newest_lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
+        self._pools: dict[str | None, dict[str, np.ndarray]] = {}
         self._ledger: Ledger | None = self._open(policy)
         self._newest = self._ledger.newest_counters()
 
@@ -191,6 +192,8 @@ class SiloService:
         )
         try:
             self._keep_policy(ledger, policy)
+            ledger.set_aside(len(self._records["y"]), policy.data.validation)
+            self._pools = _pools_of(self._records, ledger.notes.split)
             self._heed(ledger)
         except BaseException:
             ledger.close()
@@ -407,7 +410,7 @@ class SiloService:
             version=wire.VERSION,
             tacit=__version__,
             silo=self.policy.name,
-            records=self._count,
+            records=len(self._pool(TRAINING)["y"]),
             features=tuple(self._record["x"].shape),
             task=self.policy.data.task,
             classes=self.policy.data.classes,
@@ -415,6 +418,7 @@ class SiloService:
             schema_digest=self._description.digest,
             description=self._description.sent,
             ledger=ledger.identity,
+            validation=len(self._pools[VALIDATION]["y"]) if VALIDATION in self._pools else None,
         )
         return frame(welcome)
 
@@ -463,12 +467,17 @@ class SiloService:
             policy = self.policy
             accounts.check_columns(plan, self._description)
             own = {"allow": policy.allow, "shuffle": policy.shuffle, "pairwise": policy.pairwise, "silo": policy.name}
-            offer = consider(plan, records=self._count, record=self._record, **own)  # type: ignore[arg-type]
+            records = self._pool(accounts.pool_of(plan, self._opened().notes.split))
+            offer = consider(plan, records=len(records["y"]), record=self._record, **own)  # type: ignore[arg-type]
             accounts.check_sampling(offer, policy.allow)
             while len(self._prepared) >= _MOST_PREPARED:
                 del self._prepared[next(iter(self._prepared))]
-            self._prepared[terms] = Worker(offer, self._records, self._samplers)
+            self._prepared[terms] = Worker(offer, records, self._samplers)
         return self._prepared[terms].serving(plan)
+
+    def _pool(self, pool: str | None) -> dict[str, np.ndarray]:
+        """The records of a pool; all of them where none were set aside."""
+        return self._pools[pool] if pool in self._pools else self._pools[None]
 
     def _check_schema(self, plan: Plan, told: Description | None = None) -> None:
         """Refuse a plan for records that mean something else, in words where the server has told what it means."""
@@ -512,6 +521,7 @@ class SiloService:
             expires=ledger.now() + self.policy.approval.study_days * _DAY,
             state=worker.begin().to_bytes(),
             facts={"proposer": ledger.owner_of(study) or self._asking, **self._approval(study)},
+            pool=accounts.pool_of(offer.plan, ledger.notes.split),
         )
         self._workers[study] = worker
         accounts.log_reserved(ledger, offer)
@@ -673,6 +683,11 @@ class SiloService:
             coordinates=values.size,
         )
         return header.model_dump_json(), values.astype("<u8").tobytes(), after
+
+
+def _pools_of(records: dict[str, np.ndarray], split: Split | None) -> dict[str | None, dict[str, np.ndarray]]:
+    """The records of each pool; of none where they are not split."""
+    return {None: records} if split is None else {pool: split.records(records, pool) for pool in POOLS}
 
 
 def _over(ledger: Ledger, study: str) -> RefusalError:

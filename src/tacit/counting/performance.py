@@ -1,0 +1,210 @@
+"""What counts by (score, truth) say about a model: every number with an interval that includes noise and sampling.
+
+A number f of the cells p of a table has, to first order, the error of its gradient g:
+
+    noise       noise^2 (|g|^2 - (sum g)^2 / K)      for K cells that are moved onto their known sum
+    sampling    (sum p g^2 - (sum p g)^2) / N        for N records drawn from a population
+
+Shares (accuracy, sensitivity, ...) get the interval that inverts the test of a share, which holds near 0 and 1 too.
+The area under the curve is that of scores as the bins have them: records of one bin count as equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tacit.counting.estimate import Noisy, Row, Z, noise_variance, projected, score_interval
+from tacit.counting.request import Table
+from tacit.counting.residuals import number_rows
+from tacit.counting.scored import Scored
+
+ACCURACY, AUC, GAIN = "accuracy", "AUC", "gain over the commonest class"
+_SEEN = 3.0  # a part whose weight is within so many deviations of its noise says nothing
+_COARSE = 10  # bins of a reliability table
+
+
+class Cells(NamedTuple):
+    """The cells of one group, with their axes flat, among all cells of a table."""
+
+    group: str
+    shares: np.ndarray
+    noisy: Noisy
+
+    def weight(self, marked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The share of all records in the marked cells, and whether it is seen beyond the noise."""
+        found = (self.shares * marked).sum(axis=-1)
+        deviation = np.sqrt(noise_variance(self.noisy, (marked**2).sum(), marked.sum()))
+        seen = found > np.maximum(_SEEN * deviation, 1.0 / self.noisy.records)
+        return np.where(seen, found, 1.0), seen
+
+
+def performance(wanted: Scored, noisy: Sequence[Noisy], *, probable: bool = True) -> list[Row]:
+    """Everything that the released tables of a validation say: of all records, then group by group.
+
+    ``probable`` says that scores are probabilities, which can be calibrated or not.
+    """
+    width, rows = len(wanted.first), list[Row]()
+    for place, tables in enumerate((wanted.first, *wanted.by)):
+        own = [projected(one) for one in noisy[place * width : (place + 1) * width]]
+        if wanted.task == "regression":
+            rows += number_rows(wanted, tables, own)
+            continue
+        parts = [list(_parts(table, one)) for table, one in zip(tables, own, strict=True)]
+        for cells in zip(*parts, strict=True):
+            rows += _binary(wanted, tables[0], cells[0], probable) if len(cells) == 1 else _several(wanted, *cells)
+        rows += list(_gaps(rows, tables[0])) if place else []
+    return rows
+
+
+def _parts(table: Table, noisy: Noisy) -> Iterator[Cells]:
+    """The cells of each group; all of them where there are no groups."""
+    if table.request.by is None:
+        yield Cells("", noisy.cells, noisy)
+        return
+    groups, name = table.axes[0].cells, table.request.by
+    shaped = noisy.cells.reshape(*noisy.cells.shape[:-1], len(groups), -1)
+    for place, level in enumerate(groups):
+        yield Cells(f"{name} = {level}", shaped[..., place, :], noisy)
+
+
+def _row(
+    cells: Cells, measure: str, values: Sequence[Any], seen: Any, whole: tuple[float, float], cell: str = ""
+) -> Row:
+    """A row; where too few records are seen, its value is not a number and its interval everything possible."""
+    value, low, high = values
+    found = np.where(seen, value, np.nan), np.where(seen, low, whole[0]), np.where(seen, high, whole[1])
+    return Row(cells.group, cell, measure, *found)
+
+
+def _share(cells: Cells, measure: str, part: np.ndarray, whole: np.ndarray, cell: str = "") -> Row:
+    """The share of some cells among others, both marked by ones."""
+    weight, seen = cells.weight(whole)
+    share = (cells.shares * part).sum(axis=-1) / weight
+    gradient = (part - share[..., None] * whole) / weight[..., None]
+    noise = noise_variance(cells.noisy, (gradient**2).sum(axis=-1), gradient.sum(axis=-1))
+    low, high = score_interval(share, noise, cells.noisy.records * weight)
+    return _row(cells, measure, (np.clip(share, 0.0, 1.0), low, high), seen, (0.0, 1.0), cell)
+
+
+def _mean(cells: Cells, measure: str, values: np.ndarray) -> Row:
+    """The mean of a value of each cell, among the records of these cells; values lie between -1 and 1."""
+    weight, seen = cells.weight(np.ones_like(values))
+    mean = (cells.shares * values).sum(axis=-1) / weight
+    half = Z * _error(cells, (values - mean[..., None]) / weight[..., None])
+    return _row(cells, measure, (mean, mean - half, mean + half), seen, (-1.0, 1.0))
+
+
+def _error(cells: Cells, gradient: np.ndarray) -> np.ndarray:
+    """The standard error of a number with this gradient in the cells."""
+    noise = noise_variance(cells.noisy, (gradient**2).sum(axis=-1), gradient.sum(axis=-1))
+    square = (cells.shares * gradient**2).sum(axis=-1) - (cells.shares * gradient).sum(axis=-1) ** 2
+    return np.sqrt(noise + np.maximum(square, 0.0) / cells.noisy.records)
+
+
+def _binary(wanted: Scored, table: Table, cells: Cells, probable: bool) -> Iterator[Row]:
+    """Of two classes: cells are (bin of the score, class)."""
+    edges = np.asarray(table.axes[-2].edges)
+    middle, starts = np.repeat((edges[1:] + edges[:-1]) / 2, 2), np.repeat(edges[:-1], 2)
+    truth = np.tile([0.0, 1.0], len(edges) - 1)
+    chosen, every = (starts >= wanted.threshold).astype(float), np.ones_like(truth)
+    yield _share(cells, "share of class 1", truth, every)
+    yield _share(cells, ACCURACY, truth * chosen + (1 - truth) * (1 - chosen), every)
+    yield _gain(cells, truth * chosen + (1 - truth) * (1 - chosen), np.stack([1 - truth, truth]))
+    yield _auc(cells)
+    yield _share(cells, "sensitivity", truth * chosen, truth)
+    yield _share(cells, "specificity", (1 - truth) * (1 - chosen), 1 - truth)
+    yield _share(cells, "precision", truth * chosen, chosen)
+    yield _share(cells, "selected", chosen, every)
+    for said, marked in (("0", 1 - chosen), ("1", chosen)):
+        for true, own in (("0", 1 - truth), ("1", truth)):
+            yield _count(cells, f"predicted {said}, is {true}", marked * own)
+    if probable:
+        yield _mean(cells, "mean score less share of class 1", middle - truth)
+        yield from _reliability(cells, starts, truth)
+
+
+def _gain(cells: Cells, right: np.ndarray, classes: np.ndarray) -> Row:
+    """Accuracy less that of the commonest class for all records: what a model is worth."""
+    common = np.argmax(np.stack([(cells.shares * own).sum(axis=-1) for own in classes]), axis=0)
+    return _mean(cells, GAIN, right - classes[common])
+
+
+def _count(cells: Cells, cell: str, marked: np.ndarray) -> Row:
+    """How many of these records are in the marked cells: the noise alone is unknown."""
+    records = cells.noisy.records
+    value = records * (cells.shares * marked).sum(axis=-1)
+    half = Z * records * np.sqrt(noise_variance(cells.noisy, (marked**2).sum(), marked.sum()))
+    return Row(cells.group, cell, "count", *(np.maximum(v, 0.0) for v in (value, value - half, value + half)))
+
+
+def _reliability(cells: Cells, starts: np.ndarray, truth: np.ndarray) -> Iterator[Row]:
+    """The share of class 1 by tenths of the score."""
+    tenth = np.minimum(np.floor(starts * _COARSE + 1e-9), _COARSE - 1)
+    for place in range(_COARSE):
+        inside = (tenth == place).astype(float)
+        if inside.any():
+            name = f"score {place / _COARSE:g} to {(place + 1) / _COARSE:g}"
+            yield _share(cells, "share of class 1", truth * inside, inside, name)
+
+
+def _auc(cells: Cells) -> Row:
+    """The chance that a record of class 1 has a higher score than one of class 0; of one bin counts half."""
+    shaped = cells.shares.reshape(*cells.shares.shape[:-1], -1, 2)
+    negative, positive = shaped[..., 0], shaped[..., 1]
+    truth = np.tile([0.0, 1.0], shaped.shape[-2])
+    (ones, seen), (zeros, seen_too) = cells.weight(truth), cells.weight(1 - truth)
+    below = np.cumsum(negative, axis=-1) - negative / 2
+    above = np.cumsum(positive[..., ::-1], axis=-1)[..., ::-1] - positive / 2
+    area = (positive * below).sum(axis=-1) / (ones * zeros)
+    by_one = below / (ones * zeros)[..., None] - (area / ones)[..., None]
+    by_zero = above / (ones * zeros)[..., None] - (area / zeros)[..., None]
+    gradient = np.stack([by_zero, by_one], axis=-1).reshape(cells.shares.shape)
+    inside = np.clip(area, 1e-3, 1 - 1e-3)
+    half = Z * _error(cells, gradient) / (inside * (1 - inside))
+    odds = np.log(inside / (1 - inside))
+    low, high = (1 / (1 + np.exp(-np.clip(odds + sign * half, -500, 500))) for sign in (-1, 1))
+    return _row(cells, AUC, (np.clip(area, 0.0, 1.0), low, high), seen & seen_too, (0.0, 1.0))
+
+
+def _several(wanted: Scored, confusion: Cells, sure: Cells) -> Iterator[Row]:
+    """Of several classes: cells are (predicted, class), and (probability of the predicted class, whether right)."""
+    said, true = np.divmod(np.arange(wanted.classes**2), wanted.classes)
+    right, every = (said == true).astype(float), np.ones(wanted.classes**2)
+    classes = np.stack([(true == k).astype(float) for k in range(wanted.classes)])
+    yield _share(confusion, ACCURACY, right, every)
+    yield _gain(confusion, right, classes)
+    for k in range(wanted.classes):
+        yield _share(confusion, "sensitivity", right * classes[k], classes[k], f"class {k}")
+        yield _share(confusion, "precision", right * (said == k), (said == k).astype(float), f"class {k}")
+    for cell, (one, other) in enumerate(zip(said, true, strict=True)):
+        yield _count(confusion, f"predicted {one}, is {other}", (np.arange(len(said)) == cell).astype(float))
+    edges = np.asarray(wanted.first[1].axes[0].edges)
+    middle = np.repeat((edges[1:] + edges[:-1]) / 2, 2)
+    hit = np.tile([0.0, 1.0], len(edges) - 1)
+    yield _mean(sure, "mean probability less accuracy", middle - hit)
+
+
+def _gaps(rows: Sequence[Row], table: Table) -> Iterator[Row]:
+    """The largest difference between two listed groups that are seen, of each measure that fairness is about."""
+    levels = [f"{table.request.by} = {level}" for level in table.axes[0].column.levels]
+    for measure in ("selected", "sensitivity", "specificity", ACCURACY):
+        own = [row for row in rows if row.group in levels and row.measure == measure and not row.cell]
+        if len(own) >= 2:
+            yield _gap(f"{table.request.by}", measure, own)
+
+
+def _gap(name: str, measure: str, rows: Sequence[Row]) -> Row:
+    """The largest difference; the errors of groups are independent. With few groups its interval is 95%, or more."""
+    values = np.stack([np.where(np.isfinite(row.value), row.value, np.nan) for row in rows])
+    known = np.isfinite(values).sum(axis=0) >= 2
+    top = np.argmax(np.where(np.isfinite(values), values, -np.inf), axis=0)
+    least = np.argmin(np.where(np.isfinite(values), values, np.inf), axis=0)
+    halves = np.stack([(row.high - row.low) / 2 for row in rows])
+    pick = lambda table, place: np.take_along_axis(table, place[None], 0)[0]  # noqa: E731
+    gap = pick(values, top) - pick(values, least)
+    half = np.sqrt(pick(halves, top) ** 2 + pick(halves, least) ** 2)
+    found = np.where(known, gap, np.nan), np.where(known, np.maximum(gap - half, 0.0), 0.0)
+    return Row(name, "largest difference", measure, *found, np.where(known, np.minimum(gap + half, 1.0), 1.0))

@@ -1,0 +1,118 @@
+"""What is counted about a finished model: where its scores and the truth of records lie, in tables of cells.
+
+    two classes       (bin of the score, class)
+    several classes   (predicted class, class) and (bin of the likeliest class's probability, whether it is right)
+    a number          powers of the residual, and powers of the target
+
+Each of them also by the levels of a group's column, where such are asked for. Scores are probabilities. A record's row
+in each table has no negative entry and adds up to one, as in `tacit.counting.request`; a score that is not a number
+is in the last cell of its axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from tacit.counting.request import DEGREE, MISSING, Axis, Column, Request, StatisticsError, Table
+
+Task = Literal["binary", "multiclass", "regression"]
+BINS = 20
+MOST_BINS = 200
+
+
+class Scored(NamedTuple):
+    """The tables of a validation: ``first`` are of all records, ``by`` of groups, as many for each group's column.
+
+    ``values`` is how many numbers of a record are computed from the model; its declared columns follow them.
+    """
+
+    task: Task
+    classes: int
+    threshold: float
+    residual: float
+    first: tuple[Table, ...]
+    by: tuple[tuple[Table, ...], ...]
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All of them, in the order of the blocks of a release."""
+        return (*self.first, *(table for group in self.by for table in group))
+
+
+VALUES: Mapping[str, int] = {"binary": 2, "multiclass": 4, "regression": 2}
+"""How many numbers are computed from the model: score and class; prediction, class, probability and whether it is
+right; residual and target."""
+
+
+def scored(
+    task: Task,
+    classes: int,
+    *,
+    bins: int = BINS,
+    threshold: float = 0.5,
+    residual: float = 1.0,
+    groups: Sequence[str] = (),
+    columns: Sequence[Mapping[str, Any]] = (),
+) -> Scored:
+    """The tables for a model of this task; ``groups`` name categories among the declared ``columns`` of records.
+
+    ``threshold`` is a probability, and becomes an edge. ``residual`` is the largest that counts, as a share of the
+    target's range: a smaller one leaves less noise in a mean square.
+    """
+    if not 2 <= bins <= MOST_BINS:
+        raise StatisticsError(f"Expected bins={bins} of scores from 2 to {MOST_BINS}.")
+    if not 0.0 < threshold < 1.0:
+        raise StatisticsError(f"Expected threshold={threshold:g} between 0 and 1: it is a probability.")
+    if not 0.0 < residual <= 1.0:
+        raise StatisticsError(f"Expected residual={residual:g} above 0 and at most 1, the whole range of the target.")
+    first = _tables(task, classes, bins, threshold)
+    known = {str(column["name"]): (place, column) for place, column in enumerate(columns)}
+    by = tuple(tuple(_by(table, name, known, VALUES[task]) for table in first) for name in groups)
+    return Scored(task, classes, threshold, residual, first, by)
+
+
+def _tables(task: Task, classes: int, bins: int, threshold: float) -> tuple[Table, ...]:
+    if task == "regression":
+        return tuple(_powers(name, place) for place, name in enumerate(("residual", "target")))
+    edges = tuple(sorted({*(b / bins for b in range(bins + 1)), threshold}))
+    if task == "binary":
+        axes = (_score("score", 0, edges), _classes("class", 1, ("0", "1")))
+        return (Table(Request(kind="table", columns=("score", "class")), axes),)
+    names = tuple(map(str, range(classes)))
+    confusion = (_classes("predicted", 0, names), _classes("class", 1, names))
+    sure = (_score("probability", 2, edges), _classes("right", 3, ("no", "yes")))
+    return (
+        Table(Request(kind="table", columns=("predicted", "class")), confusion),
+        Table(Request(kind="table", columns=("probability", "right")), sure),
+    )
+
+
+def _score(name: str, index: int, edges: tuple[float, ...]) -> Axis:
+    """A probability between public edges; there is nothing beyond them."""
+    column = Column(name=name, kind="number", low=0.0, high=1.0)
+    return Axis(column, index, "edges", tuple(f"{a:g} to {b:g}" for a, b in pairwise(edges)), edges)
+
+
+def _classes(name: str, index: int, levels: tuple[str, ...]) -> Axis:
+    """A class that every record has: no cell for another one, or for none."""
+    return Axis(Column(name=name, kind="category", levels=levels), index, "levels", levels)
+
+
+def _powers(name: str, index: int) -> Table:
+    column = Column(name=name, kind="number", low=0.0, high=1.0)
+    axis = Axis(column, index, "powers", (*(f"power {a}" for a in range(DEGREE + 1)), MISSING))
+    return Table(Request(kind="moments", columns=(name,)), (axis,))
+
+
+def _by(table: Table, name: str, known: Mapping[str, tuple[int, Mapping[str, Any]]], values: int) -> Table:
+    """A table by the levels of a group's column; others, and who has none, are groups too."""
+    if name not in known or known[name][1].get("kind") != "category":
+        listed = ", ".join(n for n, (_, column) in known.items() if column.get("kind") == "category") or "none"
+        raise StatisticsError(f"Expected a declared category to group by, got {name!r}; there are: {listed}.")
+    place, tree = known[name]
+    column = Column.model_validate(tree)
+    index = values + (place if column.place is None else column.place)
+    group = Axis(column, index, "levels", (*column.levels, "other", MISSING))
+    return Table(table.request.model_copy(update={"by": name}), (group, *table.axes))
