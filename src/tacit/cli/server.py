@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tacit.cli import Json, Out, group, need_file, print_json, template
+from tacit.cli import Json, Out, group, need_file, print_json, print_table, template
 from tacit.errors import TacitError
 
 server_app = group(
@@ -205,6 +206,9 @@ def run_command(
     patience: Annotated[float, typer.Option(help="How long anything waits for a silo that is needed.")] = 3600.0,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Measure on the study's own, public data set.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Keep everything that silos send, to look at.")] = False,
+    statistics: Annotated[
+        Path | None, typer.Option(help="The run folder of statistics: features are scaled by what they say.")
+    ] = None,
 ) -> None:
     """Lead a study, on the SuperLink's machine: propose it to the silos, train, and write a run folder.
 
@@ -229,7 +233,20 @@ def run_command(
         "pins": proposer["silos"],
     }
     read_control(control)
-    _lead(terms, study, overrides or [], out, resume, control)
+    overrides = [*(overrides or []), *([] if statistics is None else [_ranges(statistics)])]
+    _lead(terms, study, overrides, out, resume, control)
+
+
+def _ranges(folder: Path) -> str:
+    """An override of a study: ranges of numbers, as the statistics of a run folder say them."""
+    need_file(folder / "statistics.json", "give --statistics the run folder of a study of statistics")
+    from tacit.counting.ranges import ranges_of
+
+    found = ranges_of(json.loads((folder / "statistics.json").read_text(encoding="utf-8")))
+    for name, (low, high) in found.items():
+        typer.echo(f"{name}: {low:g} to {high:g}, by {folder}")
+    listed = ", ".join(f"{json.dumps(name)} = [{low!r}, {high!r}]" for name, (low, high) in found.items())
+    return f"data.options.ranges={{{listed}}}"
 
 
 def _lead(
@@ -301,6 +318,75 @@ def deliver_command(
         said = deliver_again(folder, transport)
     for name, text in said.items():
         typer.echo(f"{name}: {text}")
+
+
+@server_app.command("evaluate")
+def evaluate_command(
+    model: Annotated[Path, typer.Argument(help="The run folder of a study that is through, with its model.")],
+    control: ControlFile,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Of the records set aside, at each silo; by default the study's.")
+    ] = None,
+    group: Annotated[
+        list[str] | None, typer.Option(help="A category by whose levels it is told too; may be repeated.")
+    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="The probability from which a class is predicted.")] = None,
+    residual: Annotated[
+        float | None, typer.Option(help="The largest error of a number that counts, as a share of its range.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask silos how a finished model does on records that they have set aside, and show it with 95% intervals.
+
+    Silos count their records by score and truth, with noise, and pay from the account of records set aside: training
+    is not touched. `tacit server run` ends with it; this asks again, or for the first time where owners had to approve.
+
+    Example: tacit server evaluate runs/heart-disease --control state/control.toml --group sex
+    """
+    need_file(model / "deployment.toml", "give the run folder of a study that `tacit server run` has led")
+    from tacit.deploy.flower.commands import read_control
+
+    read_control(control)
+    from tacit.deploy.flower import leader
+    from tacit.deploy.server.study import evaluate_again
+    from tacit.plans.spec import load_study
+
+    own = load_study(model / "study.toml").validation.model_dump()
+    given = {"epsilon": epsilon, "groups": tuple(group or ()) or None, "threshold": threshold, "residual": residual}
+    section = own | {key: value for key, value in given.items() if value is not None}
+
+    def tell(event: str, facts: dict[str, Any]) -> None:
+        if event == "warning":
+            typer.echo(f"warning: {facts['text']}", err=True)
+
+    with leader.connected(control) as transport:
+        facts = evaluate_again(model, transport, section, tell=tell)
+    if as_json:
+        print_json(facts)
+        return
+    _print_validation(facts)
+    typer.echo(f"Report: {model / 'report.html'}")
+
+
+def _print_validation(facts: dict[str, Any]) -> None:
+    from tacit.counting.validated import MAIN, main_row, verdict
+
+    console = Console()
+    measures = [name for name in MAIN if main_row(facts["numbers"], name)]
+    table = Table("silo", "records", *measures, title=f"{facts['study']}, 95% intervals")
+    total = sum(silo["records"] for silo in facts["silos"])
+    for part in ({"name": "all", "records": total, "numbers": facts["numbers"]}, *facts["silos"]):
+        shown = [_interval(main_row(part["numbers"] or (), name)) for name in measures]
+        table.add_row(Text(part["name"]), str(part["records"]), *shown)
+    print_table(table, console)
+    console.print(Text(verdict(facts)))
+    console.print(f"Epsilon {facts['epsilon']:.4g} at delta {facts['delta']:g}, of records set aside.", highlight=False)
+
+
+def _interval(row: Any) -> str:
+    if row is None or row["value"] is None:
+        return "too few"
+    return " to ".join("?" if row[key] is None else f"{row[key]:.3g}" for key in ("low", "high"))
 
 
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:

@@ -28,6 +28,7 @@ def statistic_json(table: Table, rows: Sequence[Row], tests: Sequence[Hypothesis
         "columns": list(request.columns),
         "by": request.by,
         "unit": table.axes[-1].column.unit,
+        "ranges": {axis.column.name: list(axis.column.range) for axis in table.axes if axis.column.kind == "number"},
         "noise": noise,
         "rows": [
             {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,16 @@ from tacit.data.encode import (
     target_step,
 )
 from tacit.data.federation import DataError, Encoding, RawColumn, Records, Step, Table, Target
-from tacit.data.schema import AnyColumn, CategoryColumn, NumberColumn, Schema, TargetPart, public_schema, read_schema
+from tacit.data.schema import (
+    AnyColumn,
+    CategoryColumn,
+    NumberColumn,
+    Schema,
+    TargetPart,
+    public_schema,
+    read_schema,
+    with_ranges,
+)
 from tacit.errors import counted, nearest
 
 CITATION = "Records of your own, one CSV file per silo."
@@ -274,8 +283,27 @@ def _raw(column: AnyColumn) -> RawColumn:
     return RawColumn(getattr(column, "levels", None), unit=getattr(column, "unit", None))
 
 
-def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str = "") -> Table:
-    """All silos of a folder."""
+def reencoded(cells: np.ndarray, declared: Schema, ranges: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """Features by narrower ranges, from a record's cells (`cells_of`) by the declared ones; record by record."""
+    raw = []
+    for place, name in enumerate(declared.used):
+        column, own = declared.columns[name], np.asarray(cells[:, place], np.float64)
+        if isinstance(column, NumberColumn):
+            raw.append(np.where(own < 0, np.nan, column.low + own * (column.high - column.low)))
+        elif isinstance(column, CategoryColumn):
+            raw.append(np.where((own < 0) | (own >= len(column.levels)), np.nan, own))
+    return encoding_of(with_ranges(declared, ranges)).apply(np.stack(raw, axis=1))
+
+
+def read(
+    directory: Path | None,
+    verify: bool,
+    *,
+    folder: str = "",
+    schema: str = "",
+    ranges: Mapping[str, Sequence[float]] | None = None,
+) -> Table:
+    """All silos of a folder; ``ranges`` of numbers in place of the schema's, for features alone."""
     del directory, verify
     if not folder:
         raise DataError('Expected data.options.folder for data.name = "csv"; make such a study with: tacit init FOLDER')
@@ -283,7 +311,7 @@ def read(directory: Path | None, verify: bool, *, folder: str = "", schema: str 
     rules = read_schema(place / (schema or "schema.toml"))
     files = [read_csv(path) for path in csv_files(place)]
     encoded = [encode_file(file, rules) for file in files]
-    encoding = encoding_of(rules)
+    encoding = encoding_of(with_ranges(rules, ranges or {}))
     cells = [cells_of(file, rules) for file in files]
     # A range or levels that were read from records are not public, and nothing is counted by them.
     shown = [i for i, one in enumerate(cells[0]) if one.facts["name"] not in rules.read_from_records]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -205,6 +205,25 @@ def schema_from(tree: dict[str, Any], where: str) -> Schema:
     except ValidationError as error:
         lines = [_line(problem) for problem in error.errors(include_input=False)]
         raise DataError(f"The schema {where} cannot be used:\n  " + "\n  ".join(lines)) from None
+
+
+def with_ranges(schema: Schema, ranges: Mapping[str, Sequence[float]]) -> Schema:
+    """The schema with narrower ranges of some numbers, as a priced release has found them.
+
+    Values beyond them are moved to their ends, as beyond any range.
+    """
+    columns = dict(schema.columns)
+    for name, (low, high) in ranges.items():
+        column = columns.get(name)
+        if not isinstance(column, NumberColumn):
+            raise DataError(f"ranges: {unknown('number column', name, schema.numbers)}")
+        if not column.low <= low < high <= column.high:
+            raise DataError(
+                f"ranges.{name}: expected {column.low:g} <= low={low:g} < high={high:g} <= {column.high:g}, within the "
+                "declared range."
+            )
+        columns[name] = column.model_copy(update={"low": float(low), "high": float(high)})
+    return schema.model_copy(update={"columns": columns})
 
 
 def described_schema(described: Mapping[str, Any]) -> Schema:

@@ -41,6 +41,9 @@ MOST_DESCRIPTION = 3 << 13
 MOST_PEERS = 128
 """The most silos of a pairwise sum: a roster must fit a header."""
 
+MOST_RANGES = 1000
+"""The most columns that a plan has a range for."""
+
 _MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 5, 64, 10**6
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -188,7 +191,8 @@ class Plan(Strict):
     ``objective`` and ``algorithm`` are sections of the study. ``everyone`` says that all silos take part in all rounds,
     so that rounds come without a gap. ``nonce`` tells apart two runs of one plan. ``schema_digest`` is that of the
     schema by which every silo reads its records; without it the plan is for records without a schema. ``proposer`` is
-    who proposes it, so that nobody else can propose the same study; only plans of version 0.1 lack it.
+    who proposes it, so that nobody else can propose the same study; only plans of version 0.1 lack it. ``ranges`` of
+    numbers are narrower than the schema's, and public: silos make features of their records by them.
     """
 
     version: Literal[1] = 1
@@ -209,13 +213,15 @@ class Plan(Strict):
     schema_digest: StudyId | None = None
     proposer: Name | None = None
     pairwise: Pairwise | None = None
+    ranges: Annotated[dict[str, tuple[float, float]], Field(max_length=MOST_RANGES)] | None = None
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, dump: Any) -> Any:
-        """Plans of other channels look as they did before there were pairwise sums."""
+        """Plans without them look as they did before there were pairwise sums and ranges."""
         tree = dump(self)
-        if self.pairwise is None:
-            tree.pop("pairwise", None)
+        for name in ("pairwise", "ranges"):
+            if getattr(self, name) is None:
+                tree.pop(name, None)
         return tree
 
     @field_validator("objective", "algorithm")

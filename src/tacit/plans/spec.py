@@ -289,6 +289,22 @@ class PairwiseSection(_Section):
     spare_attempts: Annotated[int, Field(ge=0)] = 0
 
 
+class ValidationSection(_Section):
+    """How a deployed study ends: its model is tested on records that silos have set aside, unless ``run`` is false.
+
+    ``epsilon`` is paid from those records' own account; the study's, unless it is given. ``threshold`` is the
+    probability from which a class is predicted, ``bins`` are those of scores. ``residual`` is the largest error of a
+    number that counts, as a share of its range. ``groups`` are categories, by whose levels it is told too.
+    """
+
+    run: bool = True
+    epsilon: Positive | None = None
+    bins: Annotated[int, Field(ge=2, le=200)] = 20
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    residual: Annotated[float, Field(gt=0, le=1)] = 1.0
+    groups: tuple[str, ...] = ()
+
+
 class PluginsSection(_Section):
     """Python modules that register algorithms, losses or models of one's own; they are imported where a study is read.
 
@@ -313,6 +329,7 @@ class Study(_Section):
     pairwise: PairwiseSection = PairwiseSection()
     baseline: dict[str, Any] = {}
     run: RunSection = RunSection()
+    validation: ValidationSection = ValidationSection()
     plugins: PluginsSection = PluginsSection()
 
     @model_validator(mode="before")

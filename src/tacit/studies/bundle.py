@@ -9,12 +9,12 @@ from typing import Any
 
 from tacit.algorithm import Params
 from tacit.data import Federation
-from tacit.data.schema import described_schema
+from tacit.data.schema import described_schema, read_schema, with_ranges
 from tacit.errors import TacitError
 from tacit.models import SiloPrice
 from tacit.models.bundle import FOLDER
 from tacit.models.description import Features, Training
-from tacit.models.loading import with_rules, with_schema
+from tacit.models.loading import with_rules
 from tacit.models.trained import privacy_of, trained, trained_on, training_of
 from tacit.objectives import Objective
 from tacit.plans.spec import Study
@@ -59,11 +59,11 @@ def write_deployed_model(
     )
     # A schema that is not the silos' must not cost them the model: it is saved without columns.
     with contextlib.suppress(TacitError):
-        path = schema_path(study)
+        path, ranges = schema_path(study), study.data.options.get("ranges") or {}
         if described is not None and described.get("columns"):
-            model = with_rules(model, described_schema(described), "the silos' description")
+            model = with_rules(model, with_ranges(described_schema(described), ranges), "the silos' description")
         elif path is not None:
-            model = with_schema(model, path)
+            model = with_rules(model, with_ranges(read_schema(path), ranges), str(path))
     return model.save(folder / FOLDER, overwrite=True)
 
 

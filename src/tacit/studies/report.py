@@ -16,6 +16,8 @@ import jinja2
 import numpy as np
 
 from tacit.algorithm import GUARANTEES, Channel
+from tacit.counting.validated import MAIN, main_row
+from tacit.counting.validated import verdict as gained_words
 from tacit.errors import TacitError, counted
 from tacit.models.scores import TITLES
 from tacit.plans.catalogue import known_algorithms
@@ -29,6 +31,7 @@ from tacit.studies.folder import NOT_PRIVATE, metrics_path, read_result, stages_
 from tacit.studies.plan import counts_on
 from tacit.studies.stages import NO_NOISE
 
+VALIDATION = "validation.json"
 _FILES = ("result.json", "provenance.json", "preprocessing.json", "study.toml")
 _FAIR = {
     "parity_violation": "Demographic parity: how far a group's rate of a prediction is from everybody's, at most",
@@ -144,7 +147,31 @@ def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
         "study": study,
         "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
         **_findings(folder),
+        "validation": _validated(folder),
     }
+
+
+def _validated(folder: Path) -> dict[str, Any] | None:
+    """How the model does on records that silos have set aside, where that was asked."""
+    path = folder / VALIDATION
+    if not path.is_file():
+        return None
+    facts = _read(path)
+    measures = [name for name in MAIN if main_row(facts["numbers"], name)]
+    parts = [{"name": "all", "records": sum(s["records"] for s in facts["silos"]), **facts}, *facts["silos"]]
+    words = {True: "yes", False: "no", None: "not clear"}
+    rows = [
+        {
+            "name": part["name"],
+            "records": part["records"],
+            "gained": words[part["gained"]] if part["numbers"] else "–",
+            "numbers": [main_row(part["numbers"] or (), name) for name in measures],
+        }
+        for part in parts
+    ]
+    more = [row for row in facts["numbers"] if row["group"] or row["cell"] or row["measure"] not in measures]
+    unit = facts["unit"] and f" in {facts['unit']}"
+    return {**facts, "measures": measures, "rows": rows, "more": more, "verdict": gained_words(facts), "in": unit or ""}
 
 
 def _labels(result: dict[str, Any]) -> dict[str, str | None]:

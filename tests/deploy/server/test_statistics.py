@@ -67,7 +67,7 @@ def write_silo(folder, place, **changes):
     write_secret(folder / "records.csv", "\n".join(lines) + "\n")
     write_secret(folder / "schema.toml", schema_text(SCHEMA))
     allow = {"algorithms": sorted(shipped()), "min_silos": 2} | changes.pop("allow", {})
-    data = {"file": "records.csv", "columns": "schema.toml", "task": "binary", "classes": 2}
+    data = {"file": "records.csv", "columns": "schema.toml", "task": "binary", "classes": 2} | changes.pop("data", {})
     tree = policy_tree(folder.name, allow=allow, data=data, **changes)
     write_secret(folder / "policy.toml", tomli_w.dumps(tree))
     write_secret(folder / "sign.key", silo_key(folder.name))

@@ -24,7 +24,7 @@ from tacit.stopping import ToldInterrupt
 _LOOK = 0.5
 _GRACE = 75.0
 """Longer than a leader takes to end a study at every silo."""
-_PRINTED = ("met", "warning", "waiting", "consent", "refusal", "round", "failed")
+_PRINTED = ("met", "warning", "waiting", "consent", "refusal", "round", "validated", "failed")
 """Events that are printed line by line where there is no terminal to draw on."""
 
 _FINAL = "Asking again would end in the same way: change the study, and start it anew without --resume."

@@ -134,8 +134,8 @@ def check_study(study: Study, shufflers: int) -> None:
     section = study.privacy
     if study.preprocessing is not None:
         raise StudyError(
-            "preprocessing: private statistics are released in simulated studies only; among real silos declare public "
-            "ranges in the schema and leave preprocessing out."
+            "preprocessing: real silos are asked in two studies, each with its price. Ask for statistics first "
+            '(algorithm.name = "statistics"), then train with their ranges: tacit server run STUDY --statistics FOLDER'
         )
     if not isinstance(section.epsilon, float | int) or section.accountant == "paper":
         raise StudyError("privacy.epsilon: real silos need one epsilon, and price it with their own accountant.")
@@ -225,12 +225,16 @@ def unknown_meaning(facts: Sequence[Welcome]) -> str | None:
 def _algorithm(study: Study, facts: Sequence[Welcome]) -> dict[str, Any]:
     """The algorithm's section of a plan; statistics name the columns that they read, as all silos declare them."""
     section = study.algorithm.model_dump(mode="json", exclude_none=True)
-    if study.algorithm.name not in QUESTIONS:
+    if study.algorithm.name not in QUESTIONS or (study.algorithm.name == "validation" and not section.get("groups")):
         return section
     told = next((fact.description for fact in facts if fact.description is not None), description_of(study))
     if told is None or told.columns is None:
-        raise StudyError("algorithm.name: statistics need silos with a schema (data.columns), which these have not.")
-    columns = used_columns(columns_of(told.model_dump()), section["statistics"])
+        raise StudyError("algorithm.name: columns need silos with a schema (data.columns), which these have not.")
+    declared = columns_of(told.model_dump())
+    if study.algorithm.name == "statistics":
+        columns = used_columns(declared, section["statistics"])
+    else:
+        columns = [{**own, "place": place} for place, own in enumerate(declared) if own["name"] in section["groups"]]
     plain = {**section, "columns": json.loads(json.dumps(columns))}
     try:
         return plain_section(plain)
@@ -279,7 +283,17 @@ def plan_for(
         schema_digest=first.schema_digest,
         proposer=proposer,
         pairwise=pairwise,
+        ranges=_ranges(study),
     )
+
+
+def _ranges(study: Study) -> dict[str, tuple[float, float]] | None:
+    """Ranges of numbers in place of the schema's, where a study names them."""
+    given = study.data.options.get("ranges") or {}
+    try:
+        return {str(name): (float(low), float(high)) for name, (low, high) in given.items()} or None
+    except (TypeError, ValueError, AttributeError):
+        raise StudyError(f"data.options.ranges: expected COLUMN = [low, high] for each, got {given!r}.") from None
 
 
 def _pairwise(study: Study, facts: Sequence[Welcome]) -> Pairwise:

@@ -18,20 +18,19 @@ import numpy as np
 
 from tacit.counting.request import parsed
 from tacit.counting.shown import draw
-from tacit.deploy.contract import affordable, builder_from, record_of, seat_of
+from tacit.deploy.contract import builder_from, seat_of
 from tacit.deploy.server.coordinator import Coordinator
+from tacit.deploy.server.questions import answered
 from tacit.deploy.wire import Plan, Receipt
 from tacit.models import SiloPrice
-from tacit.plans.assemble import shapes_of
 from tacit.plans.catalogue import QUESTIONS
 from tacit.plans.price import releases_of
 from tacit.plans.spec import Study
 from tacit.privacy import Event, PricingError, price, risk_of_price
-from tacit.simulate.participation import participation
 from tacit.studies.bundle import write_deployed_model
 from tacit.studies.folder import provenance
 from tacit.studies.report import write_report
-from tacit.studies.statistics import ALL_SILOS, block_noise, read, statistics_json
+from tacit.studies.statistics import ALL_SILOS, read, statistics_json
 
 _SAME = 1e-3
 """How far, relatively, the server's price of a silo's schedule may lie from the silo's own."""
@@ -101,32 +100,13 @@ def _write_statistics(
     point = coordinator.point
     section = point.plan.algorithm
     tables = parsed(section["columns"], section["statistics"])
-    sizes = dict(zip(point.silos, point.records, strict=True))
-    multipliers = [_multiplier(coordinator, silo_index) for silo_index in range(len(point.silos))]
-    algorithm = builder_from(point.plan, point.records[0]).noised(np.asarray(multipliers))
-    shuffle, peers = point.plan.shuffle, point.plan.pairwise
-    colluding = 1 if peers is None else peers.colluding
-    who = participation(len(sizes), honest=1.0 if shuffle is None else shuffle.honest, colluding=colluding)
-    noise = block_noise(algorithm.rounds["statistics"].silo.release, tables, sizes, who)
-    means = {**coordinator.messages, ALL_SILOS: coordinator.params}
-    found = read(tables, sizes, means, noise)
+    told = answered(coordinator, tables)
+    found = read(tables, told.sizes, told.means, told.noise)
     silos = [_silo(coordinator, receipts, silo_index) for silo_index in range(len(point.silos))]
     facts = statistics_json(study, silos, found)
     (folder / "statistics.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
     (folder / "provenance.json").write_text(json.dumps(provenance(command), indent=1), encoding="utf-8")
     draw(tables, found.rows[ALL_SILOS], folder / "statistics.png", study.name)
-
-
-def _multiplier(coordinator: Coordinator, silo_index: int) -> float:
-    """A silo's noise multiplier: as it said, or as the plan's budget needs where another process heard it."""
-    point = coordinator.point
-    consent = coordinator.consents.get(point.silos[silo_index])
-    if consent is not None:
-        return consent.noise_multipliers["statistics"]
-    plan, records = point.plan.model_copy(update={"silo_index": silo_index}), point.records[silo_index]
-    builder = builder_from(plan, records)
-    shapes = shapes_of(builder.noised(1.0), builder.problem, record_of(plan))
-    return affordable(builder, plan, records, shapes.dimensions)[1][0].noise_multiplier
 
 
 def _silo(coordinator: Coordinator, receipts: Mapping[str, Receipt], silo_index: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import jax
 
 from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
+from tacit.counting.validated import verdict
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, StalledError, Tell, fresh_state, is_final, meet
@@ -27,14 +28,16 @@ from tacit.deploy.server.ending import SECONDS, end_everywhere, journal, should_
 from tacit.deploy.server.outcome import spent, write_outcome
 from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
+from tacit.deploy.server.validation import evaluate, evaluation_of
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.config import load_sealing, write_sealing
 from tacit.deploy.signing import Proposer, Signer
 from tacit.deploy.wire import REPORTS, Description, Receipt
 from tacit.errors import TacitError
 from tacit.models.bundle import FOLDER
-from tacit.plans.spec import Study, StudyError, load_study
+from tacit.plans.spec import QUESTIONS, Study, StudyError, ValidationSection, load_study
 from tacit.simulate.participation import Participation, participation
+from tacit.studies.report import write_report
 
 Measure = Callable[[Params], dict[str, float]]
 
@@ -99,6 +102,7 @@ def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
     if not is_through:
         write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
     _deliver(folder, coordinator, transport, tell, min(SECONDS, terms.round_seconds))
+    _validate(folder, study, terms, transport, met, tell)
     tell("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
@@ -115,6 +119,43 @@ def _deliver(folder: Path, coordinator: Coordinator, transport: Transport, tell:
     if missing:
         names = "; ".join(f"{name}: {text}" for name, text in sorted(missing.items()))
         tell("warning", {"text": f"Not every silo has the model: {names}. Later: tacit server deliver {folder}"})
+
+
+def _validate(folder: Path, study: Study, terms: Deployment, transport: Transport, met: Met, tell: Tell) -> None:
+    """Ask how the model does on records that were set aside, where silos have such; a failure costs nobody the study.
+
+    Nobody is waited for long: owners who have yet to approve do so, and the question is asked again.
+    """
+    trained = {name: found for name, found in met.items() if found[1].validation}
+    if study.algorithm.name in QUESTIONS or not study.validation.run or not trained:
+        return
+    try:
+        asked = evaluation_of(folder, study, terms.proposer)
+        patience = Patience(terms.round_seconds, min(SECONDS, terms.patience))
+        facts = evaluate(asked, transport, trained, patience, tell)
+        write_report(folder)
+    except TacitError as error:
+        tell("warning", {"text": f"The model is not validated: {error} Later: tacit server evaluate {folder}"})
+        return
+    tell("validated", {"text": verdict(facts), "epsilon": facts["epsilon"], "delta": facts["delta"]})
+
+
+def evaluate_again(
+    folder: Path, transport: Transport, section: Mapping[str, Any] | None = None, *, tell: Tell
+) -> dict[str, Any]:
+    """Ask how the model of a run folder does at the silos of its study; writes and returns what they say.
+
+    ``section`` are values of a study's section ``validation``, in place of its own.
+    """
+    study = load_study(folder / "study.toml")
+    terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
+    signed = SignedTransport(transport, Proposer(terms.proposer, Signer(read_secret(Path(terms.key)))), terms.pins)
+    patience = Patience(terms.round_seconds, terms.patience)
+    met = meet(signed, terms.silos, patience, tell, terms.only, tuple(terms.pins))
+    wanted = None if section is None else ValidationSection.model_validate(dict(section))
+    facts = evaluate(evaluation_of(folder, study, terms.proposer, wanted), signed, met, patience, tell)
+    write_report(folder)
+    return facts
 
 
 def _transport(folder: Path, signed: Transport, terms: Deployment) -> Transport:

@@ -467,7 +467,7 @@ class SiloService:
             policy = self.policy
             accounts.check_columns(plan, self._description)
             own = {"allow": policy.allow, "shuffle": policy.shuffle, "pairwise": policy.pairwise, "silo": policy.name}
-            records = self._pool(accounts.pool_of(plan, self._opened().notes.split))
+            records = self._ranged(plan, self._pool(accounts.pool_of(plan, self._opened().notes.split)))
             offer = consider(plan, records=len(records["y"]), record=self._record, **own)  # type: ignore[arg-type]
             accounts.check_sampling(offer, policy.allow)
             while len(self._prepared) >= _MOST_PREPARED:
@@ -478,6 +478,18 @@ class SiloService:
     def _pool(self, pool: str | None) -> dict[str, np.ndarray]:
         """The records of a pool; all of them where none were set aside."""
         return self._pools[pool] if pool in self._pools else self._pools[None]
+
+    def _ranged(self, plan: Plan, records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The records with features by the ranges of a plan, which are public: each record by itself."""
+        if plan.ranges is None:
+            return records
+        if self._description.columns is None or "columns" not in records:
+            raise RefusalError("schema", "expected no ranges: this silo's features were encoded before, by no schema")
+        from tacit.data.csv_silos import reencoded
+        from tacit.data.schema import described_schema
+
+        declared = described_schema(self._description.model_dump())
+        return {**records, "x": reencoded(records["columns"], declared, plan.ranges).astype(records["x"].dtype)}
 
     def _check_schema(self, plan: Plan, told: Description | None = None) -> None:
         """Refuse a plan for records that mean something else, in words where the server has told what it means."""

@@ -1,0 +1,200 @@
+"""Over real daemons: a histogram, training with its ranges, validation on records set aside; ledgers and prices."""
+
+import json
+
+import numpy as np
+import pytest
+import tomli_w
+
+from tacit.counting.ranges import ranges_of
+from tacit.data.federation import DataError
+from tacit.data.schema import schema_text
+from tacit.deploy.server.study import evaluate_again, lead
+from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.silo.policy import load_policy
+from tacit.deploy.silo.service import home_of
+from tacit.deploy.wire import Hello, Propose, RefusalError
+from tacit.models.loading import load_model
+from tacit.models.rows import RowsWarning
+from tacit.privacy import price
+from tacit.silo.chain import Notes, replay
+from tacit.silo.ledger import inspect
+from tacit.silo.pools import TRAINING, VALIDATION
+from tests.deploy.server.test_statistics import DELTA, NAMES, SCHEMA, SIZES, rows_of, study_tree, write_silo
+from tests.deploy.silo.consortium import Daemon, LocalClient, fork_server, led_by, plan_of
+
+SHARE = 0.25
+TRAINED = {"name": "mb-sgd", "num_rounds": 20, "step_size": 2.0, "clip_norm": 1.0, "sampling": "full"}
+ASKED = [{"kind": "histogram", "columns": ["age"], "edges": {"age": list(range(0, 121, 10))}}]
+WIDE = SCHEMA.model_copy(
+    update={"columns": SCHEMA.columns | {"age": SCHEMA.columns["age"].model_copy(update={"low": 0.0, "high": 120.0})}}
+)
+"""A form allows for any age; who comes is known only to the silos."""
+
+
+@pytest.fixture(scope="module")
+def silos(tmp_path_factory):
+    root, context = tmp_path_factory.mktemp("validated"), fork_server()
+    daemons = []
+    for place, name in enumerate(NAMES):
+        folder = write_silo(root / name, place, data={"validation": SHARE})
+        (folder / "schema.toml").write_text(schema_text(WIDE))
+        daemons.append(Daemon(folder, context))
+    for daemon in daemons:
+        daemon.ready()
+    yield daemons
+    for daemon in daemons:
+        daemon.stop()
+
+
+def led(root, silos, tree, **terms):
+    root.mkdir(parents=True)
+    (root / "study.toml").write_text(tomli_w.dumps(tree))
+    told = {"silos": 3, "folder": str(root), "round_seconds": 120.0, "record": True, **terms}
+    (root / "deployment.toml").write_text(tomli_w.dumps({**told, **led_by(root, *NAMES)}))
+    lead(root, SocketTransport([daemon.home.socket for daemon in silos]))
+    return root
+
+
+@pytest.fixture(scope="module")
+def done(silos, tmp_path_factory):
+    """The three studies, one after the other, and the ledgers afterwards."""
+    root = tmp_path_factory.mktemp("runs")
+    asked = led(root / "asked", silos, study_tree({"name": "statistics", "statistics": ASKED}))
+    ranges = ranges_of(json.loads((asked / "statistics.json").read_text()))
+    tree = study_tree(TRAINED, epsilon=6.0, validation={"epsilon": 4.0, "groups": ["sex"]})
+    tree["data"]["options"] = {"ranges": {name: list(own) for name, own in ranges.items()}}
+    trained = led(root / "trained", silos, tree)
+    entries = {d.folder.name: inspect(home_of(d.folder, load_policy(d.folder / "policy.toml")).ledger) for d in silos}
+    return trained, ranges, entries
+
+
+def test_the_histogram_becomes_ranges_of_the_model(done):
+    trained, ranges, _ = done
+    low, high = ranges["age"]
+    assert 0 < low < 40
+    assert 60 < high < 120
+    model = load_model(trained)
+    encode = lambda age: model.encode({"age": [age], "sex": ["f"]}).x[0, 0]  # noqa: E731
+    assert encode(high) == pytest.approx(encode(120.0))
+    assert encode(low) == pytest.approx(encode(0.0))
+    assert encode((low + high) / 2) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_ledgers_of_both_pools_equal_the_accountant(done):
+    """Each study is one reservation of one pool, made in full; its price is that of its events, and nothing else."""
+    trained, _, ledgers = done
+    facts = {silo["name"]: silo for silo in json.loads((trained / "validation.json").read_text())["silos"]}
+    for size, (name, entries) in zip(SIZES, ledgers.items(), strict=True):
+        split, accounts = Notes(entries).split, list(replay(entries).values())
+        aside = round(SHARE * size)
+        assert (split.training, split.validation) == (size - aside, aside)
+        assert [own.pool for own in accounts] == [TRAINING, TRAINING, VALIDATION]
+        statistics, training, validation = accounts
+        assert {e.records for own in (statistics, training) for e in own.events} == {size - aside}
+        [event] = validation.events
+        assert (event.records, event.batch, event.sampling, event.count) == (aside, aside, "full", 1)
+        paid = price(validation.debited(), delta=DELTA).epsilon
+        assert paid == pytest.approx(facts[name]["epsilon_spent"], rel=1e-3)
+        assert paid <= 4.0
+        [gradients] = training.debited()
+        assert (gradients.count, gradients.batch) == (20, size - aside)
+        assert price(training.debited(), delta=DELTA).epsilon <= 6.0
+        assert [e.kind for e in entries].count("debit") == 1 + 20 + 1
+        assert not any(own.live for own in accounts)
+
+
+def test_the_counts_say_how_the_model_does_at_every_silo(done):
+    trained, _, _ = done
+    facts = json.loads((trained / "validation.json").read_text())
+    assert [silo["records"] for silo in facts["silos"]] == [round(SHARE * size) for size in SIZES]
+    model = load_model(trained)
+    every = [row for place in range(3) for row in rows_of(place)]
+    table = {"age": [row[0] for row in every], "sex": [row[1] for row in every]}
+    with pytest.warns(RowsWarning):
+        exact = model.evaluate(table, [row[2] for row in every])
+    row = {r["measure"]: r for r in facts["numbers"] if not r["group"] and not r["cell"]}
+    assert row["accuracy"]["low"] - 0.1 < exact["accuracy"] < row["accuracy"]["high"] + 0.1
+    assert row["AUC"]["low"] - 0.1 < exact["auc"] < row["AUC"]["high"] + 0.1
+    assert {r["group"] for r in facts["numbers"]} >= {"sex = f", "sex = m", "sex = other", "sex = missing", "sex"}
+    assert any(r["cell"] == "predicted yes, is no" for r in facts["numbers"])
+    report = (trained / "report.html").read_text()
+    assert "Did every silo gain?" in report
+    assert (trained / "validation.png").stat().st_size > 1000
+    journal = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
+    assert [row["event"] for row in journal][-2:] == ["validated", "finished"]
+
+
+def test_a_model_can_be_asked_about_again_while_the_account_lasts(done, silos):
+    trained, _, _ = done
+    transport, told = SocketTransport([daemon.home.socket for daemon in silos]), []
+    facts = evaluate_again(trained, transport, {"epsilon": 0.5}, tell=lambda event, row: told.append((event, row)))
+    assert facts["epsilon"] == 0.5
+    assert {silo["epsilon_spent"] <= 0.5 for silo in facts["silos"]} == {True}
+    with pytest.raises(RefusalError) as refused:
+        evaluate_again(trained, transport, {"epsilon": 39.0}, tell=lambda event, row: None)
+    assert refused.value.code in ("over-budget", "unpriceable")
+
+
+@pytest.fixture
+def alone(tmp_path):
+    from tests.deploy.silo.consortium import make_home, records_of
+
+    made = []
+
+    def make(**data):
+        from tacit.deploy.silo.service import SiloService
+
+        folder = tmp_path / f"silo{len(made)}"
+        allow = {"algorithms": ["mb-sgd", "validation"], "min_silos": 2}
+        home, policy = make_home(folder, records_of(0, 100), allow=allow, data=data)
+        made.append(SiloService(policy, records_of(0, 100), home))
+        return LocalClient(made[-1])
+
+    yield make
+    for service in made:
+        service.close()
+
+
+def test_a_silo_that_sets_nothing_aside_validates_nothing(alone):
+    client = alone()
+    assert client.ask(Hello())[0].validation is None
+    with pytest.raises(RefusalError, match="set no records aside"):
+        client.ask(Propose(plan=plan_of({"name": "validation", "num_rounds": 1, "step_size": 1.0, "clip_norm": None})))
+
+
+def test_a_silo_says_both_sizes_and_trains_on_one(alone):
+    client = alone(validation=0.2)
+    told = client.ask(Hello())[0]
+    assert (told.records, told.validation) == (80, 20)
+    plan = plan_of({"name": "mb-sgd", "sampling": "full"})
+    client.ask(Propose(plan=plan))
+    ledger = client.service._ledger
+    assert {e.records for e in ledger.accounts[plan.study].events} == {80}
+    assert ledger.charged_in(VALIDATION) == 0.0
+    records = client.service._pools
+    whole = client.service._records["x"]
+    assert len(np.unique(np.concatenate([records[TRAINING]["x"], records[VALIDATION]["x"]]), axis=0)) == len(whole)
+
+
+def test_ranges_need_a_schema(alone):
+    client = alone(validation=0.2)
+    with pytest.raises(RefusalError, match="encoded before"):
+        client.ask(Propose(plan=plan_of({"name": "mb-sgd"}, ranges={"age": (1.0, 2.0)})))
+
+
+def test_a_silo_makes_the_features_that_the_model_card_says(tmp_path):
+    """From its cells, by the ranges of a plan: what encoding the file anew by these ranges would give."""
+    from tacit.data.csv_silos import encode_file, encoding_of, read_csv, reencoded, silo_records
+    from tacit.data.schema import with_ranges
+
+    folder = write_silo(tmp_path / "s0", 0)
+    records = silo_records(folder / "records.csv", folder / "schema.toml", tell=lambda line: None)
+    ranges = {"age": (31.5, 66.0)}
+    narrow = with_ranges(SCHEMA, ranges)
+    raw, _ = encode_file(read_csv(folder / "records.csv"), narrow)
+    found = reencoded(records["columns"], SCHEMA, ranges)
+    np.testing.assert_allclose(found, encoding_of(narrow).apply(raw), atol=1e-5)
+    for wrong in ({"age": (10.0, 50.0)}, {"age": (50.0, 40.0)}, {"sex": (0.0, 1.0)}):
+        with pytest.raises(DataError):
+            with_ranges(SCHEMA, wrong)
