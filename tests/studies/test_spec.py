@@ -132,7 +132,9 @@ def test_broken_toml_and_missing_fields():
 
 
 def test_a_key_without_its_section_is_told_where_it_lives():
-    with pytest.raises(StudyError, match=r"Unknown key 'epsilon'; did you mean privacy.epsilon\?"):
+    with pytest.raises(
+        StudyError, match=r"Unknown key 'epsilon'; did you mean privacy.epsilon or validation.epsilon\?"
+    ):
         load_study("heart-disease", ["epsilon=1"])
 
 

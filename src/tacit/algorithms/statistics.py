@@ -41,7 +41,7 @@ def statistics(
     if columns is None:
         raise StatisticsError("Expected records with declared columns; use a study of tables, or CSV files.")
     if terms.channel == "shuffled-reports":
-        raise StatisticsError('Expected channel="direct", "shuffled-sum" or "trusted" for statistics.')
+        raise StatisticsError('Expected channel="direct", "pairwise", "shuffled-sum" or "trusted" for statistics.')
     tables = parsed(columns, statistics)
     names = [block(place) for place in range(len(tables))]
 

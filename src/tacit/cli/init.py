@@ -315,7 +315,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
     for line in drafted.loud:
         console.print(f"[bold red]NOT PRIVATE[/]  {escape(line)}", highlight=False)
     console.print(f"Wrote {study} and {schema}. Next: tacit plan {study}; tacit run {study}", highlight=False)
-    # What is not priced is not served, and private statistics are not released in deployments.
+    # What is not priced is not served, and a daemon serves features of a bounded norm.
     deployed = not drafted.loud and drafted.schema.norm != "box"
     silo = f". Each silo: tacit silo init HOME --records FILE.csv --columns {schema}" if deployed else ""
     console.print(f"Another algorithm: tacit choose --study {study}{silo}", highlight=False)

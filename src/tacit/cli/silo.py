@@ -103,8 +103,9 @@ def _csv_section(records: Path, columns: Path) -> str:
     schema = read_schema(columns)
     if schema.norm == "box":
         raise TacitError(
-            f'{columns} has norm = "box", as tacit init --private writes it, but private statistics are not released '
-            "in deployments yet; make a schema with declared ranges, tacit init --range and without --private."
+            f'{columns} has norm = "box", as tacit init --private writes it, but silos serve features of a '
+            "bounded norm; make a schema with declared ranges, tacit init --range and without --private, and scale by "
+            "what a study of statistics finds (tacit server run --statistics)."
         )
     silo_records(records, columns, tell=lambda line: typer.echo(f"warning: {line}", err=True))
     target = schema.target

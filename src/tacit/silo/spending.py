@@ -200,9 +200,49 @@ def _one_gaussian(events: Sequence[Event]) -> Event:
     return Event(kind="study", noise_multiplier=multiplier, count=1, records=n, batch=n, sampling="full")
 
 
-def over_budget(rule: Rule, before: float, after: float) -> LedgerError:
-    """The refusal of what does not fit an account that has ``before`` charged and would have ``after``."""
+def fitting_epsilon(
+    rule: Rule, before: Iterable[Charge], charge: Charge, *, delta: float, tries: int = 12
+) -> float | None:
+    """The epsilon at which releases like these would still fit what is left of an account; none where nothing does.
+
+    Noise is scaled until all charges take no more than the account, and the result is priced and rounded down.
+    """
+    kept = list(before)
+
+    def scaled(factor: float) -> tuple[Event, ...]:
+        return tuple(
+            dataclasses.replace(
+                event,
+                noise_multiplier=event.noise_multiplier * factor,
+                grid_sigma=None if event.grid_sigma is None else event.grid_sigma * factor,
+            )
+            for event in charge.events
+        )
+
+    if any(event.mechanism == "reports" for event in charge.events):
+        return None  # their noise is no multiplier
+    low, high = 0.0, 10.0  # of the logarithm of the factor
+    try:
+        if not share(rule, [*kept, charge._replace(events=scaled(math.exp(high)))]) <= 1.0:
+            return None
+        for _ in range(tries):
+            middle = (low + high) / 2
+            fits = share(rule, [*kept, charge._replace(events=scaled(math.exp(middle)))]) <= 1.0
+            low, high = (low, middle) if fits else (middle, high)
+        found = price(scaled(math.exp(high)), delta=delta).epsilon
+    except PricingError:
+        return None
+    digits = 1 - math.floor(math.log10(found)) if found > 0 else 0
+    return math.floor(found * 10**digits) / 10**digits or None
+
+
+def over_budget(rule: Rule, before: float, after: float, fits: float | None = None) -> LedgerError:
+    """The refusal of what does not fit an account that has ``before`` charged and would have ``after``.
+
+    ``fits`` is an epsilon that would fit, where it is known.
+    """
     facts = {"takes": after - before, "left": max(0.0, 1 - before), "epsilon": rule.epsilon, "delta": rule.delta}
+    facts |= {} if fits is None else {"fits": fits}
     numbers = {name: value for name, value in facts.items() if math.isfinite(value)}
     held = f"the account of epsilon={rule.epsilon:g} at delta={rule.delta:g} (rule {rule_words(rule)})"
     if not before <= 1.0:
@@ -211,7 +251,7 @@ def over_budget(rule: Rule, before: float, after: float) -> LedgerError:
     return LedgerError(
         "over-budget",
         f"Expected a study that fits {held}: it would take {percent(after - before)} of it, and "
-        f"{percent(1 - before)} is left; ask for less.",
+        f"{percent(1 - before)} is left; " + ("ask for less." if fits is None else f"epsilon {fits:g} would fit."),
         numbers,
     )
 

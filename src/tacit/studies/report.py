@@ -147,7 +147,6 @@ def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
         "study": study,
         "study_text": (folder / "study.toml").read_text(encoding="utf-8"),
         **_findings(folder),
-        "validation": _validated(folder),
     }
 
 
@@ -212,11 +211,12 @@ def score_tables(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _findings(folder: Path) -> dict[str, Any]:
-    """What an audit of the run found, and its picture."""
+    """What an audit of the run found, with its picture, and what a validation did."""
     audit, picture = folder / "audit.json", folder / "reconstruction.png"
     return {
         "audit": _read(audit) if audit.is_file() else None,
         "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else None,
+        "validation": _validated(folder),
     }
 
 

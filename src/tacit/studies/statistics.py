@@ -59,7 +59,8 @@ class Asked:
     def who(self) -> Participation:
         """Everybody, with the weight of its records."""
         records = list(self.sizes.values())
-        return participation(len(records), weights=records, honest=self.study.run.honest)
+        colluding = self.study.pairwise.colluding
+        return participation(len(records), weights=records, honest=self.study.run.honest, colluding=colluding)
 
 
 @dataclass(frozen=True)

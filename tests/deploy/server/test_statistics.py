@@ -205,8 +205,15 @@ def test_a_plan_that_calls_a_column_something_else_is_refused(alone, columns):
 def test_statistics_beyond_the_account_are_refused_with_numbers(alone):
     with pytest.raises(RefusalError) as refused:
         proposed(alone, epsilon=3.0)
-    assert refused.value.code in ("over-budget", "not-allowed")
-    assert refused.value.numbers
+    assert refused.value.code == "over-budget"
+    fits = refused.value.numbers["fits"]
+    assert f"epsilon {fits:g} would fit" in str(refused.value)
+    with pytest.raises(RefusalError):
+        proposed(alone, epsilon=1.3 * fits)
+    assert proposed(alone, epsilon=0.3 * fits)[0].state == "consented"
+    with pytest.raises(RefusalError) as again:
+        proposed(alone, epsilon=fits)
+    assert proposed(alone, epsilon=again.value.numbers["fits"])[0].state == "consented"
 
 
 def test_a_shuffled_sum_says_the_counts_of_all_silos(tmp_path):
@@ -244,3 +251,31 @@ def test_a_shuffled_sum_says_the_counts_of_all_silos(tmp_path):
         for cell, ill in enumerate(("no", "yes")):
             assert counts[group, cell] == pytest.approx(sum(r[1:] == (sex, ill) for r in every), abs=0.01)
     assert coordinator.messages == {}
+
+
+def test_a_pairwise_sum_says_the_counts_of_all_silos_with_one_noise(tmp_path):
+    """Through real daemons with masks that cancel: near the truth by the noise of one, and no silo's own are told."""
+    context, daemons = fork_server(), []
+    try:
+        for place, name in enumerate(NAMES):
+            peers = {other: Signer(silo_key(other)).public for other in NAMES if other != name}
+            own = {"allow": {"channels": ["pairwise"]}, "pairwise": {"peers": peers, "colluding": 1, "min_silos": 3}}
+            daemons.append(Daemon(write_silo(tmp_path / name, place, **own), context))
+        for daemon in daemons:
+            daemon.ready()
+        led(tmp_path / "run", daemons, study_tree(statistics_tree(channel="pairwise"), pairwise={"colluding": 1}))
+    finally:
+        for daemon in daemons:
+            daemon.stop()
+    facts = json.loads((tmp_path / "run" / "statistics.json").read_text())
+    assert (facts["channel"], [silo["statistics"] for silo in facts["silos"]]) == ("pairwise", [None] * 3)
+    every = [row for place in range(3) for row in rows_of(place)]
+    for group in ("f", "m"):
+        [row] = [
+            r
+            for r in facts["statistics"][0]["rows"]
+            if (r["group"], r["cell"], r["measure"]) == (group, "yes", "count")
+        ]
+        half = (row["high"] - row["low"]) / 2
+        assert abs(row["value"] - sum(r[1:] == (group, "yes") for r in every)) <= 2.5 * half
+        assert half < 20

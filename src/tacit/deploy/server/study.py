@@ -101,11 +101,18 @@ def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
     seconds = time.monotonic() - begun
     if not is_through:
         write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
-    _deliver(folder, coordinator, transport, tell, min(SECONDS, terms.round_seconds))
-    _validate(folder, study, terms, transport, met, tell)
+    _hand_over(folder, study, terms, coordinator, transport, met, tell)
     tell("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
+
+
+def _hand_over(
+    folder: Path, study: Study, terms: Deployment, coordinator: Coordinator, transport: Transport, met: Met, tell: Tell
+) -> None:
+    """Give the model to the silos, and ask them how it does."""
+    _deliver(folder, coordinator, transport, tell, min(SECONDS, terms.round_seconds))
+    _validate(folder, study, terms, transport, met, tell)
 
 
 def _deliver(folder: Path, coordinator: Coordinator, transport: Transport, tell: Tell, seconds: float) -> None:

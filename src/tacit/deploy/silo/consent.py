@@ -31,7 +31,7 @@ from tacit.silo.ledger import Ledger
 from tacit.silo.pools import TRAINING, VALIDATION, Split
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
-from tacit.silo.spending import Charge, over_budget, percent, rule_words, share
+from tacit.silo.spending import Charge, fitting_epsilon, over_budget, percent, rule_words, share
 
 if TYPE_CHECKING:
     from tacit.channel.pairwise import SumTerms
@@ -337,8 +337,20 @@ def proposed(ledger: Ledger, offer: Offer) -> Shares:
     except PricingError as error:
         raise RefusalError("not-allowed", str(error)) from None
     if not alone <= 1.0:
-        raise over_budget(ledger.rule, 0.0, alone)
+        raise over_budget(ledger.rule, 0.0, alone, fitting_epsilon(ledger.rule, [], charge, delta=offer.plan.delta))
     return Shares(after - ledger.charged_in(pool), max(0.0, 1 - after))
+
+
+def check_fits(ledger: Ledger, offer: Offer) -> None:
+    """Refuse a study that needs more than is left now, with the epsilon that would fit; the ledger refuses it too."""
+    charge, pool = charge_of(offer), pool_of(offer.plan, ledger.notes.split)
+    after = ledger.charged_with(pool, charge)
+    if not after <= 1.0:
+        others = [
+            own.charged(ledger.rule) for own in ledger.accounts.values() if pool is None or own.pool in (None, pool)
+        ]
+        fits = fitting_epsilon(ledger.rule, others, charge, delta=offer.plan.delta)
+        raise over_budget(ledger.rule, ledger.charged_in(pool), after, fits)
 
 
 def reserved(ledger: Ledger, study: str) -> Shares:

@@ -523,6 +523,7 @@ class SiloService:
         study = offer.plan.study
         # Refuses what the rule cannot price, and what no account could hold.
         accounts.proposed(ledger, offer)
+        accounts.check_fits(ledger, offer)
         charge = accounts.charge_of(offer)
         ledger.reserve(
             study,
