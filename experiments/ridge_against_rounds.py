@@ -1,0 +1,160 @@
+"""Ridge regression in one round against thirty rounds of minibatch SGD, at equal epsilon.
+
+``python -m experiments.ridge_against_rounds`` writes ``results/ridge-against-rounds``. Both are tuned alike: every point
+of a grid runs on all seeds, and the one with the least error on validation records is told on test records.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments.folder import Data, Experiment, Parts, save, table
+from tacit.plans.spec import study_from
+from tacit.simulate.compiled import simulate_grid
+from tacit.studies.run import Prepared, noise_at, prepare, starts_of, watch
+
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+SEEDS, DELTA, ROUNDS = 5, 1e-5, 30
+DATA = {"insurance": "USD", "california-housing": "100,000 USD", "school": "points"}
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
+    "ridge": {"strength": 1.0, "clip_norm": 1.0},
+    "mb-sgd": {"num_rounds": ROUNDS, "step_size": 0.5, "clip_norm": 0.3, "sampling": "full"},
+}
+GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "ridge": {
+        "strength": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        "clip_norm": (0.25, 0.5, 1.0, 2.0, 4.0),
+    },
+    "mb-sgd": {
+        "step_size": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+        "clip_norm": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    },
+}
+
+
+def compute(given: Any) -> Data:
+    """The chosen point of each algorithm, data set and epsilon."""
+    seeds, names = (1, ["insurance"]) if given.tiny else (SEEDS, list(DATA))
+    epsilons = EPSILONS[-2:] if given.tiny else EPSILONS
+    parts = Parts(given.out / "parts.json", [seeds, DELTA, ROUNDS, epsilons, GRIDS])
+    found: dict[str, Any] = {}
+    for data in names:
+        found[data] = {}
+        for algorithm in ALGORITHMS:
+            make = partial(_case, data, algorithm, seeds, epsilons)
+            found[data][algorithm] = parts.get(f"{data}, {algorithm}", make)
+    sizes = {"seeds": seeds, "rounds": ROUNDS, "delta": DELTA, "epsilons": list(epsilons)}
+    return {**sizes, "data": found, "cpu_minutes": parts.cpu_minutes}
+
+
+def _prepared(data: str, algorithm: str, seeds: int) -> Prepared:
+    tree = {
+        "name": "ridge-against-rounds",
+        "data": {"name": data},
+        "objective": {"model": "linear", "loss": "squared"},
+        "algorithm": {"name": algorithm, **ALGORITHMS[algorithm]},
+        "privacy": {"epsilon": 1.0, "delta": DELTA},
+        "run": {"seeds": seeds, "alone": False, "converged": False, "weights": "records"},
+    }
+    return prepare(study_from(tree))
+
+
+def _case(data: str, algorithm: str, seeds: int, epsilons: Sequence[float]) -> Data:
+    """By epsilon: the chosen point, its errors, and whether it lies at an edge of the grid."""
+    prepared = _prepared(data, algorithm, seeds)
+    starts, grid, federation = starts_of(prepared), GRIDS[algorithm], prepared.federations[0]
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    low, high = federation.target.range or (0.0, 1.0) if federation.target is not None else (0.0, 1.0)
+    rows = []
+    for epsilon in epsilons:
+        # Neither step, clip nor strength is any part of the price.
+        noise = noise_at(prepared, {"privacy.epsilon": epsilon})
+        columns = {name: jnp.asarray([point[name] for point in points]) for name in grid}
+        columns["noise_multiplier"] = jnp.asarray(np.tile(noise, (len(points), 1)))
+        outcome = simulate_grid(
+            prepared.builder.build,
+            columns,
+            starts,
+            who=prepared.who,
+            measure=watch(prepared),
+            measure_every=prepared.study.algorithm.num_rounds,
+        )
+        error = {part: outcome.trace[f"{part}_mse"][:, :, -1] for part in ("validation", "test")}
+        best = int(np.nanargmin(error["validation"].mean(axis=0)))
+        rmse = (high - low) * np.sqrt(error["test"][:, best])
+        rows.append(
+            {
+                "epsilon": epsilon,
+                "point": points[best],
+                "edge": [n for n, own in grid.items() if points[best][n] in (own[0], own[-1])],
+                "rmse": float(rmse.mean()),
+                "std": float(rmse.std(ddof=1)) if seeds > 1 else 0.0,
+            }
+        )
+    sizes = [len(silo.train["y"]) for silo in federation.silos]
+    spread = float((high - low) * np.mean([np.std(start.evaluation["parts"]["test"]["y"]) for start in starts]))
+    facts = {"silos": len(sizes), "records": sizes, "features": int(federation.feature_shape[0]), "mean_rmse": spread}
+    return {"rows": rows, **facts}
+
+
+def draw(folder: Path, data: Data) -> None:
+    """Test error by epsilon, a panel for each data set."""
+    figure, axes = plt.subplots(
+        1, len(data["data"]), figsize=(4.2 * len(data["data"]), 3.4), layout="constrained", squeeze=False
+    )
+    for axis, (name, found) in zip(axes[0], data["data"].items(), strict=True):
+        for algorithm, own in found.items():
+            rows = own["rows"]
+            label = "ridge, 1 round" if algorithm == "ridge" else f"MB-SGD, {data['rounds']} rounds"
+            axis.errorbar(
+                [r["epsilon"] for r in rows],
+                [r["rmse"] for r in rows],
+                yerr=[r["std"] for r in rows],
+                fmt="o-",
+                capsize=3,
+                label=label,
+            )
+        axis.axhline(next(iter(found.values()))["mean_rmse"], lw=0.8, color="gray", label="the mean for all")
+        axis.set_xscale("log")
+        axis.set_title(name)
+        axis.set_xlabel("epsilon")
+        axis.set_ylabel(f"test RMSE, {DATA[name]}")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    save(figure, folder / "figure.png")
+
+
+def words(data: Data) -> Data:
+    """Tables and verdicts, from the numbers alone."""
+    tables, wins, edges, level = {}, [], [], 0
+    for name, found in data["data"].items():
+        rows = []
+        for ours, theirs in zip(found["ridge"]["rows"], found["mb-sgd"]["rows"], strict=True):
+            apart = theirs["rmse"] - ours["rmse"]
+            clear = abs(apart) > max(ours["std"], theirs["std"])
+            verdict = "level" if not clear else "ridge" if apart > 0 else "MB-SGD"
+            level += not clear
+            wins += [f"{name} at epsilon {ours['epsilon']:g}"] if verdict == "ridge" else []
+            edges += [
+                f"{a} on {name} at {r['epsilon']:g}" for a, r in (("ridge", ours), ("mb-sgd", theirs)) if r["edge"]
+            ]
+            shown = [f"{r['rmse']:.4g} ± {r['std']:.2g}" for r in (ours, theirs)]
+            chosen = [", ".join(f"{k} {v:g}" for k, v in r["point"].items()) for r in (ours, theirs)]
+            rows.append([f"{ours['epsilon']:g}", *shown, verdict, *chosen])
+        head = ["epsilon", "ridge, 1 round", f"MB-SGD, {data['rounds']} rounds", "ahead", "ridge's choice", "MB-SGD's"]
+        tables[name] = table(head, rows)
+    cases = sum(len(found["ridge"]["rows"]) for found in data["data"].values())
+    return {"tables": tables, "wins": wins, "edges": edges, "level": level, "cases": cases, "units": DATA}
+
+
+EXPERIMENT = Experiment("ridge-against-rounds", compute, draw, words, tiny=True)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()
