@@ -1,7 +1,7 @@
 """Ridge regression in one round against thirty rounds of minibatch SGD, at equal epsilon.
 
-``python -m experiments.ridge_against_rounds`` writes ``results/ridge-against-rounds``. Both are tuned alike: every point
-of a grid runs on all seeds, and the one with the least error on validation records is told on test records.
+``python -m experiments.ridge_against_rounds`` writes ``results/ridge-against-rounds``. Both are tuned alike: every
+point of a grid runs on all seeds, and the one with the least error on validation records is told on test records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     },
     "mb-sgd": {
         "step_size": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
-        "clip_norm": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        "clip_norm": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     },
 }
 
