@@ -29,6 +29,7 @@ class Situation:
         participants: Silos that come to a round; None: all.
         gap: Excess risk of the initial point; by default L times the radius, which bounds it for convex losses.
         max_rounds: As many rounds as one is willing to make.
+        squared: Whether each record's loss is half the squared error of a linear model, of targets in [0, 1].
     """
 
     convex: bool
@@ -48,6 +49,7 @@ class Situation:
     participants: int | None = None
     gap: float | None = None
     max_rounds: int = 1000
+    squared: bool = False
 
     def __post_init__(self) -> None:
         names = ("epsilon", "lipschitz", "diameter", "dimension", "max_rounds", "smoothness", "pl", "gap")
@@ -133,5 +135,6 @@ PL: Rule = (lambda s: s.pl_constant is not None, "its theorem needs a proximal-P
 EVERYONE: Rule = (lambda s: s.present == s.silos, "its theorem needs every silo in every round")
 SHUFFLER: Rule = (lambda s: s.shuffler, "it needs a trusted shuffler")
 TRUSTED: Rule = (lambda s: s.trusted_server, "it needs a trusted server")
+SQUARED: Rule = (lambda s: s.squared and s.smoothness is not None, "it needs squared losses of a linear model")
 UNFAIR: Rule = (lambda s: not s.fairness, "it does nothing for fairness")
 FAIR: Rule = (lambda s: s.fairness, "fairness is not asked for")

@@ -77,6 +77,9 @@ def choose_command(
     pl: Annotated[float | None, typer.Option(help="Proximal-PL constant, where there is one.")] = None,
     smooth: Annotated[bool | None, typer.Option(help="Is the loss smooth? Implied by --beta.")] = None,
     beta: Annotated[float | None, typer.Option(help="Smoothness of each record's loss.")] = None,
+    squared: Annotated[
+        bool | None, typer.Option(help="Is it half the squared error of a linear model, of targets in [0, 1]?")
+    ] = None,
     heterogeneous: Annotated[
         bool | None, typer.Option("--heterogeneous/--alike", help="Do silos' records come from different sources?")
     ] = None,
@@ -165,6 +168,7 @@ def _from_study(name: str, answers: Answers) -> Own:
         "convex": is_linear,
         "mu": regulariser.strength if is_linear else None,
         "smooth": is_linear and problem.smoothness is not None,
+        "squared": is_linear and problem.objective.cost.name == "squared",
         "beta": problem.smoothness,
         "lipschitz": problem.lipschitz or study.algorithm.clip_norm,
         "diameter": 2 * regulariser.radius if is_linear and regulariser.radius is not None else None,
@@ -210,6 +214,8 @@ def _complete(answers: Answers, *, asking: bool) -> list[str]:
     settle("smooth", "Is each record's loss smooth?", True)
     if answers["smooth"]:
         settle("beta", "Its smoothness beta (0.25 x squared norm of a record for the logistic loss)", 0.5)
+    # Asked of nobody: a study says it, and so may a flag.
+    answers["squared"] = bool(answers["squared"])
     settle("heterogeneous", "Do silos' records come from different sources?", True)
     settle("shuffler", "Is there a shuffler that all trust?", False)
     settle("trusted_server", "Is the server trusted with messages without noise?", False)

@@ -218,6 +218,11 @@ def _print_scores(written: dict[str, Any], console: Console) -> None:
     for label, row in found["score_models"]:
         table.add_row(label, *(_score(row.get(name), several) for name, _ in found["score_names"]))
     print_table(table, console)
+    if written.get("hazard_ratios"):
+        ratios = Table("feature", "hazard ratio", title="hazard at the high end of a feature, over that at its low end")
+        for name, own in written["hazard_ratios"].items():
+            ratios.add_row(name, _score(own, several))
+        print_table(ratios, console)
     if 0 < len(written["gains"]) <= _SILOS:
         name = metric_title(main_metric(written["metrics"])).lower()
         gains = Table("silo", "together", "alone", "gain", title=f"{name} of each silo's own records")

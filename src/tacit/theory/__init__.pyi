@@ -14,6 +14,8 @@ from .psgm import PsgmSetting as PsgmSetting
 from .psgm import PsgmTheory as PsgmTheory
 from .psgm import ce_psgm_from_theory as ce_psgm_from_theory
 from .psgm import table_1 as table_1
+from .ridge import RidgeBound as RidgeBound
+from .ridge import ridge_bound as ridge_bound
 from .statement import ConvexSetting as ConvexSetting
 from .statement import Statement as Statement
 from .statement import TheoryError as TheoryError
