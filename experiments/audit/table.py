@@ -55,9 +55,9 @@ class Setting:
 SETTINGS = (
     Setting("single release", "full", 1, 4, None, 0.85),
     Setting("schedule", "full", 4, 4, None, 0.7),
-    Setting("without replacement", "wor", 2, 8, 2, 0.25),
-    Setting("with replacement", "wr", 2, 8, 2, 0.25),
-    Setting("Poisson", "poisson", 2, 8, 2, 0.25),
+    Setting("without replacement", "wor", 2, 8, 2, 0.1),
+    Setting("with replacement", "wr", 2, 8, 2, 0.1),
+    Setting("Poisson", "poisson", 2, 8, 2, 0.1),
     # The record is in one of two batches; what the other one says has nothing to do with it.
     Setting("one pass", "one-pass", 2, 8, 2, None),
     # The other silo colludes, so that nobody else's noise hides this one.
