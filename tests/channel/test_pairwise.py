@@ -255,7 +255,7 @@ def test_the_share_of_noise_is_drawn_and_masked():
 
 @pytest.mark.parametrize("slope", [0.0, float("nan"), float("inf"), 2.0**-200])
 def test_a_silo_that_cannot_use_its_clip_still_adds_the_noise_that_others_count_on(slope):
-    """Clips are computed in floats, at each silo: where one finds no usable clip, the other's records need its noise."""
+    """Clips are computed in floats, at each silo: one that has no usable clip still hides others' records."""
     made, problem, point = world()
     terms = {"step_size": 1.0, "num_rounds": 2, "clip_norm": CLIP, "noise_multiplier": 2.0}
     own = {"phase_length": 2, "difference_slope": slope, "batch_size": None, "sampling": "full"}
