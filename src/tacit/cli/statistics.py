@@ -40,7 +40,9 @@ def statistics_command(
     bins: Annotated[int | None, typer.Option(help="Equal parts of a declared range, where no edges are given.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Of all of them together; by default the study's.")] = None,
     delta: Annotated[float | None, typer.Option(help="By default the study's.")] = None,
-    channel: Annotated[str | None, typer.Option(help="direct, trusted or shuffled-sum; else the study's.")] = None,
+    channel: Annotated[
+        str | None, typer.Option(help="direct, pairwise, trusted or shuffled-sum; else the study's.")
+    ] = None,
     within: Annotated[
         float | None, typer.Option(help="Refuse to ask unless noise moves a share by at most this, at 95%.")
     ] = None,
