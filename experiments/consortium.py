@@ -171,10 +171,11 @@ def frames_in(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 def show_sights(consortium: Consortium, out: Path, console: Console) -> None:
     """What the server and the shufflers received, by kind."""
     places = {f"shuffler {n}": consortium.folder(f"shuffler-{n}") / "received.bin" for n in consortium.shufflers}
-    latest = sorted(out.glob("heart-disease-*/received.bin"), key=lambda path: path.stat().st_mtime)[-2:]
+    latest = sorted(out.glob("heart-disease-*/received.bin"), key=lambda path: path.stat().st_mtime)[-3:]
     places |= {f"server, {path.parent.name}": path for path in latest}
     meaning = {
         "message": "noisy means, private before they left",
+        "masked": "masked sums: uniform numbers, of which only the sum over all silos can be read",
         "sealed": "parts of shares, sealed for the shufflers: opaque",
         "deposit": "one part of a silo's share: uniformly random to this shuffler",
         "collect": "the request to open a sum",

@@ -1,6 +1,6 @@
 """A whole consortium on one machine: SuperLink, nodes, silo daemons and shufflers, each a process of its own.
 
-Folders, keys and certificates are made for the occasion. `experiments.consortium` trains two studies over it.
+Folders, keys and certificates are made for the occasion. `experiments.consortium` trains three studies over it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -95,10 +96,12 @@ def test_choose_and_plan_agree_on_the_conditions_of_shuffled_reports():
     [
         (["--no-convex", "--beta", "0.5", "--max-rounds", "30"], "prox-spider", "direct"),
         (["--no-convex", "--beta", "0.5", "--shuffler", "--max-rounds", "30"], "prox-spider", "shuffled-sum"),
+        (["--no-convex", "--beta", "0.5", "--peers", "--max-rounds", "30"], "prox-spider", "pairwise"),
         (["--convex", "--no-smooth", "--max-rounds", "30"], "accelerated-mb-sgd", "direct"),
+        (["--convex", "--no-smooth", "--peers", "--max-rounds", "30"], "accelerated-mb-sgd", "pairwise"),
         (["--convex", "--beta", "0.5", "--mu", "0.1", "--max-rounds", "30"], "accelerated-mb-sgd", "direct"),
         (["--convex", "--beta", "0.5", "--goal", "population", "--alike", "--max-rounds", "700"], "mb-sgd", "direct"),
-        (["--convex", "--beta", "0.5", "--fairness", "--max-rounds", "5"], "steffle", "direct"),
+        (["--convex", "--beta", "0.5", "--fairness", "--peers", "--max-rounds", "5"], "steffle", "direct"),
     ],
 )
 def test_every_situation_gets_a_study_that_can_be_priced(tmp_path, flags, winner, channel):
@@ -106,6 +109,19 @@ def test_every_situation_gets_a_study_that_can_be_priced(tmp_path, flags, winner
     assert (found["winner"], study.algorithm.channel) == (winner, channel)
     prepared = prepare(study)
     assert max(silo.price.epsilon for silo in prepared.plan.silos) <= 4.001
+
+
+def test_pairwise_sums_keep_the_promise_and_say_how_much_less_noise_there_is():
+    """A theorem for direct messages holds where there is less noise; of two silos one may collude: direct."""
+    direct, peers = (json.loads(tacit("choose", *CONVEX, *more, "--json").stdout) for more in ((), ("--peers",)))
+    best, same = (
+        next(row for row in own["candidates"] if row["algorithm"] == own["winner"]) for own in (direct, peers)
+    )
+    assert (same["channel"], same["bound"], best["channel"]) == ("pairwise", best["bound"], "direct")
+    two = Situation(convex=True, smoothness=0.5, sizes=(900, 900), dimension=9, epsilon=1, peers=True)
+    assert {row.channel for row in candidates(two) if row.applies} == {"direct"}
+    three = replace(two, sizes=(900,) * 3)
+    assert all("1.4 times smaller" in row.sentence for row in candidates(three) if row.applies)
 
 
 def test_reasons_say_what_is_missing():

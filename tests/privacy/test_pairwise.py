@@ -10,7 +10,14 @@ from tacit.plans.catalogue import find
 from tacit.plans.price import Seat, afford, releases_of
 from tacit.privacy import Event, PricingError, price
 from tacit.privacy.gaussian import gdp_mu
-from tacit.privacy.pairwise import Peers, if_all_collude, noise_of_mean, share_multiplier, with_attempts
+from tacit.privacy.pairwise import (
+    Peers,
+    if_all_collude,
+    if_more_collude,
+    noise_of_mean,
+    share_multiplier,
+    with_attempts,
+)
 from tacit.privacy.plan import Budget, events_of
 from tests.algorithms.table import CASES, LOGISTIC
 
@@ -192,6 +199,18 @@ def test_what_is_left_if_all_others_collude():
     event = Event(kind="g", noise_multiplier=8.0, count=1, records=9, batch=9, sampling="full")
     left = if_all_collude([event], Peers((9,) * 5, 1, 3), delta=1e-6)
     assert gdp_mu(left, 1e-6) == pytest.approx(math.sqrt(4) / 8.0)
+
+
+def test_what_is_left_if_more_collude_than_were_counted_on():
+    """The server chooses the worst roster; with as many as were counted on nothing is lost."""
+    event, peers = Event(kind="g", noise_multiplier=8.0, count=1, records=9, batch=9, sampling="full"), (9,) * 6
+    left = [gdp_mu(if_more_collude([event], Peers(peers, 2, 4), k, delta=1e-6), 1e-6) for k in range(2, 6)]
+    worst = [min(max(1, m - k) / (m - 2) for m in range(4, 7)) for k in range(2, 6)]
+    assert left == [pytest.approx(1 / 8.0 / math.sqrt(share)) for share in worst]
+    assert left == sorted(left)
+    assert if_more_collude([event], Peers(peers, 2, 4), 5, delta=1e-6) == if_all_collude(
+        [event], Peers(peers, 2, 4), delta=1e-6
+    )
 
 
 def test_the_door_is_priced_as_one_discrete_gaussian():

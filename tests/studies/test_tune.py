@@ -3,13 +3,16 @@
 import dataclasses
 import math
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tacit.plans.spec import StudyError, load_study
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.selection import selection_epsilon
-from tacit.studies.tune import AGAINST, _unit_events, plan_json, plan_tuning, tune, tuned_json
+from tacit.studies.tune import AGAINST, _scores, _unit_events, plan_json, plan_tuning, tune, tuned_json
 
 GRID = {"algorithm.step_size": [1.0, 4.0, 8.0]}
 
@@ -58,6 +61,18 @@ def test_silos_that_watch_a_trusted_server_train_are_paid_for_unless_it_is_said(
         assert 0.999 < price(all_runs, delta=plan.delta).epsilon <= 1.0 + 1e-9
         assert silo.silos == pytest.approx(1.0)
     assert plan_json(plan)["budget_covers"] == AGAINST["silos"]
+
+
+def test_scores_of_a_pairwise_study_share_one_noise():
+    """The noise in a score is what the plan says: that of a trusted server, but for the silo that may collude."""
+    plans = {c: plan_tuning(study(f"algorithm.channel={c}"), GRID) for c in ("direct", "pairwise", "trusted")}
+    central = plans["trusted"].score_deviation
+    assert plans["direct"].score_deviation == pytest.approx(central * math.sqrt(4))
+    assert plans["pairwise"].score_deviation == pytest.approx(central * math.sqrt(4 / 3))
+    plan = plans["pairwise"]
+    params = plan.prepared.builder.problem.objective.init(jax.random.key(0))
+    many = jax.tree.map(lambda leaf: jnp.stack([leaf] * 100), params)
+    assert np.std(_scores(plan, many, 100, 0)) == pytest.approx(plan.score_deviation, rel=0.25)
 
 
 def test_the_price_of_the_best_alone_stands_beside_what_the_silos_see():

@@ -39,7 +39,7 @@ PROTOCOL = "tacit pairwise 1"
 KEY_BYTES = 32
 
 _PRIME = 2**255 - 19
-_CHUNK = 1 << 17  # coordinates of a stream at a time: they stay in the processor's cache
+_CHUNK = 1 << 14  # coordinates at a time
 
 
 class PairwiseError(TacitError):
@@ -147,17 +147,16 @@ def masks_of(
 ) -> UInt64[np.ndarray, " coordinates"]:
     """What the holder of ``secret`` adds to its integers: the masks shared with everybody else in the roster."""
     own, total = public_key(secret), np.zeros(coordinates, np.uint64)
+    others = [member.key for member in roster if member.key != own]
+    streams = [(_cipher(secret, own, key, context), np.add if own < key else np.subtract) for key in others]
     zeros, stream = bytes(8 * _CHUNK), bytearray(8 * _CHUNK + 15)
-    for member in roster:
-        if member.key == own:
-            continue
-        cipher = _cipher(secret, own, member.key, context)
-        for first in range(0, coordinates, _CHUNK):
-            part = total[first : first + _CHUNK]
+    # All masks of a chunk while it is in the processor's cache.
+    for first in range(0, coordinates, _CHUNK):
+        part = total[first : first + _CHUNK]
+        for cipher, apply in streams:
             cipher.update_into(zeros[: 8 * part.size], stream)
-            mask = np.frombuffer(stream, "<u8", part.size)
             with np.errstate(over="ignore"):
-                (np.add if own < member.key else np.subtract)(part, mask, out=part)
+                apply(part, np.frombuffer(stream, "<u8", part.size), out=part)
     return total
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +48,8 @@ from tacit.theory import (
 Measure = Literal["population excess risk", "empirical excess risk", "squared gradient"]
 ORDER: tuple[Measure, ...] = ("empirical excess risk", "population excess risk", "squared gradient")
 """Which promise decides unless somebody says otherwise: what noise costs is seen best on the records at hand."""
+LEAST_PEERS = 3
+"""As few silos as share a noise: of two, one may collude."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,20 @@ def _judged(s: Situation, name: str, rules: tuple[Rule, ...], theorem: Theorem) 
     if candidate.rounds is not None and candidate.rounds > s.max_rounds:
         reason = f"its theorem asks for {candidate.rounds} rounds, more than {s.max_rounds}; raise --max-rounds"
         return Candidate(algorithm=name, reasons=(reason,))
-    return candidate
+    return _through_peers(s, candidate) if s.peers else candidate
+
+
+def _through_peers(s: Situation, candidate: Candidate) -> Candidate:
+    """A candidate for direct messages, through pairwise sums where they add less noise.
+
+    Its bound is that of direct messages: a theorem for more noise holds for less.
+    """
+    reads = find(candidate.algorithm).reads_attribute
+    if candidate.channel != "direct" or reads or not candidate.applies or s.present < LEAST_PEERS:
+        return candidate
+    less = math.sqrt(s.present - 1)
+    note = f"Through pairwise sums the noise of the mean is {less:.2g} times smaller than this promise counts on."
+    return replace(candidate, channel="pairwise", sentence=f"{candidate.sentence} {note}".strip())
 
 
 def winner(rows: Iterable[Candidate], goal: Measure | None = None) -> Candidate | None:

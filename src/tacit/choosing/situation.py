@@ -21,6 +21,7 @@ class Situation:
         smoothness: beta of each record's loss; None: not smooth.
         heterogeneous: Whether silos' records come from different distributions.
         shuffler, trusted_server: Whether they are trusted, the server with messages without noise.
+        peers: Whether silos trust each other, but for one, to add their shares of the noise (pairwise sums).
         sizes: Records of each silo; theorems are applied at the smallest.
         lipschitz: L of each record's loss, which is the clip.
         diameter: Of a ball around the initial point that holds an optimum.
@@ -42,6 +43,7 @@ class Situation:
     heterogeneous: bool = True
     shuffler: bool = False
     trusted_server: bool = False
+    peers: bool = False
     lipschitz: float = 1.0
     diameter: float = 2.0
     delta: float = 1e-6

@@ -85,6 +85,9 @@ def choose_command(
     ] = None,
     shuffler: Annotated[bool | None, typer.Option(help="Is there a shuffler that all trust?")] = None,
     trusted_server: Annotated[bool | None, typer.Option(help="Is the server trusted with raw messages?")] = None,
+    peers: Annotated[
+        bool | None, typer.Option(help="Do silos trust each other, but for one, to add noise (pairwise sums)?")
+    ] = None,
     records: Annotated[
         str | None, typer.Option(help="Training records of each silo: one number for all, or 212,205,86,140.")
     ] = None,
@@ -219,6 +222,7 @@ def _complete(answers: Answers, *, asking: bool) -> list[str]:
     settle("heterogeneous", "Do silos' records come from different sources?", True)
     settle("shuffler", "Is there a shuffler that all trust?", False)
     settle("trusted_server", "Is the server trusted with messages without noise?", False)
+    settle("peers", "Do silos trust each other, but for one, to add their shares of the noise?", False)
     settle("fairness", "Shall predictions not depend on a sensitive attribute?", False)
     settle("records", "Training records of each silo (one number, or 212,205,86,140)", "1000", needed=True)
     if "," not in answers["records"]:

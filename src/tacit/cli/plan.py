@@ -205,12 +205,14 @@ def _print_parties(facts: dict[str, Any], console: Console) -> None:
         console.print(f"  {party['who']}: {party['sees']}")
     if facts["counts_on"] is not None:
         console.print(facts["counts_on"])
-    alone = [silo for silo in facts["silos"] if silo["epsilon_if_all_collude"] is not None]
+    alone = [silo for silo in facts["silos"] if silo["epsilon_if_more_collude"]]
     if alone:
-        worst = max(alone, key=lambda silo: silo["epsilon_if_all_collude"])
+        worst = max(alone, key=lambda silo: max(silo["epsilon_if_more_collude"].values()))
+        left = [f"{epsilon:.4g} if {number} collude" for number, epsilon in worst["epsilon_if_more_collude"].items()]
         console.print(
-            f"{worst['name']}: if all other silos collude with the server, epsilon is "
-            f"{worst['epsilon_if_all_collude']:.4g} in place of {worst['epsilon']:.4g} (its own share of the noise)."
+            f"{worst['name']}: if more silos collude with the server than the price counts on, epsilon is "
+            f"{', '.join(left)}, in place of {worst['epsilon']:.4g}. With all others only its own share of the noise "
+            "is left."
         )
     exposed = [silo for silo in facts["silos"] if silo["epsilon_without_shuffler"] is not None]
     if exposed:

@@ -121,12 +121,20 @@ def _reserved(event: Event, is_pairwise: bool, spare: int, limit: int | None) ->
 
 
 def if_all_collude(events: Iterable[Event], peers: Peers, *, delta: float) -> float:
-    """Epsilon if all other silos collude with the server: each release has the noise of one silo's share.
+    """Epsilon if all other silos collude with the server: each release has the noise of one silo's share."""
+    return if_more_collude(events, peers, len(peers.records) - 1, delta=delta)
 
-    A share is smallest where the roster is largest. Events of other channels count as if they were pairwise too.
+
+def if_more_collude(events: Iterable[Event], peers: Peers, colluding: int, *, delta: float) -> float:
+    """Epsilon if so many silos collude with the server, which may be more than the plan counts on.
+
+    In a round of m silos each adds a share of variance 1/(m - c), and m - ``colluding`` shares or at least a silo's own
+    are unknown; the server chooses the roster with the least that is left. Events of other channels count as if they
+    were pairwise too.
     """
-    left = share_multiplier(1.0, len(peers.records), peers.colluding)
+    sizes = range(peers.min_silos, len(peers.records) + 1)
+    left = min(math.sqrt(max(1, m - colluding)) * share_multiplier(1.0, m, peers.colluding) for m in sizes)
     try:
-        return price([event.scaled(left) for event in events], delta=delta).epsilon
+        return price([event.scaled(min(1.0, left)) for event in events], delta=delta).epsilon
     except PricingError:  # so little noise that no number is known
         return math.inf

@@ -21,7 +21,7 @@ from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, PaperNoise, PricingError, price, risk_of_price, user_level
 from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.fair_designs import fair_designs
-from tacit.privacy.pairwise import Peers, if_all_collude
+from tacit.privacy.pairwise import Peers, if_more_collude
 from tacit.privacy.parties import parties, without_shuffler
 from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, doubts, scarce
 from tacit.studies.bound import bound_json, bound_of, left_for_training
@@ -141,10 +141,17 @@ def peers_at(plan: Plan) -> Peers | None:
     return Peers(records, own.colluding, min_silos_of(plan.study, len(records)), own.spare_attempts)
 
 
-def left_if_all_collude(plan: Plan, silo: SiloPlan) -> float | None:
-    """A silo's epsilon if all other silos collude with the server; none where nothing is pairwise."""
+def left_if_more_collude(plan: Plan, silo: SiloPlan) -> dict[str, float] | None:
+    """A silo's epsilon by how many collude: one more than is counted on, half of the others, and all of them.
+
+    None where nothing is pairwise.
+    """
     peers = peers_at(plan)
-    return None if peers is None or silo.price is None else if_all_collude(silo.events, peers, delta=silo.price.delta)
+    if peers is None or silo.price is None:
+        return None
+    others, delta = len(peers.records) - 1, silo.price.delta
+    numbers = sorted({n for n in (peers.colluding + 1, others // 2, others) if peers.colluding < n <= others})
+    return {str(number): if_more_collude(silo.events, peers, number, delta=delta) for number in numbers}
 
 
 def _paper_plan(study: Study, builder: Builder, names: list[str], records: list[int]) -> Plan:
@@ -298,7 +305,7 @@ def _silo_json(plan: Plan, silo: SiloPlan) -> dict[str, Any]:
         "epsilon_without_shuffler": None
         if silo.price is None
         else without_shuffler(silo.events, delta=silo.price.delta),
-        "epsilon_if_all_collude": left_if_all_collude(plan, silo),
+        "epsilon_if_more_collude": left_if_more_collude(plan, silo),
         "risk": None if silo.price is None else dataclasses.asdict(risk_of_price(silo.price)),
         "user_level": user_level_of(plan, silo),
         "paper": None

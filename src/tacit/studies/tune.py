@@ -31,6 +31,7 @@ from tacit.algorithms.validation_score import validation_score
 from tacit.plans.price import Seat, peers_of
 from tacit.plans.spec import Study, StudyError
 from tacit.privacy import Event, calibrate, gdp_epsilon, gdp_mu, price
+from tacit.privacy.pairwise import noise_of_mean
 from tacit.privacy.plan import AnonymitySet
 from tacit.privacy.schedule import gaussian_mu, has_reports, is_subsampled
 from tacit.privacy.selection import NegativeBinomial, selection_epsilon, selection_mu, watched_epsilon
@@ -111,9 +112,12 @@ class TunePlan:
     @property
     def score_deviation(self) -> float:
         """The standard deviation of the noise in a candidate's released error, which is one of all silos together."""
-        held = sum(silo.validation for silo in self.silos)
-        parts = 1 if self.prepared.study.algorithm.channel == "trusted" else len(self.silos)
-        return math.sqrt(parts) / self.separation / held
+        held, silos = sum(silo.validation for silo in self.silos), len(self.silos)
+        channel = _score_channel(self.prepared)
+        shared = 1.0 if channel == "trusted" else math.sqrt(silos)
+        if channel == "pairwise":
+            shared = noise_of_mean(silos, self.prepared.who.colluding)
+        return shared / self.separation / held
 
 
 @dataclass(frozen=True)
@@ -296,11 +300,16 @@ def _train(plan: TunePlan, tried: Sequence[Point], seed: int, progress: Progress
     return params, {name: np.stack([one.trace[name][0, 0, -1] for one in outcomes]) for name in outcomes[0].trace}
 
 
+def _score_channel(prepared: Prepared) -> Channel:
+    """How scores leave: as the study's messages do, and directly where those are shuffled."""
+    channel = prepared.study.algorithm.channel
+    return channel if channel in ("trusted", "pairwise") else "direct"
+
+
 def _scores(plan: TunePlan, params: Any, count: int, seed: int) -> np.ndarray:
     """Each candidate's validation error, released by every silo with noise."""
     prepared = plan.prepared
-    channel: Channel = "trusted" if prepared.study.algorithm.channel == "trusted" else "direct"
-    terms = Terms(None, 1 / plan.separation, None, "full", channel=channel)
+    terms = Terms(None, 1 / plan.separation, None, "full", channel=_score_channel(prepared))
     algorithm = validation_score(prepared.builder.problem.objective, terms)
     federation = prepared.federations[0]
     silos = enrol([{k: silo.validation[k] for k in ("x", "y")} for silo in federation.silos], prepared.names)
@@ -308,7 +317,8 @@ def _scores(plan: TunePlan, params: Any, count: int, seed: int) -> np.ndarray:
     seeds = [
         Seed(jax.random.fold_in(key, i), jax.tree.map(lambda leaf, i=i: leaf[i], params), silos) for i in range(count)
     ]
-    who = participation(len(federation.silos), weights=[silo.validation for silo in plan.silos])
+    weights, colluding = [silo.validation for silo in plan.silos], prepared.who.colluding
+    who = participation(len(federation.silos), weights=weights, colluding=colluding)
     outcome = simulate_grid(lambda: algorithm, {}, seeds, who=who, noise="each")
     return np.asarray(outcome.params)[:, 0]
 

@@ -285,3 +285,25 @@ def test_rosters_of_a_round():
     third = summing.rosters(second, NAMES, is_over=True)
     assert len(third) == 3
     assert summing.rosters(third, NAMES[:3], is_over=True) == third
+
+
+def test_silos_that_were_silent_are_asked_again_where_too_few_are_left(world, tmp_path):
+    """Two of four miss an attempt, three are needed: the next attempt is that of all who are back, not a standstill."""
+    plan = pairwise_plan(nonce="0a")
+    sockets = [daemon.home.socket for daemon in world[0]]
+    transport = Flaky(sockets, lambda ask, at: False)
+    coordinator = conductor_of(plan, world, tmp_path, transport=transport, patience=SHORT)
+    coordinator.propose()
+    original, calls = coordinator._sum_of, []
+
+    def at_first_without_two(*args):
+        calls.append(args)
+        transport.down = lambda ask, at: len(calls) <= 2 and at in map(str, sockets[2:])
+        found = original(*args)
+        transport.down = lambda ask, at: False
+        return found
+
+    coordinator._sum_of = at_first_without_two
+    coordinator._play(0)
+    assert coordinator.point.history[0]["rosters"] == [list(NAMES), list(NAMES)]
+    assert [account_at(world[0], plan, i).made["gradient"] for i in range(4)] == [2, 2, 1, 1]

@@ -29,6 +29,7 @@ from tests.deploy.silo.consortium import (
     LocalTransport,
     fork_server,
     led_by,
+    pins,
     policy_tree,
     silo_key,
 )
@@ -252,6 +253,11 @@ def test_a_shuffled_sum_says_the_counts_of_all_silos(tmp_path):
     finally:
         for part in [*daemons, *parties]:
             part.stop()
+    check_counts(coordinator)
+
+
+def check_counts(coordinator):
+    """The counts of all silos' records by sex and illness are exact, and no silo's own are told."""
     counts = np.asarray(coordinator.params["s00"]).reshape(4, 4) * sum(SIZES)
     every = [row for place in range(3) for row in rows_of(place)]
     for group, sex in enumerate(("f", "m", "x", "")):
@@ -286,3 +292,25 @@ def test_a_pairwise_sum_says_the_counts_of_all_silos_with_one_noise(tmp_path):
         half = (row["high"] - row["low"]) / 2
         assert abs(row["value"] - sum(r[1:] == (group, "yes") for r in every)) <= 2.5 * half
         assert half < 20
+
+
+def test_a_pairwise_sum_says_the_counts_of_all_silos(tmp_path):
+    """Without noise, among daemons that pin each other and nobody else."""
+    context, daemons = fork_server(), []
+    try:
+        for place, name in enumerate(NAMES):
+            peers = {"peers": pins(*(other for other in NAMES if other != name))}
+            folder = write_silo(tmp_path / name, place, test=True, allow={"channels": ["pairwise"]}, pairwise=peers)
+            daemons.append(Daemon(folder, context, noise_off=True))
+        transport, patience = LocalTransport([daemon.home.socket for daemon in daemons]), Patience(120.0, 120.0)
+        met = meet(transport, 3, patience, lambda event, facts: None)
+        tree = study_tree(statistics_tree(channel="pairwise"))
+        plan = plan_for(study_from(tree), [met[name][1] for name in NAMES], {}, proposer="tester")
+        point = Checkpoint(plan, NAMES, SIZES, fresh_state(plan, SIZES))
+        addresses = {name: at for name, (at, _) in met.items()}
+        coordinator = Coordinator(point, tmp_path / "checkpoint.npz", transport, addresses, patience=patience)
+        coordinator.run()
+    finally:
+        for daemon in daemons:
+            daemon.stop()
+    check_counts(coordinator)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tacit.channel.pairwise import new_study_key, public_key
+from tacit.channel.pairwise import in_order, masks_of, new_study_key, public_key
 from tacit.channel.shuffled_sum import joined
-from tacit.deploy.pairwise import enrolment_of
+from tacit.deploy.pairwise import enrolment_of, member_of
 from tacit.deploy.signing import Signer
 from tacit.deploy.silo import pairwise as silo_pairwise
 from tacit.deploy.silo.answering import Samplers
@@ -219,6 +219,27 @@ def test_a_copied_key_counts_once(silos):
     # Without the true holder nothing cancels: the mask that is shared with the copy is nobody's else.
     said = [silos[0].says(plan, [roster[0], copied, roster[3]]), silos[3].says(plan, [roster[0], copied, roster[3]])]
     assert combinations_are_uniform(said)
+
+
+def test_a_silo_that_enrols_two_keys_for_one_study_gains_nothing(silos):
+    """Two silos are told one key of a colluder and the third another; it takes off all masks that it knows."""
+    plan, colluder = plan_with(), silos[1].service._signer
+    honest = rosters([silos[0], *silos[2:]], plan)
+    secrets = [new_study_key() for _ in range(2)]
+    told = [[*honest, enrolment_of(plan, "b", public_key(secret), colluder)] for secret in secrets]
+
+    def without_its_masks(silo, which, attempt):
+        header, body = silo.client.ask(*silo.asked(plan, told[which], attempt=attempt))
+        members = [member_of(plan, one, one.identity) for one in told[which]]
+        pair = in_order([one for one in members if one.silo in ("b", silo.name)], members[-1])
+        known = masks_of(secrets[which], pair, bytes.fromhex(header.context), header.coordinates)
+        with np.errstate(over="ignore"):
+            return np.frombuffer(body, "<u8") + known
+
+    others = (silos[0], *silos[2:])
+    assert combinations_are_uniform([without_its_masks(silo, w, 0) for silo, w in zip(others, (0, 0, 1), strict=True)])
+    # Told the same, the honest silos' sum is left, as it is priced.
+    assert np.abs(joined(without_its_masks(silo, 0, 1) for silo in others)).max() < MOST
 
 
 def test_a_replay_gets_the_stored_answer_and_another_context_none(silos):

@@ -401,8 +401,11 @@ class Coordinator:
         silent: set[str] = set()
         times, deadline = 0, time.monotonic() + self._patience.total_seconds
         while True:
-            # Without an attempt to spare everybody is waited for.
-            silent = set() if len(self.point.attempts) > self._sums.spare else silent
+            # Without an attempt to spare, and where too few are left, everybody is waited for.
+            is_last = len(self.point.attempts) > self._sums.spare
+            silent = (
+                set() if is_last or len(self.point.silos) - len({*gone, *silent}) < self._sums.min_silos else silent
+            )
             here = self._enrolled(chosen, {*gone, *silent})
             rosters = self._sums.rosters(self.point.attempts, here, is_over=times >= _PATIENT)
             if rosters != self.point.attempts:
