@@ -3,9 +3,16 @@ from .description import Description as Description
 from .description import Privacy as Privacy
 from .description import SiloPrice as SiloPrice
 from .description import Training as Training
+from .equinox_module import equinox_model as equinox_model
+from .equinox_module import from_equinox as from_equinox
+from .flax_module import flax_model as flax_model
+from .flax_module import from_flax as from_flax
 from .loading import load_model as load_model
 from .onnx_export import export_onnx as export_onnx
 from .rows import Encoded as Encoded
 from .rows import RowsWarning as RowsWarning
+from .torch_module import from_torch as from_torch
+from .torch_module import to_torch as to_torch
+from .torch_module import torch_model as torch_model
 from .trained import TrainedModel as TrainedModel
 from .trained import trained as trained

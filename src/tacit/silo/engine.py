@@ -1,8 +1,8 @@
-"""The engine at the door: each record's vector, computed by jax and stored; nothing here is trusted.
+"""The engine at the door: each record's vector, computed by jax or torch and stored; nothing here is trusted.
 
 A combination of gradients of wide dense layers comes in factors, in differences of neighbouring points
-(`tacit.silo.gradients` says why). Everything else is formed, a vector for each record. `checked_sum` bounds whatever
-this computes.
+(`tacit.silo.gradients` says why). Everything else is formed, a vector for each record. Gradients of a model that
+another library computes are asked of it (`outside_vectors`). `checked_sum` bounds whatever this computes.
 
 What must hold for the price of sampled batches is that a record's vector depends on the broadcast, the record and its
 slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail.
@@ -11,7 +11,7 @@ slot alone. So nothing is summed over records, shapes are fixed, and nothing tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Int64
 
 from tacit.algorithm import Record, Silo, Statistic, Work
+from tacit.objectives.objective import Objective
 from tacit.objectives.query import GradientQuery, SaddleQuery, differences, gradient_at
 from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped, total_of
 from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
@@ -127,6 +128,34 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
             continue
         plain = _plain(silo.query, work, records) if plain is None else plain
         vectors[block] = Vectors(_ravel(plain if block == WHOLE else plain[block]), {})
+    return vectors
+
+
+def is_outside(query: Any) -> bool:
+    """Whether a query is a combination of gradients of a model that another library computes."""
+    return (
+        isinstance(query, GradientQuery)
+        and type(query.objective) is Objective
+        and query.objective.model.outside is not None
+    )
+
+
+def outside_vectors(query: GradientQuery) -> Callable[[Work, Record], dict[str, Vectors]]:
+    """Each record's vector, asked of the library that computes the model; only the loss is compiled by jax."""
+    model, cost = query.objective.model.outside, query.objective.cost
+    assert model is not None
+    # Record by record: a slope follows from the outputs and the target of one alone.
+    slopes = jax.jit(jax.vmap(jax.grad(lambda output, target: cost.value(output[None], target[None])[0])))
+
+    def vectors(work: Work, records: Record) -> dict[str, Vectors]:
+        found = []
+        for point in query.points(work):
+            outputs, pull = model.pulled(point, records["x"])
+            found.append(pull(np.asarray(slopes(outputs, records["y"]))))
+        total = total_of(differences(found, query.weights(work)))
+        leaves = [np.asarray(leaf, np.float32).reshape(len(records["y"]), -1) for leaf in jax.tree.leaves(total)]
+        return {WHOLE: Vectors(np.concatenate(leaves, axis=1), {})}
+
     return vectors
 
 
