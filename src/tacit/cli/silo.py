@@ -266,6 +266,29 @@ def models_command(folder: Folder, as_json: Json = False) -> None:
         console.print(Text(f"{row['path']}{note}"), soft_wrap=True)
 
 
+@silo_app.command("installed")
+def installed_command(as_json: Json = False) -> None:
+    """List the models that installed packages register, with the lines by which a policy allows them.
+
+    A daemon trains such a model only if its policy lists it, with the version and the digest of the source that is
+    installed. Read the source before you do: it runs on your records.
+
+    Example: tacit silo installed
+    """
+    from tacit.objectives.installed import installed, installed_names
+
+    found = [own for own in map(installed, installed_names()) if own is not None]
+    if as_json:
+        print_json([own._asdict() for own in found])
+        return
+    if not found:
+        typer.echo('No installed package registers a model (entry point "tacit.models"); see docs/pytorch.md.')
+        return
+    for own in found:
+        listed = {"allow": {"models": {own.name: {"version": own.version, "digest": own.digest}}}}
+        typer.echo(tomli_w.dumps(listed).strip() + "\n")
+
+
 Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]
 
 

@@ -362,7 +362,8 @@ class Welcome(Strict):
     """The silo's public facts.
 
     ``description`` is that of its schema, unless it is too long to be sent. ``ledger`` says which ledger the silo
-    keeps; later requests are for that one.
+    keeps; later requests are for that one. ``models`` are those of installed packages that its owner allows, each with
+    the digest of its source.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -377,6 +378,15 @@ class Welcome(Strict):
     schema_digest: StudyId
     description: Description | None = None
     ledger: str = ""
+    models: dict[Name, StudyId] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, dump: Any) -> Any:
+        """Silos without models of packages say what they said before there were any."""
+        tree = dump(self)
+        if not self.models:
+            tree.pop("models", None)
+        return tree
 
 
 class Consent(Strict):

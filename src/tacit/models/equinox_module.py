@@ -36,7 +36,7 @@ def equinox_model(module: equinox.Module) -> Model:
         return jax.tree.map(jnp.asarray, params)
 
     def apply(found: Params, x: Array, tap: Tap) -> Array:
-        outputs = jax.vmap(equinox.combine(found, static))(x)  # type: ignore[arg-type]
+        outputs = jax.vmap(equinox.combine(found, static))(x)
         return outputs[:, None] if outputs.ndim == 1 else outputs
 
     return Model(init, apply)

@@ -62,7 +62,7 @@ def _nnx(module: nnx.Module) -> Model:
     def apply(found: Params, x: Array, tap: Tap) -> Any:
         state = nnx.State(jax.tree.map(lambda leaf: leaf, params))
         nnx.replace_by_pure_dict(state, found)
-        return nnx.merge(graph, state, rest)(x)  # type: ignore[operator]
+        return nnx.merge(graph, state, rest)(x)
 
     return Model(init, apply)
 

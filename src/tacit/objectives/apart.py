@@ -36,6 +36,10 @@ def check_apart(objective: Objective, record: Mapping[str, Any], targets: np.nda
         start = objective.init(jax.random.key(0))
         params = jax.tree.map(lambda leaf: leaf + 0.5 * rng.normal(size=leaf.shape).astype(np.float32), start)
         alone, again, pair, other = (_losses(objective, params, records, rows) for rows in ([0], [0], [0, 1], [0, 2]))
+        if objective.model.outside is not None:
+            # Whether it has gradients record by record shows when it is asked for some.
+            outputs, pull = objective.model.outside.pulled(params, records["x"])
+            pull(np.ones_like(outputs))
     except Exception as error:
         raise TacitError(
             f"Expected the loss of a record to be computed from its outputs and target, but it raises "

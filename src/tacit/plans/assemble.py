@@ -27,7 +27,7 @@ from tacit.objectives import (
     squared,
 )
 from tacit.objectives.losses import FITTING, OWN_LOSSES
-from tacit.objectives.models import MODELS, built
+from tacit.objectives.models import DIGEST, MODELS, built
 from tacit.objectives.objective import Architecture
 from tacit.plans.catalogue import Entry, find
 from tacit.plans.spec import ONE_ROUND, AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
@@ -112,7 +112,8 @@ def problem_of(study: Study, facts: Facts) -> Problem:
 def _model(section: ObjectiveSection, facts: Facts, outputs: int) -> Model:
     shape = facts.feature_shape
     if section.model not in MODELS:
-        given = {"features": shape, "outputs": outputs, **section.model_options}
+        pinned = {} if section.model_digest is None else {DIGEST: section.model_digest}
+        given = {"features": shape, "outputs": outputs, **section.model_options, **pinned}
         return built(Architecture(section.model, given))
     if section.model == "cnn":
         if len(shape) != 3:

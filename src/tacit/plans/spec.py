@@ -57,7 +57,8 @@ class ObjectiveSection(_Section):
 
     ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. ``bins`` are equal
     parts of the time that a ``piecewise-exponential`` loss has a hazard for each. A model or loss of
-    somebody's own is registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``.
+    somebody's own is registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``. A model may
+    also be registered by an installed package; ``model_digest`` then pins the package's source.
     """
 
     model: str = "linear"
@@ -70,14 +71,15 @@ class ObjectiveSection(_Section):
     bins: Annotated[int, Field(ge=1, le=1000)] | None = None
     regulariser: str | dict[str, Any] = "zero"
     model_options: dict[str, Any] = {}
+    model_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     loss_options: dict[str, Any] = {}
 
     @field_validator("model")
     @classmethod
     def _known_model(cls, value: str) -> str:
-        from tacit.objectives.models import known_models
+        from tacit.objectives.models import MODELS, known_models
 
-        if value not in known_models():
+        if value not in MODELS and value not in known_models():
             raise ValueError(unknown("model", value, known_models()).rstrip("."))
         return value
 
@@ -95,8 +97,10 @@ class ObjectiveSection(_Section):
         from tacit.objectives.losses import OWN_LOSSES
         from tacit.objectives.models import MODELS
 
-        if self.model_options and self.model in MODELS:
-            raise ValueError(f'leave model_options out where model = "{self.model}"; they are for registered models')
+        if (self.model_options or self.model_digest) and self.model in MODELS:
+            raise ValueError(
+                f'leave model_options and model_digest out where model = "{self.model}"; they are for registered models'
+            )
         if self.loss_options and self.loss not in OWN_LOSSES:
             raise ValueError("leave loss_options out where loss is one of Tacit's; they are for registered losses")
         return self

@@ -140,7 +140,7 @@ def is_outside(query: Any) -> bool:
     )
 
 
-def outside_vectors(query: GradientQuery) -> Callable[[Work, Record], dict[str, Vectors]]:
+def outside_vectors(query: Any) -> Callable[[Work, Record], dict[str, Vectors]]:
     """Each record's vector, asked of the library that computes the model; only the loss is compiled by jax."""
     model, cost = query.objective.model.outside, query.objective.cost
     assert model is not None

@@ -52,12 +52,19 @@ class BudgetSection(Section):
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24):(00))")
 
 
+class ModelSection(Section):
+    """A model of an installed package, by version and by the digest of its source: `tacit silo installed` has both."""
+
+    version: str
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class AllowSection(Section):
     """Which studies are considered at all, and when they are answered.
 
     ``max_epsilon_per_study`` bounds a plan's own epsilon, and so its price at the account's delta: no plan may have a
     larger one. ``hours`` are spans of the day in UTC, such as 08:00-18:00 or 22:00-06:00; outside them nothing is
-    answered.
+    answered. ``models`` are those of installed packages that may be trained, besides Tacit's own.
     """
 
     algorithms: tuple[str, ...]
@@ -69,6 +76,7 @@ class AllowSection(Section):
     max_open: Count = 4
     max_epsilon_per_study: Annotated[float, Field(gt=0, le=MOST_EPSILON)] | None = None
     hours: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    models: dict[Name, ModelSection] = Field(default_factory=dict)
 
     @field_validator("hours")
     @classmethod
@@ -235,7 +243,11 @@ def policy_text(folder: Path) -> bytes:
 
 def plain_policy(policy: Policy) -> dict[str, Any]:
     """A policy as plain values, as the ledger's chain keeps it."""
-    return policy.model_dump(mode="json")
+    tree = policy.model_dump(mode="json")
+    if not policy.allow.models:
+        # As it was before there were models of packages: nothing has changed then.
+        del tree["allow"]["models"]
+    return tree
 
 
 def policy_from(tree: dict[str, Any]) -> Policy:

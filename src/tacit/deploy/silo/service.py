@@ -415,8 +415,17 @@ class SiloService:
             schema_digest=self._description.digest,
             description=self._description.sent,
             ledger=ledger.identity,
+            models=self._models(),
         )
         return frame(welcome)
+
+    def _models(self) -> dict[str, str]:
+        """The models of installed packages that the policy lists and that are here as it says."""
+        if not self.policy.allow.models:
+            return {}
+        from tacit.deploy.silo.packages import at_hand
+
+        return at_hand(self.policy.allow)
 
     def _propose(self, ledger: Ledger, plan: Plan, told: Description | None) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
