@@ -1,3 +1,6 @@
+from .adapters import backbone as backbone
+from .adapters import lora as lora
+from .adapters import with_weights as with_weights
 from .description import BundleError as BundleError
 from .description import Description as Description
 from .description import Privacy as Privacy

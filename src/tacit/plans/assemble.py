@@ -21,8 +21,10 @@ from tacit.objectives import (
     absolute,
     constants,
     hinge,
+    huber,
     logistic,
     pinball,
+    poisson,
     softmax,
     squared,
 )
@@ -33,11 +35,13 @@ from tacit.plans.catalogue import Entry, find
 from tacit.plans.spec import ONE_ROUND, AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
 
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
-    "logistic": lambda section: logistic(),
-    "softmax": lambda section: softmax(),
+    "logistic": lambda section: logistic(section.class_weights),
+    "softmax": lambda section: softmax(section.class_weights),
     "hinge": lambda section: hinge(section.smoothness),
     "squared": lambda section: squared(),
     "absolute": lambda section: absolute(section.smoothness),
+    "huber": lambda section: huber(section.bend or 1.0),
+    "poisson": lambda section: poisson(),
     "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness),
     "piecewise-exponential": lambda section: _survival(section),
 }
@@ -88,6 +92,11 @@ def problem_of(study: Study, facts: Facts) -> Problem:
         raise StudyError(
             f"objective.loss: {name!r} does not fit the {facts.task} target of {facts.name}; "
             f"use one of {', '.join(fitting)}."
+        )
+    if section.class_weights is not None and len(section.class_weights) != facts.num_classes:
+        raise StudyError(
+            f"objective.class_weights: expected one weight for each of {facts.num_classes or 0} classes of "
+            f"{facts.name}, got {len(section.class_weights)}."
         )
     per_class = OWN_LOSSES[name].per_class if name in OWN_LOSSES else name == "softmax"
     outputs = facts.num_classes or 1 if per_class else 1
