@@ -74,12 +74,11 @@ def _from_dense(layer: Any) -> dict[str, Any]:
 
 
 def _torch_dense(ours: Any, names: dict[str, str]) -> dict[str, Any]:
-    weights = {f"{own}.weight": ours[name]["w"].T for name, own in names.items()}
-    return weights | {f"{own}.bias": ours[name]["b"] for name, own in names.items()}
+    return {own: {"weight": ours[name]["w"].T, "bias": ours[name]["b"]} for name, own in names.items()}
 
 
 def _from_torch_dense(theirs: Any, names: dict[str, str]) -> dict[str, Any]:
-    return {n: {"w": theirs[f"{own}.weight"].T, "b": theirs[f"{own}.bias"]} for n, own in names.items()}
+    return {n: {"w": theirs[own]["weight"].T, "b": theirs[own]["bias"]} for n, own in names.items()}
 
 
 def mlps() -> dict[str, Brought]:
@@ -120,11 +119,11 @@ def cnns() -> dict[str, Brought]:
 
     def into_torch(params: Any) -> Any:
         kernel = params["conv_1"]["w"].reshape(shape).transpose(3, 2, 0, 1)
-        return _torch_dense(params, names) | {"conv.weight": kernel, "conv.bias": params["conv_1"]["b"]}
+        return _torch_dense(params, names) | {"conv": {"weight": kernel, "bias": params["conv_1"]["b"]}}
 
     def from_it(theirs: Any) -> Any:
-        kernel = theirs["conv.weight"].transpose(2, 3, 1, 0).reshape(-1, CHANNELS)
-        return {"conv_1": {"w": kernel, "b": theirs["conv.bias"]}} | _from_torch_dense(theirs, names)
+        kernel = theirs["conv"]["weight"].transpose(2, 3, 1, 0).reshape(-1, CHANNELS)
+        return {"conv_1": {"w": kernel, "b": theirs["conv"]["bias"]}} | _from_torch_dense(theirs, names)
 
     def into_flax(params: Any) -> Any:
         conv = {"kernel": params["conv_1"]["w"].reshape(shape), "bias": params["conv_1"]["b"]}

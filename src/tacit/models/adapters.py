@@ -26,7 +26,7 @@ from tacit.models.torch_module import check_layers
 _AT_ONCE = 64
 
 
-class LoraLinear(nn.Module):
+class LoraLinear(nn.Module):  # type: ignore[misc]
     """A frozen dense layer and its adapter: ``W x + bias + scale B A x``."""
 
     def __init__(self, base: nn.Linear, rank: int, rng: np.random.Generator, scale: float) -> None:
@@ -62,10 +62,10 @@ def lora(module: nn.Module, *, rank: int, seed: int, head: Sequence[str] = (), s
     if not adapted:
         raise TacitError("Expected a module with an nn.Linear that is not of the head; there is none to adapt.")
     if adapted == [""]:
-        return LoraLinear(made, rank, rng, scale)  # type: ignore[arg-type]
+        return LoraLinear(made, rank, rng, scale)
     for name in adapted:
         above, _, last = name.rpartition(".")
-        setattr(layers[above], last, LoraLinear(layers[name], rank, rng, scale))  # type: ignore[arg-type]
+        setattr(layers[above], last, LoraLinear(layers[name], rank, rng, scale))
     return made
 
 

@@ -2,8 +2,9 @@
 
     problem = Problem(from_torch(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2)), softmax()))
 
-The tree of parameters maps torch's own names (``"0.weight"``) to arrays. It holds what ``requires_grad``: everything
-else in the module, buffers too, is frozen, never moves and is never sent. Training starts at the module's own weights.
+The tree of parameters maps the names of layers to their weights, ``params["0"]["weight"]``, in torch's own shapes. It
+holds what ``requires_grad``: everything else in the module, buffers too, is frozen, never moves and is never sent.
+Training starts at the module's own weights.
 
 What a record adds must depend on the parameters and that record alone. So layers that mix records, draw random numbers
 or keep state are refused by name, and `tacit.objectives.apart` tests what is left by changing the other records.
@@ -11,9 +12,10 @@ or keep state are refused by name, and `tacit.objectives.apart` tests what is le
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from tacit.algorithm import Params
 from tacit.errors import TacitError
 from tacit.models.outside import outside, tensor
-from tacit.objectives.objective import Loss, Model, Objective, Tap
+from tacit.objectives.objective import Loss, Model, Objective, Pull, Pulled, Tap
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
@@ -45,11 +47,12 @@ def to_torch(module: nn.Module, params: Params) -> nn.Module:
     """A copy of a module with trained parameters in it; what is frozen stays as it is."""
     made = copy.deepcopy(module)
     own = {name: weight for name, weight in made.named_parameters() if weight.requires_grad}
-    if set(own) != set(params):
-        raise TacitError(f"Expected parameters {sorted(own)}, got {sorted(params)}; give the module of this training.")
+    given = flat(params)
+    if set(own) != set(given):
+        raise TacitError(f"Expected parameters {sorted(own)}, got {sorted(given)}; give the module of this training.")
     with torch.no_grad():
         for name, weight in own.items():
-            weight.copy_(tensor(params[name]))
+            weight.copy_(tensor(given[name]))
     return made
 
 
@@ -59,12 +62,30 @@ def torch_model(module: nn.Module) -> Model:
     apply = outside(own.outputs, own.width)
 
     def init(key: Array) -> Params:
-        return {name: jnp.asarray(weight) for name, weight in own.initial.items()}
+        return by_layer({name: jnp.asarray(weight) for name, weight in own.initial.items()})
 
     def applied(params: Params, x: Array, tap: Tap) -> Array:
-        return apply(params, x)
+        return apply(flat(params), x)
 
     return Model(init, applied, outside=own)
+
+
+def by_layer(leaves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Leaves by torch's names as a tree by layer.
+
+    >>> by_layer({"body.0.weight": 1, "body.0.bias": 2, "scale": 3})
+    {'body.0': {'weight': 1, 'bias': 2}, '': {'scale': 3}}
+    """
+    tree: dict[str, dict[str, Any]] = {}
+    for name, leaf in leaves.items():
+        layer, _, last = name.rpartition(".")
+        tree.setdefault(layer, {})[last] = leaf
+    return tree
+
+
+def flat(tree: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The tree of `by_layer` as leaves by torch's names."""
+    return {f"{layer}.{last}" if layer else last: leaf for layer, own in tree.items() for last, leaf in own.items()}
 
 
 class TorchModule:
@@ -96,9 +117,7 @@ class TorchModule:
     def width(self, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
         """The shape of the outputs of one record with features of this shape; a public record of zeros is tried."""
         if (shape, str(dtype)) not in self._widths:
-            params = {name: tensor(weight) for name, weight in self.initial.items()}
-            with torch.no_grad():
-                found = self.outputs(params, tensor(np.zeros((1, *shape), dtype)))
+            found = self._tried(shape, dtype)
             if found.ndim != 2 or found.shape[0] != 1:
                 raise TacitError(
                     f"Expected a module that makes of one record a row of outputs, got shape {tuple(found.shape)} for "
@@ -107,24 +126,84 @@ class TorchModule:
             self._widths[shape, str(dtype)] = (int(found.shape[1]),)
         return self._widths[shape, str(dtype)]
 
-    def pulled(
-        self, params: Mapping[str, Any], x: np.ndarray
-    ) -> tuple[np.ndarray, Callable[[np.ndarray], dict[str, np.ndarray]]]:
+    def _tried(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        params = {name: tensor(weight) for name, weight in self.initial.items()}
+        with torch.no_grad():
+            return self.outputs(params, tensor(np.zeros((1, *shape), dtype)))
+
+    def dense(self, shape: tuple[int, ...], dtype: Any) -> dict[str, tuple[int, int]]:
+        """The dense layers that see each record once, as one vector, and whose parameters are all trained."""
+        seen: dict[str, list[Tensor]] = {}
+        layers = {name: layer for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
+        whole = {name for name, layer in layers.items() if all(w.requires_grad for w in layer.parameters())}
+        with self._hooked(
+            {name: layers[name] for name in whole}, lambda name, x, z: seen.setdefault(name, []).append(x)
+        ):
+            self._tried(shape, dtype)
+        once = {name: layers[name] for name, inputs in seen.items() if [x.ndim for x in inputs] == [2]}
+        usable = self._agreeing(tuple(once), shape, dtype)
+        return {name: (layer.in_features, layer.out_features) for name, layer in once.items() if name in usable}
+
+    def _agreeing(self, names: tuple[str, ...], shape: tuple[int, ...], dtype: Any) -> list[str]:
+        """The layers whose factors multiply to the gradient itself: weights that are used elsewhere too do not."""
+        rng, params = np.random.default_rng(0), by_layer(self.initial)
+        x = np.asarray(rng.normal(size=(2, *shape)), dtype)
+        cotangents = rng.normal(size=(2, *self.width(shape, dtype))).astype(np.float32)
+        formed, tapped = (self.pulled(params, x, own)[1](cotangents) for own in ((), names))
+        found = []
+        for name in names:
+            made = np.einsum("ro,ri->roi", tapped.cotangents[name], tapped.inputs[name])
+            wanted = formed.formed.get(name, {}).get("weight")
+            if wanted is not None and np.allclose(made, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()):
+                found.append(name)
+        return found
+
+    @contextlib.contextmanager
+    def _hooked(self, layers: Mapping[str, nn.Module], see: Callable[[str, Tensor, Tensor], Any]) -> Iterator[None]:
+        """Let ``see`` have the input and output of these layers, and change the output; one thread at a time."""
+
+        def hook(name: str) -> Any:
+            return lambda layer, given, output: see(name, given[0], output)
+
+        with self._lock:
+            handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    def pulled(self, params: Params, x: np.ndarray, tapped: Sequence[str]) -> tuple[np.ndarray, Pull]:
         """The outputs of some records, and the map from their cotangents to each record's gradient.
 
-        Every record has parameters of its own, all with the same values; one backward pass then yields all gradients.
+        Every record has parameters of its own, all with the same values: one backward pass then yields all gradients.
+        A tapped layer has one matrix for all; to its output each record adds a zero, whose gradient is its cotangent.
         """
-        count = len(x)
-        plain = {name: tensor(leaf) for name, leaf in params.items()}
-        each = {name: leaf.expand(count, *leaf.shape).requires_grad_() for name, leaf in plain.items()}
-        with self._lock:
-            outputs = torch.func.vmap(lambda own, row: self.outputs(own, row[None])[0])(each, tensor(x))
+        count, layers = len(x), dict(self._module.named_modules())
+        shared = flat({name: {last: tensor(leaf) for last, leaf in own.items()} for name, own in params.items()})
+        own = flat({name: dict.fromkeys(leaves) for name, leaves in params.items() if name not in tapped})
+        each = {name: shared[name].expand(count, *shared[name].shape).requires_grad_() for name in own}
+        zeros = {name: torch.zeros(count, layers[name].out_features).requires_grad_() for name in tapped}
 
-        def pull(cotangents: np.ndarray) -> dict[str, np.ndarray]:
-            found = torch.autograd.grad(
-                outputs, list(each.values()), tensor(cotangents), allow_unused=True, materialize_grads=True
-            )
-            return {name: leaf.numpy() for name, leaf in zip(each, found, strict=True)}
+        def one(each: dict[str, Tensor], zeros: dict[str, Tensor], row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            inputs: dict[str, Tensor] = {}
+
+            def see(name: str, given: Tensor, output: Tensor) -> Tensor:
+                inputs[name] = given[0]
+                return output + zeros[name][None]
+
+            with self._hooked({name: layers[name] for name in tapped}, see):
+                return self.outputs({**shared, **each}, row[None])[0], inputs
+
+        outputs, inputs = torch.func.vmap(one)(each, zeros, tensor(x))
+
+        def pull(cotangents: np.ndarray) -> Pulled:
+            leaves = [*each.values(), *zeros.values()]
+            found = torch.autograd.grad(outputs, leaves, tensor(cotangents), allow_unused=True, materialize_grads=True)
+            arrays = [leaf.numpy() for leaf in found]
+            formed = by_layer(dict(zip(each, arrays, strict=False)))
+            pulled = dict(zip(zeros, arrays[len(each) :], strict=True))
+            return Pulled(formed, {name: inputs[name].detach().numpy() for name in tapped}, pulled)
 
         return outputs.detach().numpy(), pull
 

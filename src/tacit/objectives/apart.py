@@ -38,7 +38,7 @@ def check_apart(objective: Objective, record: Mapping[str, Any], targets: np.nda
         alone, again, pair, other = (_losses(objective, params, records, rows) for rows in ([0], [0], [0, 1], [0, 2]))
         if objective.model.outside is not None:
             # Whether it has gradients record by record shows when it is asked for some.
-            outputs, pull = objective.model.outside.pulled(params, records["x"])
+            outputs, pull = objective.model.outside.pulled(params, records["x"], ())
             pull(np.ones_like(outputs))
     except Exception as error:
         raise TacitError(

@@ -63,7 +63,7 @@ def loaded(name: str, digest: str | None = None) -> Callable[..., Model]:
     make = entry.load()
     if not callable(make):
         raise TacitError(f"Expected {entry.value} to be a function that makes a model, got {type(make).__name__}.")
-    return make  # type: ignore[no-any-return]
+    return make
 
 
 def _entry(name: str) -> EntryPoint | None:

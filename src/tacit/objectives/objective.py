@@ -11,9 +11,9 @@ positions after the axis of records, and the per-record gradient is the sum of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -60,9 +60,24 @@ class Architecture:
 class Outside(Protocol):
     """A model that another library computes, for those who call it without jax: a real silo's door."""
 
-    def pulled(self, params: Any, x: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
-        """The outputs of some records, and the map from their cotangents to each record's gradient, a tree."""
+    def dense(self, shape: tuple[int, ...], dtype: Any) -> Mapping[str, tuple[int, int]]:
+        """The dense layers that `pulled` can leave in factors, with their inputs and outputs, for such features."""
         ...
+
+    def pulled(self, params: Any, x: np.ndarray, tapped: Sequence[str]) -> tuple[np.ndarray, Pull]:
+        """The outputs of some records, and the map from their cotangents to each record's gradient."""
+        ...
+
+
+class Pulled(NamedTuple):
+    """Gradients of records by layer: formed, or the inputs and the cotangents of the outputs of a dense layer."""
+
+    formed: dict[str, Any]
+    inputs: dict[str, np.ndarray]
+    cotangents: dict[str, np.ndarray]
+
+
+Pull = Callable[[np.ndarray], Pulled]
 
 
 @dataclass(frozen=True)

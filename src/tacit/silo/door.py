@@ -70,9 +70,11 @@ class Engine:
 
         def vectors(work: Work, records: Record) -> Any:
             assert self._blocks is not None
+            if is_outside(silo.query):
+                return outside_vectors(silo.query, self._blocks, work, records)
             return vectors_of(silo, self._blocks, work, records)
 
-        self._vectors = outside_vectors(silo.query) if is_outside(silo.query) else jax.jit(vectors)
+        self._vectors = vectors if is_outside(silo.query) else jax.jit(vectors)
 
     def blocks(self, work: Work, records: Record) -> dict[str, Layout]:
         """The layout of the blocks, from shapes alone."""

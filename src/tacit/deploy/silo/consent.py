@@ -26,7 +26,7 @@ from tacit.plans.price import MOST_KEPT, TAILS, samples_of
 from tacit.privacy import Event, Price, PricingError
 from tacit.privacy.filter import Rule
 from tacit.silo.door import noise_scale
-from tacit.silo.engine import layouts, vectors_of
+from tacit.silo.engine import is_outside, layouts, vectors_of
 from tacit.silo.ledger import Ledger
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
@@ -171,7 +171,9 @@ def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, rec
         silo = part.silo
         work = jax.eval_shape(silo.start, shapes.broadcasts[kind], memory)
         blocks = layouts(silo, work, record)
-        jax.eval_shape(lambda work, table, silo=silo, blocks=blocks: vectors_of(silo, blocks, work, table), work, table)
+        if not is_outside(silo.query):
+            traced = lambda work, table, silo=silo, blocks=blocks: vectors_of(silo, blocks, work, table)  # noqa: E731
+            jax.eval_shape(traced, work, table)
         clip = jax.eval_shape(lambda work, silo=silo: own_clip(silo.release, work, plan.silo_index), work)
         noise = silo.release.noise_multiplier
         if isinstance(clip, Mapping) != isinstance(noise, Mapping) or len(jax.tree.leaves(clip)) != len(blocks):
