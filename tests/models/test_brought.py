@@ -258,7 +258,9 @@ class Odd(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize(("how", "words"), [("mixes", "mixes records"), ("draws", "random operation"), ("counts", "twice")])
+@pytest.mark.parametrize(
+    ("how", "words"), [("mixes", "mixes records"), ("draws", "random operation"), ("counts", "twice")]
+)
 def test_modules_that_mix_draw_or_count_are_found_out(how, words):
     with pytest.raises(TacitError, match=words):
         fitted(from_torch(Odd(how), softmax()), tables((6,)))

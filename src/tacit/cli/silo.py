@@ -268,24 +268,29 @@ def models_command(folder: Folder, as_json: Json = False) -> None:
 
 @silo_app.command("installed")
 def installed_command(as_json: Json = False) -> None:
-    """List the models that installed packages register, with the lines by which a policy allows them.
+    """List the models and backbones that installed packages register, with the lines by which a policy names them.
 
     A daemon trains such a model only if its policy lists it, with the version and the digest of the source that is
     installed. Read the source before you do: it runs on your records.
 
     Example: tacit silo installed
     """
-    from tacit.objectives.installed import installed, installed_names
+    from tacit.objectives.installed import BACKBONES, MODELS, installed, installed_names
 
-    found = [own for own in map(installed, installed_names()) if own is not None]
+    groups = {MODELS: "model", BACKBONES: "backbone"}
+    found = [(what, installed(name, group)) for group, what in groups.items() for name in installed_names(group)]
     if as_json:
-        print_json([own._asdict() for own in found])
+        print_json([{"kind": what, **own._asdict()} for what, own in found if own is not None])
         return
     if not found:
         typer.echo('No installed package registers a model (entry point "tacit.models"); see docs/pytorch.md.')
         return
-    for own in found:
-        listed = {"allow": {"models": {own.name: {"version": own.version, "digest": own.digest}}}}
+    for what, own in found:
+        assert own is not None
+        pinned = {"version": own.version, "digest": own.digest}
+        listed: dict[str, Any] = {"allow": {"models": {own.name: pinned}}}
+        if what == "backbone":
+            listed = {"data": {"backbone": {"name": own.name, **pinned}}}
         typer.echo(tomli_w.dumps(listed).strip() + "\n")
 
 

@@ -104,7 +104,7 @@ class Description(Strict):
     """What the numbers in a silo's records mean, by its schema; public, like the schema.
 
     Without a schema only the first three fields are known. Then two descriptions may agree though classes, columns or
-    units differ.
+    units differ. ``backbone`` tells features of one frozen backbone, by its source and weights, from those of another.
     """
 
     features: tuple[int, ...]
@@ -114,6 +114,7 @@ class Description(Strict):
     norm: float | Literal["box"] | None = None
     target: TargetDescription | None = None
     columns: tuple[ColumnDescription, ...] | None = None
+    backbone: StudyId | None = None
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Models that installed packages register, by the entry point ``tacit.models``.
+"""Models that installed packages register, by the entry point ``tacit.models``, and backbones, by ``tacit.backbones``.
 
     [project.entry-points."tacit.models"]
     chest-net = "clinic_models.nets:chest_net"
@@ -14,12 +14,11 @@ import importlib.machinery
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tacit.errors import TacitError
-from tacit.objectives.objective import Model
 
-GROUP = "tacit.models"
+MODELS, BACKBONES = "tacit.models", "tacit.backbones"
 _LOADED: dict[str, str] = {}
 
 
@@ -31,27 +30,27 @@ class Installed(NamedTuple):
     digest: str
 
 
-def installed_names() -> tuple[str, ...]:
-    """The names of all models that installed packages register; nothing of them is imported."""
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+def installed_names(group: str = MODELS) -> tuple[str, ...]:
+    """The names of all models, or backbones, that installed packages register; nothing of them is imported."""
+    return tuple(sorted({entry.name for entry in entry_points(group=group)}))
 
 
-def installed(name: str) -> Installed | None:
+def installed(name: str, group: str = MODELS) -> Installed | None:
     """The model of this name as it lies on disk now, or none."""
-    entry = _entry(name)
+    entry = _entry(name, group)
     if entry is None:
         return None
     version = entry.dist.version if entry.dist is not None else ""
     return Installed(name, version, source_digest(entry.module.split(".")[0]))
 
 
-def loaded(name: str, digest: str | None = None) -> Callable[..., Model]:
+def loaded(name: str, digest: str | None = None, group: str = MODELS) -> Callable[..., Any]:
     """The function that makes an installed model, imported if its source has this digest (``None``: any).
 
     Formal guarantee: nothing of a package is imported whose source on disk has another digest than ``digest``. Where
     the source has changed since this process imported it, nothing of it is used.
     """
-    entry = _entry(name)
+    entry = _entry(name, group)
     if entry is None:
         raise TacitError(f"Expected an installed package that registers the model {name!r}, got none; install it.")
     package = entry.module.split(".")[0]
@@ -66,8 +65,8 @@ def loaded(name: str, digest: str | None = None) -> Callable[..., Model]:
     return make
 
 
-def _entry(name: str) -> EntryPoint | None:
-    found = list({entry.value: entry for entry in entry_points(group=GROUP, name=name)}.values())
+def _entry(name: str, group: str) -> EntryPoint | None:
+    found = list({entry.value: entry for entry in entry_points(group=group, name=name)}.values())
     if len(found) > 1:
         places = ", ".join(sorted(entry.value for entry in found))
         raise TacitError(f"Expected one package that registers the model {name!r}, got {places}; remove one of them.")

@@ -11,7 +11,7 @@ SOURCE = '''"""Models of a clinic."""
 import torch
 from torch import nn
 
-from tacit.models import torch_model
+from tacit.models import backbone, torch_model
 
 torch.set_num_threads(1)
 
@@ -19,6 +19,14 @@ torch.set_num_threads(1)
 def chest_net(features, outputs, width=4):
     torch.manual_seed(0)
     return torch_model(nn.Sequential(nn.Linear(features[0], width), nn.Tanh(), nn.Linear(width, outputs)))
+
+
+def small_body(weights, digest):
+    return backbone(nn.Sequential(nn.Linear(5, 3), nn.Tanh()), weights, digest=digest)
+
+
+def mixing_body(weights, digest):
+    return lambda x: x - x.mean(0)
 
 
 def normed(features, outputs):
@@ -35,6 +43,7 @@ def install(place: Path) -> Path:
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.2\n", encoding="utf-8")
     entries = f"[tacit.models]\nchest-net = {PACKAGE}:chest_net\nnormed = {PACKAGE}:normed\n"
+    entries += f"[tacit.backbones]\nsmall-body = {PACKAGE}:small_body\nmixing-body = {PACKAGE}:mixing_body\n"
     (info / "entry_points.txt").write_text(entries, encoding="utf-8")
     return source
 

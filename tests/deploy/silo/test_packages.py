@@ -1,20 +1,36 @@
 """Models of installed packages at a silo: what the owner lists is trained, and nothing else is even imported."""
 
+import hashlib
 import json
 import sys
 
 import numpy as np
 import pytest
+import tomli_w
+import torch
+from safetensors.torch import save_file
+from torch import nn
 from typer.testing import CliRunner
 
 from tacit.cli import silo as silo_cli
+from tacit.deploy.descriptions import differences
 from tacit.deploy.server.deployment import check_study, plan_for
-from tacit.deploy.silo.policy import plain_policy
+from tacit.deploy.silo.backbones import with_features
+from tacit.deploy.silo.policy import (
+    PolicyError,
+    digest,
+    files_of,
+    load_description,
+    load_policy,
+    plain_policy,
+    policy_from,
+)
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Consent, Error, Hello, Message, Propose, parse_response, read_arrays
-from tacit.objectives.installed import installed, installed_names
+from tacit.errors import TacitError
+from tacit.objectives.installed import BACKBONES, installed, installed_names
 from tacit.plans.spec import StudyError, study_from
-from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, records_of, said
+from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
 from tests.deploy.silo.packaged import PACKAGE, forget, install
 
 OBJECTIVE = {"model": "chest-net", "model_options": {"width": 3}}
@@ -133,7 +149,7 @@ def test_the_command_lists_what_a_policy_can_allow(source):
     shown = CliRunner().invoke(silo_cli.silo_app, ["installed"]).output
     assert f'[allow.models.chest-net]\nversion = "1.2"\ndigest = "{installed("chest-net").digest}"' in shown
     rows = json.loads(CliRunner().invoke(silo_cli.silo_app, ["installed", "--json"]).output)
-    assert {"name": "normed", "version": "1.2", "digest": installed("normed").digest} in rows
+    assert {"kind": "model", "name": "normed", "version": "1.2", "digest": installed("normed").digest} in rows
     assert PACKAGE not in sys.modules
 
 
@@ -144,3 +160,82 @@ def test_a_policy_without_models_looks_as_before(client):
     )
     assert "models" not in plain_policy(plain)["allow"]
     assert "models" not in json.loads(client.ask(Hello())[0].model_copy(update={"models": {}}).model_dump_json())
+
+
+def body_of(folder, name="small-body"):
+    """The section of a backbone, and its weights in the folder."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(5, 3), nn.Tanh())
+    path = folder / "body.safetensors"
+    save_file(body.state_dict(), path)
+    path.chmod(0o600)
+    found = installed(name, BACKBONES)
+    pinned = {"name": name, "version": found.version, "digest": found.digest, "weights": path.name}
+    return {**pinned, "weights_digest": hashlib.sha256(path.read_bytes()).hexdigest()}, body
+
+
+def home_with(tmp_path, section):
+    records = records_of(1, 40)
+    home, _ = make_home(tmp_path / "s", records)
+    section = section(home.folder) if callable(section) else section
+    tree = policy_tree("s", data={"backbone": section})
+    (home.folder / "policy.toml").write_text(tomli_w.dumps(tree))
+    return home, load_policy(home.folder / "policy.toml"), records
+
+
+def test_features_of_a_backbone_are_made_once_and_kept_for_the_owner_alone(source, tmp_path):
+    home, policy, records = home_with(tmp_path, lambda folder: body_of(folder)[0])
+    made = with_features(policy, home.folder, records)
+    body = body_of(tmp_path)[1]
+    np.testing.assert_allclose(made["x"], body(torch.from_numpy(records["x"])).detach().numpy(), atol=1e-6)
+    [kept] = home.folder.glob("features-*.npy")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert kept in files_of(home.folder, policy, home.counter)
+    (home.folder / "body.safetensors").unlink()
+    np.testing.assert_array_equal(with_features(policy, home.folder, records)["x"], made["x"])
+    described = load_description(policy, home.folder, made)
+    assert described.features == (3,)
+    assert described.backbone == policy.data.backbone.meaning
+    service = SiloService(policy, made, home, description=described, identity=digest(records))
+    client = LocalClient(service)
+    told = client.ask(Hello())[0]
+    assert (told.features, told.schema_digest) == ((3,), described.digest)
+    plan = plan_of({"name": "mb-sgd"}, features=(3,), schema_digest=described.digest)
+    assert isinstance(client.ask(Propose(plan=plan))[0], Consent)
+    # Another backbone is another meaning: its plans are refused before anything is priced.
+    other = described.model_copy(update={"backbone": "1" * 64})
+    found = refusal(client, plan_of({"name": "mb-sgd"}, features=(3,), schema_digest=other.digest))
+    assert found.code == "schema"
+    assert "features are of the backbone" in differences(described, other)[0]
+    service.close()
+
+
+def test_the_account_stays_that_of_the_records_when_a_backbone_comes(source, tmp_path):
+    home, policy, records = home_with(tmp_path, lambda folder: body_of(folder)[0])
+    plain = policy_from(policy_tree("s"))
+    SiloService(plain, records, home).close()
+    made = with_features(policy, home.folder, records)
+    described = load_description(policy, home.folder, made)
+    SiloService(policy, made, home, description=described, identity=digest(records)).close()
+    with pytest.raises(TacitError):
+        SiloService(policy, made, home, description=described).close()
+
+
+def test_backbones_that_mix_or_are_not_as_listed_are_refused(source, tmp_path):
+    home, policy, records = home_with(tmp_path, lambda folder: body_of(folder, "mixing-body")[0])
+    with pytest.raises(PolicyError, match="this backbone mixes records"):
+        with_features(policy, home.folder, records)
+    forget()
+    section, _ = body_of(home.folder)
+    for changes, words in (
+        ({"digest": "0" * 64}, "not installed as listed"),
+        ({"version": "9"}, "not installed as listed"),
+        ({"weights_digest": "0" * 64}, "it is another file"),
+        ({"weights": "missing.safetensors"}, "No such file"),
+    ):
+        wrong = policy_from(policy_tree("s", data={"backbone": {**section, **changes}}))
+        with pytest.raises(PolicyError, match=words):
+            with_features(wrong, home.folder, records)
+    assert not list(home.folder.glob("features-*"))
+    with pytest.raises(PolicyError, match="leave columns out"):
+        policy_from(policy_tree("s", data={"backbone": section, "columns": "schema.toml"}))

@@ -118,7 +118,8 @@ class SiloService:
     digest, is priced. Without a ``description`` shape, task and number of classes are all that is known of it.
     The policy is the one on disk at the moment of the request; while that one cannot be used, everything is refused.
 
-    ``policy_read`` is the text that ``policy`` was read from; by default what is on disk now.
+    ``policy_read`` is the text that ``policy`` was read from; by default what is on disk now. ``identity`` is the
+    digest of the records as the owner has them, where ``records`` hold features of them.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class SiloService:
         clock: Callable[[], float] = time.time,
         description: Description | None = None,
         policy_read: bytes | None = None,
+        identity: str | None = None,
     ) -> None:
         if noise_off and not (policy.test and os.environ.get(NOISE_OFF) == "1"):
             raise PolicyError(
@@ -155,7 +157,7 @@ class SiloService:
         self._signer = Signer(read_secret(home.folder / policy.key))
         self._sealer, self._masker = self._new_sealer(policy), self._new_masker(policy)
         self._samplers = TEST_BUILD if noise_off else EXACT
-        self._identity = {"records": self._count, "digest": digest(self._records), "test": noise_off}
+        self._identity = {"records": self._count, "digest": identity or digest(self._records), "test": noise_off}
         self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
         self._newest_lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
