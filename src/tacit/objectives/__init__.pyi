@@ -29,6 +29,7 @@ from .query import gradient_difference as gradient_difference
 from .query import gradients as gradients
 from .query import lifted as lifted
 from .query import saddle as saddle
+from .rehearsal import gradient_norms as gradient_norms
 from .smoothness import Constants as Constants
 from .smoothness import constants as constants
 from .smoothness import start_risk as start_risk

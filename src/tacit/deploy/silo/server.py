@@ -12,6 +12,7 @@ from pathlib import Path
 from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.silo.policy import (
+    Policy,
     PolicyError,
     digest,
     files_of,
@@ -89,17 +90,7 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
         from tacit.deploy.silo.backbones import with_features
 
         records = with_features(policy, folder, records)
-    sizes = [len(records["y"])]
-    for doubt in [*doubts([policy.budget.epsilon], policy.budget.delta, sizes), *scarce([policy.name], sizes)]:
-        _log.warning("policy.toml: %s", doubt)
-    if not policy.proposers:
-        _log.warning("policy.toml names no proposers: every request is refused; see [proposers] in docs/deployment.md")
-    if policy.data.columns is None:
-        _log.warning(
-            "policy.toml names no columns for %s: whether its features and classes mean the same as those of other "
-            "silos cannot be checked; see data.columns in docs/deployment.md",
-            policy.data.file,
-        )
+    _warn(policy, len(records["y"]))
     description = load_description(policy, folder, records)
     own = {"description": description, "policy_read": text, "identity": identity}
     service = SiloService(policy, records, home, noise_off=noise_off, **own)  # type: ignore[arg-type]
@@ -111,3 +102,18 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     finally:
         server.close()
         service.close()
+
+
+def _warn(policy: Policy, count: int) -> None:
+    """Tell the owner what is doubtful about a policy for so many records."""
+    sizes = [count]
+    for doubt in [*doubts([policy.budget.epsilon], policy.budget.delta, sizes), *scarce([policy.name], sizes)]:
+        _log.warning("policy.toml: %s", doubt)
+    if not policy.proposers:
+        _log.warning("policy.toml names no proposers: every request is refused; see [proposers] in docs/deployment.md")
+    if policy.data.columns is None:
+        _log.warning(
+            "policy.toml names no columns for %s: whether its features and classes mean the same as those of other "
+            "silos cannot be checked; see data.columns in docs/deployment.md",
+            policy.data.file,
+        )
