@@ -25,7 +25,7 @@ from tacit.silo.records import RecordsError, check_records
 Silos = Federation | Mapping[str, Any] | Sequence[Any]
 """A federation; or silos by name, or in a list, each ``{"x": features, "y": targets}`` or columns by name."""
 
-_ONE_OUTPUT = ("logistic", "hinge", "squared", "absolute", "pinball")
+_ONE_OUTPUT = ("logistic", "hinge", "squared", "absolute", "pinball", "huber", "poisson")
 _TWO_CLASSES, _CLASSES = ("logistic", "hinge"), ("logistic", "hinge", "softmax")
 _PROTECTS = ("record", "sensitive-attribute")
 _LISTED = 8

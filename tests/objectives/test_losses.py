@@ -169,3 +169,41 @@ def test_the_perceptrons_of_the_studies_fit_a_small_set(cost):
         return jax.lax.scan(step, params, length=600)[0]
 
     assert float(objective.measure(descend(params), records)["loss"]) < 0.02
+
+
+def test_class_weights_weigh_each_class():
+    from tacit.objectives import logistic
+
+    outputs, y = jnp.asarray([[0.3], [-1.0], [2.0]]), jnp.asarray([0, 1, 1])
+    plain, weighed = logistic().value(outputs, y), logistic((0.5, 3.0)).value(outputs, y)
+    np.testing.assert_allclose(weighed, plain * np.array([0.5, 3.0, 3.0]), rtol=1e-6)
+    three, classes = jnp.asarray([[0.3, 1.0, -1.0]] * 3), jnp.arange(3)
+    np.testing.assert_allclose(
+        softmax((1.0, 2.0, 4.0)).value(three, classes), softmax().value(three, classes) * np.array([1, 2, 4]), rtol=1e-6
+    )
+    assert logistic((0.5, 3.0)).slope == 3.0
+    for wrong in ((), (1.0, 0.0), (1.0, 2.0, 3.0)):
+        with pytest.raises(TacitError, match="class_weights"):
+            logistic(wrong)
+
+
+@pytest.mark.parametrize("bend", [0.3, 2.0])
+def test_the_huber_loss_has_the_constants_that_it_says(bend):
+    from tacit.objectives import huber
+
+    loss, z = huber(bend), jnp.linspace(-5, 5, 2001)
+    slope = jax.vmap(jax.grad(lambda o: loss.value(o[None, None], jnp.zeros(1))[0]))(z)
+    assert float(jnp.abs(slope).max()) <= loss.slope * (1 + 1e-6)
+    assert float(jnp.abs(jnp.diff(slope) / jnp.diff(z)).max()) <= loss.curvature * (1 + 1e-3)
+    np.testing.assert_allclose(slope, np.clip(z, -bend, bend), atol=1e-5)
+    with pytest.raises(TacitError, match="bend"):
+        huber(0.0)
+
+
+def test_the_poisson_loss_is_least_at_the_logarithm_of_the_mean():
+    from tacit.objectives import poisson
+
+    y = jnp.asarray([0.0, 1.0, 2.0, 7.0])
+    slope = jax.grad(lambda o: poisson().value(jnp.full((4, 1), o), y).mean())
+    assert abs(float(slope(jnp.log(2.5)))) < 1e-6
+    assert float(poisson().constant(y)) == pytest.approx(np.log(2.5))

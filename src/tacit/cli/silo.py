@@ -269,6 +269,34 @@ def models_command(folder: Folder, as_json: Json = False) -> None:
         console.print(Text(f"{row['path']}{note}"), soft_wrap=True)
 
 
+@silo_app.command("installed")
+def installed_command(as_json: Json = False) -> None:
+    """List the models and backbones that installed packages register, with the lines by which a policy names them.
+
+    A daemon trains such a model only if its policy lists it, with the version and the digest of the source that is
+    installed. Read the source before you do: it runs on your records.
+
+    Example: tacit silo installed
+    """
+    from tacit.objectives.installed import BACKBONES, MODELS, installed, installed_names
+
+    groups = {MODELS: "model", BACKBONES: "backbone"}
+    found = [(what, installed(name, group)) for group, what in groups.items() for name in installed_names(group)]
+    if as_json:
+        print_json([{"kind": what, **own._asdict()} for what, own in found if own is not None])
+        return
+    if not found:
+        typer.echo('No installed package registers a model (entry point "tacit.models"); see docs/pytorch.md.')
+        return
+    for what, own in found:
+        assert own is not None
+        pinned = {"version": own.version, "digest": own.digest}
+        listed: dict[str, Any] = {"allow": {"models": {own.name: pinned}}}
+        if what == "backbone":
+            listed = {"data": {"backbone": {"name": own.name, **pinned}}}
+        typer.echo(tomli_w.dumps(listed).strip() + "\n")
+
+
 Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]
 
 

@@ -24,6 +24,7 @@ def differences(found: Description, expected: Description) -> list[str]:
     ['records have the shape (25), expected (13)']
     """
     lines = list(_target(found, expected))
+    lines += _unlike("features are of the backbone", found.backbone, expected.backbone)
     if found.columns is None or expected.columns is None:
         if found.columns != expected.columns:
             lines.append(WITHOUT if found.columns is None else "has a schema, expected records without one")

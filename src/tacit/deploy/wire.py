@@ -106,7 +106,7 @@ class Description(Strict):
     """What the numbers in a silo's records mean, by its schema; public, like the schema.
 
     Without a schema only the first three fields are known. Then two descriptions may agree though classes, columns or
-    units differ.
+    units differ. ``backbone`` tells features of one frozen backbone, by its source and weights, from those of another.
     """
 
     features: tuple[int, ...]
@@ -116,6 +116,7 @@ class Description(Strict):
     norm: float | Literal["box"] | None = None
     target: TargetDescription | None = None
     columns: tuple[ColumnDescription, ...] | None = None
+    backbone: StudyId | None = None
 
     @property
     def digest(self) -> str:
@@ -370,7 +371,8 @@ class Welcome(Strict):
 
     ``description`` is that of its schema, unless it is too long to be sent. ``ledger`` says which ledger the silo
     keeps; later requests are for that one. ``records`` counts those that train, and ``validation`` those that are set
-    aside to test models, where there are any.
+    aside to test models, where there are any. ``models`` are those of installed packages that its owner allows, each
+    with the digest of its source.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -386,13 +388,16 @@ class Welcome(Strict):
     description: Description | None = None
     ledger: str = ""
     validation: int | None = None
+    models: dict[Name, StudyId] = {}
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, dump: Any) -> Any:
-        """Silos that set nothing aside look as they did before there were pools."""
+        """Silos that set nothing aside and have no models of packages say what they said before there were any."""
         tree = dump(self)
         if self.validation is None:
             tree.pop("validation", None)
+        if not self.models:
+            tree.pop("models", None)
         return tree
 
 

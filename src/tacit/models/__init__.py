@@ -1,4 +1,7 @@
-"""What comes out of training: bundles that stand alone, predictions, evaluation and export. All of it is public."""
+"""Models that people bring (torch, Flax, Equinox), and what comes out of training: bundles, predictions, export.
+
+All of it is public.
+"""
 
 import lazy_loader
 

@@ -130,6 +130,7 @@ def _head(graph: _Graph, about: Description, raw: str) -> list[tuple[str, str, l
     """From the model's outputs to predictions; name, type and width of each result."""
     if about.task == "regression":
         low, high = about.target.range or (0.0, 1.0)
+        raw = graph.add("Exp", raw) if about.loss == "poisson" else raw
         scaled = graph.add("Mul", raw, graph.constant(np.array([high - low], np.float32), "scale"))
         graph.add("Add", scaled, graph.constant(np.array([low], np.float32), "low"), output="prediction")
         return [("prediction", "FLOAT", [1])]

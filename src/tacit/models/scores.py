@@ -49,6 +49,11 @@ def logits_of(outputs: np.ndarray) -> np.ndarray:
     return np.column_stack([np.zeros(len(outputs)), outputs[:, 0]]) if outputs.shape[1] == 1 else outputs
 
 
+def numbers_of(outputs: np.ndarray, loss: str | None) -> np.ndarray:
+    """The numbers that outputs predict: themselves, or the mean count whose logarithm an output is."""
+    return np.exp(outputs[:, 0].astype(np.float64)) if loss == "poisson" else outputs[:, 0]
+
+
 def in_unit(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
     """Values that were scaled from ``scale`` to [0, 1], in their own unit."""
     low, high = scale or (0.0, 1.0)
@@ -169,7 +174,7 @@ def scores_of(
         }
         return {"records": len(y)} | {name: value if math.isfinite(value) else None for name, value in found.items()}
     if not classes:
-        return number_scores(in_unit(outputs[:, 0], scale), in_unit(y, scale))
+        return number_scores(in_unit(numbers_of(outputs, objective.cost.name), scale), in_unit(y, scale))
     return class_scores(outputs, y.astype(int), classes, objective.cost.name in LOG_LOSSES)
 
 

@@ -21,12 +21,13 @@ from tacit.models.bundle import write_bundle
 from tacit.models.card import summary
 from tacit.models.description import BundleError, Description, Features, Privacy, SiloPrice, Training, plain_stages
 from tacit.models.rows import Encoded, Rows, RowsWarning, encoded, labels_of, rows_of
-from tacit.models.scores import LOG_LOSSES, class_scores, in_unit, logits_of, number_scores, outputs_of
+from tacit.models.scores import LOG_LOSSES, class_scores, in_unit, logits_of, number_scores, numbers_of, outputs_of
 from tacit.objectives import Model, Objective, untapped
+from tacit.objectives.losses import FITTING
 from tacit.objectives.models import built
 from tacit.privacy.plan import SiloPlan
 
-_BINARY, _NUMBERS = ("logistic", "hinge"), ("squared", "absolute", "pinball", "piecewise-exponential")
+_BINARY, _NUMBERS = ("logistic", "hinge"), FITTING["regression"]
 
 EXACT = "Exact, on these records: no epsilon covers it, so it is for those who may see them."
 """What every evaluation says of itself."""
@@ -102,7 +103,7 @@ class TrainedModel:
         """Outputs in the target's own words or unit."""
         if self.description.task != "regression":
             return self.classes[self.positions(outputs)]
-        return in_unit(outputs[:, 0], self.description.target.range)
+        return in_unit(numbers_of(outputs, self.description.loss), self.description.target.range)
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs as probabilities of the classes."""

@@ -5,8 +5,10 @@ from .fairness import Notion as Notion
 from .fairness import ermi as ermi
 from .losses import absolute as absolute
 from .losses import hinge as hinge
+from .losses import huber as huber
 from .losses import logistic as logistic
 from .losses import pinball as pinball
+from .losses import poisson as poisson
 from .losses import register_loss as register_loss
 from .losses import softmax as softmax
 from .losses import squared as squared
@@ -27,6 +29,7 @@ from .query import gradient_difference as gradient_difference
 from .query import gradients as gradients
 from .query import lifted as lifted
 from .query import saddle as saddle
+from .rehearsal import gradient_norms as gradient_norms
 from .smoothness import Constants as Constants
 from .smoothness import constants as constants
 from .smoothness import start_risk as start_risk

@@ -20,7 +20,7 @@ _PROBED = 3
 
 
 def check_apart(objective: Objective, record: Mapping[str, Any], targets: np.ndarray) -> None:
-    """Raise if the loss of a record depends on others of its batch; what ships with Tacit is known not to do so.
+    """Raise if the loss of a record depends on others of its batch, or on chance; what ships with Tacit does not.
 
     Losses of three records, with random features and parameters, are compared in different company. ``record`` has the
     shape and type of each field; ``targets`` are some that occur.
@@ -35,7 +35,11 @@ def check_apart(objective: Objective, record: Mapping[str, Any], targets: np.nda
     try:
         start = objective.init(jax.random.key(0))
         params = jax.tree.map(lambda leaf: leaf + 0.5 * rng.normal(size=leaf.shape).astype(np.float32), start)
-        alone, pair, other = (_losses(objective, params, records, rows) for rows in ([0], [0, 1], [0, 2]))
+        alone, again, pair, other = (_losses(objective, params, records, rows) for rows in ([0], [0], [0, 1], [0, 2]))
+        if objective.model.outside is not None:
+            # Whether it has gradients record by record shows when it is asked for some.
+            outputs, pull = objective.model.outside.pulled(params, records["x"], ())
+            pull(np.ones_like(outputs))
     except Exception as error:
         raise TacitError(
             f"Expected the loss of a record to be computed from its outputs and target, but it raises "
@@ -47,6 +51,12 @@ def check_apart(objective: Objective, record: Mapping[str, Any], targets: np.nda
                 f"Expected one loss per record, shape ({rows},) for {counted(rows, 'record')}, got {found.shape}; do "
                 "not take the mean over records, training does."
             )
+    if float(again[0]) != float(alone[0]):
+        raise TacitError(
+            f"Expected the same loss of the same record, asked twice, got {float(alone[0]):.6g} and "
+            f"{float(again[0]):.6g}: the model or loss draws random numbers or keeps state, and a record's gradient "
+            "must follow from the parameters and the record alone. Leave that out."
+        )
     size = _APART * max(1.0, abs(float(alone[0])))
     if any(abs(float(found[0] - alone[0])) > size for found in (pair, other)):
         raise TacitError(

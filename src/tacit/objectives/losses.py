@@ -24,32 +24,54 @@ from tacit.objectives.objective import Loss, Metric, Smoothing
 _FLOOR = 1e-30
 
 
-def logistic() -> Loss:
-    """Binary cross-entropy of one logit; targets are 0 or 1.
+def logistic(class_weights: Sequence[float] | None = None) -> Loss:
+    """Binary cross-entropy of one logit; targets are 0 or 1, each weighed by the weight of its class.
+
+    Weights are public: choose them without looking at records, or pay for the numbers that they come from.
 
     >>> round(float(logistic().value(jnp.zeros((1, 1)), jnp.ones(1))[0]), 4)
     0.6931
+    >>> round(float(logistic((1.0, 2.0)).value(jnp.zeros((1, 1)), jnp.ones(1))[0]), 4)
+    1.3863
     """
+    weigh, most = _weights(class_weights, 2)
 
     def value(outputs: Array, targets: Array) -> Array:
         logit = outputs[:, 0]
-        return jnp.logaddexp(0.0, logit) - targets * logit
+        return weigh(jnp.logaddexp(0.0, logit) - targets * logit, targets)
 
-    return Loss(value, {"error": _wrong_side}, slope=1.0, curvature=0.25, name="logistic")
+    return Loss(value, {"error": _wrong_side}, slope=most, curvature=0.25 * most, name="logistic")
 
 
-def softmax() -> Loss:
-    """Cross-entropy of the softmax of the outputs; targets are classes 0, 1, ..."""
+def softmax(class_weights: Sequence[float] | None = None) -> Loss:
+    """Cross-entropy of the softmax of the outputs; targets are classes 0, 1, ..., weighed as in `logistic`."""
+    weigh, most = _weights(class_weights)
 
     def value(outputs: Array, targets: Array) -> Array:
         # Not by indices: the derivative of that is a scatter.
         own = jnp.arange(outputs.shape[1]) == targets[:, None].astype(jnp.int32)
-        return jax.nn.logsumexp(outputs, axis=1) - jnp.sum(jnp.where(own, outputs, 0.0), axis=1)
+        return weigh(jax.nn.logsumexp(outputs, axis=1) - jnp.sum(jnp.where(own, outputs, 0.0), axis=1), targets)
 
     def error(outputs: Array, targets: Array) -> Array:
         return (outputs.argmax(axis=1) != targets).astype(jnp.float32)
 
-    return Loss(value, {"error": error}, slope=2**0.5, curvature=0.5, name="softmax")
+    return Loss(value, {"error": error}, slope=2**0.5 * most, curvature=0.5 * most, name="softmax")
+
+
+def _weights(given: Sequence[float] | None, classes: int | None = None) -> tuple[Metric, float]:
+    """What weighs the loss of each record by its class, and the largest weight."""
+    if given is None:
+        return lambda losses, targets: losses, 1.0
+    weights = tuple(float(weight) for weight in given)
+    if not weights or min(weights) <= 0 or max(weights) == float("inf") or len(weights) != (classes or len(weights)):
+        wanted = "one positive weight for each class" + ("" if classes is None else f", {classes} of them")
+        raise TacitError(f"Expected class_weights={weights} to be {wanted}.")
+
+    def weigh(losses: Array, targets: Array) -> Array:
+        own = jnp.arange(len(weights)) == targets[:, None].astype(jnp.int32)
+        return losses * jnp.sum(jnp.where(own, jnp.asarray(weights), 0.0), axis=1)
+
+    return weigh, max(weights)
 
 
 def squared() -> Loss:
@@ -62,6 +84,39 @@ def squared() -> Loss:
         return output + target
 
     return Loss(value, {"mse": _squared_error}, slope=steepest, curvature=1.0, name="squared")
+
+
+def huber(bend: float = 1.0) -> Loss:
+    """Half the squared residual up to ``bend``, and a line of that slope beyond: large residuals pull no harder.
+
+    >>> huber(1.0).value(jnp.array([[0.5], [3.0]]), jnp.zeros(2)).tolist()
+    [0.125, 2.5]
+    """
+    if not 0 < bend < float("inf"):
+        raise TacitError(f"Expected 0 < bend={bend} < infinity: the residual where the square becomes a line.")
+
+    def value(outputs: Array, targets: Array) -> Array:
+        size = jnp.abs(outputs[:, 0] - targets)
+        near = jnp.minimum(size, bend)
+        return 0.5 * near**2 + bend * (size - near)
+
+    return Loss(value, {"mse": _squared_error}, slope=float(bend), curvature=1.0, name="huber")
+
+
+def poisson() -> Loss:
+    """The negative log likelihood of a count whose mean is the exponential of the output; targets are at least 0.
+
+    >>> round(float(poisson().value(jnp.log(jnp.array([[3.0]])), jnp.array([3.0]))[0]), 4)
+    -0.2958
+    """
+
+    def value(outputs: Array, targets: Array) -> Array:
+        return jnp.exp(outputs[:, 0]) - targets * outputs[:, 0]
+
+    def error(outputs: Array, targets: Array) -> Array:
+        return (jnp.exp(outputs[:, 0]) - targets) ** 2
+
+    return Loss(value, {"mse": error}, name="poisson", constant=lambda y: jnp.log(jnp.maximum(jnp.mean(y), _FLOOR)))
 
 
 def hinge(smoothness: float | None = None) -> Loss:
@@ -107,7 +162,7 @@ def pinball(quantile: float, smoothness: float | None = None) -> Loss:
 FITTING: dict[str, tuple[str, ...]] = {
     "binary": ("logistic", "softmax", "hinge"),
     "multiclass": ("softmax",),
-    "regression": ("squared", "absolute", "pinball", "piecewise-exponential"),
+    "regression": ("squared", "absolute", "pinball", "huber", "poisson", "piecewise-exponential"),
 }
 """The losses that ship with Tacit by the kind of target, the default first; a silo's daemon builds no others."""
 LOSSES = tuple(dict.fromkeys(name for names in FITTING.values() for name in names))

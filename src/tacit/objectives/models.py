@@ -82,6 +82,9 @@ def mlp(sizes: Sequence[int], *, activation: Callable[[Array], Array] = jax.nn.r
 
 MODELS = ("linear", "mlp", "cnn")
 """The models that ship with Tacit, which is all that a silo's daemon builds."""
+DIGEST = "source_digest"
+"""The argument of an architecture that pins the source of an installed model; it is not one of the model's own."""
+
 _OWN_MODELS: dict[str, Callable[..., Model]] = {}
 
 
@@ -89,7 +92,8 @@ def register_model(name: str, make: Callable[..., Model]) -> None:
     """Let studies name a model of your own: ``make(features, outputs, **options)`` returns it.
 
     ``features`` is the shape of a record's features, ``outputs`` a number, ``options`` the study's table
-    ``objective.model_options``. Real silos load no foreign code: such a study is simulated, not deployed.
+    ``objective.model_options``. Such a study is simulated: a real silo makes a model of somebody's own only if its
+    owner has installed a package that registers it and lists it in the policy (`tacit.objectives.installed`).
     """
     if name in MODELS or not name:
         raise TacitError(f"Expected a name for a model of your own, got {name!r}, which Tacit has; choose another.")
@@ -98,16 +102,25 @@ def register_model(name: str, make: Callable[..., Model]) -> None:
 
 def known_models() -> tuple[str, ...]:
     """The names that a study may give its model."""
-    return (*MODELS, *_OWN_MODELS)
+    from tacit.objectives.installed import installed_names
+
+    return (*MODELS, *dict.fromkeys((*_OWN_MODELS, *installed_names())))
 
 
 def _own_model(name: str, given: dict[str, Any]) -> Model:
     """A registered model, which knows how it was made, so that its bundle can be loaded again."""
-    features, outputs = tuple(given.pop("features")), given.pop("outputs")
-    model = _OWN_MODELS[name](features, outputs, **given)
+    features, outputs, digest = tuple(given.pop("features")), given.pop("outputs"), given.pop(DIGEST, None)
+    if digest is not None or name not in _OWN_MODELS:
+        from tacit.objectives.installed import loaded
+
+        make = loaded(name, digest)
+    else:
+        make = _OWN_MODELS[name]
+    model = make(features, outputs, **given)
     if not isinstance(model, Model):
         raise TacitError(f"Expected {name!r} to make a tacit.objectives.Model, got {type(model).__name__}; return one.")
-    own = Architecture(name, {"features": list(features), "outputs": outputs, **given})
+    pinned = {} if digest is None else {DIGEST: digest}
+    own = Architecture(name, {"features": list(features), "outputs": outputs, **given, **pinned})
     return replace(model, architecture=own)
 
 
@@ -131,7 +144,7 @@ def built(architecture: Architecture) -> Model:
             from tacit.objectives.survival import hazards
 
             return hazards(**given)
-        if name in _OWN_MODELS:
+        if name in known_models():
             return _own_model(name, given)
     except (TypeError, KeyError) as error:
         raise TacitError(f"Expected arguments of {name!r}, got {dict(architecture.arguments)} ({error}).") from None

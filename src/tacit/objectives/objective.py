@@ -11,12 +11,13 @@ positions after the axis of records, and the per-record gradient is the sum of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from tacit.algorithm import Params, Record
@@ -56,6 +57,29 @@ class Architecture:
     arguments: Mapping[str, Any]
 
 
+class Outside(Protocol):
+    """A model that another library computes, for those who call it without jax: a real silo's door."""
+
+    def dense(self, shape: tuple[int, ...], dtype: Any) -> Mapping[str, tuple[int, int]]:
+        """The dense layers that `pulled` can leave in factors, with their inputs and outputs, for such features."""
+        ...
+
+    def pulled(self, params: Any, x: np.ndarray, tapped: Sequence[str]) -> tuple[np.ndarray, Pull]:
+        """The outputs of some records, and the map from their cotangents to each record's gradient."""
+        ...
+
+
+class Pulled(NamedTuple):
+    """Gradients of records by layer: formed, or the inputs and the cotangents of the outputs of a dense layer."""
+
+    formed: dict[str, Any]
+    inputs: dict[str, np.ndarray]
+    cotangents: dict[str, np.ndarray]
+
+
+Pull = Callable[[np.ndarray], Pulled]
+
+
 @dataclass(frozen=True)
 class Model:
     """``apply(params, x, tap)`` maps a batch of features to outputs, record by record.
@@ -65,7 +89,7 @@ class Model:
     is not tapped. Where a layer multiplies by other matrices than its parameters, such as a kernel repeated at
     several offsets, ``unfold[name]`` maps the parameters to the ``{"w": ..., "b": ...}`` that it multiplies by.
     ``linear`` is the shape of a linear model, whose constants are known. ``architecture`` says how to make the model
-    again; a model of one's own has none.
+    again; a model of one's own has none. ``outside`` is a model that another library computes, see `Outside`.
     """
 
     init: Callable[[Array], Params]
@@ -74,6 +98,7 @@ class Model:
     unfold: Mapping[str, Callable[[Any], dict[str, Array]]] = field(default_factory=dict)
     linear: Linear | None = None
     architecture: Architecture | None = None
+    outside: Outside | None = None
 
 
 @dataclass(frozen=True)

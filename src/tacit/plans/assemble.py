@@ -21,23 +21,27 @@ from tacit.objectives import (
     absolute,
     constants,
     hinge,
+    huber,
     logistic,
     pinball,
+    poisson,
     softmax,
     squared,
 )
 from tacit.objectives.losses import FITTING, OWN_LOSSES
-from tacit.objectives.models import MODELS, built
+from tacit.objectives.models import DIGEST, MODELS, built
 from tacit.objectives.objective import Architecture
 from tacit.plans.catalogue import Entry, find
 from tacit.plans.spec import ONE_ROUND, AlgorithmSection, ObjectiveSection, Study, StudyError, unknown_parameters
 
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
-    "logistic": lambda section: logistic(),
-    "softmax": lambda section: softmax(),
+    "logistic": lambda section: logistic(section.class_weights),
+    "softmax": lambda section: softmax(section.class_weights),
     "hinge": lambda section: hinge(section.smoothness),
     "squared": lambda section: squared(),
     "absolute": lambda section: absolute(section.smoothness),
+    "huber": lambda section: huber(section.bend or 1.0),
+    "poisson": lambda section: poisson(),
     "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness),
     "piecewise-exponential": lambda section: _survival(section),
 }
@@ -89,6 +93,11 @@ def problem_of(study: Study, facts: Facts) -> Problem:
             f"objective.loss: {name!r} does not fit the {facts.task} target of {facts.name}; "
             f"use one of {', '.join(fitting)}."
         )
+    if section.class_weights is not None and len(section.class_weights) != facts.num_classes:
+        raise StudyError(
+            f"objective.class_weights: expected one weight for each of {facts.num_classes or 0} classes of "
+            f"{facts.name}, got {len(section.class_weights)}."
+        )
     per_class = OWN_LOSSES[name].per_class if name in OWN_LOSSES else name == "softmax"
     outputs = facts.num_classes or 1 if per_class else 1
     try:
@@ -112,7 +121,8 @@ def problem_of(study: Study, facts: Facts) -> Problem:
 def _model(section: ObjectiveSection, facts: Facts, outputs: int) -> Model:
     shape = facts.feature_shape
     if section.model not in MODELS:
-        given = {"features": shape, "outputs": outputs, **section.model_options}
+        pinned = {} if section.model_digest is None else {DIGEST: section.model_digest}
+        given = {"features": shape, "outputs": outputs, **section.model_options, **pinned}
         return built(Architecture(section.model, given))
     if section.model == "cnn":
         if len(shape) != 3:

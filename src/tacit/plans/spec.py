@@ -56,8 +56,10 @@ class ObjectiveSection(_Section):
     """What is learnt; ``hidden`` are the widths of a network's dense layers, ``channels`` of its convolutions.
 
     ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. ``bins`` are equal
-    parts of the time that a ``piecewise-exponential`` loss has a hazard for each. A model or loss of
-    somebody's own is registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``.
+    parts of the time that a ``piecewise-exponential`` loss has a hazard for each. ``class_weights`` weigh the records
+    of each class, and ``bend`` is where the ``huber`` loss becomes a line. A model or loss of somebody's own is
+    registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``. A model may also be
+    registered by an installed package; ``model_digest`` then pins the package's source.
     """
 
     model: str = "linear"
@@ -68,16 +70,19 @@ class ObjectiveSection(_Section):
     smoothness: Positive | None = None
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     bins: Annotated[int, Field(ge=1, le=1000)] | None = None
+    class_weights: tuple[Positive, ...] | None = None
+    bend: Positive | None = None
     regulariser: str | dict[str, Any] = "zero"
     model_options: dict[str, Any] = {}
+    model_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     loss_options: dict[str, Any] = {}
 
     @field_validator("model")
     @classmethod
     def _known_model(cls, value: str) -> str:
-        from tacit.objectives.models import known_models
+        from tacit.objectives.models import MODELS, known_models
 
-        if value not in known_models():
+        if value not in MODELS and value not in known_models():
             raise ValueError(unknown("model", value, known_models()).rstrip("."))
         return value
 
@@ -95,8 +100,10 @@ class ObjectiveSection(_Section):
         from tacit.objectives.losses import OWN_LOSSES
         from tacit.objectives.models import MODELS
 
-        if self.model_options and self.model in MODELS:
-            raise ValueError(f'leave model_options out where model = "{self.model}"; they are for registered models')
+        if (self.model_options or self.model_digest) and self.model in MODELS:
+            raise ValueError(
+                f'leave model_options and model_digest out where model = "{self.model}"; they are for registered models'
+            )
         if self.loss_options and self.loss not in OWN_LOSSES:
             raise ValueError("leave loss_options out where loss is one of Tacit's; they are for registered losses")
         return self
@@ -111,6 +118,10 @@ class ObjectiveSection(_Section):
             raise ValueError('set activation only where model = "mlp"')
         if (self.loss == "pinball") != (self.quantile is not None):
             raise ValueError('set quantile, such as 0.5 for the median, exactly where loss = "pinball"')
+        if self.class_weights is not None and self.loss not in (None, "logistic", "softmax"):
+            raise ValueError('set class_weights only where loss is "logistic" or "softmax"')
+        if self.bend is not None and self.loss != "huber":
+            raise ValueError('set bend only where loss = "huber"')
         if self.bins is not None and self.loss != "piecewise-exponential":
             raise ValueError('set bins, of time, only where loss = "piecewise-exponential"')
         if self.smoothness is not None and self.loss not in ("hinge", "absolute", "pinball"):

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Int64
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
 from tacit.silo.batches import SecretBatch, secret_batch
-from tacit.silo.engine import Layout, layouts, vectors_of, whole
+from tacit.silo.engine import Layout, is_outside, layouts, outside_vectors, vectors_of, whole
 from tacit.silo.integers import (
     BOUND,
     MOST_RECORDS,
@@ -70,9 +70,11 @@ class Engine:
 
         def vectors(work: Work, records: Record) -> Any:
             assert self._blocks is not None
+            if is_outside(silo.query):
+                return outside_vectors(silo.query, self._blocks, work, records)
             return vectors_of(silo, self._blocks, work, records)
 
-        self._vectors = jax.jit(vectors)
+        self._vectors = vectors if is_outside(silo.query) else jax.jit(vectors)
 
     def blocks(self, work: Work, records: Record) -> dict[str, Layout]:
         """The layout of the blocks, from shapes alone."""

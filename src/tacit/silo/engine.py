@@ -1,8 +1,8 @@
-"""The engine at the door: each record's vector, computed by jax and stored; nothing here is trusted.
+"""The engine at the door: each record's vector, computed by jax or torch and stored; nothing here is trusted.
 
 A combination of gradients of wide dense layers comes in factors, in differences of neighbouring points
-(`tacit.silo.gradients` says why). Everything else is formed, a vector for each record. `checked_sum` bounds whatever
-this computes.
+(`tacit.silo.gradients` says why). Everything else is formed, a vector for each record. Gradients of a model that
+another library computes are asked of it (`outside_vectors`). `checked_sum` bounds whatever this computes.
 
 What must hold for the price of sampled batches is that a record's vector depends on the broadcast, the record and its
 slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail.
@@ -11,7 +11,8 @@ slot alone. So nothing is summed over records, shapes are fixed, and nothing tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Int64
 
 from tacit.algorithm import Record, Silo, Statistic, Work
+from tacit.objectives.objective import Metric, Objective, Pulled
 from tacit.objectives.query import GradientQuery, SaddleQuery, differences, gradient_at
 from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped, total_of
 from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
@@ -49,9 +51,7 @@ class Layout(NamedTuple):
         at, layers = 0, {}
         for name, layer in self.shape.items():
             if name in self.factored:
-                matrix = sums.layers[name]
-                inputs = layer["w"].shape[0]
-                layers[name] = {"w": matrix[:inputs]} | ({"b": matrix[inputs]} if "b" in layer else {})
+                layers[name] = _weights(sums.layers[name], layer)
             else:
                 width = _width(layer)
                 layers[name] = _unravel(layer, sums.formed[at : at + width])
@@ -61,6 +61,15 @@ class Layout(NamedTuple):
     def shaped(self, flat: np.ndarray) -> Any:
         """A vector, leaf after leaf, as the statistic's tree."""
         return _unravel(self.shape, flat)
+
+
+def _weights(matrix: np.ndarray, layer: Any) -> dict[str, np.ndarray]:
+    """The weights of a dense layer from the matrix of its sum, in which a bias is the last row; torch turns them."""
+    if "weight" in layer:
+        inputs = layer["weight"].shape[1]
+        return {"weight": matrix[:inputs].T} | ({"bias": matrix[inputs]} if "bias" in layer else {})
+    inputs = layer["w"].shape[0]
+    return {"w": matrix[:inputs]} | ({"b": matrix[inputs]} if "b" in layer else {})
 
 
 def whole(shape: Any) -> Layout:
@@ -77,6 +86,8 @@ def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
 
 
 def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> Layout:
+    if is_outside(query):
+        return _factored(shape, _outside_terms(query, work, record))
     if not _is_gradient(query, block):
         return whole(shape)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), record)
@@ -89,7 +100,28 @@ def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> L
         dense = [n for n in shape if inputs[n].ndim == 2 and not is_formed(model, n, inputs[n], cotangents[n])]
         return {n: [(t.left, t.right) for t in combination_terms(parts, weights, n, some)] for n in dense}
 
-    shapes = jax.eval_shape(terms, work, one)
+    return _factored(shape, jax.eval_shape(terms, work, one))
+
+
+def _outside_terms(query: GradientQuery, work: Work, record: Record) -> dict[str, Any]:
+    """The shapes of the terms of each dense layer that another library may leave in factors."""
+    model = query.objective.model.outside
+    assert model is not None
+    dense = model.dense(record["x"].shape, record["x"].dtype)
+
+    def terms(work: Work) -> dict[str, Any]:
+        def zeros(side: int) -> dict[str, Any]:
+            return {name: jnp.zeros((1, own[side])) for name, own in dense.items()}
+
+        parts: list[Any] = [Pulled({}, zeros(0), zeros(1)) for _ in query.points(work)]
+        weights = query.weights(work)
+        return {n: [(t.left, t.right) for t in combination_terms(parts, weights, n, ())] for n in dense}
+
+    return dict(jax.eval_shape(terms, work))
+
+
+def _factored(shape: Any, shapes: Mapping[str, Any]) -> Layout:
+    """The layout of a block whose dense layers have terms of these shapes: wide ones stay in factors."""
     widths = {name: (len(own), own[0][0].shape[1] + 1, own[0][1].shape[1]) for name, own in shapes.items()}
     factored = [name for name, own in widths.items() if fits_factors(*own, len(shape)) and _is_wide(*own)]
     formed = sum(_width(layer) for name, layer in shape.items() if name not in factored)
@@ -130,6 +162,45 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
     return vectors
 
 
+def is_outside(query: Any) -> bool:
+    """Whether a query is a combination of gradients of a model that another library computes."""
+    return (
+        isinstance(query, GradientQuery)
+        and type(query.objective) is Objective
+        and query.objective.model.outside is not None
+    )
+
+
+def outside_vectors(query: Any, blocks: Mapping[str, Layout], work: Work, records: Record) -> dict[str, Vectors]:
+    """Each record's vector, asked of the library that computes the model; only the loss is compiled by jax."""
+    model, layout, weights = query.objective.model.outside, blocks[WHOLE], query.weights(work)
+    parts: list[Any] = []
+    for point in query.points(work):
+        outputs, pull = model.pulled(point, records["x"], layout.factored)
+        parts.append(pull(np.asarray(_slopes(query.objective.cost.value)(outputs, records["y"]))))
+    formed, layers = [np.zeros((len(records["y"]), 0), np.float32)], {}
+    for name, layer in layout.shape.items():
+        if name in layout.factored:
+            layers[name] = _stacked(combination_terms(parts, weights, name, records), layer)
+            continue
+        total = total_of(differences([part.formed[name] for part in parts], weights))
+        formed += [np.asarray(leaf, np.float32).reshape(len(leaf), -1) for leaf in jax.tree.leaves(total)]
+    return {WHOLE: Vectors(np.concatenate(formed, axis=1), jax.tree.map(np.asarray, layers))}
+
+
+@lru_cache(maxsize=16)
+def _slopes(value: Metric) -> Callable[[Any, Any], Any]:
+    """The gradient of the loss in a record's outputs, record by record: it follows from that record alone."""
+    return jax.jit(jax.vmap(jax.grad(lambda output, target: value(output[None], target[None])[0])))
+
+
+def _stacked(terms: list[Any], layer: Any) -> Factors:
+    """The terms of a dense layer as one array for each side; a bias is a last column of the left one."""
+    has_bias = "b" in layer or "bias" in layer
+    lefts = [_with_bias(term.left, term.bias) if has_bias else term.left for term in terms]
+    return Factors(jnp.stack(lefts), jnp.stack([term.right for term in terms]))  # type: ignore[arg-type]
+
+
 def _plain(query: Any, work: Work, records: Record) -> Statistic:
     if isinstance(query, SaddleQuery) and query.saddle.model.layers:
         params, duals = query.point(work)
@@ -145,9 +216,7 @@ def _tapped(query: GradientQuery, layout: Layout, work: Work, records: Record) -
     formed, layers = [], {}
     for name, layer in layout.shape.items():
         if name in layout.factored:
-            terms = combination_terms(parts, weights, name, records)
-            lefts = [_with_bias(term.left, term.bias) if "b" in layer else term.left for term in terms]
-            layers[name] = Factors(jnp.stack(lefts), jnp.stack([term.right for term in terms]))  # type: ignore[arg-type]
+            layers[name] = _stacked(combination_terms(parts, weights, name, records), layer)
             continue
         own = [
             formed_gradients(model, point[name], name, part.inputs[name], part.cotangents[name])

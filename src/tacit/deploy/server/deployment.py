@@ -21,6 +21,7 @@ from tacit.deploy.shuffler.client import Address
 from tacit.deploy.signing import KeyText
 from tacit.deploy.wire import MOST_PEERS, Description, Name, Pairwise, Plan, Shuffle, Welcome, plain_section
 from tacit.errors import TacitError
+from tacit.objectives.installed import installed, installed_names
 from tacit.objectives.losses import LOSSES
 from tacit.objectives.models import MODELS
 from tacit.plans.assemble import check_parameters
@@ -144,10 +145,12 @@ def check_study(study: Study, shufflers: int) -> None:
     if section.protects != "record":
         raise StudyError("privacy.protects: real silos protect whole records; leave it out, or simulate.")
     entry, objective = find(study.algorithm.name), study.objective
-    foreign = [name for name in (objective.model, objective.loss) if name not in (*MODELS, *LOSSES, None)]
+    names = (*MODELS, *LOSSES, None) if objective.model in MODELS else (*MODELS, *LOSSES, *installed_names(), None)
+    foreign = [name for name in (objective.model, objective.loss) if name not in names]
     if isinstance(entry, OwnEntry) or foreign:
         raise StudyError(
-            f"plugins: {(foreign or [entry.name])[0]} is of your own, and silos run no code but Tacit's; simulate."
+            f"plugins: {(foreign or [entry.name])[0]} is of your own, and silos run no code but Tacit's and what their "
+            "owners have installed; simulate, or register a model by a package (docs/pytorch.md)."
         )
     if entry.reads_attribute:
         raise StudyError(
@@ -271,7 +274,7 @@ def plan_for(
         features=first.features,
         task=first.task,  # type: ignore[arg-type]
         classes=first.classes,
-        objective=study.objective.model_dump(mode="json", exclude_none=True, exclude={"model_options", "loss_options"}),
+        objective=_objective(study, facts),
         algorithm=_algorithm(study, facts),
         epsilon=float(section.epsilon),
         delta=section.delta,
@@ -294,6 +297,30 @@ def _ranges(study: Study) -> dict[str, tuple[float, float]] | None:
         return {str(name): (float(low), float(high)) for name, (low, high) in given.items()} or None
     except (TypeError, ValueError, AttributeError):
         raise StudyError(f"data.options.ranges: expected COLUMN = [low, high] for each, got {given!r}.") from None
+
+
+def _objective(study: Study, facts: Sequence[Welcome]) -> dict[str, Any]:
+    """The objective's section of a plan; a model of a package is pinned by the source that is installed here."""
+    section = study.objective.model_dump(mode="json", exclude_none=True, exclude={"loss_options"})
+    if not section.get("model_options"):
+        section.pop("model_options", None)
+    name = study.objective.model
+    if name in MODELS:
+        return section
+    found = installed(name)
+    assert found is not None
+    wanted = study.objective.model_digest or found.digest
+    if wanted != found.digest:
+        raise StudyError(f"objective.model_digest: the source of {name!r} here has the digest {found.digest}.")
+    for fact in facts:
+        own = fact.models.get(name)
+        if own != wanted:
+            has = "does not have it, or its owner has not listed it" if own is None else f"has the source {own[:12]}..."
+            raise StudyError(
+                f"objective.model: {name!r} {found.version} (source {wanted[:12]}...) is proposed, but {fact.silo} "
+                f"{has}; its owner installs the same package and lists it in the policy (`tacit silo installed`)."
+            )
+    return {**section, "model_digest": wanted}
 
 
 def _pairwise(study: Study, facts: Sequence[Welcome]) -> Pairwise:

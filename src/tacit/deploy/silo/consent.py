@@ -26,7 +26,7 @@ from tacit.plans.price import MOST_KEPT, TAILS, samples_of
 from tacit.privacy import Event, Price, PricingError
 from tacit.privacy.filter import Rule
 from tacit.silo.door import noise_scale
-from tacit.silo.engine import layouts, vectors_of
+from tacit.silo.engine import is_outside, layouts, vectors_of
 from tacit.silo.ledger import Ledger
 from tacit.silo.pools import TRAINING, VALIDATION, Split
 from tacit.silo.release import own_clip, own_multiplier
@@ -172,7 +172,9 @@ def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, rec
         silo = part.silo
         work = jax.eval_shape(silo.start, shapes.broadcasts[kind], memory)
         blocks = layouts(silo, work, record)
-        jax.eval_shape(lambda work, table, silo=silo, blocks=blocks: vectors_of(silo, blocks, work, table), work, table)
+        if not is_outside(silo.query):
+            traced = lambda work, table, silo=silo, blocks=blocks: vectors_of(silo, blocks, work, table)  # noqa: E731
+            jax.eval_shape(traced, work, table)
         clip = jax.eval_shape(lambda work, silo=silo: own_clip(silo.release, work, plan.silo_index), work)
         noise = silo.release.noise_multiplier
         if isinstance(clip, Mapping) != isinstance(noise, Mapping) or len(jax.tree.leaves(clip)) != len(blocks):
@@ -181,15 +183,24 @@ def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, rec
         jax.eval_shape(lambda w, s, silo=silo: silo.report(silo.absorb(w, s), memory), work, statistic)
 
 
+def _check_objective(plan: Plan, allow: AllowSection) -> None:
+    """Refuse a model or loss that is not Tacit's own, nor of a package that the owner has listed."""
+    for part, own in (("model", (*MODELS, *allow.models)), ("loss", LOSSES)):
+        if plan.objective.get(part) not in (*own, None):
+            raise RefusalError("not-allowed", f"expected a {part} among {', '.join(own)}; no other code is loaded")
+    if plan.objective.get("model") not in (*MODELS, None):
+        from tacit.deploy.silo.packages import check_installed
+
+        check_installed(plan, allow)
+
+
 def _check_allowed(plan: Plan, allow: AllowSection) -> None:
     name, rounds = plan.algorithm.get("name"), plan.algorithm.get("num_rounds")
     if name not in allow.algorithms:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
     if name not in shipped():
         raise RefusalError("not-allowed", "expected an algorithm of Tacit's own; this silo loads no other code")
-    for part, own in (("model", MODELS), ("loss", LOSSES)):
-        if plan.objective.get(part) not in (*own, None):
-            raise RefusalError("not-allowed", f"expected a {part} among {', '.join(own)}; no other code is loaded")
+    _check_objective(plan, allow)
     if shipped()[name].reads_attribute:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:

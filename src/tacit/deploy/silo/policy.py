@@ -52,12 +52,20 @@ class BudgetSection(Section):
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24):(00))")
 
 
+class ModelSection(Section):
+    """A model of an installed package, by version and by the digest of its source: `tacit silo installed` has both."""
+
+    version: str
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class AllowSection(Section):
     """Which studies are considered at all, and when they are answered.
 
     ``max_epsilon_per_study`` bounds a plan's own epsilon, and so its price at the account's delta: no plan may have a
     larger one. ``max_parameters`` bounds a model, and a round says at most twice as many numbers. ``hours`` are spans
-    of the day in UTC, such as 08:00-18:00 or 22:00-06:00; outside them nothing is answered.
+    of the day in UTC, such as 08:00-18:00 or 22:00-06:00; outside them nothing is answered. ``models`` are those of
+    installed packages that may be trained, besides Tacit's own.
     """
 
     algorithms: tuple[str, ...]
@@ -69,6 +77,7 @@ class AllowSection(Section):
     max_open: Count = 4
     max_epsilon_per_study: Annotated[float, Field(gt=0, le=MOST_EPSILON)] | None = None
     hours: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    models: dict[Name, ModelSection] = Field(default_factory=dict)
 
     @field_validator("hours")
     @classmethod
@@ -141,12 +150,31 @@ class ApprovalSection(Section):
     study_days: Annotated[float, Field(gt=0)] = 30.0
 
 
+class BackboneSection(Section):
+    """A frozen backbone of an installed package, which makes features of records: its source and its weights.
+
+    ``weights`` is a safetensors file beside the policy.
+    """
+
+    name: Name
+    version: str
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    weights: str
+    weights_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    @property
+    def meaning(self) -> str:
+        """What tells features of one backbone from those of another, for all silos alike."""
+        return hashlib.sha256(f"{self.digest} {self.name} {self.weights_digest}".encode()).hexdigest()
+
+
 class DataSection(Section):
     """The records: an npz file with arrays x and y, or a CSV file and its schema.
 
     ``columns`` is the schema. An npz file may have one too, if x and y are what its encoding makes of cells; without
     it nobody can tell whether the features and classes of two silos mean the same. ``validation`` is the share of
-    records that never train: they are drawn when the ledger begins, for ever, and test finished models.
+    records that never train: they are drawn when the ledger begins, for ever, and test finished models. With a
+    ``backbone`` its features of the records in an npz file are what is trained on.
     """
 
     file: str
@@ -154,9 +182,12 @@ class DataSection(Section):
     task: Literal["binary", "multiclass", "regression"]
     classes: Annotated[int, Field(ge=2)] | None = None
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    backbone: BackboneSection | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> DataSection:
+        if self.backbone is not None and self.columns is not None:
+            raise ValueError("leave columns out where a backbone makes the features: they are no columns any more")
         if self.columns is None and self.file.lower().endswith(".csv"):
             raise ValueError("set columns, the schema that `tacit init` writes, where file is a CSV file")
         if (self.task == "regression") != (self.classes is None):
@@ -237,7 +268,13 @@ def policy_text(folder: Path) -> bytes:
 
 def plain_policy(policy: Policy) -> dict[str, Any]:
     """A policy as plain values, as the ledger's chain keeps it."""
-    return policy.model_dump(mode="json")
+    tree = policy.model_dump(mode="json")
+    if not policy.allow.models:
+        # As it was before there were packages: nothing has changed then.
+        del tree["allow"]["models"]
+    if policy.data.backbone is None:
+        del tree["data"]["backbone"]
+    return tree
 
 
 def policy_from(tree: dict[str, Any]) -> Policy:
@@ -247,7 +284,9 @@ def policy_from(tree: dict[str, Any]) -> Policy:
 
 def files_of(folder: Path, policy: Policy, counter: Path) -> list[Path]:
     """What the daemon relies on: policy, records and schema, key, ledger, decisions, counter, machine, prices."""
-    named = [policy.data.file, policy.data.columns, policy.key]
+    body = policy.data.backbone
+    named = [policy.data.file, policy.data.columns, policy.key, None if body is None else body.weights]
+    named += [path.name for path in sorted(folder.glob("features-*.npy"))]
     names = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "approved", "decided")
     state, apart = [folder / name for name in names], [counter, counter.with_name("machine")]
     kept = cache_folder("prices")
@@ -285,7 +324,8 @@ def load_description(policy: Policy, home: Path, records: Mapping[str, np.ndarra
     """What the silo's records mean: by its schema, or as little as is known without one."""
     section, shape = policy.data, records["x"].shape[1:]
     if section.columns is None:
-        return Description(features=shape, task=section.task, classes=section.classes)
+        body = None if section.backbone is None else section.backbone.meaning
+        return Description(features=shape, task=section.task, classes=section.classes, backbone=body)
     path = home / section.columns
     schema = _checked_schema(section, path)
     if shape != (schema.width,):

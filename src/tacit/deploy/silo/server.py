@@ -11,7 +11,16 @@ from pathlib import Path
 
 from tacit.deploy.listener import Listener, log_to_terminal, serve_until_stopped
 from tacit.deploy.permissions import check_silo
-from tacit.deploy.silo.policy import PolicyError, files_of, load_description, load_policy, load_records, policy_text
+from tacit.deploy.silo.policy import (
+    Policy,
+    PolicyError,
+    digest,
+    files_of,
+    load_description,
+    load_policy,
+    load_records,
+    policy_text,
+)
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.privacy.cache import cache_folder
 from tacit.privacy.plan import doubts, scarce
@@ -75,7 +84,29 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
         decisions.mkdir(mode=0o700, exist_ok=True)
     check_silo(folder, files_of(folder, policy, home.counter), public=[folder / "models"])
     records = load_records(policy, folder)
-    sizes = [len(records["y"])]
+    # The account is of the records that the owner has, whatever features are made of them.
+    identity = digest(records)
+    if policy.data.backbone is not None:
+        from tacit.deploy.silo.backbones import with_features
+
+        records = with_features(policy, folder, records)
+    _warn(policy, len(records["y"]))
+    description = load_description(policy, folder, records)
+    own = {"description": description, "policy_read": text, "identity": identity}
+    service = SiloService(policy, records, home, noise_off=noise_off, **own)  # type: ignore[arg-type]
+    server = SiloServer(service, home.socket, socket_mode)
+    if noise_off:
+        _log.warning("NOISE IS OFF: a test build, not private")
+    try:
+        serve_until_stopped(server, _log, f"silo {policy.name} serves on {server.path}")
+    finally:
+        server.close()
+        service.close()
+
+
+def _warn(policy: Policy, count: int) -> None:
+    """Tell the owner what is doubtful about a policy for so many records."""
+    sizes = [count]
     for doubt in [*doubts([policy.budget.epsilon], policy.budget.delta, sizes), *scarce([policy.name], sizes)]:
         _log.warning("policy.toml: %s", doubt)
     if not policy.proposers:
@@ -86,13 +117,3 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
             "silos cannot be checked; see data.columns in docs/deployment.md",
             policy.data.file,
         )
-    description = load_description(policy, folder, records)
-    service = SiloService(policy, records, home, noise_off=noise_off, description=description, policy_read=text)
-    server = SiloServer(service, home.socket, socket_mode)
-    if noise_off:
-        _log.warning("NOISE IS OFF: a test build, not private")
-    try:
-        serve_until_stopped(server, _log, f"silo {policy.name} serves on {server.path}")
-    finally:
-        server.close()
-        service.close()

@@ -119,7 +119,8 @@ class SiloService:
     digest, is priced. Without a ``description`` shape, task and number of classes are all that is known of it.
     The policy is the one on disk at the moment of the request; while that one cannot be used, everything is refused.
 
-    ``policy_read`` is the text that ``policy`` was read from; by default what is on disk now.
+    ``policy_read`` is the text that ``policy`` was read from; by default what is on disk now. ``identity`` is the
+    digest of the records as the owner has them, where ``records`` hold features of them.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class SiloService:
         clock: Callable[[], float] = time.time,
         description: Description | None = None,
         policy_read: bytes | None = None,
+        identity: str | None = None,
     ) -> None:
         if noise_off and not (policy.test and os.environ.get(NOISE_OFF) == "1"):
             raise PolicyError(
@@ -155,7 +157,8 @@ class SiloService:
         self._signer = Signer(read_secret(home.folder / policy.key))
         self._sealer, self._masker = self._new_sealer(policy), self._new_masker(policy)
         self._samplers = TEST_BUILD if noise_off else EXACT
-        self._identity = {"records": len(self._records["y"]), "digest": digest(self._records), "test": noise_off}
+        count, own = len(self._records["y"]), identity or digest(self._records)
+        self._identity = {"records": count, "digest": own, "test": noise_off}
         self._lock, self._refusals, self._counts = threading.Lock(), RefusalLog(_log), RefusalCounts()
         self._newest_lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
@@ -419,8 +422,17 @@ class SiloService:
             description=self._description.sent,
             ledger=ledger.identity,
             validation=len(self._pools[VALIDATION]["y"]) if VALIDATION in self._pools else None,
+            models=self._models(),
         )
         return frame(welcome)
+
+    def _models(self) -> dict[str, str]:
+        """The models of installed packages that the policy lists and that are here as it says."""
+        if not self.policy.allow.models:
+            return {}
+        from tacit.deploy.silo.packages import at_hand
+
+        return at_hand(self.policy.allow)
 
     def _propose(self, ledger: Ledger, plan: Plan, told: Description | None) -> bytes:
         study, account = plan.study, ledger.accounts.get(plan.study)
