@@ -35,10 +35,10 @@ from tacit.plans.spec import ONE_ROUND, AlgorithmSection, ObjectiveSection, Stud
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "logistic": lambda section: logistic(),
     "softmax": lambda section: softmax(),
-    "hinge": lambda section: hinge(section.smoothness),
+    "hinge": lambda section: hinge(section.smoothness, section.smoothing or "moreau"),
     "squared": lambda section: squared(),
-    "absolute": lambda section: absolute(section.smoothness),
-    "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness),
+    "absolute": lambda section: absolute(section.smoothness, section.smoothing or "moreau"),
+    "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness, section.smoothing or "moreau"),
     "piecewise-exponential": lambda section: _survival(section),
 }
 
@@ -192,6 +192,7 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "capacity": limit if section.capacity is None else section.capacity,
         "channel": section.channel if study.privacy.private else "open",
         "protects": _protection(study, entry),
+        "silos": len(records),
         **section.own,
     }
     if section.name in ONE_ROUND:
