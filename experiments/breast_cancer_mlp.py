@@ -13,7 +13,7 @@ from typing import Any
 from experiments.earlier import breast_cancer_mlp as before
 from experiments.folder import PROTOCOL, Data, Earlier, Experiment
 from experiments.search import Trials
-from experiments.spider import Study, draw_settings, methods, seeds_of_data, told
+from experiments.spider import Study, draw_settings, finding, methods, seeds_of_data, told
 from tacit import data
 from tacit.objectives import Objective, mlp, softmax
 
@@ -75,6 +75,7 @@ EXPERIMENT = Experiment(
     template="spider.md.j2",
     tiny=True,
     earlier=Earlier(before.draw, before.words),
+    finding=lambda data: finding(data["settings"]),
 )
 
 if __name__ == "__main__":

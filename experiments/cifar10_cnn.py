@@ -14,7 +14,7 @@ from typing import Any
 from experiments.earlier import cifar10_cnn as before
 from experiments.folder import PROTOCOL, Data, Earlier, Experiment
 from experiments.search import Trials
-from experiments.spider import Study, draw_settings, methods, seeds_of_data, told
+from experiments.spider import Study, draw_settings, finding, methods, seeds_of_data, told
 from tacit.objectives import Objective, cnn, softmax
 
 OBJECTIVE = Objective(cnn(), softmax())
@@ -77,6 +77,7 @@ EXPERIMENT = Experiment(
     template="spider.md.j2",
     tiny=True,
     earlier=Earlier(before.draw, before.words),
+    finding=lambda data: finding(data["settings"]),
 )
 
 if __name__ == "__main__":

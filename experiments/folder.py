@@ -48,6 +48,14 @@ class Earlier:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What a card of the gallery says of numbers: one sentence, and a word."""
+
+    found: str
+    verdict: str
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A result folder and how it is made.
 
@@ -66,6 +74,7 @@ class Experiment:
     tiny: bool = False
     parts: tuple[str, ...] = ()
     earlier: Earlier | None = None
+    finding: Callable[[Data], Finding] | None = None
 
     @property
     def command(self) -> str:

@@ -153,7 +153,7 @@ def _ours(channel: str, silos: int, chosen: dict[tuple[str, int], dict[str, dict
     """The chosen settings, trained once over all 60,000 images, on the official test images."""
     rounds = 60_000 // silos
     federation = _federation("unit-pixels", 0.0)
-    seeds = [_seed(federation, silos, "test", 1 + i) for i in range(1 if silos == 1 else 2)]
+    seeds = [_seed(federation, silos, "test", TUNING_SEEDS + i) for i in range(EVALUATION_SEEDS)]
     labels = list(_budgets())
     points = [chosen[channel, silos][label] for label in labels]
     found = train(_builder(channel, rounds), points, seeds, OBJECTIVE, rounds=rounds)

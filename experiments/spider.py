@@ -22,7 +22,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import Runner, epsilon_axis, improvement, interval, noise_for, records_of, seeds_of, verdict
-from experiments.folder import Data, save, table
+from experiments.folder import Data, Finding, save, table
 from experiments.search import EVALUATION_SEEDS, TUNING_SEEDS, Point, Space, Trials, refuse_edges, search
 from tacit import data
 from tacit.algorithm import Algorithm
@@ -248,6 +248,18 @@ def told(settings: Mapping[str, Data]) -> Data:
         "claim": CLAIM,
         "testing": len(next(iter(next(iter(settings.values()))["curves"][rules[0]].values()))[0]["by_seed"]),
     }
+
+
+def finding(settings: Mapping[str, Data]) -> Finding:
+    """The improvement in percent over both baselines, by the paper's rule of selection and by ours."""
+    said, words = [], []
+    for rule in RULES:
+        both = {other: _improved(settings, rule, other) for other in PRINTED}
+        told = " and ".join(f"{one['mean']:+.1f}% ± {one['half90']:.1f} against {k}" for k, one in both.items())
+        said.append(f"chosen by {rule}, SPIDER's improvement is {told}")
+        words += [one["said"] for one in both.values()]
+    verdict_of = {frozenset(["better"]): "reproduced", frozenset(["level"]): "level", frozenset(["worse"]): "differs"}
+    return Finding("; ".join(said), verdict_of.get(frozenset(words), "partly"))
 
 
 def _panel(found: Data, rule: str) -> Data:

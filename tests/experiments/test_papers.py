@@ -3,7 +3,6 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ from tacit import geometry
 from tacit.objectives import Objective, Problem, linear, softmax
 from tacit.plans.catalogue import find
 from tacit.silo import enrol
-from tacit.simulate.compiled import Seed, simulate
+from tacit.simulate.compiled import simulate
 
 
 def test_the_shuffled_sum_is_near_central_dp_and_far_from_noise_at_every_silo():

@@ -31,6 +31,8 @@ TYPICAL = 1 / 8
 """The bound of a difference in clips of a gradient, where it follows the distance."""
 REPORT = 2.5
 """Deviation of a coordinate of a local report of a unit vector at a small local epsilon, times that epsilon."""
+MOST = 64.0
+"""No kind has more than so many times the noise of another: one that enters no estimate would have any."""
 UNKNOWN = 100
 """Records of a local batch whose size is not known: a full one."""
 
@@ -43,12 +45,14 @@ class Kind(NamedTuple):
 
 
 def ratio_of(kind: Kind, base: Kind) -> float:
-    """How many times the noise multiplier of ``base`` this kind has in the least noisy split.
+    """How many times the noise multiplier of ``base`` this kind has in the least noisy split, `MOST` at most.
 
     >>> ratio_of(Kind(cost=16, harm=1), Kind(cost=1, harm=1))
     2.0
     """
-    return float(((kind.cost * base.harm) / (base.cost * kind.harm)) ** 0.25)
+    if kind.harm == 0 or base.harm == 0:
+        return MOST if kind.harm == 0 else 1 / MOST
+    return float(min(MOST, max(1 / MOST, ((kind.cost * base.harm) / (base.cost * kind.harm)) ** 0.25)))
 
 
 def recursive(num_rounds: int, phase_length: int | None, momentum: float = 0.0) -> tuple[Kind, Kind]:

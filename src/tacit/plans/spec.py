@@ -57,7 +57,8 @@ class ObjectiveSection(_Section):
 
     ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. ``bins`` are equal
     parts of the time that a ``piecewise-exponential`` loss has a hazard for each. A loss that is not smooth is smoothed
-    to ``smoothness`` by its Moreau envelope, or as ``smoothing`` says. A model or loss of somebody's own is registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``.
+    to ``smoothness`` by its Moreau envelope, or as ``smoothing`` says. A model or loss of somebody's own is registered
+    by a module of ``plugins`` and takes ``model_options`` or ``loss_options``.
     """
 
     model: str = "linear"

@@ -66,7 +66,8 @@ class ConvexSetting:
     ``lipschitz`` (L), ``smoothness`` (beta; ``None``: not smooth) and ``strong_convexity`` (mu) hold for each record's
     loss; ``radius`` (D) bounds the distance from the initial point to an optimum. There are ``silos`` (N) of
     ``records`` (n) each, of whom ``participants`` (M; ``None``: all) come to a round; where their number is
-    random, 1/M = E[1/M_r], as `harmonic` and `binomial_silos` find it. ``dimension`` (d) counts parameters; ``gap`` bounds the excess risk of the initial point where more is known of it than L D.
+    random, 1/M = E[1/M_r], as `harmonic` and `binomial_silos` find it. ``dimension`` (d) counts parameters;
+    ``gap`` bounds the excess risk of the initial point where more is known of it than L D.
 
     >>> s = ConvexSetting(lipschitz=1, radius=1, records=1234, silos=25, dimension=50, epsilon=1, delta=1 / 1234**2)
     >>> round(s.mu, 4), s.present
