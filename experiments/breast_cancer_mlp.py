@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.earlier import breast_cancer_mlp as before
-from experiments.folder import PROTOCOL, Data, Earlier, Experiment
+from experiments.folder import PROTOCOL, Data
 from experiments.search import Trials
-from experiments.spider import Study, draw_settings, finding, methods, seeds_of_data, told
+from experiments.spider import Study, experiment, methods, seeds_of_data
 from tacit import data
 from tacit.objectives import Objective, mlp, softmax
 
@@ -50,16 +50,10 @@ def compute(given: argparse.Namespace) -> Data:
     return {"protocol": PROTOCOL, **sizes, "settings": {own.name: own.found}}
 
 
-def draw(folder: Path, data: Data) -> None:
-    """The paper's figure."""
-    draw_settings(folder / "figure.png", data["settings"])
-
-
 def words(data: Data) -> Data:
     """The tables and the improvement in percent."""
     sizes = " and ".join(f"{name} {n}" for name, n in zip(data["silos"], data["records"], strict=True))
     return {
-        **told(data["settings"]),
         "title": "Breast cancer, two silos by label",
         "setting": f"one silo for each label (training records: {sizes}), a network 30-5-2, full batches.",
         "protocol_note": "Features are scaled by public bounds: standardising each one-class silo by itself, as the "
@@ -67,16 +61,7 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment(
-    "breast-cancer-mlp",
-    compute,
-    draw,
-    words,
-    template="spider.md.j2",
-    tiny=True,
-    earlier=Earlier(before.draw, before.words),
-    finding=lambda data: finding(data["settings"]),
-)
+EXPERIMENT = experiment("breast-cancer-mlp", compute, words, before)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

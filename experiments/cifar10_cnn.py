@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.earlier import cifar10_cnn as before
-from experiments.folder import PROTOCOL, Data, Earlier, Experiment
+from experiments.folder import PROTOCOL, Data
 from experiments.search import Trials
-from experiments.spider import Study, draw_settings, finding, methods, seeds_of_data, told
+from experiments.spider import Study, experiment, methods, seeds_of_data
 from tacit.objectives import Objective, cnn, softmax
 
 OBJECTIVE = Objective(cnn(), softmax())
@@ -52,15 +52,9 @@ def compute(given: argparse.Namespace) -> Data:
     return {"protocol": PROTOCOL, "records": own.records, "delta": own.delta, "settings": {own.name: own.found}}
 
 
-def draw(folder: Path, data: Data) -> None:
-    """The paper's figure."""
-    draw_settings(folder / "figure.png", data["settings"])
-
-
 def words(data: Data) -> Data:
     """The tables and the improvement in percent."""
     return {
-        **told(data["settings"]),
         "title": "CIFAR-10, ten silos of one class each",
         "setting": f"one silo for each class ({data['records'][0]} training images), the paper's network, "
         "Poisson batches of 100 images on average, all priced. The clip is 1: a network's step and clip trade off, and "
@@ -69,16 +63,7 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment(
-    "cifar10-cnn",
-    compute,
-    draw,
-    words,
-    template="spider.md.j2",
-    tiny=True,
-    earlier=Earlier(before.draw, before.words),
-    finding=lambda data: finding(data["settings"]),
-)
+EXPERIMENT = experiment("cifar10-cnn", compute, words, before)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

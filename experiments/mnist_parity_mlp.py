@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.earlier import mnist_parity_mlp as before
-from experiments.folder import PROTOCOL, Data, Earlier, Experiment
+from experiments.folder import PROTOCOL, Data
 from experiments.search import Trials
-from experiments.spider import Study, draw_settings, finding, methods, seeds_of_data, told
+from experiments.spider import Study, experiment, methods, seeds_of_data
 from tacit.objectives import Objective, mlp, softmax
 from tacit.simulate.participation import participation
 
@@ -60,15 +60,9 @@ def compute(given: argparse.Namespace) -> Data:
     return {"protocol": PROTOCOL, "records": made[0].records, "delta": made[0].delta, "settings": found}
 
 
-def draw(folder: Path, data: Data) -> None:
-    """A panel for each (M, R)."""
-    draw_settings(folder / "figure.png", data["settings"])
-
-
 def words(data: Data) -> Data:
     """The tables of each setting, and the improvement in percent."""
     return {
-        **told(data["settings"]),
         "title": "MNIST, odd or even, 25 silos of two digits",
         "setting": f"25 silos of two digits each ({data['records'][0]} records), a network 50-64-2, full batches; "
         f"where 12 silos come to a round, each answers at most {SPARE} rounds more than its share.",
@@ -76,16 +70,7 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment(
-    "mnist-parity-mlp",
-    compute,
-    draw,
-    words,
-    template="spider.md.j2",
-    tiny=True,
-    earlier=Earlier(before.draw, before.words),
-    finding=lambda data: finding(data["settings"]),
-)
+EXPERIMENT = experiment("mnist-parity-mlp", compute, words, before)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

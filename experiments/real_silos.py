@@ -116,7 +116,7 @@ def _metric(name: str, prepared: Prepared, params: Any) -> list[float]:
 def certified(about: Mapping[str, Any], epsilon: float) -> Data:
     """What a published run spent at each silo, whose noise was calibrated for fewer steps than were taken.
 
-    The noise is that of Renyi accounting for ``epsilon`` in so many epochs, as the libraries do it. ``least`` is its tight
+    The noise is that of Renyi accounting for ``epsilon`` in so many epochs, as libraries do it. ``least`` is its tight
     price for adding or removing a record, as they count; ``replaced`` is ours, for replacing one. Both assume Poisson
     batches.
     """

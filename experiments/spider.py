@@ -10,6 +10,7 @@ seeds by successive halving; test errors are those of other seeds.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import Runner, epsilon_axis, improvement, interval, noise_for, records_of, seeds_of, verdict
-from experiments.folder import Data, Finding, save, table
+from experiments.folder import Data, Earlier, Experiment, Finding, save, table
 from experiments.search import EVALUATION_SEEDS, TUNING_SEEDS, Point, Space, Trials, refuse_edges, search
 from tacit import data
 from tacit.algorithm import Algorithm
@@ -226,6 +227,26 @@ def draw_settings(path: Path, settings: Mapping[str, Data], rule: str = "validat
         epsilon_axis(axis, [cell["epsilon"] for cell in next(iter(found["curves"][rule].values()))])
         axis.legend(fontsize=7)
     save(figure, path)
+
+
+def experiment(
+    name: str, compute: Callable[[argparse.Namespace], Data], words: Callable[[Data], Data], before: Any
+) -> Experiment:
+    """The result folder of one of these studies; ``before`` shows numbers of the earlier protocol."""
+
+    def draw(folder: Path, data: Data) -> None:
+        draw_settings(folder / "figure.png", data["settings"])
+
+    return Experiment(
+        name,
+        compute,
+        draw,
+        lambda data: {**told(data["settings"]), **words(data)},
+        template="spider.md.j2",
+        tiny=True,
+        earlier=Earlier(before.draw, before.words),
+        finding=lambda data: finding(data["settings"]),
+    )
 
 
 def told(settings: Mapping[str, Data]) -> Data:
