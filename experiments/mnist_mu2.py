@@ -138,7 +138,7 @@ def _tuned(trials: Trials, cells: Sequence[tuple[str, int]]) -> dict[str, dict[s
         cell = f"{channel} {silos}"
         chosen[cell] = {
             label: search(
-                Space(f"{cell} {label}", {"step": STEPS}, derived=lambda point, rho=rho: {"rho": rho}),
+                Space(f"{cell} {label}", {"step": STEPS}, derived=partial(_with, rho)),
                 trials,
                 run,
                 "validation_error",
@@ -146,6 +146,11 @@ def _tuned(trials: Trials, cells: Sequence[tuple[str, int]]) -> dict[str, dict[s
             for label, rho in _budgets().items()
         }
     return chosen
+
+
+def _with(rho: float, point: Point) -> Point:
+    """What follows from a point: its budget."""
+    return {"rho": rho}
 
 
 def _ours(channel: str, silos: int, chosen: dict[str, Any]) -> dict[str, Any]:

@@ -134,7 +134,8 @@ def certified(about: Mapping[str, Any], epsilon: float) -> Data:
             above = spent(RdpAccountant, middle, counted) > epsilon
             low, high = (middle, high) if above else (low, middle)
         shape: dict[str, Any] = {"records": records, "batch": about["batch"], "sampling": "poisson"}
-        event = Event(kind="g", noise_multiplier=high, count=about["steps"], **shape)
+        # Ours is in units of the change of a replaced record, two clips; theirs in clips.
+        event = Event(kind="g", noise_multiplier=high / 2, count=about["steps"], **shape)
         found["least"].append(spent(PLDAccountant, high, about["steps"]))
         found["replaced"].append(price([event], delta=about["delta"]).epsilon)
     return found

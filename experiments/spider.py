@@ -127,7 +127,7 @@ class Study:
         priced: dict[tuple[float, ...], float] = {}
 
         def derived(point: Point) -> Point:
-            own = {name: point[name] for name in ("ratio", "difference_slope") if name in point}
+            own: dict[str, float] = {name: point[name] for name in ("ratio", "difference_slope") if name in point}
             key = (point.get("ratio", 1.0),)
             if key not in priced:
                 priced[key] = self.noise(method, epsilon, own)

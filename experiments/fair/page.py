@@ -151,7 +151,7 @@ def words(page: Page, data: Data) -> Data:
 
 def _refuse(curves: Mapping[str, Any]) -> None:
     """Raise where a setting lies at the edge of its grid."""
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for notion, panels in curves.items():
         for level, methods in panels.items():
             for name, cells in methods.items():
