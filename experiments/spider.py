@@ -36,7 +36,7 @@ from tacit.simulate.participation import Participation
 RULES = {"validation": "validation_error", "training loss": "train_loss"}
 PRINTED = {"MB-SGD": 1.72, "Local SGD": 6.06}
 """Mean improvement of SPIDER in percent over all experiments, as the paper's text gives it."""
-PHASES = (1, 2, 3, 5)
+PHASES = (1, 2, 3)
 RATIOS = (0.5, 1.0, 2.0)
 """Noise of differences over that of the split rule."""
 
