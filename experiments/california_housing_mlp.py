@@ -27,7 +27,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from experiments.common import Runner, columns, grid_of, interval, noise_for, records_of, seeds_of, verdict
-from experiments.folder import PROTOCOL, Data, Experiment, Parts, save, table
+from experiments.folder import PROTOCOL, Data, Experiment, Finding, Parts, save, table
 from experiments.search import Point, Space, Trials, refuse_edges, search
 from tacit import data
 from tacit.algorithm import Algorithm
@@ -451,7 +451,15 @@ def _spread(data: Data) -> str:
     return table(["level", *labels, "gradients apart", "Hessians apart, of the largest eigenvalue"], rows)
 
 
-EXPERIMENT = Experiment("california-housing-mlp", compute, draw, words, tiny=True)
+def finding(data: Data) -> Finding:
+    """CE-PSGM against MB-PSGM-FG, both through PrivUnit2's reports, at every budget."""
+    ours, base = (data["curves"][f"{name}, PrivUnit2 reports"] for name in ("CE-PSGM", "MB-PSGM-FG"))
+    gains = {e: interval(100 * (np.divide(ours[e]["by_seed"], base[e]["by_seed"]) - 1)) for e in base}
+    cells = ", ".join(f"{g['mean']:+.0f}% ± {g['half90']:.0f} at epsilon {e} ({verdict(g)})" for e, g in gains.items())
+    return Finding(f"training loss of CE-PSGM beside MB-PSGM-FG's, both through reports: {cells}", "none")
+
+
+EXPERIMENT = Experiment("california-housing-mlp", compute, draw, words, tiny=True, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

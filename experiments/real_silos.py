@@ -25,7 +25,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from experiments.common import Runner, interval
-from experiments.folder import PROTOCOL, Data, Experiment, Parts, save, table
+from experiments.folder import PROTOCOL, Data, Experiment, Finding, Parts, save, table
 from experiments.search import EVALUATION_SEEDS, TUNING_SEEDS, Point, Space, Trials, refuse_edges, search
 from tacit.plans.spec import Study, study_from
 from tacit.privacy import Event, price
@@ -263,7 +263,12 @@ def _said(name: str, found: Data) -> str:
     )
 
 
-EXPERIMENT = Experiment("real-silos", compute, draw, words, tiny=True, parts=tuple(SETS))
+def finding(data: Data) -> Finding:
+    """What is said of each data set."""
+    return Finding(" ".join(f"{name}: {_said(name, own)}" for name, own in data["sets"].items()).rstrip("."), "none")
+
+
+EXPERIMENT = Experiment("real-silos", compute, draw, words, tiny=True, parts=tuple(SETS), finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

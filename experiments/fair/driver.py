@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.fair.compare import joined
-from experiments.fair.page import PAGES, Page, draw, words
+from experiments.fair.page import PAGES, Page, draw, finding, words
 from experiments.fair.training import DELTA, Arena, Method, Scale, Trainer, constant_error, curve, methods, noise_at
 from experiments.folder import PROTOCOL, Data, Experiment, Parts
 from experiments.search import Trials
@@ -31,7 +31,9 @@ def experiment(name: str) -> Experiment:
     """The result folder of this name."""
     page = PAGES[name]
     told, made = partial(words, page), partial(compute, page)
-    return Experiment(name, made, draw, told, f"fair {name}", "fair.md.j2", tiny=True, parts=page.parts)
+    return Experiment(
+        name, made, draw, told, f"fair {name}", "fair.md.j2", tiny=True, parts=page.parts, finding=finding
+    )
 
 
 def main() -> None:

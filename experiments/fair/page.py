@@ -15,7 +15,7 @@ import numpy as np
 from experiments.common import interval
 from experiments.fair.compare import headline, least_violation, points_of
 from experiments.fair.training import VALIDATION, Scale
-from experiments.folder import PROTOCOL, Data, save, table
+from experiments.folder import PROTOCOL, Data, Finding, save, table
 from experiments.search import refuse_edges
 
 SMALL = 10
@@ -159,6 +159,16 @@ def _refuse(curves: Mapping[str, Any]) -> None:
                     own = {"": cell["choice"], ", least error": cell.get("second_choice")}
                     chosen |= {f"{notion}, h={level}, {name}, {e}{k}": one for k, one in own.items() if one}
     refuse_edges(chosen)
+
+
+def finding(data: Data) -> Finding:
+    """Parity at equal error against both rivals, beside the paper's averages."""
+    panels = data["curves"]["demographic-parity"]
+    found = {other: headline(panels, other)["mean"] for other in PRINTED["demographic-parity"]}
+    said = " and ".join(f"{_below(share)} {other}" for other, share in found.items())
+    half = all(found[other] >= claim / 2 for other, claim in PRINTED["demographic-parity"].items())
+    some = all(share > 0 for share in found.values())
+    return Finding(f"parity violation {said} at equal error", "reproduced" if half else "partly" if some else "differs")
 
 
 def _headlines(panels: Mapping[str, Any], printed: Mapping[str, float]) -> str:
