@@ -235,7 +235,8 @@ def finding(data: Data) -> Finding:
     one = [ours[f"{c} {m}"]["epsilon=1"]["accuracy"]["mean"] for c in ("direct", "trusted") for m in SILOS]
     near = told["loss_gap"] < 0.01 and told["accuracy_gap"] < 2
     said = f"within {told['loss_gap']:.3f} in loss and {told['accuracy_gap']:.1f} points in accuracy of both tables"
-    more = f"those rho are epsilon {told['meaning']}; at epsilon 1 bounded features give {min(one):.0f}% to {max(one):.0f}%"
+    low, high = min(one), max(one)
+    more = f"its rho are epsilon {told['meaning']}; at epsilon 1 bounded features give {low:.0f} to {high:.0f}%"
     return Finding(f"{said}; {more}", "reproduced" if near else "differs")
 
 
