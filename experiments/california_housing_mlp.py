@@ -3,12 +3,11 @@
 ``python -m experiments.california_housing_mlp`` writes ``results/california-housing-mlp``. It can be stopped
 and started again: every finished part is kept in ``parts.json``. ``--tiny`` tries everything on a small setting.
 
-The step size follows the rule of the CE-PSGM paper's appendix A.2: begin at a large one (8 here, 0.5 there: targets
-in [0, 1] make gradients small, and full batches from 0.5 are never halved), look at the training loss every 20 rounds,
-and halve and restart when it has grown by more than 5% three times in a row; here also when it ends above where it
-began, which noise alone can do within the first look, and as long as halving lowers the loss at the end. Clip and step
-are chosen by training loss on one seed. This search is outside the guarantee, as the paper's is; the prices are those
-of the runs.
+Every private method has the same grid of steps and clips, and its split of noise between kinds of rounds (differences,
+local steps) is searched around the rule of `tacit.algorithms.noise_split`. Settings are chosen by training loss, as
+the paper's are, on three seeds by successive halving. Methods through shufflers are searched with Gaussian noise of the
+same variance at a trusted server. This search is outside the guarantee, as the paper's is; the prices are those of the
+runs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from experiments.common import columns, grid_of, interval, noise_for, records_of, seeds_of
-from experiments.folder import Data, Experiment, Parts, save, table
+from experiments.common import Runner, columns, grid_of, interval, noise_for, records_of, seeds_of, verdict
+from experiments.folder import PROTOCOL, Data, Experiment, Finding, Parts, save, table
+from experiments.search import Point, Space, Trials, refuse_edges, search
 from tacit import data
 from tacit.algorithm import Algorithm
 from tacit.geometry.proximal import tree_norm
@@ -45,11 +45,13 @@ HIDDEN = 10
 OBJECTIVE = Objective(mlp((8, HIDDEN, 1), activation=jax.nn.softplus), squared())
 DIMENSION = 8 * HIDDEN + HIDDEN + HIDDEN + 1
 DELTA = 1e-5
+SILOS = 10
 MOMENTUM, SLOPE = 0.1, 1.0
 LOOK = 20
-TOGETHER = 2
-LEVEL_STEPS = slice(1, 8)
-"""Steps that are tried at every level of heterogeneity: 4, 2, ..., 1/16."""
+SPLITS = {"difference_noise": (0.5, 1.0, 2.0), "local_noise": (0.25, 1.0, 4.0)}
+"""Noise of differences and of local steps over that of the split rule."""
+LEVEL_STEPS = tuple(2.0**k for k in range(-6, 4))
+"""Steps that are tried at every level of heterogeneity."""
 MEASURES = {"train_loss": "train loss", "squared_gradient": "squared gradient norm", "test_loss": "test loss"}
 LEVEL_MEASURES = ("train_loss", "squared_gradient")
 LOWEST = 1 / 3  # of a mean: where a band is cut, lest it fill a logarithmic axis
@@ -62,17 +64,17 @@ class Size:
 
     rounds: int = 500
     epsilons: tuple[float, ...] = (0.4, 0.8, 1.6)
-    seeds: int = 5
-    clips: tuple[float, ...] = (0.3, 1.0)
-    first_step: float = 8.0
-    halvings: int = 14
+    seeds: int = 10
+    tuning: int = 3
+    clips: tuple[float, ...] = (0.1, 0.3, 1.0)
+    steps: tuple[float, ...] = (0.25, 1.0, 4.0)
     records: int | None = None
     levels: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     local_rounds: int = 100
-    local_seeds: int = 3
+    local_seeds: int = 5
 
 
-TINY = Size(40, (0.8,), 2, (1.0,), 0.5, 2, 30, (0.0, 1.0), 8, 1)
+TINY = Size(10, (0.8,), 2, 1, (1.0,), (0.5, 1.0, 2.0), 30, (0.0, 1.0), 8, 1)
 
 
 @dataclass(frozen=True)
@@ -90,20 +92,30 @@ class Arm:
         """The algorithm at a point of the grid."""
         common = {"num_rounds": rounds, "batch_size": self.batch, "sampling": "wor" if self.batch else "full"}
         slope = {} if self.algorithm == "mb-sgd" else {"difference_slope": SLOPE}
-        given = {**common, **slope, "channel": self.channel, **self.own, **point}
+        given = {**common, **slope, "channel": self.channel, "silos": SILOS, **self.own, **point}
         return find(self.algorithm).build(Problem(OBJECTIVE), **given)
 
-    def stand_in(self, noise: float, records: int, silos: int) -> tuple[Arm, dict[str, float]]:
-        """The same method with Gaussian noise at a trusted server, as large as its own: quick to search."""
+    def splits(self, rounds: int) -> dict[str, float]:
+        """How many times the noise of gradients the split rule gives to differences and to local steps."""
+        made = self.build(rounds, clip_norm=1.0, noise_multiplier=1.0, step_size=0.1)
+        found = {}
+        for kind, part in made.rounds.items():
+            noise = part.silo.release.noise_multiplier
+            if kind == "local":
+                found["local_noise"] = float(noise)
+            elif kind != "gradient":
+                found["difference_noise"] = float(noise["difference"] if isinstance(noise, dict) else noise)
+        return found
+
+    def stand_in(self, noise: float, records: int) -> tuple[Arm, float]:
+        """The same method with Gaussian noise at a trusted server, as large as its own, and its multiplier."""
         if self.channel == "shuffled-sum":
-            return replace(self, channel="trusted"), {"noise_multiplier": noise}
+            return replace(self, channel="trusted"), noise
         if self.channel != "shuffled-reports":
-            return self, {"noise_multiplier": noise}
+            return self, noise
         own = {name: value for name, value in self.own.items() if name != "randomiser"}
         deviation = terms_of(self.own["randomiser"], DIMENSION, 1 / noise).deviation
-        equal = deviation * math.sqrt(silos * (self.batch or records)) / 2
-        local = {"local_noise": noise / equal} if own.get("local_steps", 1) > 1 else {}
-        return replace(self, channel="trusted", own={**own, **local}), {"noise_multiplier": equal}
+        return replace(self, channel="trusted", own=own), deviation * math.sqrt(SILOS * (self.batch or records)) / 2
 
     def bytes_per_round(self, records: int) -> float:
         """What one silo says in one round, on average over turns of local steps."""
@@ -168,26 +180,6 @@ def traces(
     return dict(simulate_grid(build, columns(points), seeds, measure=measure, measure_every=every).trace)
 
 
-def rises(losses: np.ndarray, start: float) -> bool:
-    """Whether the loss grew by more than 5% three looks in a row, or ends above where it began, or is lost."""
-    grown = ~(losses[1:] <= 1.05 * losses[:-1])
-    in_a_row = bool(np.any(grown[2:] & grown[1:-1] & grown[:-2]))
-    return in_a_row or not np.all(np.isfinite(losses)) or bool(losses[-1] > start)
-
-
-def after_another(losses: np.ndarray, best: int | None, start: float) -> tuple[int | None, bool]:
-    """The best of the halved steps so far (losses: steps x looks, the newest last), and whether to halve again.
-
-    The first whose loss does not rise, and shorter ones as long as they end lower.
-    """
-    newest = len(losses) - 1
-    held = not rises(losses[-1], start)
-    if best is None:
-        return (newest if held else None), True
-    better = held and bool(losses[-1, -1] < losses[best, -1])
-    return (newest if better else best), better
-
-
 def apart(size: Size, level: float) -> dict[str, float]:
     """How far silos' gradients and Hessians are from those of all, at most, at a trained model.
 
@@ -213,18 +205,18 @@ def apart(size: Size, level: float) -> dict[str, float]:
     }
 
 
-def priced(arm: Arm, rounds: int, records: Sequence[int], epsilon: float) -> tuple[dict[str, float], Data]:
-    """The noise multiplier of all silos at this budget, and what it costs with and without shufflers."""
+def priced(arm: Arm, rounds: int, records: Sequence[int], epsilon: float, **split: float) -> tuple[float, Data]:
+    """The noise multiplier of all silos at this budget and split, and what it costs with and without shufflers."""
     budget = Budget(epsilon=epsilon, delta=DELTA, honest=1.0, min_silos=len(records))
 
     def build(noise: Any) -> Algorithm:
-        return arm.build(rounds, clip_norm=1.0, noise_multiplier=noise, step_size=0.1)
+        return arm.build(rounds, clip_norm=1.0, noise_multiplier=noise, step_size=0.1, **split)
 
     plans, noise = plan_silos(build, [str(i) for i in range(len(records))], records, budget, dimensions={})
     if noise is None:
         raise ValueError(f"Expected a budget of epsilon={epsilon} to ask for noise.")
     multiplier = float(noise.max())
-    return {"noise_multiplier": multiplier}, {
+    return multiplier, {
         "epsilon": max(p.price.epsilon for p in plans if p.price is not None),
         "without_shuffler": without_shuffler(plans[0].events, delta=DELTA),
         "local_epsilon": 1 / multiplier if arm.channel == "shuffled-reports" else None,
@@ -236,56 +228,57 @@ class Study:
 
     def __init__(self, folder: Path, size: Size) -> None:
         self.folder, self.size = folder, size
-        self.steps = [size.first_step * 0.5**i for i in range(size.halvings)]
         self.look = max(1, min(LOOK, size.rounds // 10))
         folder.mkdir(parents=True, exist_ok=True)
         self.parts = Parts(folder / "parts.json", asdict(size))
+        self.trials = Trials(folder / "trials.jsonl", asdict(size))
 
-    def searched(
-        self,
-        build: Callable[..., Algorithm],
-        terms: dict[str, Any],
-        clips: Sequence[float | None],
-        seeds: Sequence[Seed],
-    ) -> dict[str, Any]:
-        """Clip and step by the rule, on training loss alone: a search that is not private."""
-        best: dict[str, Any] = {}
-        start = float(measure(seeds[0].params, seeds[0].evaluation)["train_loss"])
-        for clip in clips:
-            own = {**terms} if clip is None else {**terms, "clip_norm": clip}
-            step, last = self.halved(partial(build, **own), seeds[:1], start)
-            if not best or last < best["loss"]:
-                best = {**own, "step_size": step, "loss": last}
-        return best
+    def searched(self, arm: Arm, epsilon: float | None, seeds: Sequence[Seed], records: Sequence[int]) -> Data:
+        """Step, clip and split by training loss on the tuning seeds: a search that is not private."""
+        size, axes = self.size, {"step_size": self.size.steps}
+        if epsilon is not None:
+            rule = arm.splits(size.rounds)
+            axes |= {"clip_norm": size.clips, **{k: tuple(z * f for f in SPLITS[k]) for k, z in rule.items()}}
 
-    def halved(self, build: Callable[..., Algorithm], seeds: Sequence[Seed], start: float) -> tuple[float, float]:
-        """The step of the rule and the loss that it ends with; a few are run together, until halving helps no more."""
-        losses, best = np.zeros((0, 0)), None
-        for first in range(0, len(self.steps), TOGETHER):
-            steps = self.steps[first : first + TOGETHER]
-            found = traces(build, [{"step_size": own} for own in steps], seeds, self.look)["train_loss"][0]
-            for row in found:
-                losses = np.vstack([losses.reshape(-1, len(row)), row])
-                best, more = after_another(losses, best, start)
-                if not more and best is not None:
-                    return self.steps[best], float(losses[best, -1])
-        return (self.steps[-1], math.inf) if best is None else (self.steps[best], float(losses[best, -1]))
+        @cache
+        def noise(split: tuple[tuple[str, float], ...]) -> float:
+            return priced(arm, size.rounds, records, epsilon or 1.0, **dict(split))[0]
 
-    def curve(self, arm: Arm, epsilon: float | None, clips: Sequence[float]) -> Data:
-        """One method at one budget: searched, then run on every seed."""
+        def derived(point: Point) -> Point:
+            if epsilon is None:
+                return {}
+            real = noise(tuple((k, point[k]) for k in SPLITS if k in point))
+            return {"noise_multiplier": arm.stand_in(real, min(records))[1], "real": real}
+
+        quick = arm if epsilon is None else arm.stand_in(1.0, min(records))[0]
+
+        def build(**point: Any) -> Algorithm:
+            real = point.pop("real", None)
+            if "local_noise" in point:  # local steps are noised by the silo whatever the channel
+                point["local_noise"] = point["local_noise"] * real / point["noise_multiplier"]
+            return quick.build(size.rounds, **({} if epsilon is not None else OPEN), **point)
+
+        runner = Runner(build, OBJECTIVE, None, (3, 12))
+        label = arm.label if epsilon is None else f"{arm.label} {epsilon:g}"
+        space = Space(label, axes, derived=derived)
+        run = lambda points, seed: runner(points, seeds[seed])  # noqa: E731
+        return search(space, self.trials, run, "train_loss", seeds=range(size.tuning))
+
+    def curve(self, arm: Arm, epsilon: float | None) -> Data:
+        """One method at one budget: searched on some seeds, then run on others."""
         size = self.size
-        seeds, records = repetitions(size, size.seeds)
-        terms, price = ({}, {"epsilon": None}) if epsilon is None else priced(arm, size.rounds, records, epsilon)
-        quick, quick_terms = arm, terms
-        if terms:
-            quick, quick_terms = arm.stand_in(terms["noise_multiplier"], min(records), len(records))
+        seeds, records = repetitions(size, size.tuning + size.seeds)
+        choice = self.searched(arm, epsilon, seeds, records)
+        split = {name: choice["point"][name] for name in SPLITS if name in choice["point"]}
+        point, price = {"step_size": choice["point"]["step_size"]}, {"epsilon": None}
+        if epsilon is not None:
+            noise, price = priced(arm, size.rounds, records, epsilon, **split)
+            point |= {"clip_norm": choice["point"]["clip_norm"], "noise_multiplier": noise, **split}
 
-        def build(arm: Arm = arm, **point: Any) -> Algorithm:
-            return arm.build(size.rounds, **({} if terms else OPEN), **point)
+        def build(**point: Any) -> Algorithm:
+            return arm.build(size.rounds, **({} if epsilon is not None else OPEN), **point)
 
-        searching = partial(build, quick)
-        chosen = self.searched(searching, quick_terms, clips if terms else [None], seeds)
-        point = {name: value for name, value in chosen.items() if name != "loss"} | terms
+        seeds = seeds[size.tuning :]
         found = traces(build, [point], seeds, self.look)
         # Schedules with local steps have two rounds for one of the others.
         double = len(build(**point).schedule) // size.rounds
@@ -293,7 +286,9 @@ class Study:
         reached = found["train_loss"][:, 0] <= 0.6 * constant
         return {
             "chosen": point,
+            "choice": choice,
             **price,
+            "by_seed": [float(value) for value in found["train_loss"][:, 0, -1]],
             "final": {name: interval(values[:, 0, -1]) for name, values in found.items()},
             "mean": {name: values[:, 0].mean(axis=0).tolist() for name, values in found.items()},
             "std": {name: values[:, 0].std(axis=0).tolist() for name, values in found.items()},
@@ -309,7 +304,7 @@ class Study:
         size = self.size
         seeds, records = repetitions(size, size.local_seeds, level)
         local = {"local_steps": 8, "local_batch_size": max(4, min(records) // 8)}
-        steps = self.steps[LEVEL_STEPS] if len(self.steps) > LEVEL_STEPS.stop else self.steps
+        steps = LEVEL_STEPS if size.local_rounds > 20 else size.steps
         found: Data = {}
         for label, name, own in (("mini-batch", "mb-psgm-fg", {}), ("local steps", "ce-psgm-fg", local)):
             arm = Arm(label, name, "trusted", {"momentum": MOMENTUM, **own})
@@ -321,7 +316,8 @@ class Study:
                 last = {k: np.where(np.isfinite(trace[k]), trace[k], np.inf)[:, :, -1] for k in LEVEL_MEASURES}
                 best = int(np.argmin(last["train_loss"].mean(axis=0)))
                 measures = {k: interval(values[:, best]) for k, values in last.items()}
-                found[f"{label}, {kind}"] = {"step_size": steps[best], **measures}
+                choice = {"point": {"step_size": steps[best]}, "axes": {"step_size": list(steps)}, "ends": {}}
+                found[f"{label}, {kind}"] = {**choice, "step_size": steps[best], **measures}
         return found
 
     def run(self) -> Data:
@@ -329,15 +325,11 @@ class Study:
         size, part = self.size, self.parts.get
         curves: Data = {}
         for arm in arms(max(2, (size.records or 1651) // 16)):
-            # The clip is chosen at one budget and kept at the others.
-            middle = size.epsilons[len(size.epsilons) // 2]
-            first = part(f"{arm.label} {middle:g}", partial(self.curve, arm, middle, size.clips))
-            clip = [first["chosen"]["clip_norm"]]
             curves[arm.label] = {
-                f"{e:g}": part(f"{arm.label} {e:g}", partial(self.curve, arm, e, clip)) for e in size.epsilons
+                f"{e:g}": part(f"{arm.label} {e:g}", partial(self.curve, arm, e)) for e in size.epsilons
             }
         open_arm = Arm("not private", "mb-psgm-fg", "open", {"momentum": MOMENTUM})
-        curves["not private"] = {"none": part("not private", partial(self.curve, open_arm, None, []))}
+        curves["not private"] = {"none": part("not private", partial(self.curve, open_arm, None))}
         levels = {f"{v:g}": part(f"level {v:g}", partial(self.heterogeneity, v)) for v in size.levels}
         distances = {f"{v:g}": part(f"apart {v:g}", partial(apart, size, v)) for v in size.levels}
         return {"curves": curves, "heterogeneity": levels, "apart": distances}
@@ -349,6 +341,7 @@ def compute(given: argparse.Namespace) -> Data:
     study = Study(given.out, size)
     found = study.run()
     network = {"delta": DELTA, "hidden": HIDDEN, "dimension": DIMENSION, "cpu_minutes": study.parts.cpu_minutes}
+    network["protocol"] = PROTOCOL
     return {**network, "rounds": size.rounds, "seeds": size.seeds, "size": asdict(size), **found}
 
 
@@ -398,19 +391,43 @@ def draw_levels(path: Path, levels: Data) -> None:
 
 def words(data: Data) -> Data:
     """The comparison of all methods, and of local steps over levels of heterogeneity."""
-    size = Size(**data.get("size", {}))
+    size = data.get("size", {})
+    if data.get("protocol") == PROTOCOL:
+        _refuse(data)
     header = ["method", "epsilon", "train loss", "squared gradient", "test loss", "bytes per silo and round"]
     rows = [
         [label, budget, *_compared(curve)] for label, own in data["curves"].items() for budget, curve in own.items()
     ]
     return {
         "budgets": ", ".join(budgets_of(data["curves"])),
-        "first_step": size.first_step,
-        "local_rounds": size.local_rounds,
-        "largest": max(size.epsilons),
+        "first_step": size.get("first_step", 8.0),
+        "local_rounds": size.get("local_rounds", Size.local_rounds),
+        "largest": max(size.get("epsilons", Size.epsilons)),
+        "against": _against(data) if data.get("protocol") == PROTOCOL else None,
         "compared": table([*header, "rounds to target", "local epsilon", "epsilon without shuffler"], rows),
         "spread": _spread(data),
     }
+
+
+def _refuse(data: Data) -> None:
+    """Raise where a choice lies at the edge of its grid."""
+    curves = {f"{label} {e}": curve["choice"] for label, own in data["curves"].items() for e, curve in own.items()}
+    levels = {f"level {v}, {label}": cell for v, row in data["heterogeneity"].items() for label, cell in row.items()}
+    refuse_edges({**curves, **levels})
+
+
+def _against(data: Data) -> str:
+    """Every private method against MB-PSGM-FG through the shuffled sum, seed by seed, in percent of its loss."""
+    base, rows = data["curves"]["MB-PSGM-FG, shuffled sum"], []
+    for label, own in data["curves"].items():
+        if label in ("MB-PSGM-FG, shuffled sum", "not private"):
+            continue
+        cells = []
+        for budget, curve in own.items():
+            gain = interval(100 * (np.divide(curve["by_seed"], base[budget]["by_seed"]) - 1))
+            cells.append(f"{gain['mean']:+.1f}% ± {gain['half90']:.1f}, {verdict(gain)}")
+        rows.append([label, *cells])
+    return table(["training loss against MB-PSGM-FG, shuffled sum", *base], rows)
 
 
 def _compared(curve: Data) -> list[str]:
@@ -434,7 +451,15 @@ def _spread(data: Data) -> str:
     return table(["level", *labels, "gradients apart", "Hessians apart, of the largest eigenvalue"], rows)
 
 
-EXPERIMENT = Experiment("california-housing-mlp", compute, draw, words, tiny=True)
+def finding(data: Data) -> Finding:
+    """CE-PSGM against MB-PSGM-FG, both through PrivUnit2's reports, at every budget."""
+    ours, base = (data["curves"][f"{name}, PrivUnit2 reports"] for name in ("CE-PSGM", "MB-PSGM-FG"))
+    gains = {e: interval(100 * (np.divide(ours[e]["by_seed"], base[e]["by_seed"]) - 1)) for e in base}
+    cells = ", ".join(f"{g['mean']:+.0f}% ± {g['half90']:.0f} at epsilon {e} ({verdict(g)})" for e, g in gains.items())
+    return Finding(f"training loss of CE-PSGM beside MB-PSGM-FG's, both through reports: {cells}", "none")
+
+
+EXPERIMENT = Experiment("california-housing-mlp", compute, draw, words, tiny=True, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,8 +17,8 @@ from tacit.objectives import Objective
 from tacit.plans.price import plan_silos
 from tacit.privacy.plan import Budget
 from tacit.silo import enrol
-from tacit.simulate.compiled import Seed, simulate_grid
-from tacit.simulate.participation import Participation
+from tacit.simulate.compiled import Program, Seed, grid_program, simulate_grid
+from tacit.simulate.participation import Participation, participation
 from tacit.studies.run import measured, pooled
 
 Rows = list[dict[str, Any]]
@@ -89,6 +90,29 @@ def train(
     return {name: values[:, :, -1] for name, values in outcome.trace.items()}
 
 
+@dataclass
+class Runner:
+    """Final measurements of points of one algorithm, in grids of few sizes: a size is compiled once for all seeds."""
+
+    build: Callable[..., Algorithm]
+    objective: Objective
+    who: Participation | None = None
+    widths: tuple[int, ...] = (3, 12)
+    programs: dict[int, Program] = field(default_factory=dict)
+
+    def __call__(self, points: Sequence[Mapping[str, Any]], seed: Seed) -> dict[str, np.ndarray]:
+        """One value for each point; there are at most as many as the largest width."""
+        width = min(w for w in self.widths if w >= len(points))
+        who = participation(seed.silos.number) if self.who is None else self.who
+        measure = measured(self.objective)
+        if width not in self.programs:
+            self.programs[width] = grid_program(self.build, width, who, measure)
+        filled = columns([*points, *[points[-1]] * (width - len(points))])
+        once: dict[str, Any] = {"who": who, "measure": measure, "measure_every": 10**9}
+        outcome = simulate_grid(self.build, filled, [seed], **once, program=self.programs[width])
+        return {name: values[0, : len(points), -1] for name, values in outcome.trace.items()}
+
+
 def best_by(labels: Sequence[Any], scores: np.ndarray) -> dict[Any, int]:
     """For each label, the point of the smallest mean score (a run that diverged counts as infinite)."""
     means = np.where(np.isfinite(scores), scores, np.inf).mean(axis=0)
@@ -103,6 +127,26 @@ def interval(values: Any) -> dict[str, float]:
     values = np.asarray(values, float)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(values.mean()), "std": spread, "half90": 1.645 * spread / len(values) ** 0.5}
+
+
+def verdict(gain: Mapping[str, float], better: str = "below", worse: str = "above") -> str:
+    """What a paired difference says: a difference inside its 90% interval is level.
+
+    >>> verdict({"mean": -0.2, "half90": 0.1}), verdict({"mean": 0.05, "half90": 0.1})
+    ('below', 'level')
+    """
+    if abs(gain["mean"]) <= gain["half90"]:
+        return "level"
+    return better if gain["mean"] < 0 else worse
+
+
+def improvement(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The mean improvement in percent over experiments: 100 (theirs - ours)/theirs in each, as arXiv:2203.06735 has it.
+
+    >>> improvement([9.0, 5.0], [10.0, 5.0])
+    5.0
+    """
+    return float(np.mean([100 * (b - a) / b for a, b in zip(ours, theirs, strict=True)]))
 
 
 def slope(at: Any, values: Any) -> float:

@@ -35,6 +35,26 @@ def render(template: str, **told: Any) -> str:
     return PAGES.get_template(template).render(**told)
 
 
+PROTOCOL = 2
+"""Of numbers with three tuning seeds, no choice at an edge and intervals; numbers without it have an earlier page."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """How numbers of an earlier protocol are shown until their study is run again: ``pages/earlier/NAME.md.j2``."""
+
+    draw: Callable[[Path, Data], None]
+    words: Callable[[Data], Data]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a card of the gallery says of numbers: one sentence, and a word."""
+
+    found: str
+    verdict: str
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A result folder and how it is made.
@@ -53,6 +73,8 @@ class Experiment:
     template: str = ""
     tiny: bool = False
     parts: tuple[str, ...] = ()
+    earlier: Earlier | None = None
+    finding: Callable[[Data], Finding] | None = None
 
     @property
     def command(self) -> str:
@@ -91,14 +113,25 @@ class Experiment:
 
     def show(self, folder: Path, data: Data) -> None:
         """Write the figures and the page."""
-        self.draw(folder, data)
+        self._shown(data).draw(folder, data)
         (folder / "README.md").write_text(self.page(folder, data), encoding="utf-8")
+
+    def _shown(self, data: Data) -> Experiment | Earlier:
+        """Who shows these numbers."""
+        return self if self.earlier is None or data.get("protocol") == PROTOCOL else self.earlier
 
     def page(self, folder: Path, data: Data) -> str:
         """The page of these numbers."""
-        told = {**data, **self.words({**data, "folder": folder})}
-        body = render(self.template or f"{self.name}.md.j2", **told)
+        shown = self._shown(data)
+        told = {**data, **shown.words({**data, "folder": folder})}
+        own = self.template or f"{self.name}.md.j2"
+        body = render(own if shown is self else f"earlier/{self.name}.md.j2", **told)
         return body + render("footer.md.j2", made=data["provenance"], now=self.command)
+
+
+def fingerprint_of(settings: Any) -> str:
+    """A short name of plain data: what was made with other settings is not read again."""
+    return hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -110,8 +143,7 @@ class Parts:
     found: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        plain = json.dumps(self.settings, default=str)
-        self.fingerprint = hashlib.sha256(plain.encode()).hexdigest()[:16]
+        self.fingerprint = fingerprint_of(self.settings)
         stored = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
         self.found = stored.get("found", {}) if stored.get("settings") == self.fingerprint else {}
 

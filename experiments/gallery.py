@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.folder import render
+from experiments.folder import PROTOCOL, Finding, render
+from experiments.works import lines
 from tacit.errors import TacitError, unknown
 
 HERE = Path(__file__).parent
@@ -25,34 +28,51 @@ except TacitError as error:
 """
 
 
+VERDICTS = ("reproduced", "partly", "level", "differs", "inconclusive", "none")
+"""Of a paper's claim by what is found here; ``none`` where there is no claim."""
+
+
 @dataclass(frozen=True)
 class Exhibit:
-    """One result folder.
+    """One result folder: a card.
 
-    ``differs`` says where we find something else than the paper, ``found`` our number; both are empty until a result is
-    there to speak of, and then the page itself has to be read.
+    ``claim`` is in the paper's words where it quotes. ``differs`` says where we find something else than the paper, and
+    ``found`` our number; where a folder's numbers are of the present protocol, both follow from them.
     """
 
     name: str
     source: str
     claim: str
     minutes: int
+    verdict: str = "inconclusive"
     found: str = ""
     differs: str = ""
     data: str = "none"
     arguments: Sequence[str] = ()
     page: str = "README.md"
 
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise TacitError(f"Expected verdict={self.verdict!r} of {self.name} to be one of {', '.join(VERDICTS)}.")
+
     @property
     def call(self) -> Sequence[str]:
         """The module to run and its arguments; ``{out}`` is the folder to write."""
         return self.arguments or (f"experiments.{self.name.replace('-', '_')}", "--out", "{out}")
 
-    @property
-    def difference(self) -> str:
-        """What the index says of it."""
-        nothing = "see its page" if not self.found else "nowhere"
-        return self.differs or ("nothing to compare with" if self.claim == "none" else nothing)
+    def card(self, results: Path) -> Exhibit:
+        """The card of the folder's own numbers, where they are of the present protocol and speak for themselves."""
+        path = results / self.name / "data.json"
+        data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if data.get("protocol") != PROTOCOL:
+            return self
+        # What computes is loaded only where there are numbers to speak of.
+        fair = importlib.import_module("experiments.fair.driver")
+        own = (
+            fair.experiment(self.name) if self.name in fair.PAGES else importlib.import_module(self.call[0]).EXPERIMENT
+        )
+        said = Finding("", "inconclusive") if own.finding is None else own.finding(data)
+        return replace(self, found=said.found, verdict=said.verdict, differs="")
 
 
 EXHIBITS = {
@@ -84,7 +104,12 @@ def index(results: Path) -> str:
     strangers = [name for name in here if name not in EXHIBITS]
     if strangers:
         raise TacitError(f"{results / strangers[0]} is not in the gallery; describe it in experiments/gallery.toml.")
-    shown = [exhibit for name, exhibit in EXHIBITS.items() if name in here]
-    figures = [(e, path) for e in shown for path in sorted((results / e.name).glob("*.png"))]
+    shown = [exhibit.card(results) for name, exhibit in EXHIBITS.items() if name in here]
+    figures = {e.name: sorted(path.name for path in (results / e.name).glob("*.png")) for e in shown}
     missing = [name for name in EXHIBITS if name not in here]
     return render("results.md.j2", shown=shown, missing=missing, figures=figures)
+
+
+def short(results: Path) -> str:
+    """The text of ``results/does-it-work.md``: ten lines for somebody who asks just that."""
+    return render("works.md.j2", lines=lines(results))

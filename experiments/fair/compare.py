@@ -25,6 +25,7 @@ def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
         epsilon: {
             **cell,
             "setting": [cell["setting"], second[epsilon]["setting"]],
+            "second_choice": second[epsilon].get("choice"),
             **{k: [*cell[k], *second[epsilon][k]] for k in lists},
         }
         for epsilon, cell in first.items()

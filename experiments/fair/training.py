@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.common import columns, grid_of, noise_for, together
+from experiments.common import columns, noise_for, together
 from experiments.fair.compare import dominated
+from experiments.search import Point, Space, Trials, search
 from tacit import data
 from tacit.algorithm import Algorithm, Params, Record
 from tacit.data import Federation, SiloData
@@ -48,8 +49,8 @@ class Scale:
     """How large an experiment is: seeds to report and (others) to tune with, rounds, how many records are kept."""
 
     seeds: int = 15
-    tuning: int = 2
-    rounds: int = 50
+    tuning: int = 3
+    rounds: int = 100
     records_per_silo: int | None = None
 
     @property
@@ -141,7 +142,9 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     common: dict[str, Any] = {"num_rounds": rounds, "batch_size": None, "sampling": "full"}
     opened: dict[str, Any] = {"clip_norm": 1e6, "noise_multiplier": None, "channel": "open"}
     fair = {"frequencies": frequencies, "notion": notion, "protects": "sensitive-attribute"}
-    wide = {"step_size": (4.0, 8.0)}
+    # One grid of steps for all, and one of dual steps for all that have duals of their own; a dial is a dual step too.
+    wide: dict[str, Sequence[float]] = {"step_size": (2.0, 4.0, 8.0, 16.0)}
+    dual = {**wide, "dual_step_size": (0.125, 0.5, 2.0)}
 
     def ours(**point: Any) -> Algorithm:
         return find("steffle").build(problem, **{**common, **fair, "clip_norm": 100.0, **point})
@@ -155,21 +158,21 @@ def methods(problem: Problem, frequencies: Any, notion: Notion, rounds: int) -> 
     def with_(build: Callable[..., Algorithm], **changes: Any) -> Callable[..., Algorithm]:
         return lambda **point: build(**{**changes, **point})
 
-    clipped = {"step_size": (8.0, 32.0), "clip_norm": (0.1, 0.5)}
-    bounded = {**wide, "clip_norm": (0.5, 5.0)}
+    clipped = {**wide, "clip_norm": (0.1, 0.5, 2.5)}
+    bounded = {**wide, "clip_norm": (0.5, 2.0, 8.0)}
     averaged = with_(lambda **p: find("local-sgd").build(problem, **{**common, **p}), local_steps=5, **opened)
     central = with_(lambda **p: find("mb-sgd").build(problem, **{**common, "output": "last", **p}), **opened)
     attribute, whole = "sensitive attribute", "ISRL-DP, whole record"
     return [
         Method("central ERM", central, None, (0.0,), wide, "none", pooled=True, private=False),
-        Method("SteFFLe", ours, "strength", DIALS, wide, f"ISRL-DP, {attribute}"),
+        Method("SteFFLe", ours, "strength", DIALS, dual, f"ISRL-DP, {attribute}"),
         Method("FedFDP", ling, "fairness", LOSSES, clipped, whole),
         Method("FedFDP, least error", ling, "fairness", LOSSES, clipped, whole, rule="error"),
         Method("Tran et al.", tran, "multiplier_step", PULLS, bounded, f"central DP, {attribute}", pooled=True),
-        Method("central DP-FERMI", ours, "strength", DIALS, wide, f"central DP, {attribute}", pooled=True),
-        Method("SteFFLe, not private", with_(ours, **opened), "strength", DIALS, wide, "none", private=False),
-        Method("FERMI, central", with_(ours, **opened), "strength", DIALS, wide, "none", pooled=True, private=False),
-        Method("FedAvg", averaged, None, (0.0,), {"step_size": (1.0, 4.0)}, "none", private=False),
+        Method("central DP-FERMI", ours, "strength", DIALS, dual, f"central DP, {attribute}", pooled=True),
+        Method("SteFFLe, not private", with_(ours, **opened), "strength", DIALS, dual, "none", private=False),
+        Method("FERMI, central", with_(ours, **opened), "strength", DIALS, dual, "none", pooled=True, private=False),
+        Method("FedAvg", averaged, None, (0.0,), {"step_size": (0.5, 1.0, 2.0, 4.0)}, "none", private=False),
     ]
 
 
@@ -243,35 +246,43 @@ class Trainer:
         return {name: values[0, :, -1] for name, values in outcome.trace.items()}
 
 
-def curve(who: Trainer, level: float, epsilons: Sequence[float | None], corner: Sequence[float]) -> dict[str, Any]:
+def curve(
+    who: Trainer, level: float, epsilons: Sequence[float | None], corner: Sequence[float], trials: Trials
+) -> dict[str, Any]:
     """For each budget the tuned trade-off: test error and violation along the dial, seed by seed."""
     method, scale, metric = who.method, who.arena.scale, METRIC[who.arena.notion]
     records = [int(n) for n in who.arena.seed(0, who.objective, method.pooled).silos.counts]
-    settings = grid_of(**method.tuned)
     dials = [{} if method.dial is None else {method.dial: value} for value in method.dials]
     noise = {e: {} if e is None else {"noise_multiplier": noise_at(method, records, e)} for e in epsilons}
     few = dials if len(dials) < 4 else [dials[0], dials[len(dials) // 2], dials[-1]]
-    keys = [(e, i) for e in epsilons for i in range(len(settings))]
-    points = [{**settings[i], **dial, **noise[e]} for e, i in keys for dial in few]
-    tuning = who.run(points, range(scale.tuning), level)
-    best, seen = {}, {}
+    choices, points = {}, []
     for e in epsilons:
-        scores = []
-        for i in range(len(settings)):
-            own = slice(keys.index((e, i)) * len(few), (keys.index((e, i)) + 1) * len(few))
-            means = (np.nan_to_num(tuning[f"validation_{k}"][:, own], nan=9.0).mean(axis=0) for k in ("error", metric))
-            spots = list(zip(*means, strict=True))
-            area = dominated(spots, corner) if method.rule == "area" else 0.0
-            scores.append((area, -float(np.mean([error for error, _ in spots]))))
-        best[e] = max(range(len(settings)), key=lambda i, s=scores: s[i])  # type: ignore[misc]
-        start = keys.index((e, best[e])) * len(few)
-        seen[e] = float(tuning[f"validation_{metric}"][:, start].mean())
-    points = [{**settings[best[e]], **dial, **noise[e]} for e in epsilons for dial in dials]
+        own = noise[e]
+
+        def run(some: list[Point], seed: int, own: Any = own) -> dict[str, np.ndarray]:
+            ran = who.run([{**point, **dial, **own} for point in some for dial in few], [seed], level)
+            return _scored(ran, metric, len(few), method.rule, corner)
+
+        space = Space(f"{who.arena.notion}, h={level:g}, {method.name}, {e}", method.tuned)
+        choices[e] = search(space, trials, run, "score", seeds=range(scale.tuning))
+        points += [{**choices[e]["point"], **dial, **own} for dial in dials]
     found = who.run(points, scale.reported, level)
     return {
-        str(e): {**_cell(method, settings[best[e]], found, metric, n * len(dials)), "tuning_violation": seen[e]}
+        str(e): {**_cell(method, choices[e]["point"], found, metric, n * len(dials)), "choice": choices[e]}
         for n, e in enumerate(epsilons)
     }
+
+
+def _scored(
+    ran: Mapping[str, np.ndarray], metric: str, width: int, rule: str, corner: Sequence[float]
+) -> dict[str, np.ndarray]:
+    """For each setting, less its area (or its error), and the violation at its first dial, on one seed."""
+    errors, violations = (
+        np.nan_to_num(ran[f"validation_{k}"][0], nan=9.0).reshape(-1, width) for k in ("error", metric)
+    )
+    areas = [dominated(list(zip(e, v, strict=True)), corner) for e, v in zip(errors, violations, strict=True)]
+    score = -np.asarray(areas) if rule == "area" else errors.mean(axis=1)
+    return {"score": score, "violation": violations[:, 0]}
 
 
 def _cell(method: Method, setting: Any, found: Mapping[str, np.ndarray], metric: str, first: int) -> dict[str, Any]:

@@ -158,7 +158,8 @@ class Terms:
 
     Fields are those of `Release`; ``clip_norm`` is the bound of every statistic for which the algorithm has none of its
     own. Numbers may be traced, or arrays with one entry per silo. Through the ``"open"`` channel clip and noise may be
-    ``None``; elsewhere only a clip may, where every statistic has a bound of its own.
+    ``None``; elsewhere only a clip may, where every statistic has a bound of its own. ``silos`` is how many there
+    are, where that is known: an algorithm may follow it in how it splits its noise.
     """
 
     clip_norm: Number | None
@@ -168,6 +169,7 @@ class Terms:
     capacity: Number | None = None
     channel: Channel = "direct"
     protects: Protects = "record"
+    silos: int | None = None
 
     @classmethod
     def split(cls, given: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:

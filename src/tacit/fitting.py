@@ -156,7 +156,8 @@ def fit(
     given = check_problem(problem, given)
     scheme: Sampling = sampling or ("full" if batch_size is None else "poisson")
     limit = capacity_for(scheme, batch_size, given.records) if capacity is None else capacity
-    unit = Terms(clip_norm, 1.0, batch_size, scheme, limit, "open" if budget is None else channel, protects)
+    through = "open" if budget is None else channel
+    unit = Terms(clip_norm, 1.0, batch_size, scheme, limit, through, protects, silos=len(given.names))
     cap, honest = (None, None) if budget is None else (budget.max_participations, budget.honest)
     # Pricing refuses a channel that counts on honest silos where the budget does not say how many there are.
     honesty = {"honest": 1.0 if honest is None else honest, "colluding": 1 if budget is None else budget.colluding}

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tacit.algorithms.output import index_of
 from tacit.plans.catalogue import find
 from tacit.privacy import AnonymitySet, events_of
 from tacit.silo import enrol
@@ -100,3 +101,28 @@ def test_nonsense_is_refused(changes):
     _, problem, _ = least_squares()
     with pytest.raises(ValueError, match="Expected"):
         find("ce-psgm").build(problem, **{**COMMON, **changes})
+
+
+def found_by(**changes):
+    made, problem, _ = least_squares()
+    algorithm = find("ce-psgm").build(problem, **{**COMMON, "momentum": 0.4, **changes})
+    return simulate(algorithm, start(problem), enrol(made), key=jax.random.key(0)).params
+
+
+def test_the_output_may_be_any_iterate_of_any_round():
+    shorter = [found_by(local_steps=3, num_rounds=r) for r in (1, 2)]
+    assert largest_difference(found_by(local_steps=3, output=3), shorter[0]) < 1e-6
+    assert largest_difference(found_by(local_steps=3, output=6), shorter[1]) < 1e-6
+    for k in (1, 2):
+        inner = found_by(local_steps=3, output=k)
+        assert largest_difference(inner, found_by(local_steps=k, num_rounds=1)) < 1e-6
+    assert largest_difference(found_by(local_steps=1, output=2), found_by(local_steps=1, num_rounds=2)) < 1e-6
+    assert largest_difference(found_by(local_steps=3, output=15), found_by(local_steps=3)) == 0.0
+
+
+def test_a_random_output_is_one_of_the_iterates_by_its_seed():
+    seeds = {int(index_of("random", seed, 1, 4)): seed for seed in range(30)}
+    assert sorted(seeds) == [1, 2, 3, 4]
+    for index, seed in seeds.items():
+        drawn = found_by(local_steps=2, num_rounds=2, output="random", output_seed=seed)
+        assert largest_difference(drawn, found_by(local_steps=2, num_rounds=2, output=index)) == 0.0

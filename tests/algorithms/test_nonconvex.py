@@ -92,9 +92,10 @@ def test_svrg_with_restarts_follows_the_loop_of_the_paper():
 def test_the_picked_iterate_is_the_one_of_a_shorter_run():
     parameters = {"phase_length": 3, "difference_slope": 1.0}
     np.testing.assert_array_equal(
-        found_by("prox-spider", num_rounds=7, pick=4, **parameters), found_by("prox-spider", num_rounds=4, **parameters)
+        found_by("prox-spider", num_rounds=7, output=4, **parameters),
+        found_by("prox-spider", num_rounds=4, **parameters),
     )
-    np.testing.assert_array_equal(found_by("prox-spider", num_rounds=3, pick=0, **parameters), np.zeros(3))
+    np.testing.assert_array_equal(found_by("prox-spider", num_rounds=3, output=0, **parameters), np.zeros(3))
 
 
 @pytest.mark.parametrize("name", ["prox-spider", "prox-svrg"])
@@ -175,7 +176,7 @@ def test_proximal_sgd_takes_the_step_of_its_theorem():
     ("name", "parameters", "message"),
     [
         ("prox-spider", {"phase_length": 0, "difference_slope": 1.0}, "at least one round"),
-        ("prox-spider", {"phase_length": 2, "difference_slope": 1.0, "pick": 5}, "pick=5"),
+        ("prox-spider", {"phase_length": 2, "difference_slope": 1.0, "output": 5}, "output=5"),
         ("prox-svrg", {"num_rounds": 5, "phase_length": 2, "restarts": 2}, "multiple of restarts"),
         ("prox-svrg", {"phase_length": 2, "restarts": 2, "picks": [3, 1]}, "from 0 to 2"),
         ("pl-svrg", {"phase_length": 2, "restarts": 1}, "prox-svrg"),

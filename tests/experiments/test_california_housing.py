@@ -13,23 +13,6 @@ from tacit.plans.spec import load_study
 apart = cache(study.apart)  # both tests that need it train once
 
 
-def test_a_step_is_halved_when_the_loss_rises_three_looks_in_a_row():
-    falling = np.array([1.0, 0.9, 1.0, 0.8, 0.9, 0.7, 0.7])
-    rising = np.array([1.0, 0.9, 1.0, 1.1, 1.3, 0.7, 0.7])
-    lost = np.array([1.0, 0.9, np.nan, 0.8, 0.8, 0.8, 0.8])
-    assert [study.rises(row, 1.0) for row in (falling, rising, lost)] == [False, True, True]
-    assert study.rises(falling, 0.5)  # it never fell below the start
-
-
-def test_steps_are_halved_until_one_holds_and_on_while_that_helps():
-    rows = np.array([[1.0, 0.9, 1.0, 1.2, 1.4, 0.5], *([1.0, 0.9, 0.9, 0.8, 0.8, end] for end in (0.7, 0.6, 0.65))])
-    best, said = None, []
-    for number in range(1, 5):
-        best, more = study.after_another(rows[:number], best, 1.0)
-        said.append((best, more))
-    assert said == [(None, True), (1, True), (2, True), (2, False)]
-
-
 def test_finished_parts_are_not_computed_again(tmp_path):
     made = []
     for _ in range(2):
@@ -53,10 +36,18 @@ def test_prices_choices_tables_and_figures_fit_together(tmp_path, monkeypatch):
     def made_up(build, points, seeds, every):
         for point in points:
             build(**point)
-        looks = np.linspace(0.05, 0.01, 10)[None, None] * np.ones((len(seeds), len(points), 1))
+        steps = np.array([1 + abs(np.log(point["step_size"])) for point in points])[None, :, None]
+        looks = np.linspace(0.05, 0.01, 10)[None, None] * np.ones((len(seeds), 1, 1)) * steps
         return dict.fromkeys(("train_loss", "squared_gradient", "test_loss"), looks)
 
+    def tried(self, points, seed):
+        for point in points:
+            self.build(**point)
+        return {"train_loss": np.array([1 + abs(np.log(point["step_size"])) for point in points])}
+
     monkeypatch.setattr(study, "traces", made_up)
+    monkeypatch.setattr(study.Runner, "__call__", tried)
+    monkeypatch.setattr(study, "SPLITS", {"difference_noise": (1.0,), "local_noise": (1.0,)})
     monkeypatch.setattr(study, "apart", apart)
     folder = tmp_path / study.EXPERIMENT.name
     study.EXPERIMENT.main(["--tiny", "--out", str(folder)])
@@ -69,6 +60,10 @@ def test_prices_choices_tables_and_figures_fit_together(tmp_path, monkeypatch):
     assert duchi["without_shuffler"] > duchi["epsilon"]
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert "which is not private" in " ".join(page.split())
+    assert "level" in page
+    local = written["curves"]["CE-PSGM, PrivUnit2 reports"]["0.8"]["chosen"]
+    assert local["local_noise"] > 1
+    assert local["difference_noise"] > 1
     assert {"figure.png", "heterogeneity.png"} <= {path.name for path in folder.iterdir()}
 
 

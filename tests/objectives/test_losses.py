@@ -1,6 +1,6 @@
 """Losses that are not smooth and their Moreau envelopes, in float64."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -207,3 +207,31 @@ def test_the_poisson_loss_is_least_at_the_logarithm_of_the_mean():
     slope = jax.grad(lambda o: poisson().value(jnp.full((4, 1), o), y).mean())
     assert abs(float(slope(jnp.log(2.5)))) < 1e-6
     assert float(poisson().constant(y)) == pytest.approx(np.log(2.5))
+
+
+@pytest.mark.parametrize("loss", [hinge, absolute, partial(pinball, 0.8)])
+@pytest.mark.parametrize("bend", [0.3, 4.0])
+def test_a_convolution_is_the_mean_over_its_kernel(loss, bend):
+    """By brute force: the loss at many points along the features, and how far it is off and bends."""
+    with jax.enable_x64(True):
+        smooth, plain = loss(bend, "convolution"), loss()
+        norm = 2.5
+        outputs = jnp.linspace(-4, 4, 161)[:, None]
+        targets = jnp.ones(161)
+        low, high = {"hinge": (0, 1), "absolute": (-1, 1), "pinball": (-0.2, 0.8)}[plain.name]
+        reach = (high - low) * norm / (2 * bend)
+        moved = [plain.value(outputs + reach * u, targets) for u in (np.arange(20000) + 0.5) / 10000 - 1]
+        found = smooth.smoothing.value(outputs, targets, jnp.full(161, norm))
+        np.testing.assert_allclose(found, np.mean(moved, axis=0), atol=1e-7)
+        over = np.asarray(found - plain.value(outputs, targets))
+        assert over.min() >= -1e-12
+        assert over.max() <= (high - low) ** 2 * norm / (8 * bend) + 1e-12
+        assert (high - low) ** 2 / 8 <= plain.slope**2 / 2
+        slopes = jax.vmap(jax.grad(lambda z: smooth.smoothing.value(z[None, None], targets[:1], jnp.full(1, norm))[0]))
+        steps = np.abs(np.diff(slopes(outputs[:, 0]))) / np.diff(outputs[:, 0])
+        assert steps.max() * norm <= bend * (1 + 1e-9)
+
+
+def test_an_unknown_smoothing_is_refused():
+    with pytest.raises(TacitError, match='smoothing="moreau" or "convolution"'):
+        hinge(1.0, "guess")

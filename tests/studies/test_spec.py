@@ -36,7 +36,7 @@ def refused(*overrides: str, study: str = "heart-disease") -> str:
         ("algorithm.channel=open", ("channel", "privacy.epsilon")),
         ("algorithm.channel=opn", ("algorithm.channel", "direct")),
         ("algorithm.name=local-sgd", ("output", "local-sgd", "--set algorithm.output=none")),
-        ("algorithm.name=prox-spider", ("'output'", "prox-spider", "--set algorithm.output=none")),
+        ("algorithm.name=accelerated-mb-sgd", ("'output'", "accelerated-mb-sgd", "--set algorithm.output=none")),
         ("run.grid.privacy.epsilon=4", ("run.grid", "privacy.epsilon", "[1, 4]")),
         ("run.grid.privacy.epsilom=[1,4]", ("run.grid", "privacy.epsilom")),
         ("run.grid.privacy.epsilon=[1,0]", ("run.grid.privacy.epsilon", "got 0", "greater than 0")),

@@ -1,6 +1,7 @@
 """The theorems with numbers put in: noise that prices back, bounds that hold, conditions that are named."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -13,11 +14,11 @@ from scipy.optimize import minimize
 from tacit.geometry import l2_ball
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.plans.catalogue import find
-from tacit.privacy import price
+from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.plan import events_of
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate_grid
-from tacit.theory import ConvexSetting, TheoryError
+from tacit.theory import ConvexSetting, TheoryError, binomial_silos, harmonic
 from tacit.theory.convex import acsa_stages, lower_bound, mb_sgd_from_theory, rate, stich_schedule
 
 BASE = ConvexSetting(
@@ -185,3 +186,43 @@ def test_mistakes_are_named():
         find("one-pass-accelerated").theory(BASE, batch_size=100)
     with pytest.raises(TheoryError, match="every silo"):
         find("mu2-sgd").theory(dataclasses.replace(BASE, participants=2))
+
+
+def test_a_random_number_of_silos_counts_as_its_harmonic_mean():
+    """By brute force: the noise of a mean over silos that come by themselves, all who may come in turn."""
+    silos, chance = 6, 0.4
+    inverse = weight = 0.0
+    for who in itertools.product((0, 1), repeat=silos):
+        if sum(who) >= 2:
+            share = math.prod(chance if one else 1 - chance for one in who)
+            inverse, weight = inverse + share / sum(who), weight + share
+    assert binomial_silos(silos, chance, at_least=2) == pytest.approx(weight / inverse)
+    assert harmonic({2: 0.25, 6: 0.75}) == pytest.approx(1 / (0.25 / 2 + 0.75 / 6))
+    with pytest.raises(TheoryError, match="add up to one"):
+        harmonic({2: 0.5})
+    with pytest.raises(TheoryError, match="chance=0"):
+        binomial_silos(3, 0.0)
+
+
+def test_a_bound_with_random_silos_lies_between_those_of_few_and_many():
+    common = {"lipschitz": 1, "radius": 1, "smoothness": 1, "records": 500, "silos": 10, "dimension": 5}
+    bounds = [
+        mb_sgd_from_theory(ConvexSetting(**common, epsilon=1, delta=1e-5, participants=m), num_rounds=50).bound
+        for m in (3, harmonic({3: 0.5, 9: 0.5}), 9)
+    ]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[0] > bounds[1] > bounds[2]
+
+
+def test_the_lower_bound_asks_what_one_round_spends():
+    setting = ConvexSetting(
+        lipschitz=1, radius=1, smoothness=1, records=100, silos=4, dimension=5, epsilon=1, delta=1e-5
+    )
+    found = mb_sgd_from_theory(setting, num_rounds=25)
+    [said] = [c for c in found.lower_conditions if c.text.startswith("epsilon_r")]
+    noise = found.parameters["noise_multiplier"]
+    assert f"={gdp_epsilon(1 / noise, 1e-5 / 25):.3g}" in said.text
+    assert not said.holds
+    calm = mb_sgd_from_theory(dataclasses.replace(setting, epsilon=0.01), num_rounds=25)
+    [said] = [c for c in calm.lower_conditions if c.text.startswith("epsilon_r")]
+    assert said.holds

@@ -8,7 +8,8 @@
     silo r mod M       w_0 = x_r, w_1 = x_r - eta v_r;  for k = 1, ..., H - 1:
                        v <- v + mean of clip(grad f(w_k) - grad f(w_{k-1}), C_3 ||w_k - w_{k-1}||) + noise
                        w_{k+1} = w_k - eta v
-    server             x_{r+1} = w_H; the output is x_R (the paper's is a random iterate)
+    server             x_{r+1} = w_H
+    output             x_R, or w_k of round r for one of all (r, k), drawn uniformly in advance
 
     paper             here
     -----             ----
@@ -43,16 +44,28 @@ import jax.numpy as jnp
 
 from tacit.algorithm import Algorithm, Fixed, Number, Params, Randomiser, Round, Server, Silo, Terms, preset, recipe
 from tacit.algorithms.differences import TwoPoints, check_phase, info_of, scheduled
+from tacit.algorithms.noise_split import psgm_ratios
+from tacit.algorithms.output import Output, index_of, keep_at
 from tacit.algorithms.psgm_silo import estimate_silo, is_none, local_silo, local_terms
 from tacit.objectives import Problem, gradient_at
 
 
-class PsgmState(NamedTuple):
-    """The iterate, the one before it, and the running estimate of the gradient."""
+class LocalPoint(NamedTuple):
+    """What the server says to the silo in turn: the iterate, the one before it, and the estimate."""
 
     params: Params
     before: Params
     estimate: Params
+
+
+class PsgmState(NamedTuple):
+    """The iterate, the one before it, the running estimate of the gradient, the kept iterate, and rounds so far."""
+
+    params: Params
+    before: Params
+    estimate: Params
+    kept: Params
+    round_index: jax.Array
 
 
 class Options(TypedDict, total=False):
@@ -63,8 +76,10 @@ class Options(TypedDict, total=False):
     difference_slope: Required[Number]
     phase_length: int | None
     first_batch_size: Number | None
-    difference_noise: Number
+    difference_noise: Number | None
     randomiser: Randomiser
+    output: Output
+    output_seed: Number
 
 
 class LocalOptions(Options, total=False):
@@ -72,38 +87,72 @@ class LocalOptions(Options, total=False):
 
     local_batch_size: Number | None
     local_slope: Number | None
-    local_noise: Number
+    local_noise: Number | None
 
 
 @recipe
 def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, local_steps: int,
-            momentum: Number = 0.1, difference_slope: Number, difference_noise: Number = 1.0,
+            momentum: Number = 0.1, difference_slope: Number, difference_noise: Number | None = None,
             phase_length: int | None = None, first_batch_size: Number | None = None, randomiser: Randomiser = "auto",
-            local_batch_size: Number | None = None, local_slope: Number | None = None, local_noise: Number = 1.0,
-            ) -> Algorithm:  # fmt: skip
+            local_batch_size: Number | None = None, local_slope: Number | None = None, output: Output = "last",
+            local_noise: Number | None = None, output_seed: Number = 0) -> Algorithm:  # fmt: skip
     """CE-PSGM; ``local_steps=1`` is MB-PSGM. The paper's channel is ``"shuffled-reports"``.
 
     ``momentum`` is the weight of fresh gradients, between 0 and 1; at 0 (known in advance) only differences are
     released between fresh starts. ``phase_length`` starts afresh every so many rounds (``None``: at the first only).
     ``first_batch_size`` and ``local_batch_size`` are ``batch_size`` unless they are given; batches of local steps are
     drawn without replacement. Differences have ``difference_noise`` times the noise multiplier of gradients, and local
-    steps ``local_noise`` times. ``local_slope`` is ``difference_slope`` unless it is given.
+    steps ``local_noise`` times; left out, they make the noise of all estimates least (`tacit.algorithms.noise_split`;
+    ``terms.silos`` matters for local steps). ``local_slope`` is ``difference_slope`` unless it is
+    given. ``output`` is the ``"last"`` iterate, one of all R H at ``"random"`` as in the paper (drawn in advance by
+    ``output_seed``), or the index of one. Where it may lie between two rounds, the silo in turn says it besides its
+    last point.
     """
     _check(num_rounds, local_steps, phase_length, momentum)
     _check_local(local_steps, local_batch_size=local_batch_size, local_slope=local_slope, local_noise=local_noise)
-    step = jnp.asarray(step_size, jnp.float32)
+    step, last = jnp.asarray(step_size, jnp.float32), output == "last"
+    # Iterates are numbered from the start, 0: that of local step k in round r is r H + k.
+    wanted = index_of(output, output_seed, 1, num_rounds * local_steps)
+    keep_round, keep_step = (None, None) if last else ((wanted - 1) // local_steps, (wanted - 1) % local_steps + 1)
+    own = local_terms(terms, local_batch_size)
+    shape = num_rounds, phase_length, local_steps, momentum
+    ratio, louder = psgm_ratios(terms, own, shape, difference_slope, difference_noise, local_noise)
+    first = terms if first_batch_size is None else terms.drawn(first_batch_size, terms.sampling, terms.capacity)
+    gradient = Silo(gradient_at(problem.objective), first.release(randomiser=randomiser))
+    estimate = estimate_silo(problem, terms, difference_slope, ratio, momentum, randomiser)
+    servers = _servers(problem, step, momentum, local_steps, keep_round)
+    rounds = {"gradient": Round(gradient, servers["gradient"]), "estimate": Round(estimate, servers["estimate"])}
+    if local_steps > 1:
+        slope = difference_slope if local_slope is None else local_slope
+        local = local_silo(problem, own, step, local_steps - 1, slope, louder, keep_step)
+        rounds["local"] = Round(local, servers["local"], "in turn")
+    schedule = _schedule(num_rounds, local_steps, phase_length)
+    kinds, info = scheduled(rounds, schedule), info_of(_two_points)
+    return Algorithm(_start, kinds, schedule, lambda state: state.params if last else state.kept, info=info)
 
-    def start(params: Params) -> PsgmState:
-        return PsgmState(params, params, jax.tree.map(jnp.zeros_like, params))
+
+def _start(params: Params) -> PsgmState:
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return PsgmState(params, params, zeros, params, jnp.zeros((), jnp.int32))
+
+
+def _two_points(state: PsgmState) -> TwoPoints:
+    return TwoPoints(state.params, state.before)
+
+
+def _servers(problem: Problem, step: jax.Array, momentum: Number, local_steps: int, keep: Any) -> dict[str, Server]:
+    """The server half of each kind of round; ``keep`` is the round of which a point is kept (``None``: of none)."""
+
+    def moved(state: PsgmState, params: Params, kept: Params, estimate: Params) -> PsgmState:
+        kept = kept if keep is None else keep_at(state.round_index, keep, kept, state.kept)
+        return PsgmState(params, state.params, estimate, kept, state.round_index + 1)
 
     def stepped(state: PsgmState, estimate: Params) -> PsgmState:
         """With one local step the server makes it; with more, the silo in turn goes on from here."""
         if local_steps > 1:
             return state._replace(estimate=estimate)
-        return PsgmState(problem.descend(state.params, estimate, step), state.params, estimate)
-
-    def ask_estimate(state: PsgmState) -> TwoPoints:
-        return TwoPoints(state.params, state.before)
+        params = problem.descend(state.params, estimate, step)
+        return moved(state, params, params, estimate)
 
     def tell_estimate(state: PsgmState, message: Any) -> PsgmState:
         if is_none(momentum):
@@ -111,23 +160,18 @@ def ce_psgm(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
         kept = jax.tree.map(jnp.add, state.estimate, message["difference"])
         return stepped(state, jax.tree.map(lambda g, v: momentum * g + (1 - momentum) * v, message["gradient"], kept))
 
-    def tell_local(state: PsgmState, params: Params) -> PsgmState:
-        return PsgmState(params, state.params, state.estimate)
+    def ask_local(state: PsgmState) -> LocalPoint:
+        return LocalPoint(state.params, state.before, state.estimate)
 
-    first = terms if first_batch_size is None else terms.drawn(first_batch_size, terms.sampling, terms.capacity)
-    gradient = Silo(gradient_at(problem.objective), first.release(randomiser=randomiser))
-    estimate = estimate_silo(problem, terms, difference_slope, difference_noise, momentum, randomiser)
-    rounds = {
-        "gradient": Round(gradient, Server(lambda state: state.params, stepped)),
-        "estimate": Round(estimate, Server(ask_estimate, tell_estimate)),
+    def tell_local(state: PsgmState, said: Any) -> PsgmState:
+        new, kept = (said, said) if keep is None else said
+        return moved(state, new, kept, state.estimate)
+
+    return {
+        "gradient": Server(lambda state: state.params, stepped),
+        "estimate": Server(_two_points, tell_estimate),
+        "local": Server(ask_local, tell_local),
     }
-    if local_steps > 1:
-        slope = difference_slope if local_slope is None else local_slope
-        local = local_silo(problem, local_terms(terms, local_batch_size), step, local_steps - 1, slope, local_noise)
-        rounds["local"] = Round(local, Server(lambda state: state, tell_local), "in turn")
-    schedule = _schedule(num_rounds, local_steps, phase_length)
-    kinds = scheduled(rounds, schedule)
-    return Algorithm(start, kinds, schedule, lambda state: state.params, info=info_of(ask_estimate))
 
 
 def _schedule(num_rounds: int, local_steps: int, phase_length: int | None) -> tuple[str, ...]:
@@ -137,7 +181,7 @@ def _schedule(num_rounds: int, local_steps: int, phase_length: int | None) -> tu
 
 
 def _check(num_rounds: int, local_steps: int, phase_length: int | None, momentum: Number) -> None:
-    check_phase(1 if phase_length is None else phase_length, num_rounds, None)
+    check_phase(1 if phase_length is None else phase_length)
     if local_steps < 1:
         raise ValueError(f"Expected local_steps={local_steps} >= 1; one is MB-PSGM.")
     if isinstance(momentum, int | float) and not 0 <= momentum <= 1:
@@ -147,8 +191,7 @@ def _check(num_rounds: int, local_steps: int, phase_length: int | None, momentum
 def _check_local(local_steps: int, **given: Any) -> None:
     """Raise where local steps that nobody makes are given parameters."""
     for name, value in given.items():
-        unset = isinstance(value, float | int) and value == 1.0 if name == "local_noise" else value is None
-        if local_steps == 1 and not unset:
+        if local_steps == 1 and value is not None:
             raise ValueError(f"Expected {name} only with local_steps above 1, got local_steps=1; leave {name} out.")
 
 

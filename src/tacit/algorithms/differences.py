@@ -53,19 +53,12 @@ def info_of(points: Any) -> Any:
     return lambda state: {"estimate_norm": tree_norm(state.estimate), "step_norm": distance(points(state))}
 
 
-def keep_at(index: jax.Array, wanted: Any, now: Params, kept: Params) -> Params:
-    """``now`` if this is the wanted index, else what was kept."""
-    return jax.tree.map(lambda new, old: jnp.where(index == wanted, new, old), now, kept)
-
-
 def scheduled(rounds: Mapping[str, Round], schedule: Sequence[str]) -> dict[str, Round]:
     """The kinds of round that a schedule has: short ones may have none of some."""
     return {kind: rounds[kind] for kind in sorted(set(schedule))}
 
 
-def check_phase(length: int, num_rounds: int, pick: int | None) -> None:
-    """Raise unless a phase has a round and the picked iterate exists."""
+def check_phase(length: int) -> None:
+    """Raise unless a phase has a round."""
     if length < 1:
         raise ValueError(f"Expected phases of at least one round, got {length}; one is proximal SGD.")
-    if pick is not None and not 0 <= pick <= num_rounds:
-        raise ValueError(f"Expected 0 <= pick={pick} <= num_rounds={num_rounds}.")

@@ -6,7 +6,7 @@ Razaviyayn (arXiv:2203.06735), Algorithm 6, and Algorithm 7 through the shuffled
 
     message of silo i     g_i = (1/K) sum over its batch of clip_C(grad f(w_r; record)) + N(0, sigma^2 I)
     server                w_{r+1} = prox_{eta_r h}(w_r - eta_r mean_i g_i)
-    output                weighted mean of w_0 ... w_{R-1}, or w_R
+    output                weighted mean or random one of w_0 ... w_{R-1}, or w_R
 
     paper     here
     -----     ----
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Fixed, Message, Number, Params, Round, Server, Silo, Terms, preset, recipe
+from tacit.algorithms.output import index_of
 from tacit.objectives import Problem, gradient_at
 
 
@@ -40,13 +41,15 @@ class MbSgdState(NamedTuple):
 
 
 @recipe
-def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, output: Any = "average") -> Algorithm:
+def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, output: Any = "average",
+           output_seed: Number = 0) -> Algorithm:  # fmt: skip
     """Noisy minibatch SGD.
 
-    ``output`` is ``"average"``, ``"last"``, or one weight for each of the iterates w_0 ... w_{R-1}.
+    ``output`` is ``"average"``, ``"last"``, ``"random"`` (one of w_0 ... w_{R-1}, drawn in advance by ``output_seed``),
+    or one weight for each of these iterates.
     """
     steps = jnp.broadcast_to(jnp.asarray(step_size, jnp.float32), (num_rounds,))
-    weights = _iterate_weights(output, num_rounds)
+    weights = _iterate_weights(output, output_seed, num_rounds)
 
     def init(params: Params) -> MbSgdState:
         return MbSgdState(params, params, jnp.zeros(()), jnp.zeros((), jnp.int32))
@@ -84,11 +87,12 @@ def prox_sgd(problem: Problem, terms: Terms, *, step_size: Number | None = None,
     return {"step_size": step_size, "output": "last"}
 
 
-def _iterate_weights(output: Any, num_rounds: int) -> jax.Array:
+def _iterate_weights(output: Any, seed: Number, num_rounds: int) -> jax.Array:
     if isinstance(output, str):
-        if output not in ("average", "last"):
-            raise ValueError(f'Expected output="average", "last" or {num_rounds} weights, got {output!r}.')
-        return jnp.ones(num_rounds)
+        if output not in ("average", "last", "random"):
+            raise ValueError(f'Expected output="average", "last", "random" or {num_rounds} weights, got {output!r}.')
+        chosen = jnp.arange(num_rounds) == index_of("random", seed, 0, num_rounds - 1)
+        return chosen.astype(jnp.float32) if output == "random" else jnp.ones(num_rounds)
     weights = np.asarray(output, np.float32)
     if weights.shape != (num_rounds,) or weights.min() < 0 or not 0 < weights.sum() < np.inf:
         raise ValueError(f"Expected {num_rounds} non-negative weights with a positive sum, got shape {weights.shape}.")

@@ -32,7 +32,9 @@ import jax
 import jax.numpy as jnp
 
 from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, keep_at, scheduled
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, info_of, scheduled
+from tacit.algorithms.noise_split import difference_ratio, recursive
+from tacit.algorithms.output import Output, index_of, keep_at
 from tacit.objectives import Problem, gradient_at
 
 
@@ -48,17 +50,21 @@ class SpiderState(NamedTuple):
 
 @recipe
 def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, phase_length: int,
-                difference_slope: Number | None, difference_noise: Number = 1.0, pick: int | None = None,
+                difference_slope: Number | None, difference_noise: Number | None = None,
                 difference_sampling: Sampling | None = None, difference_batch_size: Number | None = None,
-                difference_capacity: Number | None = None) -> Algorithm:  # fmt: skip
+                difference_capacity: Number | None = None, output: Output = "last",
+                output_seed: Number = 0) -> Algorithm:  # fmt: skip
     """FedProx-SPIDER; ``phase_length=1`` is noisy proximal minibatch SGD.
 
     Differences are clipped to ``min(2 clip_norm, difference_slope x distance)`` (``None``: to ``2 clip_norm``), have
-    ``difference_noise`` times the noise multiplier of gradients, and batches like theirs unless
-    ``difference_sampling`` says otherwise. ``step_size`` is one number, or one per round. ``pick`` is the index of
-    the iterate that is the output, from 0 (the start) to ``num_rounds``; the paper's is drawn uniformly.
+    ``difference_noise`` times the noise multiplier of gradients (``None``: what makes the noise of all estimates least,
+    `tacit.algorithms.noise_split`), and batches like theirs unless
+    ``difference_sampling`` says otherwise. ``step_size`` is one number, or one per round. ``output`` is the
+    ``"last"`` iterate, one of w_0 ... w_{R-1} at ``"random"`` as in the paper (drawn by ``output_seed``), or an index.
     """
-    check_phase(phase_length, num_rounds, pick)
+    check_phase(phase_length)
+    last = output == "last"
+    wanted = index_of(output, output_seed, 0, num_rounds if output != "random" else num_rounds - 1)
     steps = jnp.broadcast_to(jnp.asarray(step_size, jnp.float32), (num_rounds,))
 
     def init(params: Params) -> SpiderState:
@@ -68,7 +74,7 @@ def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
     def move(state: SpiderState, estimate: Params) -> SpiderState:
         step, after = steps[state.round_index], state.round_index + 1
         params = problem.descend(state.params, estimate, step)
-        picked = keep_at(after, num_rounds if pick is None else pick, params, state.picked)
+        picked = keep_at(after, wanted, params, state.picked)
         return SpiderState(params, state.params, estimate, picked, after)
 
     def tell_difference(state: SpiderState, change: Params) -> SpiderState:
@@ -78,8 +84,11 @@ def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
         return TwoPoints(state.params, state.before)
 
     others = terms.drawn(difference_batch_size, difference_sampling, difference_capacity)
+    ratio = difference_noise
+    if ratio is None:
+        ratio = difference_ratio(*recursive(num_rounds, phase_length), difference_slope, terms, others)
     gradient = Silo(gradient_at(problem.objective), terms.release())
-    difference = difference_silo(problem, others, difference_slope, difference_noise)
+    difference = difference_silo(problem, others, difference_slope, ratio)
     rounds = {
         "gradient": Round(gradient, Server(lambda state: state.params, move)),
         "difference": Round(difference, Server(ask_difference, tell_difference)),
@@ -89,14 +98,15 @@ def prox_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
         init,
         scheduled(rounds, schedule),
         schedule,
-        lambda state: state.params if pick is None else state.picked,
+        lambda state: state.params if last else state.picked,
         info=info_of(ask_difference),
     )
 
 
 @preset(prox_spider)
 def alternate_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int,
-                     difference_noise: Number = 1.0, pick: int | None = None) -> Fixed:  # fmt: skip
+                     difference_noise: Number | None = None, output: Output = "last",
+                     output_seed: Number = 0) -> Fixed:  # fmt: skip
     """The authors' alternate implementation (their Algorithm 11): a fresh gradient every second round.
 
     Unrolled, its two updates per communication are SPIDER with phases of two and differences clipped to ``2 clip_norm``

@@ -32,7 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Fixed, Number, Params, Round, Sampling, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, keep_at, scheduled
+from tacit.algorithms.differences import TwoPoints, check_phase, difference_silo, scheduled
+from tacit.algorithms.noise_split import anchored, difference_ratio
+from tacit.algorithms.output import keep_at
 from tacit.objectives import Problem, gradient_at
 
 
@@ -53,7 +55,7 @@ class Options(TypedDict, total=False):
     num_rounds: Required[int]
     phase_length: Required[int]
     difference_slope: Number | None
-    difference_noise: Number
+    difference_noise: Number | None
     difference_sampling: Sampling | None
     difference_batch_size: Number | None
     difference_capacity: Number | None
@@ -63,7 +65,7 @@ class Options(TypedDict, total=False):
 @recipe
 def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, phase_length: int,
               restarts: int = 1, picks: Sequence[int] | None = None, difference_slope: Number | None = None,
-              difference_noise: Number = 1.0, difference_sampling: Sampling | None = None,
+              difference_noise: Number | None = None, difference_sampling: Sampling | None = None,
               difference_batch_size: Number | None = None, difference_capacity: Number | None = None,
               ) -> Algorithm:  # fmt: skip
     """FedProx-SVRG; ``phase_length=1`` is noisy proximal minibatch SGD, and ``restarts > 1`` FedProx-PL-SVRG.
@@ -73,7 +75,7 @@ def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: 
     (0 is its start; ``None``: its last); the paper draws them uniformly.
     """
     length, wanted = _stages(num_rounds, restarts, picks)
-    check_phase(phase_length, num_rounds, None)
+    check_phase(phase_length)
     steps = jnp.broadcast_to(jnp.asarray(step_size, jnp.float32), (num_rounds,))
 
     def init(params: Params) -> SvrgState:
@@ -101,16 +103,17 @@ def prox_svrg(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: 
         return TwoPoints(state.params, state.anchor)
 
     others = terms.drawn(difference_batch_size, difference_sampling, difference_capacity)
+    schedule = tuple("anchor" if r % length % phase_length == 0 else "difference" for r in range(num_rounds))
+    least = difference_ratio(*anchored(schedule, "anchor"), difference_slope, terms, others)
     anchor = Silo(gradient_at(problem.objective), terms.release())
-    difference = difference_silo(problem, others, difference_slope, difference_noise)
+    ratio = least if difference_noise is None else difference_noise
+    difference = difference_silo(problem, others, difference_slope, ratio)
     rounds = {
         "anchor": Round(anchor, Server(start_of, tell_anchor)),
         "difference": Round(difference, Server(ask_difference, tell_difference)),
     }
-    schedule = tuple("anchor" if r % length % phase_length == 0 else "difference" for r in range(num_rounds))
-    return Algorithm(
-        init, scheduled(rounds, schedule), schedule, lambda state: state.params if picks is None else state.picked
-    )
+    last = picks is None
+    return Algorithm(init, scheduled(rounds, schedule), schedule, lambda s: s.params if last else s.picked)
 
 
 @preset(prox_svrg)

@@ -11,15 +11,25 @@ import jax.numpy as jnp
 
 from tacit.algorithm import Memory, Message, Number, Params, PerBlock, Record, Silo, Statistic, Terms, Work
 from tacit.algorithms.differences import difference_clip, difference_silo
+from tacit.algorithms.output import keep_at
 from tacit.objectives import Problem, gradients
 
 
 class LocalWork(NamedTuple):
-    """Where the silo in turn is: the point, the one before it, and its estimate of the gradient there."""
+    """Where the silo in turn is: the point, the one before it, its estimate of the gradient there, and what it kept."""
 
     new: Params
     old: Params
     estimate: Params
+    kept: Params = ()
+    steps: Any = ()
+
+
+class Ends(NamedTuple):
+    """What the silo in turn says where an iterate of its own may be the output: the end point and the kept one."""
+
+    new: Params
+    kept: Params
 
 
 def estimate_silo(problem: Problem, terms: Terms, slope: Number, noise: Number, momentum: Number, by: Any) -> Silo:
@@ -45,18 +55,26 @@ def local_terms(terms: Terms, batch_size: Number | None) -> Terms:
     return replace(own, channel="open" if terms.channel == "open" else "direct")
 
 
-def local_silo(problem: Problem, terms: Terms, step: jax.Array, releases: int, slope: Number, noise: Number) -> Silo:
-    """The silo half of the local phase: the first step is free, each other one releases a difference."""
+def local_silo(problem: Problem, terms: Terms, step: Any, releases: int, slope: Any, noise: Any, keep: Any) -> Silo:
+    """The silo half of the local phase: the first step is free, each other one releases a difference.
+
+    ``keep`` is the number of the step whose point is said besides the last one's; none is without it.
+    """
 
     def start(state: Any, memory: Memory) -> LocalWork:
-        return LocalWork(problem.descend(state.params, state.estimate, step), state.params, state.estimate)
+        new = problem.descend(state.params, state.estimate, step)
+        kept = () if keep is None else (new, jnp.ones((), jnp.int32))
+        return LocalWork(new, state.params, state.estimate, *kept)
 
     def absorb(work: LocalWork, change: Statistic) -> LocalWork:
         estimate = jax.tree.map(jnp.add, work.estimate, change)
-        return LocalWork(problem.descend(work.new, estimate, step), work.new, estimate)
+        new = problem.descend(work.new, estimate, step)
+        if keep is None:
+            return LocalWork(new, work.new, estimate)
+        return LocalWork(new, work.new, estimate, keep_at(work.steps + 1, keep, new, work.kept), work.steps + 1)
 
     def report(work: LocalWork, memory: Memory) -> tuple[Message, Memory]:
-        return work.new, memory
+        return (work.new if keep is None else Ends(work.new, work.kept)), memory
 
     once = difference_silo(problem, terms, slope, noise)
     return Silo(once.query, once.release, releases, start, absorb, report)

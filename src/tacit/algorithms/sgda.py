@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from tacit.algorithm import Algorithm, Message, Number, Params, PerBlock, Round, Server, Silo, Terms, recipe
+from tacit.algorithms.output import index_of, keep_at
 from tacit.geometry import frobenius_ball, tree_norm, zero
 from tacit.objectives import Problem, Saddle, SaddleQuery, lifted
 
@@ -43,13 +44,12 @@ class SgdaPoint(NamedTuple):
 
 
 class SgdaState(NamedTuple):
-    """Both iterates, the output so far, the index of the round, and the key that picks a random iterate."""
+    """Both iterates, the output so far, and the index of the round."""
 
     params: Params
     duals: Any
     chosen: Params
     round_index: jax.Array
-    key: jax.Array
 
 
 @recipe
@@ -64,12 +64,13 @@ def sgda(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, 
     game = problem.objective if isinstance(problem.objective, Saddle) else lifted(problem.objective)
     clips = {"params": terms.clip_norm, "duals": terms.clip_norm if dual_clip_norm is None else dual_clip_norm}
     dual_step = step_size if dual_step_size is None else dual_step_size
-    ascend = descent_ascent(problem, decayed(step_size, decay, decay_every), dual_step, output)
+    wanted = index_of("random", output_seed, 0, num_rounds - 1)
+    ascend = descent_ascent(problem, decayed(step_size, decay, decay_every), dual_step, output, wanted)
     ball = zero() if radius is None else frobenius_ball(radius)
 
     def init(params: Params) -> SgdaState:
         duals = jax.tree.map(jnp.asarray, game.init_duals)
-        return SgdaState(params, duals, params, jnp.zeros((), jnp.int32), jax.random.key(output_seed))
+        return SgdaState(params, duals, params, jnp.zeros((), jnp.int32))
 
     def ask(state: SgdaState) -> SgdaPoint:
         return SgdaPoint(state.params, state.duals)
@@ -97,10 +98,10 @@ def decayed(step_size: Number, decay: Number, every: int) -> Any:
     return lambda round_index: step_size * jnp.asarray(decay, jnp.float32) ** (round_index // every)
 
 
-def descent_ascent(problem: Problem, steps: Any, dual_step: Number, output: Output) -> Any:
+def descent_ascent(problem: Problem, steps: Any, dual_step: Number, output: Output, wanted: Any) -> Any:
     """The server's step from a mean message with blocks ``params`` and ``duals``, for states like `SgdaState`.
 
-    Duals are not projected.
+    Duals are not projected. A random output is the iterate of the ``wanted`` index.
     """
     if output not in ("random", "last", "average"):
         raise ValueError(f'Expected output="random", "last" or "average", got {output!r}.')
@@ -109,10 +110,9 @@ def descent_ascent(problem: Problem, steps: Any, dual_step: Number, output: Outp
         params = problem.descend(state.params, message["params"], steps(state.round_index))
         duals = jax.tree.map(lambda w, g: w + dual_step * g, state.duals, message["duals"])
         share = 1.0 / (state.round_index + 1.0)
-        if output == "random":
-            # Reservoir sampling: after any number of rounds each iterate so far is kept with equal chance.
-            share = jax.random.bernoulli(jax.random.fold_in(state.key, state.round_index), share).astype(jnp.float32)
         chosen = jax.tree.map(lambda c, p: c + share * (p - c), state.chosen, state.params)
+        if output == "random":
+            chosen = keep_at(state.round_index, wanted, state.params, state.chosen)
         return state._replace(params=params, duals=duals, chosen=chosen, round_index=state.round_index + 1)
 
     return tell

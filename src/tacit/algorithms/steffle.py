@@ -39,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Clip, Message, Number, Params, Record, Round, Server, Silo, Terms, recipe
+from tacit.algorithms.output import index_of
 from tacit.algorithms.sgda import Output, decayed, descent_ascent, shared_noise
 from tacit.objectives import Ermi, Frequencies, Notion, Problem, Saddle, SaddleQuery, Tap, ermi, gradient_at
 
@@ -60,7 +61,6 @@ class SteffleState(NamedTuple):
     duals: jax.Array
     chosen: Params
     round_index: jax.Array
-    key: jax.Array
     frequencies: jax.Array
     gradient: Params
 
@@ -91,7 +91,8 @@ def steffle(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
     rows = classes if notion == "equalized-odds" else 1
     table = _table_of(frequencies, groups, rows, rarest)
     term = ermi(problem.objective.model, classes, table, notion=notion, floor=floor, favourable=favourable)
-    ascend = descent_ascent(problem, decayed(step_size, decay, decay_every), dual_step_size, output)
+    steps, wanted = decayed(step_size, decay, decay_every), index_of("random", output_seed, 0, num_rounds - 1)
+    ascend = descent_ascent(problem, steps, dual_step_size, output, wanted)
 
     def centre(table: jax.Array) -> jax.Array:
         """The best duals of an independent prediction, or zero."""
@@ -100,8 +101,7 @@ def steffle(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: in
     def init(params: Params) -> SteffleState:
         table = jnp.asarray(term.frequencies, jnp.float32)
         zeros = jax.tree.map(jnp.zeros_like, params)
-        start = jnp.zeros((), jnp.int32), jax.random.key(output_seed), table, zeros
-        return SteffleState(params, centre(table), params, *start)
+        return SteffleState(params, centre(table), params, jnp.zeros((), jnp.int32), table, zeros)
 
     def tell(state: SteffleState, message: Message) -> SteffleState:
         total = jax.tree.map(jnp.add, state.gradient, message["params"])

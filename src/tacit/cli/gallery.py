@@ -34,8 +34,9 @@ def reproduce_command(
     elif gallery:
         if not results.is_dir():
             raise TacitError(f"No folder {results}; name the folder of results with --results.")
-        (results / "README.md").write_text(module.index(results), encoding="utf-8")
-        typer.echo(str(results / "README.md"))
+        for name, text in (("README.md", module.index(results)), ("does-it-work.md", module.short(results))):
+            (results / name).write_text(text, encoding="utf-8")
+            typer.echo(str(results / name))
     else:
         _make(module, list(module.EXHIBITS.values()) if name is None else [module.find_exhibit(name)], results)
 

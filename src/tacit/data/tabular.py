@@ -51,10 +51,21 @@ def _read(tree: dict[str, Any], directory: Path | None, verify: bool, **group: A
     *cells, targets = _cells(paths, tuple(path.stat().st_mtime_ns for path in paths), wanted, files[0].how)
     columns = {name: _numbers(column, levels.get(name)) for name, column in zip(names, cells, strict=True)}
     if "positive" in target:
-        return fixed_table(tree, columns, np.isin(targets, target["positive"]), **group)
+        table = fixed_table(tree, columns, np.isin(targets, target["positive"]), **group)
+        return replace(table, **_natural(tree, columns)) if "natural" in tree else table
     low, high = target["low"], target["high"]
     step = encode.target_step(target["column"], low, high)
     return fixed_table(tree, columns, encode.scaled_target(_numbers(targets), low, high), steps=(step,), **group)
+
+
+def _natural(tree: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Silos by the levels of a column; whoever has none of them, or none at all, is in the last."""
+    about = tree["natural"]
+    levels, cells = tree["levels"][about["column"]], columns[about["column"]]
+    found = np.full(len(cells), len(about["silos"]))
+    for index, (_, *own) in enumerate(about["silos"]):
+        found[np.isin(cells, [levels.index(level) for level in own])] = index
+    return {"natural": found, "silo_names": (*(name for name, *_ in about["silos"]), about["last"])}
 
 
 @lru_cache(maxsize=1)

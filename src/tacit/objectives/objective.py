@@ -103,10 +103,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """The Moreau envelope of a loss that is not smooth, for linear models with one output.
+    """A smooth stand-in of a loss that is not smooth, for linear models with one output.
 
     ``value(outputs, targets, squared_norms)`` also takes the squared norm of each record's features: the envelope
-    ``min_v f(v) + smoothness / 2 ||v - w||^2`` is taken over the parameters and not over the output.
+    ``min_v f(v) + smoothness / 2 ||v - w||^2``, or a convolution, is taken over the parameters, not over the output.
     """
 
     smoothness: float

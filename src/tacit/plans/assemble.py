@@ -37,12 +37,12 @@ from tacit.plans.spec import ONE_ROUND, AlgorithmSection, ObjectiveSection, Stud
 _LOSSES: dict[str, Callable[[ObjectiveSection], Loss]] = {
     "logistic": lambda section: logistic(section.class_weights),
     "softmax": lambda section: softmax(section.class_weights),
-    "hinge": lambda section: hinge(section.smoothness),
+    "hinge": lambda section: hinge(section.smoothness, section.smoothing or "moreau"),
     "squared": lambda section: squared(),
-    "absolute": lambda section: absolute(section.smoothness),
+    "absolute": lambda section: absolute(section.smoothness, section.smoothing or "moreau"),
     "huber": lambda section: huber(section.bend or 1.0),
     "poisson": lambda section: poisson(),
-    "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness),
+    "pinball": lambda section: pinball(section.quantile or 0.0, section.smoothness, section.smoothing or "moreau"),
     "piecewise-exponential": lambda section: _survival(section),
 }
 
@@ -202,6 +202,7 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "capacity": limit if section.capacity is None else section.capacity,
         "channel": section.channel if study.privacy.private else "open",
         "protects": _protection(study, entry),
+        "silos": len(records),
         **section.own,
     }
     if section.name in ONE_ROUND:

@@ -56,10 +56,11 @@ class ObjectiveSection(_Section):
     """What is learnt; ``hidden`` are the widths of a network's dense layers, ``channels`` of its convolutions.
 
     ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. ``bins`` are equal
-    parts of the time that a ``piecewise-exponential`` loss has a hazard for each. ``class_weights`` weigh the records
-    of each class, and ``bend`` is where the ``huber`` loss becomes a line. A model or loss of somebody's own is
-    registered by a module of ``plugins`` and takes ``model_options`` or ``loss_options``. A model may also be
-    registered by an installed package; ``model_digest`` then pins the package's source.
+    parts of the time that a ``piecewise-exponential`` loss has a hazard for each. A loss that is not smooth is smoothed
+    to ``smoothness`` by its Moreau envelope, or as ``smoothing`` says. ``class_weights`` weigh the records of each
+    class, and ``bend`` is where the ``huber`` loss becomes a line. A model or loss of somebody's own is registered by a
+    module of ``plugins`` and takes ``model_options`` or ``loss_options``. A model may also be registered by an
+    installed package; ``model_digest`` then pins the package's source.
     """
 
     model: str = "linear"
@@ -68,6 +69,7 @@ class ObjectiveSection(_Section):
     activation: Literal["relu", "softplus", "tanh"] | None = None
     loss: str | None = None
     smoothness: Positive | None = None
+    smoothing: Literal["moreau", "convolution"] | None = None
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
     bins: Annotated[int, Field(ge=1, le=1000)] | None = None
     class_weights: tuple[Positive, ...] | None = None
@@ -128,6 +130,8 @@ class ObjectiveSection(_Section):
             raise ValueError(
                 'set smoothness only for the losses "hinge", "absolute" and "pinball", which are not smooth'
             )
+        if self.smoothing is not None and self.smoothness is None:
+            raise ValueError('set smoothing = "moreau" or "convolution" only together with smoothness')
         return self
 
 

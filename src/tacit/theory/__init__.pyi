@@ -19,7 +19,9 @@ from .ridge import ridge_bound as ridge_bound
 from .statement import ConvexSetting as ConvexSetting
 from .statement import Statement as Statement
 from .statement import TheoryError as TheoryError
+from .statement import binomial_silos as binomial_silos
 from .statement import conditions_text as conditions_text
+from .statement import harmonic as harmonic
 from .statement import is_convex as is_convex
 from .statement import stated as stated
 from .stationarity import gradient_mapping as gradient_mapping

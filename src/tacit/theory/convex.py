@@ -8,7 +8,8 @@ statement with its constants, put together from the pieces that its proofs cite:
   stability (Hardt, Recht and Singer 2016; needs eta <= 2/beta);
 - strongly convex SGD: 2 G^2/(mu (R+1)) with steps 2/(mu (r+2)), or Stich 2019 (arXiv:1907.04232) for smooth losses;
 - AC-SA and its stages: Ghadimi and Lan 2012, 2013;
-- losses that are not smooth: the Moreau envelope f_b, with f - L^2/(2b) <= f_b <= f.
+- losses that are not smooth: the Moreau envelope f_b, with f - L^2/(2b) <= f_b <= f, or a convolution with
+  f <= f_b <= f + L^2/(2b) (`tacit.objectives.losses.Smooth`); the bound is the same for both.
 
 G^2 bounds the second moment of the mean message and V^2 its variance. Noise is the least that the budget allows
 (``accountant="tight"``) or the theorem's own (``"paper"``).
@@ -18,12 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tacit.privacy import Condition, Event, PaperNoise, Setting, calibrate, theorems
+from tacit.privacy import Condition, Event, PaperNoise, Setting, calibrate, price, theorems
 from tacit.privacy.statements import at_least, at_most
 from tacit.theory.statement import ConvexSetting, Risk, Statement, TheoryError, says_something
 
@@ -118,7 +119,7 @@ def _statement(
         lower_bound=lower_bound(setting, risk),
         risk=risk,
         conditions=(*noise.conditions, *conditions, says_something(bound, s)),
-        lower_conditions=lower_bound_conditions(setting),
+        lower_conditions=lower_bound_conditions(setting, round_epsilon(s, noise.terms, own["num_rounds"])),
         smoothing=smoothing,
     )
 
@@ -161,14 +162,28 @@ def lower_bound(s: ConvexSetting, risk: Risk = "population") -> float:
     return statistical + s.lipschitz * s.radius * min(1.0, privacy**2)
 
 
-def lower_bound_conditions(s: ConvexSetting) -> tuple[Condition, ...]:
-    """What Theorem 3.1 asks for; with few silos central lower bounds of the same form take over."""
+def lower_bound_conditions(s: ConvexSetting, epsilon_r: float | None = None) -> tuple[Condition, ...]:
+    """What Theorem 3.1 asks for; with few silos central lower bounds of the same form take over.
+
+    ``epsilon_r`` is the most that one round spends, where it is known: algorithms that say more in a round are not in
+    the theorem's class.
+    """
+    each = () if epsilon_r is None else (at_most("epsilon_r", epsilon_r, "1/n", 1 / s.records),)
     return (
         at_most("epsilon", s.epsilon, "sqrt(N)", math.sqrt(s.silos)),
         at_least("N", s.silos, "16 ln(2/(delta n))", 16 * math.log(max(2 / (s.delta * s.records), 1.0))),
         at_most("delta", s.delta, "1/(nN)^2", 1 / (s.records * s.silos) ** 2),
-        Condition(text=f"M={s.present} = N={s.silos}", holds=s.present == s.silos),
+        Condition(text=f"M={s.present:g} = N={s.silos}", holds=s.present == s.silos),
+        *each,
     )
+
+
+def round_epsilon(s: ConvexSetting, terms: Mapping[str, Any], rounds: int) -> float:
+    """What one of so many rounds with these terms spends by itself, at its equal part of delta."""
+    batch = terms["batch_size"] or s.records
+    shape: dict[str, Any] = {"records": s.records, "batch": batch, "sampling": terms["sampling"], "count": 1}
+    event = Event(kind="g", noise_multiplier=float(terms["noise_multiplier"]), **shape)
+    return price([event], delta=s.delta / rounds).epsilon
 
 
 def _smooth(s: ConvexSetting, risk: Risk) -> ConvexSetting:

@@ -57,7 +57,7 @@ class NonconvexSetting:
     epsilon: float
     delta: float
     pl: float | None = None
-    participants: int | None = None
+    participants: float | None = None
     channel: Route = "direct"
 
     def __post_init__(self) -> None:
@@ -70,8 +70,8 @@ class NonconvexSetting:
             raise TheoryError('Expected every silo in every round for channel="shuffled-sum".')
 
     @property
-    def present(self) -> int:
-        """How many silos come to a round."""
+    def present(self) -> float:
+        """How many silos come to a round: M, the reciprocal of the mean of 1/M_r where the number is random."""
         return self.silos if self.participants is None else self.participants
 
     @property
@@ -173,6 +173,7 @@ def pl_svrg_from_theory(
             "picks": tuple(int(k) for k in picks),
             "clip_norm": s.lipschitz,
             "noise_multiplier": multiplier,
+            "difference_noise": 1.0,
             "batch_size": None,
             "sampling": "full",
             "channel": s.channel,
@@ -213,7 +214,8 @@ def prox_spider_from_theory(s: NonconvexSetting, *, seed: int = 0, most_rounds: 
             "difference_noise": ratio,
             "batch_size": None,
             "sampling": "full",
-            "pick": int(np.random.default_rng(seed).integers(0, rounds)),
+            "output": "random",
+            "output_seed": seed,
             "channel": s.channel,
         },
         bound=bound,

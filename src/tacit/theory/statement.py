@@ -31,14 +31,43 @@ def check_positive(setting: Any, may_be_zero: str = "") -> None:
         raise TheoryError(f"Expected delta={setting.delta} < 1.")
 
 
+def harmonic(chances: Mapping[int, float]) -> float:
+    """M with 1/M = E[1/M_r], where a round has m silos with probability ``chances[m]``.
+
+    Theorems speak of a random number of silos through this number alone: the variance of a mean over m silos, of their
+    noise and of who came, is a linear function of 1/m.
+
+    >>> round(harmonic({1: 0.5, 3: 0.5}), 6)
+    1.5
+    """
+    if not chances or min(chances) < 1 or min(chances.values()) < 0 or abs(sum(chances.values()) - 1) > 1e-9:
+        raise TheoryError(f"Expected chances of at least one silo that add up to one, got {dict(chances)}.")
+    return 1 / math.fsum(chance / m for m, chance in chances.items())
+
+
+def binomial_silos(silos: int, chance: float, at_least: int = 1) -> float:
+    """M where each silo comes by itself with this chance, and rounds of fewer than ``at_least`` silos are not held.
+
+    >>> binomial_silos(10, 1.0), round(binomial_silos(10, 0.5), 2)
+    (10.0, 4.37)
+    """
+    if not (0 < chance <= 1 and 1 <= at_least <= silos):
+        raise TheoryError(f"Expected 0 < chance={chance} <= 1 and 1 <= at_least={at_least} <= silos={silos}.")
+    counts = range(at_least, silos + 1)
+    weights = {m: math.comb(silos, m) * chance**m * (1 - chance) ** (silos - m) for m in counts}
+    total = math.fsum(weights.values())
+    return harmonic({m: weight / total for m, weight in weights.items()})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConvexSetting:
     """A convex problem, a federation and a budget.
 
     ``lipschitz`` (L), ``smoothness`` (beta; ``None``: not smooth) and ``strong_convexity`` (mu) hold for each record's
     loss; ``radius`` (D) bounds the distance from the initial point to an optimum. There are ``silos`` (N) of
-    ``records`` (n) each, of whom ``participants`` (M; ``None``: all) come to a round; ``dimension`` (d) counts
-    parameters; ``gap`` bounds the excess risk of the initial point where more is known of it than L D.
+    ``records`` (n) each, of whom ``participants`` (M; ``None``: all) come to a round; where their number is
+    random, 1/M = E[1/M_r], as `harmonic` and `binomial_silos` find it. ``dimension`` (d) counts parameters;
+    ``gap`` bounds the excess risk of the initial point where more is known of it than L D.
 
     >>> s = ConvexSetting(lipschitz=1, radius=1, records=1234, silos=25, dimension=50, epsilon=1, delta=1 / 1234**2)
     >>> round(s.mu, 4), s.present
@@ -54,7 +83,7 @@ class ConvexSetting:
     delta: float
     smoothness: float | None = None
     strong_convexity: float = 0.0
-    participants: int | None = None
+    participants: float | None = None
     gap: float | None = None
 
     def __post_init__(self) -> None:
@@ -68,8 +97,8 @@ class ConvexSetting:
             )
 
     @property
-    def present(self) -> int:
-        """How many silos come to a round."""
+    def present(self) -> float:
+        """How many silos come to a round: M, the reciprocal of the mean of 1/M_r."""
         return self.silos if self.participants is None else self.participants
 
     @cached_property
@@ -92,7 +121,7 @@ class Statement:
         risk: Whose excess is bounded.
         conditions: What the bound rests on, with the numbers put in.
         lower_conditions: What the lower bound rests on.
-        smoothing: The smoothness b of the Moreau envelope to run on, for losses that are not smooth.
+        smoothing: The smoothness b of the envelope or convolution to run on, for losses that are not smooth.
     """
 
     algorithm: str
