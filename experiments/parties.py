@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from experiments.certificates import Authority, Pair
+from tacit.deploy.consortium.certificates import Authority, Pair
 from tacit.deploy.flower.commands import environment, node_key, read_control
 from tacit.deploy.flower.private import Link
 from tacit.deploy.permissions import read_secret, write_secret

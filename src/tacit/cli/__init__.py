@@ -215,6 +215,7 @@ COMMANDS = {
     "audit": "audit.audit_command",
     "ledger": "silo.ledger_command",
     "reproduce": "gallery.reproduce_command",
+    "consortium": "consortium.consortium_app",
     "silo": "silo.silo_app",
     "shuffler": "shuffler.shuffler_app",
     "server": "server.server_app",
