@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tacit.cli import Json, group, print_json, print_table
+from tacit.cli import Json, Out, group, print_json, print_table
+from tacit.errors import TacitError
+
+if TYPE_CHECKING:
+    from tacit.deploy.consortium.trial import Trial
 
 consortium_app = group(
     "consortium",
@@ -143,3 +147,63 @@ def check_command(
         typer.echo("Everything is as it should be." if not wrong else f"Wrong: {len(wrong)}; see above what to do.")
     if wrong:
         raise typer.Exit(1)
+
+
+@consortium_app.command("try")
+def try_command(
+    folder: Annotated[Path, typer.Argument(help="One CSV file per silo, with schema.toml and study.toml.")],
+    out: Out = Path("runs"),
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep all parties' files in this new folder, to look at; else none.")
+    ] = None,
+) -> None:
+    """Try your own CSV files as a real consortium on this machine: every party is a process of its own.
+
+    Keys, certificates, policies and ledgers are made as for real silos; the study of the folder (from `tacit init`) is
+    proposed, priced and answered by daemons, and its model is handed to every silo. In the end everything is stopped.
+    Policies consent by themselves here; real owners approve.
+
+    Example: tacit consortium try clinics
+    """
+    import tempfile
+
+    from tacit.deploy.consortium.trial import Trial
+
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        raise TacitError(f"{keep} is not empty; name a new folder with --keep.")
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="tacit-", ignore_cleanup_errors=True) as made:
+        trial = Trial(folder, Path(made) / "c" if keep is None else keep.resolve())
+        try:
+            parties = ", ".join(f"{name} ({kind})" for name, kind in trial.terms.parties.items())
+            typer.echo(f"Starting {parties}; each is a process of its own.")
+            trial.start_all()
+            run = trial.lead(out)
+            _show_trial(trial, console)
+        finally:
+            typer.echo("Stopping everything.")
+            trial.stop()
+    typer.echo(f"Stopped. The model: {run / 'model'}. Predict with: tacit predict {run / 'model'} NEW.csv")
+
+
+def _show_trial(trial: Trial, console: Console) -> None:
+    """What every silo has spent and was given, and that the model predicts, from the silos' own folders."""
+    from tacit.cli.books import account_of
+    from tacit.deploy.silo.models import kept_models
+    from tacit.models import load_model
+
+    table = Table("silo", "records", "answers", "own epsilon", "of the account", "model", title="by the silos' ledgers")
+    for name in trial.files:
+        found = account_of(trial.homes[name] / "silo")
+        [study] = found["studies"]
+        own = (f"{study['own_epsilon']:.4f}", f"{100 * study['takes_share']:.1f}%")
+        models = kept_models(trial.homes[name] / "silo")
+        given = ", ".join(row["name"] for row in models) or "not yet"
+        table.add_row(*map(Text, (name, str(found["records"]), str(study["answers"]), *own, given)))
+    print_table(table, console)
+    if models:
+        model = load_model(models[0]["path"])
+        x, _ = model.encode(trial.files[name])
+        first = ", ".join(str(one) for one in model.predictions(model.outputs(x[:5])).tolist())
+        target = model.description.target.column
+        typer.echo(f"The model that {name} was given predicts {target} of its first records: {first}.")

@@ -187,7 +187,8 @@ class Plan(Strict):
     ``objective`` and ``algorithm`` are sections of the study. ``everyone`` says that all silos take part in all rounds,
     so that rounds come without a gap. ``nonce`` tells apart two runs of one plan. ``schema_digest`` is that of the
     schema by which every silo reads its records; without it the plan is for records without a schema. ``proposer`` is
-    who proposes it, so that nobody else can propose the same study; only plans of version 0.1 lack it.
+    who proposes it, so that nobody else can propose the same study; only plans of version 0.1 lack it. ``purpose`` is
+    what it is for, in the proposer's words, which owners read before they approve.
     """
 
     version: Literal[1] = 1
@@ -208,13 +209,15 @@ class Plan(Strict):
     schema_digest: StudyId | None = None
     proposer: Name | None = None
     pairwise: Pairwise | None = None
+    purpose: Annotated[str, Field(max_length=500)] | None = None
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, dump: Any) -> Any:
-        """Plans of other channels look as they did before there were pairwise sums."""
+        """Plans without them look as they did before there were pairwise sums and purposes."""
         tree = dump(self)
-        if self.pairwise is None:
-            tree.pop("pairwise", None)
+        for name in ("pairwise", "purpose"):
+            if getattr(self, name) is None:
+                tree.pop(name, None)
         return tree
 
     @field_validator("objective", "algorithm")

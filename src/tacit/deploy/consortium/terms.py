@@ -137,14 +137,14 @@ class Service(NamedTuple):
     about: str
 
 
-def services(terms: Consortium, party: str, home: Path) -> list[Service]:
-    """All that runs at a party. Units, compose files and trials start just this."""
+def services(terms: Consortium, party: str, home: Path, listen: str = "0.0.0.0") -> list[Service]:
+    """All that runs at a party. Units, compose files and trials start just this; a server listens at ``listen``."""
     kind, own = terms.parties[party], account_name(party)
     words: tuple[str, ...]
     if kind == "server":
         link, part = home / "link", terms.server
         words = (
-            *("server", "link", str(link), "--host", "0.0.0.0", "--port", str(part.port)),
+            *("server", "link", str(link), "--host", listen, "--port", str(part.port)),
             *("--control-port", str(part.control_port)),
             *("--certificate", str(link / "link.pem"), "--key", str(link / "link.key")),
         )

@@ -279,6 +279,7 @@ def plan_for(
         schema_digest=first.schema_digest,
         proposer=proposer,
         pairwise=pairwise,
+        purpose=study.title[:500] or None,
     )
 
 
