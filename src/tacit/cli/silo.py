@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from tacit.cli import AUTHORITY, Json, group, need_file, print_json, print_table, template
+from tacit.cli import (
+    AUTHORITY,
+    Command,
+    Json,
+    Live,
+    Metrics,
+    Webhook,
+    group,
+    keep_looking,
+    need_file,
+    print_json,
+    print_table,
+    template,
+)
 from tacit.errors import TacitError, counted
 from tacit.stopping import stops_at_once
 
@@ -198,7 +211,7 @@ def join_command(
 
 
 @silo_app.command("status")
-def status_command(folder: Folder, as_json: Json = False) -> None:
+def status_command(folder: Folder, live: Live = False, as_json: Json = False) -> None:
     """Show whether the daemon runs, the studies that are open, and those that wait for approval.
 
     Of each waiting study: who proposes it, its own price, what it takes from this silo's account and what would be
@@ -206,6 +219,8 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
 
     Example: tacit silo status clinic
     """
+    if live:
+        keep_looking(lambda: status_command(folder, live=False, as_json=as_json))
     from tacit.cli.status import account_words, described, status_of
 
     facts = status_of(folder)
@@ -234,6 +249,9 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     for name in facts["decided"]:
         study, _, verb = name.partition(".")
         typer.echo(f"Decided: {verb} {study[:_SHORT]}; it counts, and is written down with the daemon's next request.")
+    if facts["refusals"]:
+        last = ", ".join(f"{row['code']} ({row['count']}, last {row['last']})" for row in facts["refusals"][:3])
+        typer.echo(f"Last refusals: {last}.")
 
 
 @silo_app.command("models")
@@ -335,6 +353,25 @@ def _end(folder: Path, study: str, verb: str, note: str) -> None:
     runs = "the daemon answers nothing more of it from its next request on"
     waits = "the daemon does not run; the ledger's entry is made when it starts, before anything is answered"
     typer.echo(f"{done['name']} ({done['study']}): {verb}. {(runs if done['daemon'] else waits).capitalize()}.")
+
+
+@silo_app.command("watch")
+def watch_command(folder: Folder, metrics: Metrics = None, webhook: Webhook = None, command: Command = None) -> None:
+    """Watch a silo until stopped: Prometheus metrics, and word of what happens, by webhook or command.
+
+    Events: a study waits for approval, ends or is refused, and the budget passes 50, 80 or 95%. A process of its own
+    reads the books: the daemon does nothing for it, and no number depends on a record. Run it as the folder's owner.
+
+    Example: tacit silo watch clinic --metrics 9464 --command "mail -s Tacit owner@example.org"
+    """
+    from functools import partial
+
+    from tacit.cli.watch import look_at_silo, watch
+    from tacit.deploy.permissions import check_owner
+
+    check_owner(folder)
+    told = folder / "told.json"
+    watch(partial(look_at_silo, folder), told, metrics=metrics, webhook=webhook, command=command)
 
 
 @silo_app.command("web")

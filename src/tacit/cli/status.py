@@ -27,7 +27,7 @@ from tacit.privacy import PricingError
 from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.pairwise import if_all_collude
 from tacit.silo.chain import Counter, Entry, Notes, WrittenOff, promised, replay, settled, written_off
-from tacit.silo.ledger import check_beginning, inspect, waiting
+from tacit.silo.ledger import check_beginning, inspect, refusals, waiting
 from tacit.silo.spending import Charge, LedgerError, joint_price, over_budget, percent, rule_words, share
 
 _BEFORE = "with everything that was released before"
@@ -56,6 +56,7 @@ def status_of(folder: Path) -> dict[str, Any]:
             | {"approved": (home.approved / study).is_file(), "fields": fields_of(folder, policy)}
             for study, plan in plans.items()
         ],
+        "refusals": [row | {"last": moment(row["last"])} for row in (refusals(home.ledger) if entries else [])],
         "decided": sorted(path.name for path in home.decided.iterdir()) if home.decided.is_dir() else [],
     }
 

@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_local(self) -> bool:
         """Whether the browser means this machine: a name of somebody else's that leads here is refused."""
-        port = self.server.server_address[1]
+        port = self.connection.getsockname()[1]
         own = {f"{name}:{port}" for name in (_HOST, "localhost")}
         origin = self.headers.get("Origin")
         return self.headers.get("Host") in own and origin in (None, "null", *(f"http://{name}" for name in own))

@@ -87,6 +87,7 @@ def _write(folder: Path, kit: Kit, schema: Path, study: dict[str, Any] | None) -
         "compose.yaml": pages.compose(terms, party, home),
         "Containerfile": pages.rendered("Containerfile", version=__version__),
         "README.md": pages.readme(terms, party, home),
+        "grafana.json": pages.board(),
     }
     if terms.parties[party] == "silo":
         data = data_section(public_schema(schema), "records.csv")

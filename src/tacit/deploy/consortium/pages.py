@@ -35,6 +35,11 @@ def rendered(name: str, **values: Any) -> str:
     return environment.from_string(text).render(**values)
 
 
+def board() -> str:
+    """The Grafana board of what `tacit silo watch`, `server watch` and `shuffler watch` export."""
+    return (resources.files("tacit.deploy.consortium") / "templates" / "grafana.json").read_text(encoding="utf-8")
+
+
 def units(terms: Consortium, party: str, home: Path, tacit: str = INSTALLED) -> dict[str, str]:
     """The systemd units of a party, by the name of their files."""
     own = services(terms, party, home)
