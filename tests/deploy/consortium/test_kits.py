@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 
 import pytest
+import tomli_w
 import yaml
 
 from tacit.deploy.consortium import pages
@@ -178,6 +179,28 @@ def test_what_an_owner_has_edited_stays_when_a_new_roster_comes(tmp_path):
     assert load_policy(policy).budget.epsilon == 2.5
     assert policy.read_text().count(MARK) == 1
     assert "as the board decided" in policy.read_text()
+
+
+def test_somebody_new_gets_a_kit_and_everybody_else_keeps_theirs(tmp_path):
+    kits, homes = joined(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "kits").rglob("*") if path.is_file()}
+    path = tmp_path / "clinics" / "consortium.toml"
+    path.write_text(path.read_text().replace('"tromso",', '"tromso", "bodo",'))
+    made = init(path, tmp_path / "kits")
+    assert sorted(made) == ["authority", "bodo"]
+    changed = {path.name for path, text in before.items() if path.read_bytes() != text}
+    assert changed <= {"consortium.toml", "README.md"}
+    home, reply = join(made["bodo"], tmp_path / "homes" / "bodo", tmp_path / "clinics" / "oslo.csv", whose="mine")
+    (tmp_path / "replies" / "bodo.reply.toml").write_text(tomli_w.dumps(reply))
+    path, roster = admitted(tmp_path, kits)
+    for place in (*homes.values(), home):
+        accept(path, place, roster.fingerprint)
+    assert "bodo" in load_policy(homes["oslo"] / "silo" / "policy.toml").pairwise.peers
+    assert "bodo" in load_terms(homes["a"] / "shuffler").silos
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "file").touch()
+    with pytest.raises(TacitError, match="not empty"):
+        init(tmp_path / "clinics" / "consortium.toml", tmp_path / "else")
 
 
 def test_joining_again_keeps_keys_and_records(tmp_path):

@@ -26,18 +26,20 @@ class Kit(NamedTuple):
 
 
 def init(path: Path, out: Path) -> dict[str, Path]:
-    """Make the kits of a consortium, and its authority, in a new folder; returns the folders."""
+    """Make the kits of a consortium, and its authority, in a new folder; returns the folders that were made.
+
+    In a folder that has its authority, kits are made for the parties that have none yet.
+    """
     terms, beside = load_consortium(path), path.parent
     schema = beside / terms.data_schema
     found = _servable(schema)
     study = None if terms.study is None else _study(beside / terms.study)
-    if out.exists() and any(out.iterdir()):
-        raise ConsortiumError(f"{out} is not empty; a consortium has one authority. Name a new folder with --out.")
+    _check_place(out, terms, description(found).digest)
     out.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority = Authority(out / "authority", f"authority of {terms.name}")
     folders = {"authority": out / "authority"}
     digest = description(found).digest
-    for party in terms.parties:
+    for party in [name for name in terms.parties if not (out / name).exists()]:
         kit = Kit(party, terms, authority.certificate.read_text(encoding="ascii"), digest)
         folders[party] = _write(out / party, kit, schema, study)
     own = tomli_w.dumps({**terms.plain(), "schema": "schema.toml"})
@@ -45,6 +47,21 @@ def init(path: Path, out: Path) -> dict[str, Path]:
     write_public(out / "authority" / "schema.toml", schema.read_bytes())
     write_public(out / "authority" / "README.md", pages.coordinator(terms, out / "authority"))
     return folders
+
+
+def _check_place(out: Path, terms: Consortium, digest: str) -> None:
+    """Refuse a folder of anything but this consortium's kits."""
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not (out / "authority" / "ca.key").exists():
+        raise ConsortiumError(f"{out} is not empty; name a new folder with --out, or that of this consortium's kits.")
+    before = load_consortium(out / "authority" / "consortium.toml")
+    kept = description(public_schema(out / "authority" / "schema.toml")).digest
+    if before.name != terms.name or kept != digest:
+        raise ConsortiumError(
+            f"{out} has the kits of {before.name}, and of its schema; another consortium, or another schema, needs a "
+            "new folder (--out) and a new authority."
+        )
 
 
 def _servable(path: Path) -> Schema:
