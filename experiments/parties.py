@@ -5,122 +5,27 @@ Folders, keys and certificates are made for the occasion. `experiments.consortiu
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 
-from experiments.certificates import Authority, Pair
-from tacit.deploy.flower.commands import environment, node_key, read_control
+from tacit.deploy.consortium.certificates import Authority, Pair
+from tacit.deploy.consortium.processes import TACIT, Party, Processes, free_port
+from tacit.deploy.flower.commands import node_key, read_control
 from tacit.deploy.flower.private import Link
 from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys
 from tacit.deploy.signing import Proposer, Signer, new_signing_key
-from tacit.errors import TacitError
 
-_PATIENCE = 90.0
-_GRACE = 15.0
 PROPOSER = "demo"
-TACIT = [sys.executable, "-c", "from tacit.cli import main; main()"]
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
-def below(pid: int) -> dict[int, str]:
-    """The processes that a process has started, and those that these have, with their commands."""
-    parents: dict[int, int] = {}
-    commands: dict[int, str] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    found: dict[int, str] = {}
-    front = {pid}
-    while front:
-        front = {child for child, parent in parents.items() if parent in front and child not in found}
-        found |= {child: commands[child] for child in front}
-    return found
-
-
-class Party:
-    """One process with a session of its own, so that everything it starts can be ended with it."""
-
-    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        self.name, self._command, self.log, self._env = name, list(command), log, dict(env)
-        self.start()
-
-    def start(self) -> None:
-        """Start it, or start it again."""
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._env,
-                start_new_session=True,
-            )
-
-    def check(self) -> None:
-        """Raise if it has ended."""
-        if self.process.poll() is not None:
-            tail = self.log.read_text(encoding="utf-8", errors="replace")[-800:]
-            raise TacitError(f"{self.name} has ended with code {self.process.returncode}: {tail}")
-
-    def kill(self) -> None:
-        """End it, and what it started, as a power cut would."""
-        self._end(below(self.process.pid))
-
-    def ask_to_end(self) -> dict[int, str]:
-        """Ask it to end; returns what it had started."""
-        started = below(self.process.pid)
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-        return started
-
-    def stop(self, started: Mapping[int, str] | None = None) -> None:
-        """Ask it to end, unless that was done, and insist."""
-        started = self.ask_to_end() if started is None else started
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_GRACE)
-        self._end(started)
-
-    def _end(self, started: Mapping[int, str]) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(_GRACE)
-        # A SuperLink has a session of its own.
-        deadline = time.monotonic() + _GRACE
-        left = [pid for pid, command in started.items() if _is_still(pid, command)]
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        while any(_is_still(pid, started[pid]) for pid in left) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
-def _is_still(pid: int, command: str) -> bool:
-    try:
-        found = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return False
-    return bool(found) and found == command
 
 
 @dataclass
@@ -133,7 +38,7 @@ class Silo:
     records: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-class Consortium:
+class Consortium(Processes):
     """Makes folders, keys and certificates under ``root``, and runs the processes."""
 
     def __init__(
@@ -145,10 +50,8 @@ class Consortium:
         host: str = "127.0.0.1",
         **env: str,
     ) -> None:
-        self.root, self.silos, self.host, self.env = root, list(silos), host, env
-        self.parties: dict[str, Party] = {}
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (root / "logs").mkdir(exist_ok=True)
+        super().__init__(root, **env)
+        self.silos, self.host = list(silos), host
         self.authority = Authority(root / "certificates")
         self.caller: Pair = self.authority.issue("server")
         self.port = free_port()
@@ -257,14 +160,6 @@ class Consortium:
             for name, (port, _) in self.shufflers.items()
         ]
 
-    def start(self, name: str, command: Sequence[str], home: str) -> Party:
-        """Start a party with a log of its own."""
-        env = {**environment(self.root / "homes" / home), **self.env}
-        (self.root / "homes" / home).mkdir(parents=True, exist_ok=True)
-        party = Party(name, command, self.root / "logs" / f"{name}.log", env)
-        self.parties[name] = party
-        return party
-
     def start_silos(self) -> None:
         """Start the daemons."""
         for silo in self.silos:
@@ -296,7 +191,7 @@ class Consortium:
 
     def start_nodes(self) -> None:
         """Let the silos' nodes in, and start them."""
-        self._wait("superlink", lambda: socket.create_connection((self.host, self.port), 1.0).close())
+        self.wait("superlink", lambda: socket.create_connection((self.host, self.port), 1.0).close())
         with Link(read_control(self.control)) as link:
             for silo in self.silos:
                 link.register(silo.name, (self.folder(silo.name) / "node.key.pub").read_bytes())
@@ -323,9 +218,9 @@ class Consortium:
     def ready(self) -> None:
         """Wait until daemons and shufflers serve."""
         for silo in self.silos:
-            self._wait(silo.name, lambda silo=silo: (self.folder(silo.name) / "door" / "silo.sock").stat())
+            self.wait(silo.name, (self.folder(silo.name) / "door" / "silo.sock").stat)
         for name in self.shufflers:
-            self._wait(f"shuffler-{name}", lambda name=name: self._knock(name))
+            self.wait(f"shuffler-{name}", partial(self._knock, name))
 
     def _knock(self, name: str) -> None:
         caller = Caller(self.address(name), self.proposer)
@@ -333,28 +228,3 @@ class Consortium:
             greet(caller)
         finally:
             caller.close()
-
-    def _wait(self, name: str, attempt: Any) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                attempt()
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise TacitError(f"{name} did not start in {_PATIENCE:.0f} s; see its log.") from None
-                self.parties[name].check()
-                time.sleep(0.1)
-
-    def check(self) -> None:
-        """Raise if any party has ended."""
-        for party in self.parties.values():
-            party.check()
-
-    def stop(self) -> None:
-        """Stop everything, nodes first."""
-        ordered = sorted(self.parties.values(), key=lambda party: not party.name.startswith("node-"))
-        asked = [(party, party.ask_to_end()) for party in ordered]
-        for party, started in asked:
-            party.stop(started)
-        self.parties.clear()

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.certificates import Authority
 from soak.broadcasts import draw
 from tacit.channel.shuffled_sum import in_order
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.server.shuffles import Sums
 from tacit.deploy.signing import Signer
 from tacit.deploy.wire import Answer, Plan, Propose, Shuffle, broadcast_digest, write_arrays

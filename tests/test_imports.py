@@ -42,6 +42,18 @@ ALLOWED = {
     "deploy/server": ENGINE
     | {"algorithms", "plans", "simulate", "studies", "models", "keeping", "deploy", "deploy/shuffler", "counting"},
     "deploy/flower": {"deploy", "deploy/server"},
+    "deploy/consortium": ENGINE
+    | {
+        "plans",
+        "data",
+        "studies",
+        "models",
+        "deploy",
+        "deploy/silo",
+        "deploy/server",
+        "deploy/shuffler",
+        "deploy/flower",
+    },
     "audit": ENGINE | {"algorithms", "plans", "data", "simulate", "studies", "deploy", "deploy/silo", "deploy/server"},
     "checking": {"algorithm", "objectives", "data", "privacy", "silo", "plans"},
     "continuing": {"algorithm", "objectives", "privacy", "plans", "models", "checking"},
@@ -49,7 +61,7 @@ ALLOWED = {
     "estimators": {"algorithm", "data", "fitting", "models", "objectives", "privacy"},
     "cli": ENGINE
     | {"algorithms", "plans", "data", "simulate", "studies", "theory", "choosing", "audit", "models", "counting"}
-    | {"deploy", "deploy/silo", "deploy/server", "deploy/shuffler", "deploy/flower"},
+    | {"deploy", "deploy/silo", "deploy/server", "deploy/shuffler", "deploy/flower", "deploy/consortium"},
     "__init__": {"algorithm", "plans", "objectives", "privacy", "fitting", "models", "estimators"},
     "__main__": {"cli"},
 }

@@ -110,15 +110,19 @@ class Page:
 
     def look(self, path: Path, *, width: int, height: int = 800, dark: bool = False, phone: bool = False) -> None:
         """Open a file at this width, light or dark."""
+        self.visit(path.resolve().as_uri(), width=width, height=height, dark=dark, phone=phone)
+
+    def visit(self, url: str, *, width: int, height: int = 800, dark: bool = False, phone: bool = False) -> None:
+        """Open an address at this width, light or dark."""
         self.events.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", media="", features=[scheme])
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=url)
         limit = time.monotonic() + PATIENCE
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             if time.monotonic() > limit:
-                raise TimeoutError(f"{path} did not load.")
+                raise TimeoutError(f"{url} did not load.")
             self.events.append(self._hear())
 
     def ask(self, expression: str) -> Any:

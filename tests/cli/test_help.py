@@ -24,7 +24,7 @@ GROUPS = {path: command for path, command in EVERYTHING.items() if isinstance(co
 
 def test_the_commands_are_found():
     assert {"run", "reproduce", "silo serve", "server run", "shuffler init"} <= set(COMMANDS)
-    assert set(GROUPS) == {"", "schema", "silo", "server", "shuffler"}
+    assert set(GROUPS) == {"", "consortium", "schema", "silo", "server", "shuffler"}
 
 
 @pytest.mark.parametrize("path", COMMANDS)

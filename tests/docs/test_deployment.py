@@ -13,6 +13,7 @@ import pytest
 from typer.main import get_command
 
 from tacit.cli import app
+from tacit.deploy.consortium.terms import consortium_from
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.server.deployment import check_study, deployment_from
 from tacit.deploy.shuffler.config import terms_from
@@ -30,7 +31,8 @@ def test_the_policy_and_the_shufflers_of_the_guide_are_valid():
     # Every key is another one.
     text = re.sub(r"ed25519:\.\.\.", lambda _: Signer(new_signing_key()).public, TEXT)
     found = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
-    terms, policy, together, counted, _, shufflers = (tomllib.loads(block) for block in found)
+    kits, terms, policy, together, counted, _, shufflers = (tomllib.loads(block) for block in found)
+    assert consortium_from(kits).parties == {"server": "server", **dict.fromkeys(("bergen", "oslo", "tromso"), "silo")}
     assert sorted(policy_from(together).pairwise.peers) == ["hospital", "practice"]
     assert (
         load_study("heart-disease", [f"pairwise.{k}={v}" for k, v in counted["pairwise"].items()]).pairwise.colluding
@@ -59,7 +61,9 @@ def test_the_study_of_the_guide_is_priced_by_its_schema_alone(tmp_path):
 
 def commands():
     joined = TEXT.replace("\\\n", " ")
-    return sorted(set(re.findall(r"tacit (silo|server|shuffler) ([a-z]+(?:-[a-z]+)*)((?:[^\n`#]*--[a-z-]+)*)", joined)))
+    return sorted(
+        set(re.findall(r"tacit (silo|server|shuffler|consortium) ([a-z]+(?:-[a-z]+)*)((?:[^\n`#]*--[a-z-]+)*)", joined))
+    )
 
 
 @pytest.mark.parametrize(("group", "name", "rest"), commands())
@@ -73,7 +77,7 @@ def test_the_commands_were_found():
     assert {("silo", "join"), ("server", "run"), ("shuffler", "serve")} <= {(g, n) for g, n, _ in commands()}
 
 
-@pytest.mark.parametrize("group", ["silo", "server", "shuffler"])
+@pytest.mark.parametrize("group", ["silo", "server", "shuffler", "consortium"])
 def test_every_subcommand_has_an_example(group):
     for name, command in get_command(app).commands[group].commands.items():
         assert f"Example: tacit {group} {name}" in command.help

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -45,6 +45,10 @@ Set = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder in which the run folder is made.")]
+Metrics = Annotated[int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT.")]
+Webhook = Annotated[str | None, typer.Option(metavar="URL", help="POST each event there, as JSON.")]
+Command = Annotated[str | None, typer.Option(help="Run this for each event, with its JSON on standard input.")]
+Live = Annotated[bool, typer.Option("--live", help="Keep looking, every two seconds, until stopped.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 JsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -179,6 +183,16 @@ def _parts(least: Sequence[int], width: int) -> list[list[int]]:
     return parts
 
 
+def keep_looking(show: Callable[[], None], seconds: float = 2.0) -> NoReturn:
+    """Show something again and again on a cleared screen, until stopped."""
+    while True:
+        if sys.stdout.isatty():
+            typer.clear()
+        show()
+        sys.stdout.flush()
+        time.sleep(seconds)
+
+
 def print_warnings(warnings: list[str], console: Console) -> None:
     """What makes a budget promise little."""
     for line in warnings:
@@ -215,6 +229,7 @@ COMMANDS = {
     "audit": "audit.audit_command",
     "ledger": "silo.ledger_command",
     "reproduce": "gallery.reproduce_command",
+    "consortium": "consortium.consortium_app",
     "silo": "silo.silo_app",
     "shuffler": "shuffler.shuffler_app",
     "server": "server.server_app",

@@ -10,12 +10,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tacit.cli.status import account_now, account_words, books, in_force, moment, name_of, percent_of, plans_in
+from tacit.cli.status import (
+    account_now,
+    account_words,
+    books,
+    channel_of,
+    in_force,
+    moment,
+    name_of,
+    percent_of,
+    plans_in,
+    rests_on,
+)
 from tacit.deploy.silo.policy import Policy
-from tacit.deploy.wire import REPORTS
 from tacit.errors import counted
 from tacit.privacy import Event, PricingError, price
-from tacit.privacy.anonymity import colluding_silos
 from tacit.silo.chain import Ending, Entry, Notes, replay, settled
 from tacit.silo.ledger import refusals, waiting
 from tacit.silo.pools import POOLS
@@ -23,7 +32,7 @@ from tacit.silo.spending import Account, LedgerError, joint_price, share
 
 # What `--json` shows of an entry; plans and policies are long.
 _KEPT = {"round", "kind", "releases", "reason", "rule", "who", "when", "changed", "place", "vouched", "written_off"}
-_KEPT |= {"name", "proposer", "approved"}
+_KEPT |= {"name", "proposer", "approved", "note"}
 
 
 def account_of(folder: Path) -> dict[str, Any]:
@@ -104,7 +113,12 @@ def _refused(entry: Entry) -> dict[str, Any]:
         "study": entry.study,
         "name": data.get("name") or "(unnamed)",
         "state": "refused",
-        "ended": {"how": data["reason"], "who": data.get("who", ""), "when": moment(entry.time)},
+        "ended": {
+            "how": data["reason"],
+            "who": data.get("who", ""),
+            "when": moment(entry.time),
+            "note": data.get("note", ""),
+        },
         "proposer": data.get("proposer") or None,
         **nothing,
         "asked_epsilon": None,
@@ -122,32 +136,6 @@ def _plain(text: Any) -> dict[str, Any]:
         return found if isinstance(found, dict) else {}
     except (ValueError, TypeError):
         return {}
-
-
-def channel_of(plan: Mapping[str, Any]) -> str:
-    """The channel of a plan's messages; ledgers of version 0.1 may not say it."""
-    return str(plan.get("algorithm", {}).get("channel", "direct")) if plan else "unknown"
-
-
-def rests_on(plan: Mapping[str, Any]) -> str:
-    """What the guarantee of a plan rests on, beside this silo."""
-    shuffle = plan.get("shuffle")
-    if not plan:
-        return "not known: the ledger holds no plan"
-    among = plan.get("pairwise")
-    if among is not None:
-        return (
-            f"at most {among['colluding']} of {plan['silos']} silos collude with the server, in rounds of "
-            f"{among['min_silos']} or more (pairwise)"
-        )
-    if shuffle is None:
-        return "nothing but this silo"
-    silos, names = int(plan["silos"]), list(shuffle["shufflers"])
-    honest = silos - colluding_silos(silos, float(shuffle["honest"]))
-    secret = f"at least {honest} of {silos} silos keep their noise secret"
-    if channel_of(plan) == REPORTS:
-        return f"{secret}, and the first shuffler, {names[0]}, does not collude with the server"
-    return f"{secret}, and one of the shufflers {', '.join(names)} does not collude with the others"
 
 
 def _dearest(accounts: Iterable[Account], delta: float) -> float | None:
@@ -199,7 +187,7 @@ def ended_words(row: Mapping[str, Any]) -> str:
     if ended is None:
         return "open" if row["state"] == "open" else "closed"
     who = f" by {ended['who']}" if ended["who"] else ""
-    return f"{ended['how']}{who}"
+    return f"{ended['how']}{who}" + (f": {ended['note']}" if ended.get("note") else "")
 
 
 def approved_words(row: Mapping[str, Any]) -> str:
@@ -207,7 +195,8 @@ def approved_words(row: Mapping[str, Any]) -> str:
     approved = row["approved"]
     if not approved:
         return "not known" if row["state"] != "refused" else "nobody"
-    return f"{approved['who']}, {approved['when']}" if approved["when"] else str(approved["who"])
+    said = f"{approved['who']}, {approved['when']}" if approved["when"] else str(approved["who"])
+    return f"{said}: {approved['note']}" if approved.get("note") else said
 
 
 def trust_words(found: Mapping[str, Any]) -> list[str]:

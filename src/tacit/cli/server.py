@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tacit.cli import Json, Out, group, need_file, print_json, print_table, template
+from tacit.cli import (
+    Command,
+    Json,
+    Live,
+    Metrics,
+    Out,
+    Webhook,
+    group,
+    keep_looking,
+    need_file,
+    print_json,
+    print_table,
+    template,
+)
 from tacit.errors import TacitError
 
 server_app = group(
@@ -271,6 +284,55 @@ def _lead(
         follow(folder, control.resolve(), Console())
     report = folder / ("statistics.json" if (folder / "statistics.json").is_file() else "report.html")
     typer.echo(f"Report: {report}")
+
+
+@server_app.command("status")
+def status_command(
+    folder: Annotated[Path, typer.Argument(help="The run folder of the study.")],
+    live: Live = False,
+    as_json: Json = False,
+) -> None:
+    """Show how a study stands: rounds, who was missing, epsilon spent, whom it waits for, and the last refusals.
+
+    Example: tacit server status runs/heart-disease --live
+    """
+    need_file(folder / "study.toml", "give the run folder of a study")
+    if live:
+        keep_looking(lambda: status_command(folder, live=False, as_json=as_json))
+    from tacit.deploy.flower.watch import View
+
+    view = View(folder / "progress.jsonl")
+    rows = view.read()
+    refused = [row for row in rows if row["event"] == "refusal"][-3:]
+    if as_json:
+        last = view.rows[-1] if view.rows else {}
+        shown = {"missed": last.get("missed", []), "epsilon": last.get("epsilon"), "seconds_left": view.left}
+        print_json({**view.facts, **shown, "refusals": refused})
+        return
+    console = Console()
+    console.print(view.table())
+    for row in refused:
+        console.print(Text(f"refused by {row['silo']} ({row['code']}): {row['text']}"), soft_wrap=True)
+
+
+@server_app.command("watch")
+def watch_command(
+    runs: Annotated[Path, typer.Argument(help="The folder that run folders are made in.")],
+    metrics: Metrics = None,
+    webhook: Webhook = None,
+    command: Command = None,
+) -> None:
+    """Watch the newest runs until stopped: Prometheus metrics, and word of what happens, by webhook or command.
+
+    Events: a run waits for an owner's approval, ends, or is refused by a silo.
+
+    Example: tacit server watch runs --metrics 9466 --webhook http://127.0.0.1:8080/tacit
+    """
+    from functools import partial
+
+    from tacit.cli.watch import look_at_server, watch
+
+    watch(partial(look_at_server, runs), runs / "told.json", metrics=metrics, webhook=webhook, command=command)
 
 
 @server_app.command("abort")

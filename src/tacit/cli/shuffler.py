@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import group, template
+from tacit.cli import Metrics, group, template
 from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
@@ -52,6 +52,19 @@ def keys_command(folder: Folder) -> None:
 
     keys = load_keys(folder)
     typer.echo(f"seal  {keys.seal.public}\nsign  {keys.sign.public}")
+
+
+@shuffler_app.command("watch")
+def watch_command(folder: Folder, metrics: Metrics = None) -> None:
+    """Serve Prometheus metrics of a shuffler until stopped: whether it listens, and how many studies it has released.
+
+    Example: tacit shuffler watch shuffler-a --metrics 9465
+    """
+    from functools import partial
+
+    from tacit.cli.watch import look_at_shuffler, watch
+
+    watch(partial(look_at_shuffler, folder), folder / "told.json", metrics=metrics, webhook=None, command=None)
 
 
 @shuffler_app.command("serve")

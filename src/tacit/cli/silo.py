@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from tacit.cli import AUTHORITY, Json, group, need_file, print_json, print_table, template
+from tacit.cli import (
+    AUTHORITY,
+    Command,
+    Json,
+    Live,
+    Metrics,
+    Webhook,
+    group,
+    keep_looking,
+    need_file,
+    print_json,
+    print_table,
+    template,
+)
 from tacit.errors import TacitError, counted
 from tacit.stopping import stops_at_once
 
@@ -201,7 +214,7 @@ def join_command(
 
 
 @silo_app.command("status")
-def status_command(folder: Folder, as_json: Json = False) -> None:
+def status_command(folder: Folder, live: Live = False, as_json: Json = False) -> None:
     """Show whether the daemon runs, the studies that are open, and those that wait for approval.
 
     Of each waiting study: who proposes it, its own price, what it takes from this silo's account and what would be
@@ -209,6 +222,8 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
 
     Example: tacit silo status clinic
     """
+    if live:
+        keep_looking(lambda: status_command(folder, live=False, as_json=as_json))
     from tacit.cli.status import account_words, described, status_of
 
     facts = status_of(folder)
@@ -237,6 +252,9 @@ def status_command(folder: Folder, as_json: Json = False) -> None:
     for name in facts["decided"]:
         study, _, verb = name.partition(".")
         typer.echo(f"Decided: {verb} {study[:_SHORT]}; it counts, and is written down with the daemon's next request.")
+    if facts["refusals"]:
+        last = ", ".join(f"{row['code']} ({row['count']}, last {row['last']})" for row in facts["refusals"][:3])
+        typer.echo(f"Last refusals: {last}.")
 
 
 @silo_app.command("models")
@@ -298,11 +316,15 @@ def installed_command(as_json: Json = False) -> None:
 
 
 Study = Annotated[str, typer.Argument(help="The study: its name, its identity, or how that begins.")]
+Note = Annotated[str, typer.Option(help="Why, in a line: it goes into the ledger's chain, and to nobody else.")]
 
 
 @silo_app.command("approve")
 def approve_command(
-    folder: Folder, study: Study, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+    folder: Folder,
+    study: Study,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    note: Note = "",
 ) -> None:
     """Approve a proposed study: it is reserved when the server next asks, if it still fits the account.
 
@@ -320,48 +342,83 @@ def approve_command(
     if row["study"] != study and not yes:
         typer.echo(described(row | {"approved": False}, folder))
         typer.confirm("Approve it?", abort=True)
-    approve(folder, row["study"])
+    approve(folder, row["study"], note)
     typer.echo(f"Approved {row['plan']['name']} ({row['study']}), which {row['proposer']} proposes.")
     for name, text in prices(row).items():
         typer.echo(f"  {name:<10} {text}")
 
 
 @silo_app.command("reject")
-def reject_command(folder: Folder, study: Study) -> None:
+def reject_command(folder: Folder, study: Study, note: Note = "") -> None:
     """Reject a study that waits for approval: its proposer is told, and it is not considered again.
 
     Example: tacit silo reject clinic 9f86d081
     """
-    _end(folder, study, "reject")
+    _end(folder, study, "reject", note)
 
 
 @silo_app.command("close")
-def close_command(folder: Folder, study: Study) -> None:
+def close_command(folder: Folder, study: Study, note: Note = "") -> None:
     """Close an open study for good: no more answers, and what it did not use goes back, where the rule is a filter.
 
     Example: tacit silo close clinic heart-disease
     """
-    _end(folder, study, "close")
+    _end(folder, study, "close", note)
 
 
 @silo_app.command("revoke")
-def revoke_command(folder: Folder, study: Study) -> None:
+def revoke_command(folder: Folder, study: Study, note: Note = "") -> None:
     """Withdraw an approval or a consent: no more answers, and the same terms are refused from now on, under any name.
 
     What was released stays released, and paid for.
 
     Example: tacit silo revoke clinic heart-disease
     """
-    _end(folder, study, "revoke")
+    _end(folder, study, "revoke", note)
 
 
-def _end(folder: Path, study: str, verb: str) -> None:
+def _end(folder: Path, study: str, verb: str, note: str) -> None:
     from tacit.cli.status import end
 
-    done = end(folder, study, verb)
+    done = end(folder, study, verb, note)
     runs = "the daemon answers nothing more of it from its next request on"
     waits = "the daemon does not run; the ledger's entry is made when it starts, before anything is answered"
     typer.echo(f"{done['name']} ({done['study']}): {verb}. {(runs if done['daemon'] else waits).capitalize()}.")
+
+
+@silo_app.command("watch")
+def watch_command(folder: Folder, metrics: Metrics = None, webhook: Webhook = None, command: Command = None) -> None:
+    """Watch a silo until stopped: Prometheus metrics, and word of what happens, by webhook or command.
+
+    Events: a study waits for approval, ends or is refused, and the budget passes 50, 80 or 95%. A process of its own
+    reads the books: the daemon does nothing for it, and no number depends on a record. Run it as the folder's owner.
+
+    Example: tacit silo watch clinic --metrics 9464 --command "mail -s Tacit owner@example.org"
+    """
+    from functools import partial
+
+    from tacit.cli.watch import look_at_silo, watch
+    from tacit.deploy.permissions import check_owner
+
+    check_owner(folder)
+    told = folder / "told.json"
+    watch(partial(look_at_silo, folder), told, metrics=metrics, webhook=webhook, command=command)
+
+
+@silo_app.command("web")
+def web_command(
+    folder: Folder, port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.")] = 0
+) -> None:
+    """Show what waits for your word as one page on this machine, with approve, reject, close and revoke.
+
+    It prints an address with a token; a page that is opened without it sees nothing. There is no script on the page,
+    it loads nothing, and only this machine reaches it. Run it as the user who owns the folder, until stopped.
+
+    Example: tacit silo web clinic
+    """
+    from tacit.cli.web import serve
+
+    serve(folder, port, typer.echo)
 
 
 @silo_app.command("place")

@@ -20,14 +20,18 @@ from tacit.deploy.silo.consent import Offer, charge_of, check_delta, check_sampl
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
 from tacit.deploy.silo.service import Home, home_of
-from tacit.deploy.wire import Plan
+from tacit.deploy.wire import REPORTS, Plan
 from tacit.errors import TacitError, counted, printable
 from tacit.plans.price import TAILS
+from tacit.privacy import PricingError
+from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.pairwise import if_all_collude
 from tacit.silo.chain import Counter, Entry, Notes, WrittenOff, promised, replay, settled, written_off
-from tacit.silo.ledger import check_beginning, inspect, waiting
+from tacit.silo.ledger import check_beginning, inspect, refusals, waiting
 from tacit.silo.pools import TRAINING, VALIDATION
-from tacit.silo.spending import Charge, LedgerError, over_budget, percent, pool_shares, rule_words, share
+from tacit.silo.spending import Charge, LedgerError, joint_price, over_budget, percent, pool_shares, rule_words, share
+
+_BEFORE = "with everything that was released before"
 
 
 def status_of(folder: Path) -> dict[str, Any]:
@@ -49,9 +53,11 @@ def status_of(folder: Path) -> dict[str, Any]:
             for s, a in live.items()
         ],
         "pending": [
-            proposal(plan, policy, entries) | {"approved": (home.approved / study).is_file()}
+            proposal(plan, policy, entries)
+            | {"approved": (home.approved / study).is_file(), "fields": fields_of(folder, policy)}
             for study, plan in plans.items()
         ],
+        "refusals": [row | {"last": moment(row["last"])} for row in (refusals(home.ledger) if entries else [])],
         "decided": sorted(path.name for path in home.decided.iterdir()) if home.decided.is_dir() else [],
     }
 
@@ -62,17 +68,30 @@ def waiting_study(folder: Path, words: str) -> dict[str, Any]:
     study, name, state = _named(_studies(home), words, ("pending",))
     if state != "pending":
         raise TacitError(f"Expected a study that waits for approval, but {name} ({study}) is {state}.")
-    return proposal(waiting(home.ledger)[study], policy, books(home))
+    return proposal(waiting(home.ledger)[study], policy, books(home)) | {"fields": fields_of(folder, policy)}
 
 
-def approve(folder: Path, study: str) -> None:
+def fields_of(folder: Path, policy: Policy) -> list[str]:
+    """The columns of this silo's file that a study reads, by its schema; none where it has no schema."""
+    if policy.data.columns is None:
+        return []
+    from tacit.data.schema import read_schema
+
+    try:
+        schema = read_schema(folder / policy.data.columns)
+    except (TacitError, OSError):
+        return []
+    return [*schema.used, schema.target.column]
+
+
+def approve(folder: Path, study: str, note: str = "") -> None:
     """Approve a waiting study by its whole identity: a name may be that of another plan by now."""
     _, home = _home(folder)
     check_owner(folder)
-    decide(home.approved, study, "approve")
+    decide(home.approved, study, "approve", note=note)
 
 
-def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
+def end(folder: Path, words: str, verb: str, note: str = "") -> dict[str, Any]:
     """Reject, close or revoke a study, by its identity, the beginning of it, or its name.
 
     The daemon makes an entry of it before it answers anything more, or when it is started.
@@ -84,7 +103,7 @@ def end(folder: Path, words: str, verb: str) -> dict[str, Any]:
     if state not in allowed:
         way = {"pending": "reject or revoke", "open": "close or revoke", "ended": "revoke"}[state]
         raise TacitError(f"Expected a study that is {' or '.join(allowed)} to {verb}, but {name} is {state}; {way} it.")
-    decide(home.decided, study, verb, _terms(home, study) if verb == "revoke" else "")
+    decide(home.decided, study, verb, _terms(home, study) if verb == "revoke" else "", note)
     return {"study": study, "name": name, "decision": verb, "daemon": is_running(home)}
 
 
@@ -270,6 +289,9 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
         "refusal": None,
         "left_if_all_collude": None,
         "pool": None,
+        "joint_epsilon": None,
+        "rests_on": rests_on(json.loads(plan_text)),
+        "elsewhere": _elsewhere(plan),
     }
     try:
         check_delta(plan.delta, rule)
@@ -287,9 +309,32 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
         if not after <= 1.0:
             raise over_budget(rule, before, after)
         found |= {"takes_share": after - before, "left_share": 1 - after}
+        found["joint_epsilon"] = _with_all_before(entries, offer, rule.delta)
     except TacitError as error:
         found["refusal"] = str(error)
     return found
+
+
+def _with_all_before(entries: list[Entry], offer: Offer, delta: float) -> float | None:
+    """The epsilon of all that was released and of this plan together, at the account's delta; none if unpriceable."""
+    made = [account.debited() for account in replay(entries).values()]
+    kept = math.fsum(account.delta_set_aside for account in replay(entries).values()) + charge_of(offer).delta_set_aside
+    try:
+        return joint_price([*made, offer.events], delta=delta - kept).epsilon
+    except PricingError:
+        return None
+
+
+def _elsewhere(plan: Plan) -> str | None:
+    """What the same epsilon would leave of the noise through pairwise sums; none where that is the channel, or is none.
+
+    With c of m silos colluding, pairwise sums have sqrt(m / (m - c)) times the noise of a trusted server, direct
+    messages sqrt(m) times.
+    """
+    if plan.algorithm.get("channel", "direct") != "direct" or plan.silos < 3:
+        return None
+    times = math.sqrt(plan.silos - 1)
+    return f"through pairwise sums the same epsilon leaves {times:.2g} times less noise, if at most 1 silo colludes"
 
 
 def _left(plan: Plan, offer: Offer) -> float | None:
@@ -308,8 +353,42 @@ def _trust(row: Mapping[str, Any]) -> dict[str, str]:
     return {"counts on": f"{', '.join(among['silos'])}: {others}{alone}"}
 
 
+def channel_of(plan: Mapping[str, Any]) -> str:
+    """The channel of a plan's messages; ledgers of version 0.1 may not say it."""
+    return str(plan.get("algorithm", {}).get("channel", "direct")) if plan else "unknown"
+
+
+def rests_on(plan: Mapping[str, Any]) -> str:
+    """What the guarantee of a plan rests on, beside this silo."""
+    shuffle = plan.get("shuffle")
+    if not plan:
+        return "not known: the ledger holds no plan"
+    among = plan.get("pairwise")
+    if among is not None:
+        return (
+            f"at most {among['colluding']} of {plan['silos']} silos collude with the server, in rounds of "
+            f"{among['min_silos']} or more (pairwise)"
+        )
+    if shuffle is None:
+        return "nothing but this silo"
+    silos, names = int(plan["silos"]), list(shuffle["shufflers"])
+    honest = silos - colluding_silos(silos, float(shuffle["honest"]))
+    secret = f"at least {honest} of {silos} silos keep their noise secret"
+    if channel_of(plan) == REPORTS:
+        return f"{secret}, and the first shuffler, {names[0]}, does not collude with the server"
+    return f"{secret}, and one of the shufflers {', '.join(names)} does not collude with the others"
+
+
 def described(row: Mapping[str, Any], folder: Path) -> str:
     """A waiting study in lines for its owner, with the commands that approve and reject it."""
+    stands = "is approved; it waits for the server to ask again" if row["approved"] else "waits for approval"
+    lines = described_lines(row) | {name: printable(text) for name, text in _commands(row, folder).items()}
+    said = [f"  {name:<10} {text}" for name, text in lines.items()]
+    return "\n".join([f"{row['plan']['name']} {stands}", *said])
+
+
+def described_lines(row: Mapping[str, Any]) -> dict[str, str]:
+    """A waiting study in words: who asks, what for, what is read, what it costs, and what that rests on."""
     plan = row["plan"]
     algorithm, objective, shuffle = plan["algorithm"], plan["objective"], plan.get("shuffle")
     come = "all of them in every round" if plan["everyone"] else "some of them in each round"
@@ -319,19 +398,20 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
     channel = algorithm.get("channel", "direct")
     lines = {
         "proposer": row["proposer"],
+        **({"purpose": plan["purpose"]} if plan.get("purpose") else {}),
+        **({"reads": ", ".join(row["fields"])} if row.get("fields") else {}),
         "algorithm": f"{algorithm['name']}, {algorithm['num_rounds']} rounds, channel {channel}",
         "model": f"{model}, {plan['task']}, {features} features",
         "silos": f"{plan['silos']}, {come}"
         + ("" if shuffle is None else f", shufflers {', '.join(shuffle['shufflers'])}"),
         **_trust(row),
+        "rests on": row["rests_on"],
         **prices(row),
+        **({"elsewhere": row["elsewhere"]} if row["elsewhere"] else {}),
         # The whole of both: a part of either might be that of two plans.
         "compare": f"{row['comparison']} (the same at every silo of this study)",
-        **_commands(row, folder),
     }
-    stands = "is approved; it waits for the server to ask again" if row["approved"] else "waits for approval"
-    said = [f"  {name:<10} {printable(text)}" for name, text in lines.items()]
-    return "\n".join([f"{plan['name']} {stands}", *said])
+    return {name: printable(text) for name, text in lines.items()}
 
 
 def _commands(row: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -357,7 +437,9 @@ def prices(row: Mapping[str, Any]) -> dict[str, str]:
         takes, used, left = map(percent_of, (row["takes_share"], own["charged_share"], row["left_share"]))
         whose = "the account of records set aside" if row["pool"] == VALIDATION else "this account"
         taken = f"takes {takes} of {whose} ({held}); {used} is used or reserved now, {left} would be left"
-    return {"own price": f"{cost} at delta {row['own_delta']:g} ({asked})", "account": taken}
+    joint = row["joint_epsilon"]
+    together = {} if joint is None else {"together": f"epsilon {joint:.4g} at delta {account['delta']:g}, {_BEFORE}"}
+    return {"own price": f"{cost} at delta {row['own_delta']:g} ({asked})", **together, "account": taken}
 
 
 def in_force(folder: Path) -> tuple[Policy, Home, str | None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -324,7 +326,20 @@ def serve_until_stopped(listener: Listener, log: logging.Logger, line: str) -> N
         listener.serve()
 
 
+class JsonLines(logging.Formatter):
+    """A log as JSON, one object a line: time (UTC), service, level, text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+        facts = {"time": when, "service": record.name, "level": record.levelname, "text": record.getMessage()}
+        return json.dumps(facts)
+
+
 def log_to_terminal(log: logging.Logger) -> None:
-    """Show a service's log on the terminal, with the time."""
+    """Show a service's log on the terminal, with the time; as JSON where ``TACIT_LOG=json``."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if os.environ.get("TACIT_LOG") == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
     log.setLevel(logging.INFO)

@@ -193,7 +193,8 @@ class Plan(Strict):
     so that rounds come without a gap. ``nonce`` tells apart two runs of one plan. ``schema_digest`` is that of the
     schema by which every silo reads its records; without it the plan is for records without a schema. ``proposer`` is
     who proposes it, so that nobody else can propose the same study; only plans of version 0.1 lack it. ``ranges`` of
-    numbers are narrower than the schema's, and public: silos make features of their records by them.
+    numbers are narrower than the schema's, and public: silos make features of their records by them. ``purpose`` is
+    what it is for, in the proposer's words, which owners read before they approve.
     """
 
     version: Literal[1] = 1
@@ -215,12 +216,13 @@ class Plan(Strict):
     proposer: Name | None = None
     pairwise: Pairwise | None = None
     ranges: Annotated[dict[str, tuple[float, float]], Field(max_length=MOST_RANGES)] | None = None
+    purpose: Annotated[str, Field(max_length=500)] | None = None
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, dump: Any) -> Any:
-        """Plans without them look as they did before there were pairwise sums and ranges."""
+        """Plans without them look as they did before there were pairwise sums, ranges and purposes."""
         tree = dump(self)
-        for name in ("pairwise", "ranges"):
+        for name in ("pairwise", "ranges", "purpose"):
             if getattr(self, name) is None:
                 tree.pop(name, None)
         return tree

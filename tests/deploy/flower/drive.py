@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.certificates import Authority
 from experiments.consortium import train
 from experiments.parties import Consortium, Silo
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.flower.commands import node_key
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.silo.service import NOISE_OFF

@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 import httpx
 from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
 
-from experiments.certificates import Authority
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.flower import commands, courier, node, private
 from tacit.deploy.flower.commands import Control
 from tacit.deploy.flower.courier import exchange

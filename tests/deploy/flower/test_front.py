@@ -23,8 +23,8 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.superlink.main import create_app
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from experiments.certificates import Authority
-from experiments.parties import TACIT, below, free_port
+from tacit.deploy.consortium.certificates import Authority
+from tacit.deploy.consortium.processes import TACIT, below, free_port
 from tacit.deploy.flower import front
 from tacit.deploy.flower.lines import Reply, Request
 from tacit.deploy.flower.private import FLEET_PATHS

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("h11", reason="h11 is not installed")
 
-from experiments.certificates import Authority
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.flower import lines
 from tacit.deploy.flower.lines import Lines, Reply
 

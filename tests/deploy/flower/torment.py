@@ -20,7 +20,8 @@ import numpy as np
 import tomli_w
 from rich.console import Console
 
-from experiments.parties import Consortium, below
+from experiments.parties import Consortium
+from tacit.deploy.consortium.processes import below
 from tacit.deploy.contract import builder_from
 from tacit.deploy.flower.watch import follow
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.certificates import Authority
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.signing import Signer
 from tests.deploy.server.world import NAMES, SIZES
 from tests.deploy.shuffler.parties import Party

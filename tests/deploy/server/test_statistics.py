@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tomli_w
 
-from experiments.certificates import Authority
 from tacit.data.schema import schema_from, schema_text
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet

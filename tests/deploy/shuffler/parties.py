@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.certificates import Authority
 from tacit.channel.sealing import _SUITES, Binding, PublicKey, new_secret
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.shuffler.client import Address, Caller
 from tacit.deploy.shuffler.config import Keys, make_keys, terms_from
 from tacit.deploy.shuffler.messages import parse_response

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tomli_w
 
-from experiments.certificates import Authority
 from tacit.channel.sealing import Binding
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.shuffler.client import Address, Batch, Caller, _collect, greet, hand_in, sum_over
 from tacit.deploy.shuffler.config import ShufflerError
 from tacit.deploy.shuffler.deposits import Sender, sum_deposits

@@ -5,7 +5,7 @@ import os
 import pytest
 import tomli_w
 
-from experiments.certificates import Authority
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.permissions import PermissionsError, write_secret
 from tacit.deploy.shuffler.config import load_terms, make_keys, terms_from
 from tacit.deploy.shuffler.server import check_folder, serve
@@ -16,9 +16,9 @@ def folder(tmp_path):
     found = tmp_path / "a"
     found.mkdir(mode=0o700)
     make_keys(found, "x25519")
-    tls = {"certificate": "shuffler.pem", "key": "shuffler.key", "callers": "authority.pem"}
+    tls = {"certificate": "shuffler.pem", "key": "shuffler.key", "callers": "ca.pem"}
     write_secret(found / "shuffler.toml", tomli_w.dumps({"name": "a", "callers": {}, "silos": {}, "tls": tls}))
-    for name, mode in (("shuffler.pem", 0o644), ("authority.pem", 0o644), ("shuffler.key", 0o600)):
+    for name, mode in (("shuffler.pem", 0o644), ("ca.pem", 0o644), ("shuffler.key", 0o600)):
         (found / name).write_text("")
         (found / name).chmod(mode)
     return found
@@ -36,7 +36,7 @@ def test_a_folder_of_the_owners_alone_is_fine_and_certificates_may_be_read(folde
         ("seal.key", 0o640),
         ("sign.key", 0o602),
         ("shuffler.key", 0o640),
-        ("authority.pem", 0o664),
+        ("ca.pem", 0o664),
         ("shuffler.pem", 0o646),
         (".", 0o770),
     ],

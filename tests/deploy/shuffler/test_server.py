@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from experiments.certificates import Authority
 from tacit.deploy import listener
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.shuffler.messages import Hello
 from tacit.deploy.shuffler.server import _MOST_CALLERS

@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from experiments.certificates import Authority
 from tacit.channel.sealing import Binding, SealError, new_secret, open_layer
+from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.shuffler.client import Caller, _collect, greet, mixed_reports, sum_over
 from tacit.deploy.shuffler.config import ShufflerError
 from tacit.deploy.shuffler.deposits import Sender, report_deposit, sum_deposits

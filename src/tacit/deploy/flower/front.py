@@ -21,9 +21,25 @@ from pathlib import Path
 
 import httpx
 
-from tacit.deploy.flower.commands import LOOPBACK, LinkFiles, await_end, environment, superlink_command
+from tacit.deploy.flower.commands import (
+    LOOPBACK,
+    LinkFiles,
+    await_end,
+    environment,
+    read_control,
+    superlink_command,
+)
 from tacit.deploy.flower.lines import Lines, Reply, Request
-from tacit.deploy.flower.private import FLEET_PATHS, PUSH_PATH, claimed_node, is_reply, is_signed_by
+from tacit.deploy.flower.private import (
+    FLEET_PATHS,
+    PUSH_PATH,
+    FlowerError,
+    Link,
+    claimed_node,
+    is_reply,
+    is_signed_by,
+)
+from tacit.deploy.sections import read_toml
 from tacit.errors import TacitError
 
 _MOST_STRANGERS = 8
@@ -111,6 +127,7 @@ def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certific
     )
     try:
         _wait_for(superlink, control_port)
+        _let_in(files)
         with _listening(host, port) as listening:
             print(f"Nodes join at {host}:{port}. Studies are led with --control {files.control}", flush=True)
             asyncio.run(_serve(listening, secure, files, control_port, superlink))
@@ -133,6 +150,22 @@ def _wait_for(superlink: _Process, port: int) -> None:
         except OSError:
             time.sleep(0.1)
     raise TacitError(f"The SuperLink did not start on {LOOPBACK}:{port}; its log is above.")
+
+
+def _let_in(files: LinkFiles) -> None:
+    """Register the nodes of a roster that are not yet; a key that was shut out stays so, and that is said."""
+    path = files.control.with_name("nodes.toml")
+    if not path.exists():
+        return
+    wanted = read_toml(path, TacitError, "").get("nodes", {})
+    with Link(read_control(files.control)) as link:
+        known = {row.name for row in link.nodes()}
+        for name in sorted(set(wanted) - known):
+            try:
+                link.register(name, str(wanted[name]).encode())
+                print(f"{name} may join.", flush=True)
+            except FlowerError as error:
+                print(f"The node of {name} is not let in: {error}", flush=True)
 
 
 def _listening(host: str, port: int) -> socket.socket:

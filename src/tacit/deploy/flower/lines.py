@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from email.utils import formatdate
 from typing import NamedTuple
 
 import h11
@@ -227,6 +228,8 @@ class _Line:
         """Send all of a reply."""
         assert self._writer is not None
         headers = [("content-type", reply.kind), ("content-length", str(len(reply.content)))]
+        # By which a silo finds out that its clock is wrong (`tacit consortium check`).
+        headers += [("date", formatdate(usegmt=True))]
         headers += [("connection", "close")] if is_over else []
         start = h11.Response(status_code=reply.status, headers=headers)
         self._writer.write(self._http.send(start) or b"")

@@ -287,6 +287,7 @@ def plan_for(
         proposer=proposer,
         pairwise=pairwise,
         ranges=_ranges(study),
+        purpose=study.title[:500] or None,
     )
 
 

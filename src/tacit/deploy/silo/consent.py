@@ -268,10 +268,10 @@ class Shares(NamedTuple):
 def terms_of(plan: Plan) -> str:
     """A digest of what a plan asks for, whoever proposes it, under whatever name and for whichever place.
 
-    It is the same for plans that differ in name, nonce, proposer, silo_index, the order of keys, numbers written with
-    or without a fraction, and keys that are null. Any other difference, however small, makes other terms.
+    It is the same for plans that differ in name, nonce, proposer, purpose, silo_index, the order of keys, numbers
+    written with or without a fraction, and keys that are null. Any other difference, however small, makes other terms.
     """
-    tree = plan.model_dump(mode="json", exclude={"name", "nonce", "proposer", "silo_index"})
+    tree = plan.model_dump(mode="json", exclude={"name", "nonce", "proposer", "silo_index", "purpose"})
     return hashlib.sha256(json.dumps(_canonical(tree), sort_keys=True).encode()).hexdigest()
 
 

@@ -28,6 +28,7 @@ REASONS = {"reject": "rejected", "close": "closed", "revoke": "revoked"}
 
 _log = logging.getLogger("tacit.silo")
 _LONGEST = 64
+LONGEST_NOTE = 500
 _IDENTITY = re.compile(r"[0-9a-f]{64}")
 # What the daemon has read, opened or locked at its start.
 _FIXED = ("name", "data", "key", "counter", "test")
@@ -47,19 +48,29 @@ def _user(uid: int) -> str:
 
 
 def author(path: Path) -> dict[str, str]:
-    """Who wrote a file, and when: its first line if it names somebody, else the user that it belongs to."""
+    """Who wrote a decision, when, and why: its first line if it names somebody, else its owner; and the note in it."""
     found = path.stat()
-    text = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0][:_LONGEST]
-    named = "".join(letter for letter in text if letter.isprintable()).strip()
-    return {"who": named or _user(found.st_uid), "when": _moment(found.st_mtime)}
+    name, _, note = _lines(path)
+    facts = {"who": name[:_LONGEST] or _user(found.st_uid), "when": _moment(found.st_mtime)}
+    return facts | ({"note": note[:LONGEST_NOTE]} if note else {})
+
+
+def _lines(path: Path) -> tuple[str, str, str]:
+    """Who has decided, the terms that are revoked, and the note, as the lines of a decision say it."""
+    text = path.read_text(encoding="utf-8", errors="replace")[: 4 * LONGEST_NOTE]
+    lines = ["".join(letter for letter in line if letter.isprintable()).strip() for line in text.split("\n")]
+    first, second, third = [*lines, "", "", ""][:3]
+    return first, second, third
 
 
 def _moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def decide(folder: Path, study: str, verb: str, terms: str = "") -> None:
+def decide(folder: Path, study: str, verb: str, terms: str = "", note: str = "") -> None:
     """Write a decision down for the daemon, with the ``terms`` that are revoked: the proposal may be gone by then.
+
+    ``note`` says why, in one line; it goes into the ledger's chain, and to nobody else.
 
     Only the owner of the silo's folder may: the daemon could not read what anybody else writes.
     """
@@ -69,7 +80,10 @@ def decide(folder: Path, study: str, verb: str, terms: str = "") -> None:
     # Written elsewhere first: a daemon that finds it in the folder finds all of it.
     draft = folder.parent / f".{path.name}.new"
     draft.unlink(missing_ok=True)
-    write_secret(draft, f"{myself()}\n{terms}")
+    line = " ".join(note.split())
+    if len(line) > LONGEST_NOTE:
+        raise PolicyError(f"Expected a note of at most {LONGEST_NOTE} characters, got {len(line)}; shorten it.")
+    write_secret(draft, f"{myself()}\n{terms}\n{line}")
     draft.replace(path)
 
 
@@ -89,7 +103,7 @@ def _end(ledger: Ledger, study: str, verb: str, decision: Path) -> None:
     """End a study, unless a crash came between the entry and the end of its file."""
     text, account, facts = ledger.plan(study), ledger.accounts.get(study), author(decision)
     plan = None if text is None else Plan.model_validate_json(text)
-    told = decision.read_text(encoding="utf-8", errors="replace").partition("\n")[2]
+    _, told, _ = _lines(decision)
     revoked = told if plan is None else terms_of(plan)
     terms = {"terms": revoked} if verb == "revoke" and _IDENTITY.fullmatch(revoked) else {}
     is_over = study in ledger.notes.endings and not (account is not None and account.live)

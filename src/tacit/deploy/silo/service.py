@@ -474,7 +474,7 @@ class SiloService:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
         self._check_schema(plan)
         accounts.check_delta(plan.delta, self._opened().rule)
-        terms = plan.model_copy(update={"name": "terms", "nonce": ""}).study
+        terms = plan.model_copy(update={"name": "terms", "nonce": "", "purpose": None}).study
         if terms not in self._prepared:
             policy = self.policy
             accounts.check_columns(plan, self._description)

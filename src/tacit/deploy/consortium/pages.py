@@ -1,0 +1,94 @@
+"""The files of a kit that people read or machines start from: units, compose file, image, policy, README."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tacit import __version__
+from tacit.deploy.consortium.terms import SERVER, Consortium, Service, account_name, services
+
+HOMES = Path("/srv/tacit")
+"""Where parties live, unless they are told otherwise."""
+
+INSTALLED = "/opt/tacit/bin/tacit"
+CONTAINER_USERS = (10001, 10002)
+"""The users of a party's containers, by number."""
+
+
+def installed() -> str:
+    """The command as services call it: that of this environment."""
+    found = Path(sys.executable).with_name("tacit")
+    return str(found) if found.exists() else INSTALLED
+
+
+def rendered(name: str, **values: Any) -> str:
+    """A template of this folder, filled in."""
+    settings = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(autoescape=False, keep_trailing_newline=True, **settings)  # type: ignore[arg-type]
+    text = (resources.files("tacit.deploy.consortium") / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    return environment.from_string(text).render(**values)
+
+
+def board() -> str:
+    """The Grafana board of what `tacit silo watch`, `server watch` and `shuffler watch` export."""
+    return (resources.files("tacit.deploy.consortium") / "templates" / "grafana.json").read_text(encoding="utf-8")
+
+
+def units(terms: Consortium, party: str, home: Path, tacit: str = INSTALLED) -> dict[str, str]:
+    """The systemd units of a party, by the name of their files."""
+    own = services(terms, party, home)
+    return {f"{service.name}.service": rendered("service", service=service, tacit=tacit) for service in own}
+
+
+def compose(terms: Consortium, party: str, home: Path) -> str:
+    """The compose file of a party: the commands of its units, in containers."""
+    kind = terms.parties[party]
+    own = [_mounted(service, home) for service in services(terms, party, home)]
+    ports = terms.shufflers[party].port if kind == "shuffler" else None
+    facts = {"party": party, "kind": kind, "home": home, "account": account_name(party), "version": __version__}
+    return rendered("compose.yaml", services=own, ports=ports, users=CONTAINER_USERS, **facts)
+
+
+def _mounted(service: Service, home: Path) -> dict[str, Any]:
+    """A service and the folders that its container sees; modes let a courier pass to the door and no further."""
+    seen = list(service.writes) or [home / "silo", home / "courier", home / "ca.pem"]
+    return {**service._asdict(), "mounts": seen}
+
+
+def run_command(terms: Consortium, home: Path) -> str:
+    """The command that leads a first study."""
+    own = home / "proposer"
+    words = ["tacit", "server", "run", str(own / "study.toml"), "--control", str(own / "control.toml")]
+    words += ["--silos", str(len(terms.silos)), "--keys", str(own / "keys"), "--out", str(own / "runs")]
+    words += ["--shufflers", str(own / "shufflers.toml")] * terms.shuffled
+    return " ".join(words)
+
+
+def readme(terms: Consortium, party: str, home: Path) -> str:
+    """A party's own page: its five commands."""
+    run = run_command(terms, home) if party == SERVER else ""
+    facts = {"party": party, "kind": terms.parties[party], "account": account_name(party), "version": __version__}
+    own = services(terms, party, home)
+    return rendered("README.md", terms=terms, home=home, services=own, run=run, **facts)
+
+
+def policy(terms: Consortium, party: str, *, data: str, approval: str = "manual") -> str:
+    """A policy to start from, all but its pinned keys."""
+    return rendered("policy.toml", terms=terms, party=party, data=data.strip(), approval=approval)
+
+
+def shuffler_terms(terms: Consortium, party: str) -> str:
+    """A shuffler's terms, all but its pinned keys; shufflers are a cascade in the order of ``consortium.toml``."""
+    layer = list(terms.shufflers).index(party)
+    return rendered("shuffler.toml", terms=terms, party=party, port=terms.shufflers[party].port, layer=layer)
+
+
+def coordinator(terms: Consortium, folder: Path) -> str:
+    """The coordinator's page."""
+    return rendered("coordinator.md", terms=terms, folder=os.path.relpath(folder))

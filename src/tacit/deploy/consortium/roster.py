@@ -1,0 +1,160 @@
+"""The roster: everybody's public keys in one file, whose fingerprint all parties compare by telephone.
+
+Formal guarantee: if every party finds its own keys in the roster that it accepts (`accepting.accept` refuses others),
+and all accept a roster of one fingerprint, then the key that each pins for another is the one that this other has made.
+So neither the coordinator, nor who carries the files, can put a key of its own in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import Field
+
+from tacit import __version__
+from tacit.channel.sealing import SealError, public_key
+from tacit.data.schema import public_schema
+from tacit.deploy.consortium.certificates import Authority
+from tacit.deploy.consortium.kits import description
+from tacit.deploy.consortium.terms import SERVER, Consortium, ConsortiumError, Kind, load_consortium
+from tacit.deploy.sections import Section, checked, read_toml
+from tacit.deploy.signing import KeyText
+from tacit.deploy.wire import Name
+
+
+class Reply(Section):
+    """What a party says of itself when it joins: public keys, and requests for the certificates that it needs."""
+
+    party: Name
+    kind: Kind
+    consortium: Name
+    tacit: str
+    schema_digest: str
+    sign: KeyText
+    seal: str | None = None
+    node: str | None = None
+    requests: dict[str, str] = Field(default_factory=dict)
+
+
+class Member(Section):
+    """A party in the roster: its public keys, and the certificates that the authority has signed for it."""
+
+    kind: Kind
+    sign: KeyText
+    tacit: str
+    seal: str | None = None
+    node: str | None = None
+    certificates: dict[str, str] = Field(default_factory=dict)
+
+
+class Roster(Section):
+    """Everybody's public keys. ``edition`` is when it was written, in seconds: an older one never replaces a newer."""
+
+    edition: int
+    tacit: str
+    authority: str
+    schema_digest: str
+    consortium: Consortium
+    members: dict[Name, Member]
+
+    @property
+    def fingerprint(self) -> str:
+        """All of it in eight groups of four digits, to compare by telephone: the first 128 bits of its SHA-256."""
+        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        digits = hashlib.sha256(b"tacit roster 1\0" + text.encode()).hexdigest()
+        return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
+
+    def signs(self, kind: Kind) -> dict[str, str]:
+        """The signing keys of all parties of a kind."""
+        return {name: member.sign for name, member in self.members.items() if member.kind == kind}
+
+
+def admit(replies: Sequence[Path], authority: Path) -> Roster:
+    """Sign what the parties ask for, and put their public keys into one roster."""
+    terms = load_consortium(authority / "consortium.toml")
+    digest = description(public_schema(authority / "schema.toml")).digest
+    found = {reply.party: reply for reply in map(read_reply, _files(replies))}
+    missing = [name for name in terms.parties if name not in found]
+    if missing:
+        raise ConsortiumError(f"Expected replies of all parties; missing: {', '.join(missing)}. Ask them to join.")
+    signing = Authority(authority, f"authority of {terms.name}")
+    members = {}
+    for name, kind in terms.parties.items():
+        _check(found[name], kind, terms, digest)
+        members[name] = _member(found[name], kind, terms, signing)
+    if len({member.sign for member in members.values()}) < len(members):
+        raise ConsortiumError("Expected another signing key of every party, but two replies have the same one.")
+    return Roster(
+        edition=int(time.time()),
+        tacit=__version__,
+        authority=signing.certificate.read_text(encoding="ascii"),
+        schema_digest=digest,
+        consortium=terms,
+        members=members,
+    )
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found = [file for path in paths for file in (sorted(path.glob("*.reply.toml")) if path.is_dir() else [path])]
+    if not found:
+        raise ConsortiumError(f"No replies (NAME.reply.toml) in {', '.join(map(str, paths))}.")
+    return found
+
+
+def read_reply(path: Path) -> Reply:
+    """A party's reply, or an error that names the field."""
+    tree = read_toml(path, ConsortiumError, f"No reply at {path}; the party makes it with: tacit consortium join")
+    return checked(Reply, tree, ConsortiumError, str(path))
+
+
+def _check(reply: Reply, kind: Kind, terms: Consortium, digest: str) -> None:
+    """Refuse a reply to another kit, or without what its kind needs."""
+    if (reply.kind, reply.consortium) != (kind, terms.name):
+        raise ConsortiumError(f"The reply of {reply.party} is for a {reply.kind} of {reply.consortium}.")
+    if reply.schema_digest != digest:
+        raise ConsortiumError(f"{reply.party} has joined with another schema; hand the kit over again.")
+    asked = {"silo": set(), "server": {"front", "caller"}, "shuffler": {"shuffler"}}[kind]
+    if set(reply.requests) != asked or (kind == "silo") != (reply.node is not None):
+        raise ConsortiumError(f"The reply of {reply.party} is not that of a {kind}; ask for a new one.")
+    try:
+        if (kind == "shuffler") != (reply.seal is not None) or (reply.seal and not public_key(reply.seal)):
+            raise SealError(reply.party)
+    except SealError:
+        raise ConsortiumError(
+            f"The reply of {reply.party} has no sealing key that is one; ask for a new one."
+        ) from None
+
+
+def _member(reply: Reply, kind: Kind, terms: Consortium, authority: Authority) -> Member:
+    """A party of the roster; hosts come from the coordinator's own file, not from the reply."""
+    places = {"front": terms.server.host, "caller": SERVER}
+    places |= {"shuffler": terms.shufflers[reply.party].host} if kind == "shuffler" else {}
+    certificates = {
+        what: authority.sign(request, f"{reply.party} {what}", sorted({places[what], "localhost"}))
+        for what, request in reply.requests.items()
+    }
+    own = reply.model_dump(include={"kind", "sign", "tacit", "seal", "node"})
+    return Member(certificates=certificates, **own)
+
+
+def roster_text(roster: Roster) -> str:
+    """A roster as a file to send."""
+    return tomli_w.dumps(roster.model_dump(mode="json", exclude_none=True, by_alias=True))
+
+
+def read_roster(path: Path) -> Roster:
+    """A roster from its file, or an error that names the field."""
+    tree: dict[str, Any] = read_toml(path, ConsortiumError, f"No roster at {path}; the coordinator sends it.")
+    return checked(Roster, tree, ConsortiumError, str(path))
+
+
+def edition_in(path: Path) -> int:
+    """The edition of the roster in a file; 0 where there is none."""
+    return int(tomllib.loads(path.read_text(encoding="utf-8"))["edition"]) if path.exists() else 0

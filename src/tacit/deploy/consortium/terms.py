@@ -1,0 +1,164 @@
+"""``consortium.toml``: who takes part, where, through which channels, and who may collude; and the parties it makes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from tacit.algorithm import SHUFFLED_CHANNELS
+from tacit.deploy.sections import Count, Section, checked, read_toml
+from tacit.deploy.wire import Name
+from tacit.errors import TacitError
+
+SERVER = "server"
+"""What the server's party is called; no other one may be."""
+
+Kind = Literal["silo", "server", "shuffler"]
+Channel = Literal["direct", "pairwise", "shuffled-sum", "shuffled-reports"]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class ServerPart(Section):
+    """Where couriers reach the server; ``control_port`` is the SuperLink's own, on loopback."""
+
+    host: Annotated[str, Field(min_length=1)]
+    port: Port = 9092
+    control_port: Port = 9093
+
+
+class ShufflerPart(Section):
+    """Where the server reaches a shuffler."""
+
+    host: Annotated[str, Field(min_length=1)]
+    port: Port = 9400
+
+
+class BudgetPart(Section):
+    """The budget that policies start with; every owner may set another."""
+
+    epsilon: Annotated[float, Field(gt=0)] = 4.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+
+
+class Consortium(Section):
+    """What all parties agree on before there are keys.
+
+    ``proposer`` leads studies from the server's machine. ``colluding`` is how many silos may work together with the
+    server, at most. ``data_schema`` is the file that says what the columns of all silos mean, and ``study`` one that
+    the proposer may start with; both lie beside this file.
+    """
+
+    name: Name
+    proposer: Name
+    silos: Annotated[tuple[Name, ...], Field(min_length=2)]
+    channels: Annotated[tuple[Channel, ...], Field(min_length=1)] = ("direct",)
+    colluding: Annotated[int, Field(ge=0)] = 1
+    min_silos: Count = 2
+    algorithms: Annotated[tuple[str, ...], Field(min_length=1)] = ("mb-sgd", "accelerated-mb-sgd", "local-sgd")
+    data_schema: Annotated[str, Field(alias="schema")]
+    study: str | None = None
+    budget: BudgetPart = BudgetPart()
+    server: ServerPart
+    shufflers: dict[Name, ShufflerPart] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Consortium:
+        names = [SERVER, *self.silos, *self.shufflers]
+        if len({account_name(name) for name in names}) < len(names):
+            raise ValueError(
+                f"expected other names for silos and shufflers than each other's and {SERVER!r}, in their first 20 "
+                "letters and digits too: users of the system are named after them"
+            )
+        if self.shuffled and len(self.shufflers) < 2:
+            raise ValueError("set [shufflers.NAME] at least twice where a shuffled channel is used")
+        if self.shufflers and not self.shuffled:
+            raise ValueError("name a shuffled channel in channels, or leave [shufflers] out")
+        if self.colluding >= len(self.silos):
+            raise ValueError(f"expected colluding={self.colluding} < {len(self.silos)}, the number of silos")
+        if "pairwise" in self.channels and self.colluding < 1:
+            raise ValueError("expected colluding >= 1 for pairwise sums: every silo knows its own share of the noise")
+        return self
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether any channel goes through shufflers."""
+        return bool(set(self.channels) & set(SHUFFLED_CHANNELS))
+
+    @property
+    def parties(self) -> dict[str, Kind]:
+        """Every party and what it is: the server first."""
+        found: dict[str, Kind] = {SERVER: "server"}
+        found |= dict.fromkeys(self.silos, "silo")
+        return found | dict.fromkeys(self.shufflers, "shuffler")
+
+    def plain(self) -> dict[str, Any]:
+        """The terms as plain values, as a TOML file has them."""
+        return self.model_dump(mode="json", exclude_none=True, by_alias=True)
+
+
+class ConsortiumError(TacitError):
+    """A consortium that cannot be set up as it stands."""
+
+
+def load_consortium(path: Path) -> Consortium:
+    """The terms in ``consortium.toml``, or an error that names the field."""
+    missing = f"No file at {path}; write one, as docs/deployment.md shows."
+    return consortium_from(read_toml(path, ConsortiumError, missing))
+
+
+def consortium_from(tree: dict[str, Any]) -> Consortium:
+    """The terms from plain values."""
+    return checked(Consortium, tree, ConsortiumError, "consortium.toml")
+
+
+def account_name(party: str) -> str:
+    """The user that a party's services run as, as systems allow names.
+
+    >>> account_name("Clinic_1.Bergen")
+    'tacit-clinic-1-bergen'
+    """
+    return "tacit-" + re.sub(r"[^a-z0-9]+", "-", party.lower()).strip("-")[:20]
+
+
+class Service(NamedTuple):
+    """A process of a party: its unit's and user's name, its command, whether it has a network, and what it may change.
+
+    ``words`` follow ``tacit``. ``first`` is whether it runs as the first of the party's two users, who owns its files.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    online: bool
+    writes: tuple[Path, ...]
+    first: bool
+    about: str
+
+
+def services(terms: Consortium, party: str, home: Path, listen: str = "0.0.0.0") -> list[Service]:
+    """All that runs at a party. Units, compose files and trials start just this; a server listens at ``listen``."""
+    kind, own = terms.parties[party], account_name(party)
+    words: tuple[str, ...]
+    if kind == "server":
+        link, part = home / "link", terms.server
+        words = (
+            *("server", "link", str(link), "--host", listen, "--port", str(part.port)),
+            *("--control-port", str(part.control_port)),
+            *("--certificate", str(link / "link.pem"), "--key", str(link / "link.key")),
+        )
+        return [Service(own, words, True, (link,), True, "the SuperLink and its front")]
+    if kind == "shuffler":
+        words = ("shuffler", "serve", str(home / "shuffler"))
+        return [Service(own, words, True, (home / "shuffler",), True, f"the shuffler {party}")]
+    folder, courier = home / "silo", home / "courier"
+    joins = (
+        *("silo", "join", str(folder), "--superlink", f"{terms.server.host}:{terms.server.port}"),
+        *("--authority", str(home / "ca.pem"), "--key", str(courier / "node.key")),
+    )
+    daemon = ("silo", "serve", str(folder), "--socket-mode", "660")
+    return [
+        Service(own, daemon, False, (folder, home / "counter"), True, f"the daemon of the silo {party}"),
+        Service(f"{own}-courier", joins, True, (), False, f"the courier of the silo {party}"),
+    ]

@@ -1,0 +1,148 @@
+"""``tacit consortium try``: one's own CSV files as a real consortium on one machine, every party a process of its own.
+
+It is set up as real ones are: kits, replies, a roster. Only users are missing, since all of it is one person's.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tacit.data.csv_silos import csv_files
+from tacit.deploy.consortium import pages
+from tacit.deploy.consortium.accepting import accept
+from tacit.deploy.consortium.joining import join, reply_text
+from tacit.deploy.consortium.kits import init
+from tacit.deploy.consortium.processes import TACIT, Processes, free_port
+from tacit.deploy.consortium.roster import admit, roster_text
+from tacit.deploy.consortium.terms import Consortium, ConsortiumError, load_consortium, services
+from tacit.deploy.server.deployment import check_study
+from tacit.plans.spec import Study, load_study
+from tacit.privacy.anonymity import colluding_silos
+
+HOST = "127.0.0.1"
+_ROOM = 2.0
+"""How many times the study's epsilon a trial's policies allow, so that a second study fits as well."""
+
+
+class Trial(Processes):
+    """The consortium of a folder with one CSV file per silo, ``schema.toml`` and ``study.toml``, under ``root``."""
+
+    def __init__(self, folder: Path, root: Path, **env: str) -> None:
+        self.folder, self.study = folder, _study(folder)
+        super().__init__(root, **env)
+        self.files = _silos(folder)
+        (root / "consortium.toml").write_text(tomli_w.dumps(self._terms()), encoding="utf-8")
+        for name in ("schema.toml", "study.toml"):
+            (root / name).write_bytes((folder / name).read_bytes())
+        self.terms: Consortium = load_consortium(root / "consortium.toml")
+        self.homes = self._set_up()
+
+    def _terms(self) -> dict[str, Any]:
+        """What consortium.toml says for this study: its channel, its algorithm, and twice its budget."""
+        study, silos = self.study, len(self.files)
+        channel = study.algorithm.channel
+        shuffled = channel.startswith("shuffled")
+        honest = {"pairwise": study.pairwise.colluding}.get(channel, colluding_silos(silos, study.run.honest))
+        shufflers = {name: {"host": HOST, "port": free_port()} for name in ("shuffler-a", "shuffler-b")}
+        assert isinstance(study.privacy.epsilon, float | int)
+        return {
+            "name": "trial",
+            "proposer": "trial",
+            "silos": list(self.files),
+            "channels": [channel],
+            "colluding": honest if channel != "direct" else 0,
+            "algorithms": [study.algorithm.name],
+            "schema": "schema.toml",
+            "study": "study.toml",
+            "budget": {"epsilon": _ROOM * study.privacy.epsilon, "delta": study.privacy.delta},
+            "server": {"host": HOST, "port": free_port(), "control_port": free_port()},
+            "shufflers": shufflers if shuffled else {},
+        }
+
+    def _set_up(self) -> dict[str, Path]:
+        """Kits, replies and a roster, as everybody would make them, with all files this user's."""
+        kits, replies, homes = init(self.root / "consortium.toml", self.root / "kits"), [], {}
+        for party in self.terms.parties:
+            _for_a_trial(kits[party])
+            home, reply = join(kits[party], self.root / "homes" / party, self.files.get(party), whose="mine")
+            homes[party] = home
+            path = self.root / f"{party}.reply.toml"
+            path.write_text(reply_text(reply), encoding="utf-8")
+            replies.append(path)
+        roster = admit(replies, kits["authority"])
+        path = self.root / "roster.toml"
+        path.write_text(roster_text(roster), encoding="utf-8")
+        for home in homes.values():
+            accept(path, home, roster.fingerprint)
+        return homes
+
+    def start_all(self) -> None:
+        """Start what the units of all parties start, and wait until everybody serves."""
+        for party, home in self.homes.items():
+            for service in services(self.terms, party, home, HOST):
+                # Couriers first at the end, so that nobody misses its daemon.
+                name = service.name if service.first else f"node-{party}"
+                self.start(name, [*TACIT, *service.words])
+        for party, kind in self.terms.parties.items():
+            name = services(self.terms, party, self.homes[party])[0].name
+            if kind == "silo":
+                self.wait(name, (self.homes[party] / "silo" / "door" / "silo.sock").stat)
+            else:
+                port = self.terms.server.port if kind == "server" else self.terms.shufflers[party].port
+                self.wait(name, partial(_knock, port))
+
+    def lead(self, out: Path) -> Path:
+        """Lead the folder's study with the command that the server's README names; returns the run folder."""
+        before = set(out.iterdir()) if out.exists() else set()
+        words = pages.run_command(self.terms, self.homes["server"]).split()[1:]
+        words[words.index("--out") + 1] = str(out.resolve())
+        done = subprocess.run([*TACIT, *words])
+        made = sorted(set(out.iterdir()) - before) if out.exists() else []
+        if done.returncode or not made:
+            logs = self.root / "logs"
+            raise ConsortiumError(f"The study has not ended well; the logs of all parties are in {logs}.")
+        return made[-1]
+
+
+def _knock(port: int) -> None:
+    socket.create_connection((HOST, port), 1.0).close()
+
+
+def _study(folder: Path) -> Study:
+    """The folder's study, if real silos can answer it."""
+    path = folder / "study.toml"
+    if not path.is_file() or not (folder / "schema.toml").is_file():
+        raise ConsortiumError(
+            f"Expected study.toml and schema.toml in {folder}, beside one CSV file per silo; make them first: tacit "
+            f"init {folder} --target COLUMN, with the ranges and levels that are publicly known."
+        )
+    study = load_study(path)
+    check_study(study, 2 if study.algorithm.channel.startswith("shuffled") else 0)
+    return study
+
+
+def _silos(folder: Path) -> Mapping[str, Path]:
+    """The CSV files of a folder by the names of their silos, as messages can carry them."""
+    found = {re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "silo": path for path in csv_files(folder)}
+    if len(found) < 2:
+        raise ConsortiumError(f"Expected one CSV file for each of at least two silos in {folder}, got {len(found)}.")
+    return found
+
+
+def _for_a_trial(kit: Path) -> None:
+    """Let a kit's party listen on this machine only, and its policy consent by itself: owner and proposer are one."""
+    for name, old, new in (
+        ("policy.toml", 'mode = "manual"', 'mode = "auto"'),
+        ("shuffler.toml", 'host = "0.0.0.0"', f'host = "{HOST}"'),
+    ):
+        path = kit / name
+        if path.exists():
+            path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")

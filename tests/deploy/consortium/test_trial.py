@@ -1,0 +1,85 @@
+"""``tacit consortium try`` on two folders of one's own: real processes from CSV files to predictions, and none left."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.main import get_command
+
+from tacit.cli import app
+from tacit.deploy.consortium.trial import Trial
+from tacit.errors import TacitError
+from tacit.models import load_model
+
+TRY = [sys.executable, "-c", "from tacit.cli import main; main()", "consortium", "try"]
+
+
+def shorten(study, *changes):
+    text = study.read_text()
+    for old, new in (("num_rounds = 30", "num_rounds = 3"), *changes):
+        assert old in text
+        text = text.replace(old, new)
+    study.write_text(text)
+
+
+def houses(folder, silos=3):
+    """Houses of made-up towns: a regression, with a name that messages cannot carry as it is."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for town in range(silos):
+        size, rooms = rng.uniform(40, 200, 60), rng.integers(1, 8, 60)
+        price = 2 * size + 10 * rooms + rng.normal(0, 20, 60)
+        lines = [f"{a:.1f},{b},{min(max(c, 0), 600):.1f}" for a, b, c in zip(size, rooms, price, strict=True)]
+        (folder / f"town {town}.csv").write_text("\n".join(["size,rooms,price", *lines]) + "\n")
+    ranges = ("size=0:250", "rooms=0:10", "price=0:600")
+    words = [word for text in ranges for word in ("--range", text)]
+    get_command(app).main(["init", str(folder), "--target", "price", *words], standalone_mode=False)
+
+
+def left_over(root):
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [command] if str(root) in command else []
+    return found
+
+
+@pytest.mark.parametrize("channel", ["direct", "shuffled-sum"])
+def test_two_commands_lead_from_csv_files_to_predictions(tmp_path, channel):
+    pytest.importorskip("flwr")
+    folder, keep = tmp_path / "own", tmp_path / "k"
+    if channel == "direct":
+        get_command(app).main(["init", str(folder), "--example", "clinics"], standalone_mode=False)
+        shorten(folder / "study.toml")
+    else:
+        houses(folder)
+        shorten(folder / "study.toml", ('channel = "direct"', f'channel = "{channel}"'))
+    done = subprocess.run(
+        [*TRY, str(folder), "--out", str(tmp_path / "runs"), "--keep", str(keep)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "Stopped." in done.stdout
+    assert left_over(tmp_path) == []
+    [run] = (tmp_path / "runs").iterdir()
+    model = load_model(run / "model")
+    x, _ = model.encode(next(iter(folder.glob("*.csv"))))
+    assert len(model.predictions(model.outputs(x))) == len(x) >= 60
+    silos = [path.stem.replace(" ", "-") for path in folder.glob("*.csv")]
+    for name in silos:
+        assert len(list((keep / "homes" / name / "silo" / "models").iterdir())) == 1
+        assert f"{name} " in done.stdout
+    assert "predicts" in done.stdout
+
+
+def test_a_folder_without_a_study_is_told_how_to_make_one(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(TacitError, match="tacit init"):
+        Trial(tmp_path, tmp_path / "trial")
+    assert not (tmp_path / "trial").exists()
