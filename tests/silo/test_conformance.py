@@ -21,7 +21,7 @@ from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
 from tacit.silo import SiloView, enrol, step_keys
 from tacit.silo.batches import SecretBatch
-from tacit.silo.door import Door, no_noise
+from tacit.silo.door import NO_PAST, Door, no_noise
 from tacit.silo.release import usable_clips
 from tacit.silo.shares import BinomialShare, no_coins
 from tacit.silo.simulated import batch_of
@@ -83,7 +83,7 @@ def side_by_side(build, problem, data, each):
             own = broadcast, memories[silo_index]
             batches = draws[kind](desks[silo_index], silo_key(keys, silo_index, number), position)
             doors[kind].records = data[silo_index]
-            found = doors[kind].answer(*own, batches=batches, sampler=no_noise, previous=None)
+            found = doors[kind].answer(*own, batches=batches, sampler=no_noise, past=NO_PAST)
             message, memories[silo_index] = plain[kind](_bring(desks[silo_index]), *own, number, position, last)
             each(silo.release.clip(silo.start(*own)), found, message, memories[silo_index])
             messages.append(message)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.fedfdp import fedfdp as fedfdp
     from tacit.algorithms.lagrangian_dual import lagrangian_dual as lagrangian_dual
     from tacit.algorithms.local_sgd import local_sgd as local_sgd
+    from tacit.algorithms.mb_sgd import dp_ftrl as dp_ftrl
     from tacit.algorithms.mb_sgd import mb_sgd as mb_sgd
     from tacit.algorithms.mb_sgd import prox_sgd as prox_sgd
     from tacit.algorithms.mu2_sgd import mu2_sgd as mu2_sgd
@@ -161,6 +162,13 @@ ALGORITHMS: dict[str, Entry] = {
             assumes="smooth proximal-PL losses; population risk, silos may differ",
             noise="prox_sgd",
             theorem="prox_sgd_from_theory",
+        ),
+        Entry(
+            "dp-ftrl",
+            file="mb_sgd",
+            paper="Kairouz et al. 2021 (arXiv:2103.00039), with the noise of Denisov et al. 2022 (arXiv:2202.08312)",
+            guarantee="ISRL-DP, noise that remembers, priced for the passes over the batches",
+            assumes="any differentiable loss; small batches, every silo in every round",
         ),
         Entry(
             "prox-svrg",

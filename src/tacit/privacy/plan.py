@@ -226,6 +226,7 @@ def _event(kind: str, part: Round, rounds: int, silo_index: int, silos: int, rec
         capacity=capacity if release.sampling == "poisson" else None,
         passes=release.passes if release.sampling == "one-pass" else 1,
         protects=release.protects,
+        rounds=release.rounds,
     )
 
 
