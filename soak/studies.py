@@ -10,7 +10,7 @@ import numpy as np
 
 from soak.releases import REFUSED
 
-_ONE_PASS = ("one-pass-accelerated", "prox-sgd")
+_ONE_PASS = ("one-pass-accelerated", "prox-sgd", "dp-ftrl")
 _FULL = ("ce-psgm-fg", "mb-psgm-fg")
 _SLOPED = ("prox-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
 _PHASED = ("prox-svrg", "pl-svrg", "prox-spider")

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +102,19 @@ def test_several_passes_gain_too_and_are_priced_for_coming_again(rounds, apart):
     strategy, entered = correlated(rounds, apart), range(0, rounds, apart)
     ratio = math.sqrt(strategy.square(entered)) * strategy.sums[-1]
     assert ratio < 0.8 * math.sqrt(len(entered) * rounds)
+
+
+def test_the_table_of_the_page_is_computed():
+    page = Path(__file__).parents[2] / "docs" / "algorithms" / "dp-ftrl.md"
+    rows = re.findall(r"^\| ([\d,]+)[^|]* \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", page.read_text(), re.MULTILINE)
+    assert len(rows) == 5
+    for batches, passes, fresh, found in rows:
+        apart = int(batches.replace(",", ""))
+        rounds = apart * int(passes)
+        strategy = correlated(rounds, apart)
+        ratio = math.sqrt(strategy.square(range(0, rounds, apart))) * strategy.sums[-1]
+        assert f"{ratio:.{len(found.partition('.')[2])}f}" == found
+        assert f"{math.sqrt(int(passes) * rounds):.1f}" == fresh
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 50])
