@@ -21,7 +21,8 @@ _MOMENTUM = ("ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg")
 _DIFFERENCES = ("diff2-gd", "diff2-bvr-lsgd")
 UNEVEN = ("dp-ftrl",)
 """Algorithms whose noise differs from round to round; only a bound on it is described."""
-_ALONE = {"mu2-sgd": "increment", "sgda": "step", "fedfdp": "step", "local-sgd": "local"}
+_ALONE = {"mu2-sgd": "increment", "sgda": "step", "fedfdp": "step", "quantile-clip": "step", "local-sgd": "local"}
+_TOLD = 2.0**-60, 2.0**60  # clips that a server may say
 REFUSED = ("steffle", "lagrangian-dual")  # they read a sensitive attribute, which a daemon's records do not have
 
 
@@ -101,6 +102,9 @@ def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float
     elif name == "fedfdp":
         share = algorithm.get("loss_share", 0.1)
         split = [(size, clip, 1.0 - share), (1, _loss_clip(algorithm, facts.numbers[0]), share)]
+    elif name == "quantile-clip":
+        share, told = algorithm.get("count_share", 0.05), facts.numbers[0]
+        split = [(1, 0.5, share), (size, told if _TOLD[0] <= told <= _TOLD[1] else 0.0, 1.0 - share)]
     elif kind == "estimate" and name in _MOMENTUM:
         z = multipliers["gradient"]
         noise = algorithm.get("difference_noise", 1.0) * z

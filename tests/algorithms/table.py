@@ -83,6 +83,7 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
             preset_of="mb-sgd",
             settles={"mechanism": "correlated", "output": "last"},
         ),
+        Case("quantile-clip", {"clip_step": 0.2}, convergence={"clip_step": 0.0}),
         Case(
             "prox-spider",
             {"phase_length": 3, "difference_slope": 4.0},

@@ -60,9 +60,7 @@ def debug(
     desks = [_desk(algorithm, keys, table, silo_index) for silo_index, table in enumerate(tables)]
     state = _stage("init", "server", 0, algorithm.init, params)
     memories = [algorithm.memory(params) for _ in tables]
-    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), desks[0].fetch(None))
-    first = {kind: first_buffers(part, state, record) for kind, part in algorithm.rounds.items()}
-    noises, joint = [dict(first) for _ in tables], first
+    joint, *noises = [_first_noise(algorithm, state, desks[0]) for _ in range(1 + len(tables))]
     counts = jnp.asarray([desk.count for desk in desks])
     sizes = {kind: batch_sizes(part, counts) for kind, part in algorithm.rounds.items()}
     compiled = {
@@ -77,11 +75,9 @@ def debug(
         for silo_index in silo_indices[taken]:
             stage, position, noise = f"answer to {kind!r}", turns.position[number], noises[silo_index]
             own = _bring(desks[silo_index]), broadcast, memories[silo_index], number, position, noise[kind]
-            answered = _stage(stage, names[silo_index], number, compiled[kind], *own)
-            message, memories[silo_index], noise[kind] = answered
+            message, memories[silo_index], noise[kind] = _stage(stage, names[silo_index], number, compiled[kind], *own)
             messages.append(_finite(message, names[silo_index], number, kind))
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-        shares = jnp.asarray(weights[taken])
+        stacked, shares = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages), jnp.asarray(weights[taken])
         if algorithm.rounds[kind].silo.release.channel in _AT_ONCE:
             means, deviations = stacked
             exact, present = weighted_mean(means, shares), Roster(silo_indices, shares, taken)
@@ -97,6 +93,12 @@ def debug(
             trace.append(measure(algorithm.output(state)))
     joined = {name: np.asarray([row[name] for row in trace]) for name in (trace[0] if trace else {})}
     return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1)
+
+
+def _first_noise(algorithm: Algorithm, state: Any, desk: SiloView) -> dict[str, Any]:
+    """What is remembered of the noise of each kind of round before the first."""
+    record = jax.tree.map(lambda leaf: leaf[0], desk.fetch(None))
+    return {kind: first_buffers(part, state, record) for kind, part in algorithm.rounds.items()}
 
 
 def _answerer(part: Round, keys: Keys, anonymity: AnonymityCounts | None) -> Callable[..., Any]:
