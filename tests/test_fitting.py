@@ -272,7 +272,8 @@ def test_what_cannot_be_priced_together_is_refused():
 
 def test_the_public_names_are_listed_and_nothing_else():
     functions = {name.replace("-", "_") for name in (*ALGORITHMS, *SOLVERS)}
-    assert set(dir(tacit)) == set(tacit.__all__) | functions
+    folders = {"data", "fairness", "geometry", "models", "objectives", "privacy"}
+    assert set(dir(tacit)) == set(tacit.__all__) | functions | folders
     assert all(getattr(tacit, name) is not None for name in dir(tacit))
     with pytest.raises(AttributeError, match="no attribute 'jax'"):
         _ = tacit.jax

@@ -196,7 +196,9 @@ class DiscreteGaussian:
             flat = layout.flat(totals[name])
             noise, buffers = self._noise(name, flat.size)
             if clips[name] == 0.0:
-                flat, noise, buffers = np.zeros_like(flat), np.zeros_like(flat), self._buffers(name, flat.size)
+                flat = np.zeros_like(flat)
+            if clips[name] == 0.0 and not self.counted_on:
+                noise, buffers = np.zeros_like(flat), self._buffers(name, flat.size)
             found[name] = NoisedSum(flat + noise, buffers, clips[name], layout)
         return found
 
@@ -217,6 +219,11 @@ class DiscreteGaussian:
             raise DoorError(str(error)) from None
         kept = self.past.buffers.get(name)
         return no_buffers(self.strategy, size) if kept is None else kept.reshape(len(self.strategy.weights), size)
+
+    @property
+    def counted_on(self) -> bool:
+        """Whether others count on this noise: then it is added whatever the clip is."""
+        return False
 
     @property
     def limit(self) -> int:
