@@ -52,17 +52,22 @@ def test_a_sampler_with_half_the_deviation(monkeypatch):
     assert audit().violated
 
 
-def test_noise_used_again_in_every_round(monkeypatch):
-    """The hostile server turns what it says around, so that noise that is the same twice cancels."""
+def drawn_once(rounds):
+    """A sampler that draws for the first of so many rounds, and says the same in the others."""
     drawn, calls = {}, []
 
     def again(size, sigma):
         calls.append(size)
-        if len(calls) % TWICE.rounds == 1:
+        if len(calls) % rounds == 1:
             drawn[size] = discrete_gaussian(size, sigma)
         return drawn[size]
 
-    monkeypatch.setattr(deployed, "EXACT", EXACT._replace(gaussian=again))
+    return EXACT._replace(gaussian=again)
+
+
+def test_noise_used_again_in_every_round(monkeypatch):
+    """The hostile server turns what it says around, so that noise that is the same twice cancels."""
+    monkeypatch.setattr(deployed, "EXACT", drawn_once(TWICE.rounds))
     assert audit(TWICE).violated
 
 
@@ -72,15 +77,7 @@ def test_noise_that_remembers_hides_what_it_is_priced_for():
 
 def test_noise_that_is_drawn_once_and_taken_off_again(monkeypatch):
     """A record is in one batch, and later messages have nothing but noise: from them its own noise is known."""
-    drawn, calls = {}, []
-
-    def again(size, sigma):
-        calls.append(size)
-        if len(calls) % PASS.rounds == 1:
-            drawn[size] = discrete_gaussian(size, sigma)
-        return drawn[size]
-
-    monkeypatch.setattr(deployed, "EXACT", EXACT._replace(gaussian=again))
+    monkeypatch.setattr(deployed, "EXACT", drawn_once(PASS.rounds))
     assert audit(PASS, name="dp-ftrl").violated
 
 
