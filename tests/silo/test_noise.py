@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tacit.algorithm import Release, Silo
+from tacit.privacy.gaussian import gauss_delta
 from tacit.privacy.strategy import ONE, Strategy, correlated
 from tacit.silo.door import NO_PAST, Door, DoorError, Past, no_noise
 from tacit.silo.integers import BOUND
@@ -82,6 +83,33 @@ def test_two_worlds_differ_by_the_strategy_of_their_difference_and_no_more_than_
             buffers = np.asarray(strategy.decays)[:, None] / ONE * buffers + u
         worst = max(worst, np.abs(gap - expected).max())
     assert 0.5 < worst < strategy.rounding
+
+
+@pytest.mark.parametrize("strategy", [correlated(3, 3), correlated(4, 2), Strategy(3, (ONE,), (ONE,))], ids=str)
+def test_the_exact_loss_of_small_cases_is_at_most_the_price(strategy):
+    """All that can be drawn, in one coordinate: delta between two worlds in which one record is in its rounds.
+
+    The record moves a sum by five units, and noise has a deviation of six, so that rounding is far from nothing here.
+    """
+    rounds, apart, moved, sigma = strategy.rounds, {4: 2}.get(strategy.rounds, 3), 5, 6.0
+    values = np.arange(-26, 27) if rounds < 4 else np.arange(-20, 21)
+    drawn = np.stack([axis.ravel() for axis in np.meshgrid(*[values] * rounds, indexing="ij")])
+    noise = noises(strategy, drawn)
+    noise[::apart] += moved
+    other = drawn_from(strategy, noise)
+    one, two = (np.prod(_mass_of(worlds, sigma), axis=0) for worlds in (drawn, other))
+    norm = np.sqrt(strategy.square(range(0, rounds, apart)))
+    mu = (moved * norm + strategy.rounding * np.sqrt(rounds)) / np.sqrt(sigma**2 - 4)
+    found = [float(np.maximum(one - np.exp(epsilon) * two, 0.0).sum()) for epsilon in (0.0, 0.5, 1.0, 2.0)]
+    for epsilon, delta in zip((0.0, 0.5, 1.0, 2.0), found, strict=True):
+        assert delta <= float(gauss_delta(epsilon, mu)) + 1e-4  # what lies beyond the grid
+    # Noise alone, as if nothing were taken off, would promise too much.
+    entered = len(range(0, rounds, apart))
+    assert found[1] > 1.01 * float(gauss_delta(0.5, moved * np.sqrt(entered) / sigma))
+
+
+def _mass_of(values, sigma):
+    return np.exp(-0.5 * (values / sigma) ** 2) / np.exp(-0.5 * (np.arange(-200, 201) / sigma) ** 2).sum()
 
 
 def mean_silo(rounds=8, **changes):
