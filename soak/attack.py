@@ -171,7 +171,7 @@ class Attack:
 
     def _listen(self, kind: str, blocks: list[releases.Block], parts: list[np.ndarray]) -> None:
         """Where nothing but noise is said, add up its squares over the promised variance."""
-        if kind == "local":
+        if kind == "local" or self.study.algorithm["name"] in releases.UNEVEN:
             return
         for block, part in zip(blocks, parts, strict=True):
             sigma = block.deviations / releases.DEVIATIONS

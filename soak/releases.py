@@ -19,7 +19,10 @@ _TINY = 2.0**-126  # smaller numbers may be taken for zero
 _PAIRED = ("prox-svrg", "pl-svrg", "prox-spider", "alternate-spider")
 _MOMENTUM = ("ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg")
 _DIFFERENCES = ("diff2-gd", "diff2-bvr-lsgd")
-_ALONE = {"mu2-sgd": "increment", "sgda": "step", "fedfdp": "step", "local-sgd": "local"}
+UNEVEN = ("dp-ftrl",)
+"""Algorithms whose noise differs from round to round; only a bound on it is described."""
+_ALONE = {"mu2-sgd": "increment", "sgda": "step", "fedfdp": "step", "quantile-clip": "step", "local-sgd": "local"}
+_TOLD = 2.0**-60, 2.0**60  # clips that a server may say
 REFUSED = ("steffle", "lagrangian-dual")  # they read a sensitive attribute, which a daemon's records do not have
 
 
@@ -99,6 +102,9 @@ def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float
     elif name == "fedfdp":
         share = algorithm.get("loss_share", 0.1)
         split = [(size, clip, 1.0 - share), (1, _loss_clip(algorithm, facts.numbers[0]), share)]
+    elif name == "quantile-clip":
+        share, told = algorithm.get("count_share", 0.05), facts.numbers[0]
+        split = [(1, 0.5, share), (size, told if _TOLD[0] <= told <= _TOLD[1] else 0.0, 1.0 - share)]
     elif kind == "estimate" and name in _MOMENTUM:
         z = multipliers["gradient"]
         noise = algorithm.get("difference_noise", 1.0) * z
@@ -107,6 +113,8 @@ def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float
         c = far if kind in ("difference", "estimate") else clip
         # A running sum is told by its increments, each of which has the noise of two sums in it.
         twice = math.sqrt(2.0) if kind == "increment" else 1.0
+        if name in UNEVEN:
+            twice = 2.0 * math.sqrt(1.0 + math.log(algorithm["num_rounds"]))
         return [_mean(algorithm, kind, facts, size, c, twice * multipliers[kind])]
     return [_mean(algorithm, kind, facts, n, c, multipliers[kind] / math.sqrt(s)) for n, c, s in split]
 

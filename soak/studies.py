@@ -10,7 +10,7 @@ import numpy as np
 
 from soak.releases import REFUSED
 
-_ONE_PASS = ("one-pass-accelerated", "prox-sgd")
+_ONE_PASS = ("one-pass-accelerated", "prox-sgd", "dp-ftrl")
 _FULL = ("ce-psgm-fg", "mb-psgm-fg")
 _SLOPED = ("prox-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
 _PHASED = ("prox-svrg", "pl-svrg", "prox-spider")
@@ -22,6 +22,7 @@ _OPTIONS = (
     | dict.fromkeys(("mb-psgm", "mb-psgm-fg", "diff2-gd"), _DIFFERENCE)
     | dict.fromkeys(("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd"), _LOCAL)
     | {"sgda": {"dual_clip_norm": [0.1, 100.0], "dual_share": [0.1, 0.9]}}
+    | {"quantile-clip": {"quantile": [0.1, 0.9], "count_share": [0.01, 0.5]}}
     | {"fedfdp": {"fairness": [1e6], "loss_clip": [0.01, 100.0], "loss_share": [0.1, 0.5]}}
 )
 

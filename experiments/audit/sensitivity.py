@@ -32,9 +32,10 @@ from tacit.channel.shuffled_sum import BlockTerms, in_order, share_terms
 from tacit.objectives import Objective
 from tacit.privacy.binomial import rounding_bound
 from tacit.privacy.plan import events_of
+from tacit.privacy.strategy import FRESH
 from tacit.silo import parted_statistic, view_of
 from tacit.silo.batches import SecretBatch
-from tacit.silo.door import DiscreteGaussian, Door, no_noise
+from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise
 from tacit.silo.integers import BOUND, usable_clip
 from tacit.silo.release import Task, in_blocks
 from tacit.silo.shares import BinomialShare, no_coins
@@ -292,7 +293,8 @@ class MeasuredSum:
         _, work, records, present, bound, _ = task
         engine = self._door.engine
         clips = {name: usable_clip(in_blocks(bound, name)) for name in engine.blocks(work, records)}
-        mechanism = DiscreteGaussian(engine, 1.0, no_noise, None, nonnegative=self._door.silo.release.nonnegative)
+        nonnegative = self._door.silo.release.nonnegative
+        mechanism = DiscreteGaussian(engine, 1.0, no_noise, FRESH, NO_PAST, nonnegative=nonnegative)
         sums = mechanism.sums(work, records, present, clips)
         flat = {name: [own.formed, *(layer.ravel() for layer in own.layers.values())] for name, own in sums.items()}
         return {name: np.concatenate(parts) for name, parts in flat.items()}

@@ -55,7 +55,7 @@ PerBlock = Any
 Clip = Callable[[Work], PerBlock]
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
-Mechanism = Literal["gaussian", "cumulative"]
+Mechanism = Literal["gaussian", "cumulative", "correlated"]
 Channel = Literal["direct", "pairwise", "trusted", "shuffled-sum", "shuffled-reports", "open"]
 Randomiser = Literal["auto", "duchi", "privunit2", "privunitg"]
 Protects = Literal["record", "sensitive-attribute"]
@@ -94,7 +94,9 @@ class Release:
 
     A ``"gaussian"`` release has fresh noise. A ``"cumulative"`` one is an increment of a running sum: what is private
     is the sum so far plus fresh noise, so an increment leaves with its round's noise less that of the silo's round
-    before. A record stays in every later sum, so the clip must be the same in all rounds: it is not shown the work.
+    before. A ``"correlated"`` one takes off part of what all rounds before added, so that sums over ``rounds`` rounds
+    have little noise (`tacit.privacy.strategy`). Noise that depends on earlier rounds needs one clip for all of them:
+    it is not shown the work.
 
     Through the ``"pairwise"`` channel every silo adds a share of the noise and masks that cancel in the sum over silos;
     the noise multiplier is that of the sum, and the largest of all silos' is used.
@@ -127,8 +129,10 @@ class Release:
     groups: int | None = None
     passes: int = 1
     nonnegative: bool = False
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
+        _check_correlated(self)
         if self.nonnegative and self.protects == "sensitive-attribute":
             raise ValueError('Expected protects="record" for rows of counts; only whole records are counted.')
         if (self.protects == "sensitive-attribute") != (self.groups is not None):
@@ -150,6 +154,25 @@ class Release:
         Rows a and b without negative entries have |a - b|^2 <= |a|^2 + |b|^2. A shuffled sum is not checked for them.
         """
         return math.sqrt(2.0) if self.nonnegative and self.channel not in SHUFFLED_CHANNELS else 2.0
+
+
+def _check_correlated(release: Release) -> None:
+    if (release.mechanism == "correlated") != (release.rounds is not None):
+        raise ValueError('Expected rounds, of which sums have little noise, exactly for mechanism="correlated".')
+    if release.rounds is None:
+        return
+    if release.rounds < 1:
+        raise ValueError(f"Expected rounds={release.rounds} >= 1 of correlated noise.")
+    if release.sampling not in ("full", "one-pass"):
+        raise ValueError(
+            f'Expected sampling "one-pass" or "full" for correlated noise, got "{release.sampling}": no price is known '
+            "for random batches."
+        )
+    if release.channel not in ("direct", "trusted", "open") or release.protects != "record":
+        raise ValueError(
+            f'Expected correlated noise for whole records through the "direct" or "trusted" channel, got '
+            f'"{release.channel}": shares of a sum would each round what they remember, and no price is known for that.'
+        )
 
 
 @dataclass(frozen=True)
@@ -208,6 +231,7 @@ class Terms:
         groups: int | None = None,
         passes: int = 1,
         mechanism: Mechanism = "gaussian",
+        rounds: int | None = None,
         randomiser: Randomiser = "auto",
         nonnegative: bool = False,
     ) -> Release:
@@ -215,7 +239,7 @@ class Terms:
 
         ``clip`` is the algorithm's own bound in place of ``clip_norm``; ``noise`` is how many times the noise
         multiplier it has, one number or one for each block; ``groups`` is how many values ``s`` takes, for algorithms
-        that can protect it alone.
+        that can protect it alone; ``rounds`` is how many rounds correlated noise is made for.
         """
         alone = self.protects == "sensitive-attribute"
         if alone and groups is None:
@@ -236,6 +260,7 @@ class Terms:
             groups=groups if alone else None,
             passes=passes,
             nonnegative=nonnegative,
+            rounds=rounds if mechanism == "correlated" else None,
         )
 
 
@@ -283,10 +308,10 @@ class Silo:
             raise ValueError(
                 "Expected fresh reports in every round; a running sum cannot be shuffled record by record."
             )
-        special = self.release.mechanism == "cumulative" or crowded
+        special = self.release.mechanism != "gaussian" or crowded
         if special and not self.says_what_it_released:
             raise ValueError(
-                "Expected one local step, and a message that is the release itself, for a cumulative release and for "
+                "Expected one local step, and a message that is the release itself, for noise that remembers and for "
                 'the pairwise, trusted and shuffled channels; use mechanism="gaussian" through the direct channel for '
                 "local steps."
             )

@@ -22,7 +22,7 @@ from tacit.models.trained import TrainedModel, privacy_of, silo_prices, trained,
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import known_algorithms
-from tacit.privacy.plan import Budget, SiloPlan, doubts, scarce
+from tacit.privacy.plan import Budget, SiloPlan, doubts, idle, scarce
 from tacit.silo import Silos as Enrolled
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Program, Progress, Seed, grid_program, simulate_grid
@@ -195,7 +195,8 @@ def _priced(job: _Job, budget: Budget | None, earlier: Earlier) -> tuple[tuple[S
     counted = budget and dataclasses.replace(budget, min_silos=job.who.min_silos)
     plans, noise = priced_beside(job.build, names, records, counted, earlier, dimensions)
     prices = [p.price.epsilon for p in plans if p.price is not None]
-    for doubt in [*doubts(prices, 0.0 if budget is None else budget.delta, records), *scarce(names, records)]:
+    said = doubts(prices, 0.0 if budget is None else budget.delta, records)
+    for doubt in [*said, *scarce(names, records), *idle(plans[0].events)]:
         warnings.warn(doubt, stacklevel=3)
     return plans, noise
 

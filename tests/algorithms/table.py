@@ -76,6 +76,15 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
             settles={"output": "last"},
         ),
         Case(
+            "dp-ftrl",
+            {"sampling": "one-pass", "batch_size": 2},
+            convergence=None,
+            samplings=("one-pass",),
+            preset_of="mb-sgd",
+            settles={"mechanism": "correlated", "output": "last"},
+        ),
+        Case("quantile-clip", {"clip_step": 0.2}, convergence={"clip_step": 0.0}),
+        Case(
             "prox-spider",
             {"phase_length": 3, "difference_slope": 4.0},
             convergence={"difference_slope": 100.0},

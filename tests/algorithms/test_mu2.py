@@ -13,11 +13,11 @@ from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.plans.catalogue import find
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.plan import events_of
-from tacit.silo import SLACK, Previous, answer, enrol, exact_statistic, pass_order, rows_of, view_of
+from tacit.silo import SLACK, answer, enrol, exact_statistic, no_buffers, pass_order, rows_of, view_of
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tacit.simulate.loop import debug
 from tacit.simulate.participation import participation
-from tacit.simulate.program import silo_before, silo_key, split_keys
+from tacit.simulate.program import silo_key, split_keys
 from tests.algorithms.table import CASES, LOGISTIC, largest_difference, start, tables
 
 PROBLEM = Problem(Objective(linear(5, 1, bias=False), logistic()), l2_ball(1.5))
@@ -56,11 +56,10 @@ def increments(sums, size=400):
     silo = Silo(lambda work, record: record["x"], release)
     desk = view_of({"x": jnp.zeros((1, size)), "y": jnp.zeros(1)}, 1, None, 0)
     keys = split_keys(jax.random.key(0))
-    last, said = -1, []
+    buffers, said = no_buffers(silo, jnp.zeros(size)), []
     for number in sums:
-        terms = {"key": silo_key(keys, 0, number), "previous": silo_before(keys, 0, last), "position": 0}
-        said.append(np.asarray(answer(silo, (), (), desk, **terms)[0]))
-        last = number
+        message, _, buffers = answer(silo, (), (), desk, key=silo_key(keys, 0, number), buffers=buffers, position=0)
+        said.append(np.asarray(message))
     return np.asarray(said)
 
 
@@ -166,11 +165,11 @@ def test_what_cannot_be_private_is_refused():
     with pytest.raises(ValueError, match="one local step"):
         Silo(lambda w, r: r["x"], release, local_steps=2)
     fixed = Release(lambda work: 1.0, 1.0, None, "full", mechanism="cumulative")
-    with pytest.raises(ValueError, match="previous answer"):
+    with pytest.raises(ValueError, match="remembers of its noise"):
         answer(Silo(lambda w, r: r["x"], fixed), (), (), desk, key=key, position=0)
     trusted = Release(lambda work: 1.0, 1.0, None, "full", channel="trusted")
     with pytest.raises(ValueError, match="noise on the sum"):
-        answer(Silo(lambda w, r: r["x"], trusted), (), (), desk, key=key, position=0, previous=Previous(key, False))
+        answer(Silo(lambda w, r: r["x"], trusted), (), (), desk, key=key, position=0)
     with pytest.raises(ValueError, match="every silo in every round"):
         simulate(
             mu2(channel="trusted"), start(PROBLEM), enrol(tables()), key=key, who=participation(3, 2), noise="each"

@@ -13,6 +13,7 @@ from tacit.deploy.silo.answering import EXACT
 from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.plans.catalogue import find
 from tacit.privacy import price
+from tacit.privacy.strategy import ONE, Strategy
 from tacit.silo import door, integers, local_reports, shares
 from tacit.silo.batches import SecretBatch
 from tacit.silo.sampler import discrete_gaussian
@@ -20,6 +21,7 @@ from tests.audit.strict import beyond
 
 FULL = Setting("full", "full", 1, 4, None, None)
 TWICE = Setting("twice", "full", 2, 4, None, None)
+PASS = Setting("pass", "one-pass", 16, 16, 1, None)
 WITHOUT_REPLACEMENT = Setting("wor", "wor", 1, 256, 1, None)
 SUM = Setting("sum", "full", 1, 4, None, None, "shuffled-sum")
 REPORTS = Setting("reports", "full", 1, 4, None, None, "shuffled-reports")
@@ -27,8 +29,8 @@ REPORTS = Setting("reports", "full", 1, 4, None, None, "shuffled-reports")
 EPSILON, DELTA, TRIALS = 4.0, 1e-5, 1000
 
 
-def audit(setting=FULL, *, canary="opposite", epsilon=EPSILON):
-    some = subject(find("mb-sgd"), setting, epsilon=epsilon, delta=DELTA)
+def audit(setting=FULL, *, canary="opposite", epsilon=EPSILON, name="mb-sgd"):
+    some = subject(find(name), setting, epsilon=epsilon, delta=DELTA)
     assert some.target.path == "door"
     return audit_mechanism(some.target, trials=TRIALS, seed=0, label="planted", canary=canary)
 
@@ -50,18 +52,39 @@ def test_a_sampler_with_half_the_deviation(monkeypatch):
     assert audit().violated
 
 
-def test_noise_used_again_in_every_round(monkeypatch):
-    """The hostile server turns what it says around, so that noise that is the same twice cancels."""
+def drawn_once(rounds):
+    """A sampler that draws for the first of so many rounds, and says the same in the others."""
     drawn, calls = {}, []
 
     def again(size, sigma):
         calls.append(size)
-        if len(calls) % TWICE.rounds == 1:
+        if len(calls) % rounds == 1:
             drawn[size] = discrete_gaussian(size, sigma)
         return drawn[size]
 
-    monkeypatch.setattr(deployed, "EXACT", EXACT._replace(gaussian=again))
+    return EXACT._replace(gaussian=again)
+
+
+def test_noise_used_again_in_every_round(monkeypatch):
+    """The hostile server turns what it says around, so that noise that is the same twice cancels."""
+    monkeypatch.setattr(deployed, "EXACT", drawn_once(TWICE.rounds))
     assert audit(TWICE).violated
+
+
+def test_noise_that_remembers_hides_what_it_is_priced_for():
+    assert not beyond(audit(PASS, name="dp-ftrl"))
+
+
+def test_noise_that_is_drawn_once_and_taken_off_again(monkeypatch):
+    """A record is in one batch, and later messages have nothing but noise: from them its own noise is known."""
+    monkeypatch.setattr(deployed, "EXACT", drawn_once(PASS.rounds))
+    assert audit(PASS, name="dp-ftrl").violated
+
+
+def test_noise_that_is_taken_off_whole(monkeypatch):
+    """As a running sum would, which is dearer: the price is that of the square root."""
+    monkeypatch.setattr(door, "strategy_of", lambda release: Strategy(PASS.rounds, (ONE,), (ONE,)))
+    assert audit(PASS, name="dp-ftrl").violated
 
 
 def test_noise_that_the_server_knows(monkeypatch):

@@ -9,7 +9,7 @@ from experiments.audit.table import Setting, parameters_for
 from tacit.algorithm import Release, Silo
 from tacit.objectives import Objective, Problem, linear, mlp, squared
 from tacit.plans.catalogue import find
-from tacit.silo.door import Door
+from tacit.silo.door import NO_PAST, Door
 from tacit.silo.sampler import discrete_gaussian
 
 FULL = Setting("full batch", "full", 4, 3, None, None)
@@ -47,6 +47,6 @@ def test_a_clip_that_cannot_be_used_says_nothing(clip):
     for sign in (1.0, -1.0):
         door = Door(silo, {"x": np.full((10, 1), sign, np.float32)}, silo_index=0, form=False)
         batches = [door.batch(0, None)]
-        answered = door.answer(jnp.float32(clip), (), batches=batches, sampler=discrete_gaussian, previous=None)
+        answered = door.answer(jnp.float32(clip), (), batches=batches, sampler=discrete_gaussian, past=NO_PAST)
         said.append(answered.message)
     assert said[0] == said[1] == 0.0

@@ -25,8 +25,9 @@ from tacit.channel.shuffled_sum import joined
 from tacit.objectives import Objective, Problem, linear, logistic
 from tacit.plans.catalogue import ALGORITHMS, find
 from tacit.privacy.anonymity import record_weights
+from tacit.privacy.strategy import FRESH
 from tacit.silo import enrol, rows_of
-from tacit.silo.door import Door, DoorError, no_noise
+from tacit.silo.door import NO_PAST, Door, DoorError, no_noise
 from tacit.silo.integers import BOUND
 from tacit.silo.pairwise import PairwiseShare, share_scale, weighted_bound
 from tacit.silo.release import usable_clips
@@ -214,7 +215,7 @@ def shares_of(silo, data, weights, point, size, sampler=no_noise, colluding=1):
         roster = in_order([other.member for other in silos], silos[i].member)
         masks = masks_of(silos[i].secret, roster, context_of(**AGREED, roster=roster), size)
         own = (len(data), colluding, float(relative[i]), masks)
-        mechanism = PairwiseShare(door.engine, door.multiplier, sampler, None, False, *own)
+        mechanism = PairwiseShare(door.engine, door.multiplier, sampler, FRESH, NO_PAST, False, *own)
         found.append(door.release(point, door.batch(0, None), mechanism))
     return found
 
@@ -279,7 +280,9 @@ def test_a_silo_of_small_weight_cannot_say_more_than_its_bound():
     terms = {"step_size": 1.0, "num_rounds": 1, "clip_norm": 1e-3, "noise_multiplier": 2.0}
     algorithm = find("mb-sgd").build(problem, channel="pairwise", **terms, batch_size=None, sampling="full")
     door = Door(algorithm.rounds["gradient"].silo, made[0], silo_index=0, form=False)
-    mechanism = PairwiseShare(door.engine, door.multiplier, no_noise, None, False, 3, 1, 0.125, np.zeros(4, np.uint64))
+    mechanism = PairwiseShare(
+        door.engine, door.multiplier, no_noise, FRESH, NO_PAST, False, 3, 1, 0.125, np.zeros(4, np.uint64)
+    )
     assert mechanism.limit == BOUND // 8
     sums = door.release(point, door.batch(0, None), mechanism).values.view(np.int64)
     assert 0 < np.linalg.norm(sums.astype(float)) <= len(made[0]["y"]) * BOUND / 8

@@ -11,7 +11,8 @@ import tacit
 from tacit.errors import TacitError
 from tacit.objectives import Objective, Problem
 from tacit.objectives.survival import concordance, hazards, piecewise_exponential
-from tacit.silo.door import DiscreteGaussian, Door, no_noise
+from tacit.privacy.strategy import FRESH
+from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise
 from tacit.silo.integers import BOUND
 
 
@@ -80,7 +81,7 @@ def test_a_subjects_bins_are_summed_before_they_are_clipped():
     records = {"x": (rng.normal(size=(30, 3)) * 1e3).astype(np.float32), "y": rng.uniform(-1, 1, 30).astype(np.float32)}
     door = Door(silo, records, silo_index=0, form=False)
     work = {"linear": {"w": np.full((3, 1), 0.5, np.float32), "b": np.zeros(5, np.float32)}}
-    mechanism = DiscreteGaussian(door.engine, 1.0, no_noise, None, nonnegative=False)
+    mechanism = DiscreteGaussian(door.engine, 1.0, no_noise, FRESH, NO_PAST, nonnegative=False)
     for place in range(30):
         total = mechanism.sums(work, door.records, np.arange(30) == place, {"": 0.5})[""]
         assert sum(int(v) ** 2 for v in total.formed) <= BOUND**2

@@ -26,7 +26,7 @@ RECORDS = {"x": jnp.ones((10, 400)) * 0.01, "y": jnp.zeros(10)}
 def test_noise_has_the_priced_standard_deviation():
     desk = view_of(RECORDS, 10, None, 0)
     keys = jax.random.split(jax.random.key(0), 50)
-    released = jax.vmap(lambda k: privatise(silo(), (), desk, keys=step_keys(k, 1)[0], position=0))(keys)
+    released = jax.vmap(lambda k: privatise(silo(), (), desk, keys=step_keys(k, 1)[0], position=0)[0])(keys)
     noise = np.asarray(released).ravel() - 0.01
     sigma = 3.0 * 2 * 2.0 / 10 * (1 + SLACK)
     assert stats.kstest(noise, "norm", args=(0, sigma)).pvalue > 1e-3
@@ -36,7 +36,7 @@ def test_the_mean_divides_by_the_fixed_batch_size():
     release = {"noise_multiplier": 0.0, "batch_size": 4, "sampling": "poisson", "capacity": 10}
     desk = view_of(RECORDS, 10, None, 0)
     keys = jax.random.split(jax.random.key(1), 300)
-    means = jax.vmap(lambda k: privatise(silo(**release), (), desk, keys=step_keys(k, 1)[0], position=0)[0])(keys)
+    means = jax.vmap(lambda k: privatise(silo(**release), (), desk, keys=step_keys(k, 1)[0], position=0)[0][0])(keys)
     sizes = np.asarray(means) / 0.01 * 4
     assert np.abs(sizes - sizes.round()).max() < 1e-3
     assert len(set(sizes.round().tolist())) > 3
@@ -62,7 +62,7 @@ def test_local_steps_absorb_releases_in_turn():
         report=lambda work, memory: (work, memory + 1),
     )
     desk = view_of(RECORDS, 10, None, 0)
-    message, memory = answer(counting, jnp.zeros(400), jnp.zeros(()), desk, key=jax.random.key(0), position=0)
+    message, memory, _ = answer(counting, jnp.zeros(400), jnp.zeros(()), desk, key=jax.random.key(0), position=0)
     np.testing.assert_allclose(message, 0.03, rtol=1e-4)
     assert float(memory) == 1
 

@@ -21,12 +21,12 @@ from tacit.plans.catalogue import ALGORITHMS
 from tacit.privacy.binomial import grid_for
 from tacit.silo import SiloView, enrol, step_keys
 from tacit.silo.batches import SecretBatch
-from tacit.silo.door import Door, no_noise
+from tacit.silo.door import NO_PAST, Door, no_noise
 from tacit.silo.release import usable_clips
 from tacit.silo.shares import BinomialShare, no_coins
 from tacit.silo.simulated import batch_of
 from tacit.simulate.compiled import simulate
-from tacit.simulate.loop import _answerer, _bring, _desk
+from tacit.simulate.loop import _answerer, _bring, _desk, _first_noise
 from tacit.simulate.participation import participation
 from tacit.simulate.program import silo_key, split_keys, turns_of
 from tests.algorithms.table import CASES, LOGISTIC, MLP, largest_difference, start, tables
@@ -75,16 +75,18 @@ def side_by_side(build, problem, data, each):
     draws = {kind: batches_of(part.silo) for kind, part in quiet.rounds.items()}
     servers = {kind: (jax.jit(part.server.ask), jax.jit(part.server.tell)) for kind, part in quiet.rounds.items()}
     state, memories = quiet.init(start(problem)), [quiet.memory(start(problem)) for _ in data]
+    noises = [_first_noise(quiet, state, desks[0]) for _ in data]
     for number, kind in enumerate(quiet.schedule):
         silo, position = quiet.rounds[kind].silo, int(turns.position[number])
         broadcast, messages = servers[kind][0](state), []
-        silo_indices, weights, taken, before = (row[number] for row in turns.roster)
-        for silo_index, last in zip(silo_indices[taken], before[taken], strict=True):
+        silo_indices, weights, taken = (row[number] for row in turns.roster)
+        for silo_index in silo_indices[taken]:
             own = broadcast, memories[silo_index]
             batches = draws[kind](desks[silo_index], silo_key(keys, silo_index, number), position)
             doors[kind].records = data[silo_index]
-            found = doors[kind].answer(*own, batches=batches, sampler=no_noise, previous=None)
-            message, memories[silo_index] = plain[kind](_bring(desks[silo_index]), *own, number, position, last)
+            found = doors[kind].answer(*own, batches=batches, sampler=no_noise, past=NO_PAST)
+            asked = _bring(desks[silo_index]), *own, number, position, noises[silo_index][kind]
+            message, memories[silo_index], noises[silo_index][kind] = plain[kind](*asked)
             each(silo.release.clip(silo.start(*own)), found, message, memories[silo_index])
             messages.append(message)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)

@@ -26,9 +26,10 @@ from tacit.objectives import (
     softmax,
     squared,
 )
+from tacit.privacy.strategy import FRESH
 from tacit.silo import door as shipped
 from tacit.silo.batches import SecretBatch
-from tacit.silo.door import LARGEST_NOISE, DiscreteGaussian, Door, DoorError, no_noise, noise_scale
+from tacit.silo.door import LARGEST_NOISE, NO_PAST, DiscreteGaussian, Door, DoorError, Past, no_noise, noise_scale
 from tacit.silo.integers import BOUND, FACTOR, MOST_RECORDS, IntegerFactors, Integers, Sums, quantise
 from tacit.silo.sampler import MOST_DISTANCE, discrete_gaussian, distance
 
@@ -120,7 +121,7 @@ class Watched(DiscreteGaussian):
 def sums_of(door: Door, records, work, batch=FULL) -> dict[str, np.ndarray]:
     """The integers of each block before noise, as Python integers; the message must be made of them."""
     door.records = records
-    mechanism = Watched(door.engine, door.silo.release.noise_multiplier, no_noise, None, nonnegative=False)
+    mechanism = Watched(door.engine, door.silo.release.noise_multiplier, no_noise, FRESH, NO_PAST, nonnegative=False)
     message = door.release(work, batch, mechanism).statistic
     [found] = mechanism.seen
     totals = {}
@@ -243,7 +244,7 @@ def test_a_hostile_clip_makes_zeros_whatever_the_records(clip):
             found = sums_of(door, records_of(name, seed, 1e10), work_of(name, seed, clip=clip))
             assert not any(total.any() for total in found.values())
             mechanism = DiscreteGaussian(
-                door.engine, door.silo.release.noise_multiplier, discrete_gaussian, None, nonnegative=False
+                door.engine, door.silo.release.noise_multiplier, discrete_gaussian, FRESH, NO_PAST, nonnegative=False
             )
             said = door.release(work_of(name, seed, clip=clip), FULL, mechanism)
             # Not even noise: there is no unit to say it in.
@@ -309,7 +310,9 @@ def test_micro_batches_add_up_to_the_batch(constant, limit, monkeypatch):
     sizes = [len(there) for _, there in door.engine.stored(None, records, np.ones(10, bool))]
     assert sizes == [min(limit, 10)] * -(-10 // min(limit, 10))
     batch = SecretBatch(np.arange(10)[::-1].copy(), np.arange(10) != 7)
-    found = door.release(None, batch, DiscreteGaussian(door.engine, 1.0, no_noise, None, nonnegative=False)).statistic
+    found = door.release(
+        None, batch, DiscreteGaussian(door.engine, 1.0, no_noise, FRESH, NO_PAST, nonnegative=False)
+    ).statistic
     expected = np.where(np.arange(10)[:, None] != 2, records["x"], 0).sum(axis=0) / 10
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
@@ -351,9 +354,9 @@ def test_formed_vectors_are_those_in_factors(name):
 # Noise.
 
 
-def answered(door: Door, *, sampler, work=None, previous=None, batches=None):
+def answered(door: Door, *, sampler, work=None, past=NO_PAST, batches=None):
     batches = [door.batch(0, None)] if batches is None else batches
-    return door.answer(work, (), batches=batches, sampler=sampler, previous=previous)
+    return door.answer(work, (), batches=batches, sampler=sampler, past=past)
 
 
 def test_the_noise_has_the_deviation_that_is_promised():
@@ -407,10 +410,10 @@ def test_a_running_sum_keeps_only_the_last_noise():
 
     records = eighths(4)
     silo = mean_silo(mechanism="cumulative", noise=10.0)
-    door, previous, total = Door(silo, records, silo_index=0, form=False), None, 0.0
+    door, past, total = Door(silo, records, silo_index=0, form=False), NO_PAST, 0.0
     for number in range(1, 7):
-        found = answered(door, sampler=sampler, previous=previous)
-        previous, total = found.noise, total + np.asarray(found.message, float)
+        found = answered(door, sampler=sampler, past=past)
+        past, total = Past(found.noise, 0), total + np.asarray(found.message, float)
         assert (found.noise[""] == drawn[-1]).all()
         unit = 1.0 / (BOUND * 4)
         np.testing.assert_allclose(total, number * records["x"].mean(axis=0) + drawn[-1] * unit, atol=1e-4)
@@ -423,8 +426,8 @@ def test_a_running_sum_whose_clip_is_not_usable_says_nothing_and_keeps_its_noise
     silo = Silo(
         lambda work, record: record["x"], Release(lambda work: np.nan, 1.0, None, "full", mechanism="cumulative")
     )
-    door, earlier = Door(silo, eighths(4), silo_index=0, form=False), {"": np.arange(3)}
-    found = answered(door, sampler=discrete_gaussian, previous=earlier)
+    door, earlier = Door(silo, eighths(4), silo_index=0, form=False), {"": np.arange(3)[None]}
+    found = answered(door, sampler=discrete_gaussian, past=Past(earlier, 0))
     assert not np.any(found.message)
     assert (found.noise[""] == earlier[""]).all()
     assert not answered(door, sampler=discrete_gaussian).noise[""].any()
@@ -441,11 +444,11 @@ def test_local_steps_absorb_a_release_for_each_batch():
     records = eighths(4)
     door = Door(counting, records, silo_index=0, form=False)
     batches = [door.batch(position, np.array([3, 1, 0, 2])) for position in (0, 2)]
-    found = door.answer(jnp.zeros(3), jnp.zeros(()), batches=batches, sampler=no_noise, previous=None)
+    found = door.answer(jnp.zeros(3), jnp.zeros(()), batches=batches, sampler=no_noise, past=NO_PAST)
     np.testing.assert_allclose(found.message, records["x"].sum(axis=0) / 2, rtol=1e-6)
     assert float(found.memory) == 1
     with pytest.raises(DoorError, match="each of 2 local steps"):
-        door.answer(jnp.zeros(3), jnp.zeros(()), batches=batches[:1], sampler=no_noise, previous=None)
+        door.answer(jnp.zeros(3), jnp.zeros(()), batches=batches[:1], sampler=no_noise, past=NO_PAST)
 
 
 # What is refused.

@@ -112,7 +112,9 @@ class AttributesDivision:
         release = replace(silo.release, batch_size=size, sampling="full", passes=1)
         speaker = Silo(lambda work, record: _fair(term, work, strength, record), release)
         desk = view_of(records, len(mine), None, 0)
-        said = privatise(speaker, work, desk, keys=jax.random.split(jax.random.fold_in(self.key, number)), position=0)
+        said, _ = privatise(
+            speaker, work, desk, keys=jax.random.split(jax.random.fold_in(self.key, number)), position=0
+        )
         return FairGradients(said["params"], said["duals"])
 
 

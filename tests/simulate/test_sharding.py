@@ -38,7 +38,7 @@ assert largest_difference(whole, parts) < 1e-5
 assert largest_difference(whole, start(LOGISTIC)) > 1e-3
 
 algorithm, who, keys = CASES["mb-sgd"].build(LOGISTIC), participation(4), split_keys(key)
-turns, carry = turns_of(algorithm, 0, who, 4, keys), begin(algorithm, start(LOGISTIC), 4)
+turns, carry = turns_of(algorithm, 0, who, 4, keys), begin(algorithm, start(LOGISTIC), silos, who=who, noise="summed")
 run = jax.jit(lambda own: advance(algorithm, own, keys, carry, turns, who=who, noise="summed", measure=None)[0].state)
 compiled = {name: run.lower(own).compile() for name, own in (("whole", silos), ("parts", halves))}
 assert "all-reduce" in compiled["parts"].as_text() and "all-reduce" not in compiled["whole"].as_text()

@@ -26,7 +26,7 @@ from tacit.algorithms.mb_sgd import mb_sgd
 from tacit.objectives import Objective, Problem, mlp, softmax
 from tacit.privacy import gdp_mu
 from tacit.silo import answer, check_records, view_of
-from tacit.silo.door import Door
+from tacit.silo.door import NO_PAST, Door
 from tacit.silo.sampler import discrete_gaussian
 
 BINS = 512
@@ -107,7 +107,7 @@ def _message(objective: Objective, model: Params, images: Any, classes: Any, mul
         return answer(silo, model, (), view, key=jax.random.key(0), position=0)[0]
     door = Door(silo, records, silo_index=0, form=False)
     batch = door.batch(0, None)
-    return door.answer(model, (), batches=[batch], sampler=discrete_gaussian, previous=None).message
+    return door.answer(model, (), batches=[batch], sampler=discrete_gaussian, past=NO_PAST).message
 
 
 def _develop(message: Params, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from tacit.algorithm import Algorithm, Params, Round
+from tacit.algorithm import Algorithm, Params
 from tacit.audit.worst_case import (
     Canary,
     hostile_broadcasts,
@@ -143,14 +143,11 @@ def _compiled(
     kinds = sorted({algorithm.schedule[n] for n in rounds})
     everyone, keys = participation(seat.silos), program.split_keys(jax.random.key(0))
     positions = program.turns_of(algorithm, 0, everyone, seat.silos, keys).position
-    before: dict[str, list[int]] = {kind: [] for kind in kinds}
-    rows = []
+    rows, made = [], dict.fromkeys(kinds, 0)
     for n in rounds:
         kind = algorithm.schedule[n]
-        earlier = before[kind]
-        # The last entry is the round in which the silo last answered this kind of round; -1 if never.
-        rows.append((n, kinds.index(kind), len(earlier), positions[n], earlier[-1] if earlier else -1))
-        earlier.append(n)
+        rows.append((n, kinds.index(kind), made[kind], positions[n]))
+        made[kind] += 1
     turns = tuple(np.asarray(rows, np.int32).T)
     width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[kind])) for kind in kinds)
 
@@ -158,40 +155,44 @@ def _compiled(
         desk = view_of(records, seat.records, order, seat.silo_index)
         keys = program.split_keys(key)
         stacks = zip(kinds, said, strict=True)
-        players = [_player(algorithm.rounds[kind], own, desk, keys, loudness, width) for kind, own in stacks]
+        players = [_player(algorithm, kind, own, desk, keys, loudness, width) for kind, own in stacks]
 
-        def body(memory: Any, turn: Any) -> Any:
+        def body(kept: Any, turn: Any) -> Any:
             number, kind, *rest = turn
             if len(players) == 1:
-                return players[0](memory, number, *rest)
-            return jax.lax.switch(kind, players, memory, number, *rest)
+                return players[0](kept, number, *rest)
+            return jax.lax.switch(kind, players, kept, number, *rest)
 
-        return jax.lax.scan(body, algorithm.memory(params), turns)[1]
+        record = jax.tree.map(lambda leaf: leaf[0], records)
+        state = algorithm.init(params)
+        buffers = {kind: program.first_buffers(algorithm.rounds[kind], state, record) for kind in kinds}
+        return jax.lax.scan(body, (algorithm.memory(params), buffers), turns)[1]
 
     return jax.jit(jax.vmap(trial, in_axes=(0, None, None, None)))
 
 
 def _player(
-    part: Round, said: Any, desk: SiloView, keys: program.Keys, loudness: Array, width: int
+    algorithm: Algorithm, kind: str, said: Any, desk: SiloView, keys: program.Keys, loudness: Array, width: int
 ) -> Callable[..., Any]:
     """One kind of round, what the attacker sees of it flat and padded to the longest."""
+    part = algorithm.rounds[kind]
     part = dataclasses.replace(part, silo=_louder(part.silo, loudness))
     # No other silo hides this one: its share is the whole sum.
     anonymity = program.anonymity_of(part, program.batch_sizes(part, jnp.asarray([desk.count])), participation(1))
 
-    def play(memory: Any, number: Array, at: Array, position: Array, last: Array) -> Any:
+    def play(kept: Any, number: Array, at: Array, position: Array) -> Any:
+        memory, noise = kept
         broadcast = jax.tree.map(lambda leaf: leaf[at], said)
         if part.silo.release.channel in ("pairwise", "trusted"):
             # What a trusted server lets out, or the honest silos' sum: the mean with its noise.
             mean, deviation = program.exact_answer(part, broadcast, memory, desk, keys, number, position)
-            seen = program.noised(part, mean, deviation, keys, number, last)
+            seen, after = program.noised(part, mean, deviation, keys, number, noise[kind])
         else:
             key = program.silo_key(keys, desk.silo_index, number)
-            before = program.silo_before(keys, desk.silo_index, last)
-            own: Any = {"key": key, "position": position, "previous": before, "anonymity": anonymity}
-            seen, memory = answer(part.silo, broadcast, memory, desk, **own)
+            own: Any = {"key": key, "position": position, "buffers": noise[kind], "anonymity": anonymity}
+            seen, memory, after = answer(part.silo, broadcast, memory, desk, **own)
         flat = ravel_pytree(seen)[0].astype(jnp.float32)
-        return memory, jnp.pad(flat, (0, width - flat.size))
+        return (memory, {**noise, kind: after}), jnp.pad(flat, (0, width - flat.size))
 
     return play
 

@@ -309,16 +309,17 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
         if not after <= 1.0:
             raise over_budget(rule, before, after)
         found |= {"takes_share": after - before, "left_share": 1 - after}
-        found["joint_epsilon"] = _with_all_before(entries, offer, rule.delta)
+        found["joint_epsilon"] = _with_all_before(entries, paying, offer, rule.delta)
     except TacitError as error:
         found["refusal"] = str(error)
     return found
 
 
-def _with_all_before(entries: list[Entry], offer: Offer, delta: float) -> float | None:
-    """The epsilon of all that was released and of this plan together, at the account's delta; none if unpriceable."""
-    made = [account.debited() for account in replay(entries).values()]
-    kept = math.fsum(account.delta_set_aside for account in replay(entries).values()) + charge_of(offer).delta_set_aside
+def _with_all_before(entries: list[Entry], pool: str, offer: Offer, delta: float) -> float | None:
+    """The epsilon of all releases about a pool and of this plan, at the account's delta; none if unpriceable."""
+    accounts = [account for account in replay(entries).values() if account.pool in (None, pool)]
+    made = [account.debited() for account in accounts]
+    kept = math.fsum(account.delta_set_aside for account in accounts) + charge_of(offer).delta_set_aside
     try:
         return joint_price([*made, offer.events], delta=delta - kept).epsilon
     except PricingError:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.fedfdp import fedfdp as fedfdp
     from tacit.algorithms.lagrangian_dual import lagrangian_dual as lagrangian_dual
     from tacit.algorithms.local_sgd import local_sgd as local_sgd
+    from tacit.algorithms.mb_sgd import dp_ftrl as dp_ftrl
     from tacit.algorithms.mb_sgd import mb_sgd as mb_sgd
     from tacit.algorithms.mb_sgd import prox_sgd as prox_sgd
     from tacit.algorithms.mu2_sgd import mu2_sgd as mu2_sgd
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.prox_spider import prox_spider as prox_spider
     from tacit.algorithms.prox_svrg import pl_svrg as pl_svrg
     from tacit.algorithms.prox_svrg import prox_svrg as prox_svrg
+    from tacit.algorithms.quantile_clip import quantile_clip as quantile_clip
     from tacit.algorithms.ridge import ridge as ridge
     from tacit.algorithms.sgda import sgda as sgda
     from tacit.algorithms.steffle import steffle as steffle
@@ -161,6 +163,20 @@ ALGORITHMS: dict[str, Entry] = {
             assumes="smooth proximal-PL losses; population risk, silos may differ",
             noise="prox_sgd",
             theorem="prox_sgd_from_theory",
+        ),
+        Entry(
+            "dp-ftrl",
+            file="mb_sgd",
+            paper="Kairouz et al. 2021 (arXiv:2103.00039), with the noise of Denisov et al. 2022 (arXiv:2202.08312)",
+            guarantee="ISRL-DP, noise that remembers, priced for the passes over the batches",
+            assumes="any differentiable loss; small batches, every silo in every round",
+        ),
+        Entry(
+            "quantile-clip",
+            file="quantile_clip",
+            paper="Andrew, Thakkar, McMahan and Ramaswamy 2021 (arXiv:1905.03871), Algorithm 1, for records",
+            guarantee="ISRL-DP, gradients and counts priced as one release",
+            assumes="nothing; any differentiable loss whose gradients have unknown size",
         ),
         Entry(
             "prox-svrg",

@@ -20,7 +20,9 @@ from tacit.privacy import Event, Price, PricingError, calibrate, events_of, pric
 from tacit.privacy.calibration import calibrate_beside
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, own_term
+from tacit.privacy.strategy import REMEMBERS
 from tacit.silo.door import DoorError, noise_scale
+from tacit.silo.noise import ROUNDING
 from tacit.silo.sampler import sampler_delta
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ _UNSEEN = 1e-4  # prices are rounded up on grids of their own: room for a silo t
 LEAST_DELTA = 1e-9
 """The smallest delta that a shuffled sum may have: its noise has short tails."""
 
-_DISCRETE = ("cumulative", "discrete-gaussian")
+_DISCRETE = (*REMEMBERS, "discrete-gaussian")
 
 Build = Callable[[Any], Algorithm]
 """Builds an algorithm with a noise multiplier."""
@@ -73,8 +75,9 @@ class Seat(NamedTuple):
 def releases_of(algorithm: Algorithm, seat: Seat) -> tuple[Event, ...]:
     """The releases of the algorithm at this silo, as a silo's door makes them.
 
-    A running sum of discrete Gaussians is post-processing of a continuous one with a little less noise, and is priced
-    as that. What no door does (other channels, an attribute alone, noise beyond the door's limits) is priced as it is.
+    Noise that remembers, made of discrete Gaussians, is post-processing of continuous noise that is a little smaller,
+    and is priced as that. What no door does (other channels, an attribute alone, noise beyond the door's limits) is
+    priced as it is.
     """
     terms = {kind: part.silo.release for kind, part in algorithm.rounds.items()}
     return tuple(_at_the_door(event, terms[event.kind], seat.silo_index) for event in seat.events(algorithm))
@@ -90,15 +93,21 @@ def _at_the_door(event: Event, release: Release, silo_index: int) -> Event:
         width = noise_scale(min(float(own_term(z, silo_index)) for z in blocks), release.sensitivity)
     except DoorError:
         return event
-    discrete = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=width)
-    if event.mechanism == "cumulative":
-        return dataclasses.replace(event, noise_multiplier=effective_multiplier(discrete))
+    discrete = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=width, rounds=None)
+    if event.mechanism in REMEMBERS:
+        # Rounding what is remembered moves a sum a little farther than its sensitivity.
+        rounding = ROUNDING if event.mechanism == "correlated" else 0.0
+        return dataclasses.replace(event, noise_multiplier=effective_multiplier(discrete) / (1 + rounding))
     return discrete
 
 
 def samples_of(events: Sequence[Event], dimensions: Mapping[str, int], noises: int = 1) -> int:
-    """How many discrete Gaussians are in these releases: one for every coordinate of each, of so many silos."""
-    return noises * sum(event.count * dimensions[event.kind] for event in events if event.mechanism in _DISCRETE)
+    """How many discrete Gaussians are in these releases: one for every coordinate of each, of so many silos.
+
+    Correlated noise has those of all rounds that it is made for, answered or not.
+    """
+    drawn = [event for event in events if event.mechanism in _DISCRETE]
+    return noises * sum((event.rounds or event.count) * dimensions[event.kind] for event in drawn)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from tacit.privacy.calibration import scaled_to_fit
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, positive, probability
 from tacit.privacy.gaussian import gdp_epsilon, gdp_mu
-from tacit.privacy.schedule import check_running_sums, payable
+from tacit.privacy.schedule import check_running_sums, payable, remembered_square
+from tacit.privacy.strategy import REMEMBERS
 
 # What does not convert into anything.
 SILO_SAMPLING = (
@@ -66,7 +67,7 @@ def user_level_mu(events: Iterable[Event]) -> float:
         if event.mechanism == "reports":
             return math.inf  # Reports hide a record among others, not a whole silo.
         batch = _largest_batch(event)
-        releases = t * (t + 1) * (2 * t + 1) / 6 if event.mechanism == "cumulative" else t
+        releases = remembered_square(event, everywhere=True) if event.mechanism in REMEMBERS else t
         squares.append(releases * (batch / z) ** 2)
     return math.sqrt(math.fsum(squares))
 

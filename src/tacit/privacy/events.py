@@ -26,7 +26,7 @@ from typing import Literal, get_args
 from tacit.errors import TacitError
 
 Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
-Mechanism = Literal["gaussian", "cumulative", "discrete-gaussian", "reports"]
+Mechanism = Literal["gaussian", "cumulative", "correlated", "discrete-gaussian", "reports"]
 Protects = Literal["record", "sensitive-attribute", "silo"]
 
 
@@ -47,10 +47,11 @@ class Event:
         batch: The fixed divisor K.
         sampling: How a batch is drawn; see the module docstring for what each scheme promises.
         mechanism: `gaussian`; `cumulative` (fresh noise on the running sum of all increments so far, as in
-            DP-mu^2); `discrete-gaussian` (the statistic is rounded to a grid and noise is an integer); or
-            `reports` (each record of the batch gives one report of a local randomiser to each stream, and all
-            silos' reports of a stream are shuffled together). For reports the noise multiplier is the reciprocal of
-            the randomiser's epsilon, so that more is more private there too.
+            DP-mu^2); `correlated` (noise that takes off part of what earlier rounds added, see
+            `tacit.privacy.strategy`); `discrete-gaussian` (the statistic is rounded to a grid and noise is an
+            integer); or `reports` (each record of the batch gives one report of a local randomiser to each stream,
+            and all silos' reports of a stream are shuffled together). For reports the noise multiplier is the
+            reciprocal of the randomiser's epsilon, so that more is more private there too.
         capacity: Poisson sampling only: the physical batch limit. Above it, a uniformly random subset of
             `capacity` of the sampled records is kept. None means no limit.
         passes: One-pass only: the most batches that one record may enter.
@@ -65,6 +66,7 @@ class Event:
         participations: The most rounds that the silo answers, of all kinds of the schedule together; None means no
             limit. Each kind's own `count` is limited besides.
         steps: How many releases of this kind one round makes.
+        rounds: Correlated noise only: how many rounds it is made for. All of them are paid for, however many are made.
 
     >>> Event(kind="gradient", noise_multiplier=30.5, count=50, records=1234, batch=1234, sampling="full")
     ... # doctest: +ELLIPSIS
@@ -87,6 +89,7 @@ class Event:
     protects: Protects = "record"
     participations: int | None = None
     steps: int = 1
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         _require_choice("sampling", self.sampling, get_args(Sampling))
@@ -238,11 +241,15 @@ def check_pass(events: Iterable[Event]) -> None:
 
 
 def _check_mechanism(event: Event) -> None:
-    if event.mechanism == "cumulative" and event.sampling not in ("full", "one-pass"):
+    if event.mechanism in ("cumulative", "correlated") and event.sampling not in ("full", "one-pass"):
         raise PricingError(
-            f'Expected sampling "full" or "one-pass" for mechanism "cumulative", not "{event.sampling}"; '
-            "a batch stays in every later running sum, so sampling does not amplify."
+            f'Expected sampling "full" or "one-pass" for mechanism "{event.mechanism}", not "{event.sampling}"; '
+            "a batch stays in what later rounds say, so sampling does not amplify."
         )
+    if (event.mechanism == "correlated") != (event.rounds is not None):
+        raise PricingError('Expected rounds, that the noise is made for, exactly for mechanism "correlated".')
+    if event.rounds is not None:
+        object.__setattr__(event, "rounds", integer("rounds", event.rounds, max(event.count, 1)))
     discrete = event.mechanism == "discrete-gaussian"
     if not discrete:
         if event.grid_sigma is not None or event.dimension is not None:

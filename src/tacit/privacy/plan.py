@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,6 +14,7 @@ from tacit.algorithm import Algorithm, Round
 from tacit.errors import unknown
 from tacit.privacy.accountant import Accountant, Price
 from tacit.privacy.events import Event, PricingError, integer, joint_multiplier, positive, probability
+from tacit.privacy.strategy import strategy_of
 
 if TYPE_CHECKING:
     from tacit.privacy.pairwise import Peers
@@ -229,6 +230,7 @@ def _event(kind: str, part: Round, rounds: int, silo_index: int, silos: int, rec
         capacity=capacity if release.sampling == "poisson" else None,
         passes=release.passes if release.sampling == "one-pass" else 1,
         protects=release.protects,
+        rounds=release.rounds,
     )
 
 
@@ -282,6 +284,21 @@ def scarce(names: Sequence[str], records: Sequence[int]) -> list[str]:
     return [
         f"{', '.join(listed)}: too few to learn from, and a private message about so few is nearly all noise. Give it "
         "more records, or leave it out."
+    ]
+
+
+def idle(events: Iterable[Event]) -> list[str]:
+    """A note about each kind of round whose correlated noise is fresh noise after all.
+
+    >>> full = dict(kind="g", noise_multiplier=2.0, count=9, records=9, batch=9, sampling="full")
+    >>> idle([Event(mechanism="correlated", rounds=9, **full)])[0][:59]
+    'Correlated noise gains nothing in g: every record is in eve'
+    """
+    kinds = {event.kind for event in events if event.mechanism == "correlated" and not strategy_of(event).weights}
+    return [
+        f"Correlated noise gains nothing in {kind}: every record is in every round, and there fresh noise is best. It "
+        'is drawn and priced as fresh noise; use sampling="one-pass" with small batches.'
+        for kind in sorted(kinds)
     ]
 
 

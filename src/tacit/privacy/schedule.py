@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, check_pass
 from tacit.privacy.gaussian import gauss_delta
+from tacit.privacy.strategy import REMEMBERS, strategy_of
 
 if TYPE_CHECKING:
     from tacit.privacy.profiles import Profile
@@ -39,15 +40,17 @@ def payable(events: Iterable[Event]) -> tuple[Event, ...]:
                 "price each silo, and each thing it protects, on its own."
             )
     check_pass(e for e in paid if e.sampling == "one-pass")
-    check_running_sums([e for e in paid if e.sampling == "full" or e.protects == "silo"])
+    correlated = any(e.mechanism == "correlated" for e in paid)
+    check_running_sums([e for e in paid if e.sampling == "full" or e.protects == "silo" or correlated])
     return paid
 
 
 def check_running_sums(events: Iterable[Event]) -> None:
-    """Raise if several of these events are running sums, whose joint price depends on how they interleave."""
-    if sum(e.mechanism == "cumulative" for e in events) > 1:
+    """Raise if several of these events have noise that remembers: their joint price depends on how they interleave."""
+    several = [e.mechanism for e in events if e.mechanism in REMEMBERS]
+    if len(several) > 1:
         raise PricingError(
-            'Expected at most one event with mechanism "cumulative" where a record is in every increment; the '
+            f'Expected at most one event with mechanism "{several[0]}" where a record is in every increment; the '
             "price depends on which running sum an increment enters, so merge them into one."
         )
 
@@ -68,8 +71,8 @@ def gaussian_mu(events: Iterable[Event]) -> float:
         if event in shared:
             continue
         base = effective_multiplier(event) ** -2
-        if event.mechanism == "cumulative":
-            squares.append(_running_sum(event.count, event.count) * base)
+        if event.mechanism in REMEMBERS:
+            squares.append(remembered_square(event, everywhere=True) * base)
         elif event.sampling == "wr" and event.protects != "silo":
             squares.append(event.count * event.batch**2 * base)
         else:
@@ -87,10 +90,10 @@ def _pass_square(events: Sequence[Event]) -> float:
     if not events:
         return 0.0
     passes = events[0].passes
-    running = [e for e in events if e.mechanism == "cumulative"]
-    plain = [e for e in events if e.mechanism != "cumulative"]
+    running = [e for e in events if e.mechanism in REMEMBERS]
+    plain = [e for e in events if e.mechanism not in REMEMBERS]
     if len(running) == 1:
-        sums = _running_sum(running[0].count, passes) * effective_multiplier(running[0]) ** -2
+        sums = remembered_square(running[0], everywhere=False) * effective_multiplier(running[0]) ** -2
     else:
         sums = math.fsum(e.count * passes**2 * effective_multiplier(e) ** -2 for e in running)
     batches = min(passes, sum(e.count for e in plain))
@@ -98,10 +101,21 @@ def _pass_square(events: Sequence[Event]) -> float:
     return max(sums, means) if passes == 1 else sums + means
 
 
-def _running_sum(count: int, entries: int) -> float:
-    """sum_t min(t, entries)^2, t = 1..count: how a record in `entries` increments moves the running sums."""
-    m = min(count, entries)
-    return m * (m + 1) * (2 * m + 1) / 6 + (count - m) * m * m
+def remembered_square(event: Event, *, everywhere: bool) -> float:
+    """How far one record moves all of an event's releases before noise, squared; noise of one round is the unit.
+
+    Formal guarantee: an upper bound over all rounds that a server may leave out. A running sum tells nothing about a
+    round that is not answered, so what counts is that a record is in ``passes`` of ``count`` sums, the first ones at
+    worst. With correlated noise the rounds left out are as good as said (`tacit.silo.noise`), so that a record comes
+    again after as many rounds as a pass has batches. ``everywhere`` is for what is in every round.
+    """
+    if event.mechanism == "correlated":
+        assert event.rounds is not None
+        apart = 1 if everywhere else event.records // event.batch
+        return strategy_of(event).square(range(0, event.rounds, apart)[: None if everywhere else event.passes])
+    # sum_t min(t, m)^2, t = 1..count
+    m = event.count if everywhere else min(event.count, event.passes)
+    return m * (m + 1) * (2 * m + 1) / 6 + (event.count - m) * m * m
 
 
 def is_subsampled(event: Event) -> bool:
@@ -245,8 +259,8 @@ def rounds_of(event: Event) -> int:
 
 
 def is_whole(event: Event) -> bool:
-    """Whether the price of an event is not a sum over its releases: passes over the records, and running sums."""
-    return event.sampling == "one-pass" or event.mechanism == "cumulative"
+    """Whether the price of an event is not a sum over its releases: passes over the records, noise that remembers."""
+    return event.sampling == "one-pass" or event.mechanism in REMEMBERS
 
 
 def is_split_exactly(events: Iterable[Event]) -> bool:

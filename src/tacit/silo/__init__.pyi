@@ -12,13 +12,13 @@ from .release import view_of as view_of
 from .sampling import draw as draw
 from .sampling import pass_order as pass_order
 from .shuffled import AnonymityCounts as AnonymityCounts
-from .simulated import Previous as Previous
 from .simulated import Sampled as Sampled
-from .simulated import add_cumulative as add_cumulative
 from .simulated import add_gaussian as add_gaussian
+from .simulated import add_remembering as add_remembering
 from .simulated import answer as answer
 from .simulated import exact_statistic as exact_statistic
 from .simulated import is_poolable as is_poolable
+from .simulated import no_buffers as no_buffers
 from .simulated import pairwise_deviation as pairwise_deviation
 from .simulated import parted_statistic as parted_statistic
 from .simulated import pooled_mean as pooled_mean

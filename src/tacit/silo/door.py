@@ -3,8 +3,8 @@
 `tacit silo serve` runs these mechanisms and the audit attacks them. They share one way from a record to stored integers
 (`tacit.silo.engine`, `tacit.silo.integers`) and differ in what they add:
 
-    `DiscreteGaussian`   direct messages: the exact sum with discrete Gaussian noise; a running sum also takes off the
-                         noise of the round before
+    `DiscreteGaussian`   direct messages: the exact sum with discrete Gaussian noise, less what its strategy takes off
+                         of the noise of earlier rounds (`tacit.silo.noise`)
     `PairwiseShare`      the same sum with a share of the noise, under masks that cancel in the sum over silos
     `BinomialShare`      a share of a shuffled sum: each record rounded at random to a coarser grid, and fair coins
     `LocalReports`       one report through a local randomiser for each record
@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
+from tacit.privacy.strategy import Strategy, strategy_of
 from tacit.silo.batches import SecretBatch, secret_batch
 from tacit.silo.engine import Layout, is_outside, layouts, outside_vectors, vectors_of, whole
 from tacit.silo.integers import (
@@ -40,6 +41,7 @@ from tacit.silo.integers import (
     quantise,
     usable_clip,
 )
+from tacit.silo.noise import Buffers, check_rounding, no_buffers, remembered
 from tacit.silo.release import Mechanism, Task, batch_sizes, in_blocks, own_clip, pass_position, release, respond
 
 Sampler = Callable[[int, float], Int64[np.ndarray, " size"]]
@@ -127,19 +129,30 @@ def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) 
 
 
 class NoisedSum(NamedTuple):
-    """The sum of a block with its noise, the noise alone, the clip, and how it is laid out."""
+    """The sum of a block with its noise, what is remembered of the noise, the clip, and how it is laid out."""
 
     total: Int64[np.ndarray, " coordinates"]
-    noise: Int64[np.ndarray, " coordinates"]
+    noise: Buffers
     clip: float
     layout: Layout
 
 
 class Said(NamedTuple):
-    """What a direct release says, and the noise in it, which must not leave."""
+    """What a direct release says, and what is remembered of the noise in it, which must not leave."""
 
     statistic: Any
-    noise: dict[str, Int64[np.ndarray, " coordinates"]]
+    noise: dict[str, Buffers]
+
+
+class Past(NamedTuple):
+    """What a silo remembers of the noise of a kind of round: buffers by block, and the rounds left out since then."""
+
+    buffers: Mapping[str, Buffers]
+    missed: int
+
+
+NO_PAST = Past({}, 0)
+"""Before the first round."""
 
 
 @dataclass(frozen=True)
@@ -147,23 +160,24 @@ class DiscreteGaussian:
     """The exact sum of checked integers, with discrete Gaussian noise.
 
     ``multiplier`` is the noise of each block over its sensitivity: ``2 BOUND``, or ``sqrt(2) BOUND`` where rows must be
-    ``nonnegative``. ``previous`` is the noise of the round before in a running sum (``None`` where there is none).
+    ``nonnegative``. ``strategy`` says what is taken off of the noise of the ``past``.
     """
 
     engine: Engine
     multiplier: PerBlock
     sampler: Sampler
-    previous: Mapping[str, Int64[np.ndarray, " coordinates"]] | None
+    strategy: Strategy
+    past: Past
     nonnegative: bool
 
     def __call__(self, task: Task) -> Said:
-        """The mean of the batch with noise, and the noise.
+        """The mean of the batch with noise, and what is remembered of the noise.
 
         Formal guarantee: each block leaves as clip / (BOUND size) times S + e, whatever the records are. S is the
         `checked_sum` of the batch: replacing one record moves it by at most 2 BOUND, or sqrt(2) BOUND where rows must
-        be nonnegative. The sampler draws e with standard deviation multiplier x that in every coordinate; in a running
-        sum the noise of the round before is taken off. A clip that is not usable makes a block zero, whatever the
-        records are.
+        be nonnegative. The sampler draws with standard deviation multiplier x that in every coordinate, and e is what
+        the strategy makes of what was drawn, in this round and earlier ones. A clip that is not usable makes a block
+        zero, whatever the records are.
         """
         said: dict[str, Any] = {}
         noised = self.noised(task)
@@ -182,16 +196,31 @@ class DiscreteGaussian:
         found: dict[str, NoisedSum] = {}
         for name, layout in blocks.items():
             flat = layout.flat(totals[name])
-            drawn = noise = self._drawn(name, flat.size)
-            earlier = None if self.previous is None else self.previous.get(name)
+            noise, buffers = self._noise(name, flat.size)
             if clips[name] == 0.0:
                 flat = np.zeros_like(flat)
             if clips[name] == 0.0 and not self.counted_on:
-                noise = np.zeros_like(flat) if earlier is None else earlier
-                drawn, earlier = np.zeros_like(flat), None
-            total = flat + drawn if earlier is None else flat + drawn - earlier
-            found[name] = NoisedSum(total, noise, clips[name], layout)
+                noise, buffers = np.zeros_like(flat), self._buffers(name, flat.size)
+            found[name] = NoisedSum(flat + noise, buffers, clips[name], layout)
         return found
+
+    def _noise(self, name: str, size: int) -> tuple[Int64[np.ndarray, " size"], Buffers]:
+        """The noise of this round and of those left out before it, and what is remembered of it."""
+        buffers = self._buffers(name, size)
+        total = np.zeros(size, np.int64)
+        for _ in range(1 + self.past.missed):
+            noise, buffers = remembered(self.strategy, buffers, self._drawn(name, size))
+            total += noise
+        return total, buffers
+
+    def _buffers(self, name: str, size: int) -> Buffers:
+        sigma = self.scale(name)
+        try:
+            check_rounding(self.strategy, size, sigma, sigma / float(in_blocks(self.multiplier, name)))
+        except ValueError as error:
+            raise DoorError(str(error)) from None
+        kept = self.past.buffers.get(name)
+        return no_buffers(self.strategy, size) if kept is None else kept.reshape(len(self.strategy.weights), size)
 
     @property
     def counted_on(self) -> bool:
@@ -263,14 +292,14 @@ def _plus(one: Sums, other: Sums) -> Sums:
 
 
 class Answered(NamedTuple):
-    """The message, the silo's memory, and the noise that a running sum will need again, which stays inside.
+    """The message, the silo's memory, and what later rounds need of the noise, which stays inside.
 
-    Noise of other releases is not kept: beside a stored message it would give the sum away.
+    Of fresh noise nothing is kept: beside a stored message it would give the sum away.
     """
 
     message: Message
     memory: Memory
-    noise: dict[str, Int64[np.ndarray, " coordinates"]]
+    noise: dict[str, Buffers]
 
 
 class Door:
@@ -293,6 +322,11 @@ class Door:
         self.engine = Engine(silo, form=form) if engine is None else engine
         self._clip = jax.jit(lambda work: own_clip(silo.release, work, silo_index))
         self._start, self._absorb, self._report = jax.jit(silo.start), jax.jit(silo.absorb), jax.jit(silo.report)
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """What is taken off of the noise of earlier rounds."""
+        return strategy_of(self.silo.release)
 
     @cached_property
     def multiplier(self) -> PerBlock:
@@ -320,7 +354,7 @@ class Door:
         *,
         batches: Sequence[SecretBatch],
         sampler: Sampler,
-        previous: Mapping[str, Int64[np.ndarray, " coordinates"]] | None,
+        past: Past,
     ) -> Answered:
         """The direct answer to a round: start, a release for each batch, report.
 
@@ -331,17 +365,15 @@ class Door:
             raise DoorError('Expected channel="direct": a silo adds its noise itself, or says nothing.')
         if len(batches) != self.silo.local_steps:
             raise DoorError(f"Expected a batch for each of {self.silo.local_steps} local steps, got {len(batches)}.")
-        running = self.silo.release.mechanism == "cumulative"
-        earlier = previous if running else None
         mechanism = DiscreteGaussian(
-            self.engine, self.multiplier, sampler, earlier, nonnegative=self.silo.release.nonnegative
+            self.engine, self.multiplier, sampler, self.strategy, past, nonnegative=self.silo.release.nonnegative
         )
-        noise: dict[str, Int64[np.ndarray, " coordinates"]] = {}
+        noise: dict[str, Buffers] = {}
 
         def say(work: Work, batch: SecretBatch) -> Any:
             nonlocal noise
             said = self.release(work, batch, mechanism)
-            noise = said.noise if running else {}
+            noise = said.noise if self.strategy.weights else {}
             return said.statistic
 
         # A message that is its release needs no program around it.

@@ -95,8 +95,8 @@ def release(task: Task, mechanism: Mechanism) -> Any:
 
 
 def clip_of(terms: Release, work: Work) -> PerBlock:
-    """The clip of a release for this work, block by block; a running sum mixes all rounds and needs one clip."""
-    return terms.clip(None if terms.mechanism == "cumulative" else work)
+    """The clip of a release for this work, block by block; noise that remembers mixes all rounds and needs one clip."""
+    return terms.clip(None if terms.mechanism != "gaussian" else work)
 
 
 def own_entry(value: Any, silo_index: Array | int) -> Any:

@@ -29,6 +29,7 @@ from tacit.algorithm import (
     Statistic,
     Work,
 )
+from tacit.privacy.strategy import ONE, Strategy, strategy_of
 from tacit.silo.attribute import attribute_sum
 from tacit.silo.gradients import by_block, clipped_sum, plain_sum, usable
 from tacit.silo.release import (
@@ -48,13 +49,6 @@ from tacit.silo.sampling import Batch, draw, slots_needed
 from tacit.silo.shuffled import AnonymityCounts, shuffled_share
 
 
-class Previous(NamedTuple):
-    """A silo's previous answer to the same kind of round: its key, and whether there was one."""
-
-    key: Array
-    exists: Array | bool
-
-
 def answer(
     silo: Silo,
     broadcast: Broadcast,
@@ -63,20 +57,30 @@ def answer(
     *,
     key: Array,
     position: Array | int,
-    previous: Previous | None = None,
+    buffers: Any = (),
     anonymity: AnonymityCounts | None = None,
-) -> tuple[Message, Memory]:
-    """A simulated silo's answer to one round; through a shuffler it is private only among those of the others."""
+) -> tuple[Message, Memory, Any]:
+    """A simulated silo's answer to one round: the message, its memory, and what it remembers of its noise.
+
+    ``buffers`` are what it remembers of the noise of earlier rounds; `no_buffers` makes those before the first. Through
+    a shuffler a message is private only among those of the others.
+    """
     if silo.release.channel in ("pairwise", "trusted"):
         raise ValueError(f'Expected noise on the sum for channel="{silo.release.channel}"; a silo cannot answer alone.')
-    given = {"previous": previous, "anonymity": anonymity}
+    given: dict[str, Any] = {"buffers": buffers, "anonymity": anonymity}
+    after = buffers
 
     def say(work: Work, step: tuple[Array, Array]) -> Statistic:
+        nonlocal after
         keys, offset = step
-        return privatise(silo, work, view, keys=keys, position=position + offset, **given)  # type: ignore[arg-type]
+        statistic, remembered = privatise(silo, work, view, keys=keys, position=position + offset, **given)
+        if strategy_of(silo.release).weights:  # There is one step then.
+            after = remembered
+        return statistic
 
     steps = step_keys(key, silo.local_steps), jnp.arange(silo.local_steps) * silo.stride
-    return respond(silo, broadcast, memory, steps=steps, say=say, repeat=_scanned)
+    message, memory = respond(silo, broadcast, memory, steps=steps, say=say, repeat=_scanned)
+    return message, memory, after
 
 
 def _scanned(act: Callable[[Work, Any], Work], work: Work, steps: tuple[Array, Array]) -> Work:
@@ -97,23 +101,24 @@ def privatise(
     *,
     keys: Array,
     position: Array | int,
-    previous: Previous | None = None,
+    buffers: Any = (),
     anonymity: AnonymityCounts | None = None,
-) -> Statistic:
-    """One simulated release: sample, query, clip, mean, noise."""
+) -> tuple[Statistic, Any]:
+    """One simulated release: sample, query, clip, mean, noise; and what is remembered of the noise."""
     terms = silo.release
+    if terms.channel in ("direct", "pairwise", "trusted"):
+        multiplier = own_multiplier(terms, view.silo_index)
+        noised = partial(_gaussian, key=keys[1], multiplier=multiplier, buffers=buffers)
+        return _released(silo, work, view, keys[0], position, noised)[0]
     if terms.channel == "open":
         mechanism: Mechanism = _open
-    elif terms.channel in SHUFFLED_CHANNELS:
+    else:
         crowd = _check_anonymity(terms, anonymity)
         key, weight = keys[1], crowd.weights[view.silo_index]
         mechanism = partial(_reports, key=key, weight=weight)
         if terms.channel == "shuffled-sum":
             mechanism = partial(_share, key=key, anonymity=crowd, weight=weight)
-    else:
-        multiplier = own_multiplier(terms, view.silo_index)
-        mechanism = partial(_gaussian, key=keys[1], multiplier=multiplier, previous=previous)
-    return _released(silo, work, view, keys[0], position, mechanism)[0]
+    return _released(silo, work, view, keys[0], position, mechanism)[0], buffers
 
 
 def _released(
@@ -130,31 +135,41 @@ def _open(task: Task) -> Statistic:
     return _over(plain_sum(task.silo.query, task.work, task.records, task.present), task.size)
 
 
-def _gaussian(task: Task, *, key: Array, multiplier: PerBlock, previous: Previous | None) -> Statistic:
-    """Fresh Gaussian noise on the clipped mean, or on the running sum of all of them."""
+def _gaussian(task: Task, *, key: Array, multiplier: PerBlock, buffers: Any) -> tuple[Statistic, Any]:
+    """Gaussian noise on the clipped mean, less what the strategy takes off of earlier noise."""
     deviation = standard_deviation(task.bound, multiplier, task.size, task.silo.release.sensitivity)
     known, mean = _clipped(task)
     if known is not None:
         # Noise first: what is rounded after it is post-processing.
-        return jax.tree.map(jnp.add, known, add_gaussian(key, mean, deviation))
-    if task.silo.release.mechanism != "cumulative":
-        return add_gaussian(key, mean, deviation)
-    if previous is None:
-        raise ValueError(
-            "Expected the silo's previous answer for a cumulative release; say Previous(key, False) if none."
-        )
-    earlier = Previous(step_keys(previous.key, 1)[0, 1], previous.exists)
-    return add_cumulative(key, earlier, mean, deviation)
+        return jax.tree.map(jnp.add, known, add_gaussian(key, mean, deviation)), buffers
+    return add_remembering(key, strategy_of(task.silo.release), buffers, mean, deviation)
 
 
-def add_cumulative(key: Array, previous: Previous, increment: Statistic, deviation: PerBlock) -> Statistic:
-    """An increment of a running sum with fresh noise in every round: add this round's noise, subtract the last one's.
+def no_buffers(silo: Silo, statistic: Statistic) -> Any:
+    """What a silo remembers of its noise before the first round, for statistics of this form."""
+    strategy = strategy_of(silo.release)
+    if not strategy.weights or silo.release.channel in ("open", *SHUFFLED_CHANNELS):
+        return ()
+    return jax.tree.map(lambda leaf: jnp.zeros((len(strategy.weights), *leaf.shape), leaf.dtype), statistic)
 
-    Formal guarantee: the sum of all increments so far is the sum of the statistics plus one N(0, deviation^2), and
-    is independent of earlier noise. The deviation must be the same in all rounds.
+
+def add_remembering(
+    key: Array, strategy: Strategy, buffers: Any, statistic: Statistic, deviation: PerBlock
+) -> tuple[Statistic, Any]:
+    """A statistic with the noise of its round, and the buffers after it: `tacit.silo.noise` in float32.
+
+    Formal guarantee: over all rounds the noise is C^-1 z, where z has independent entries N(0, deviation^2). The
+    deviation must be the same in all rounds.
     """
-    taken_off = jax.tree.map(lambda s: -s * jnp.asarray(previous.exists, jnp.float32), deviation)
-    return add_gaussian(previous.key, add_gaussian(key, increment, deviation), taken_off)
+    if not strategy.weights:
+        return add_gaussian(key, statistic, deviation), buffers
+    if not jax.tree.leaves(buffers):
+        raise ValueError("Expected what the silo remembers of its noise; say no_buffers(silo, statistic) if nothing.")
+    weights, decays = (jnp.asarray(values, jnp.float32) / ONE for values in (strategy.weights, strategy.decays))
+    drawn = add_gaussian(key, jax.tree.map(jnp.zeros_like, statistic), deviation)
+    noise = jax.tree.map(lambda z, h: z - jnp.tensordot(weights, h, 1), drawn, buffers)
+    after = jax.tree.map(lambda r, h: decays.reshape(-1, *[1] * r.ndim) * h + r, noise, buffers)
+    return jax.tree.map(jnp.add, statistic, noise), after
 
 
 def _clipped(task: Task) -> tuple[Statistic | None, Statistic]:

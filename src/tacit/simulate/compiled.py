@@ -115,7 +115,8 @@ def _simulate_stored(
 
     @jax.jit
     def run(params: Params) -> tuple[Params, State, dict[str, Array]]:
-        carry, trace = advance(algorithm, silos, keys, start(algorithm, params, silos.number), turns, **how)
+        first = start(algorithm, params, silos, who=how["who"], noise=how["noise"])
+        carry, trace = advance(algorithm, silos, keys, first, turns, **how)
         return algorithm.output(carry.state), carry.state, trace
 
     output, state, trace = jax.block_until_ready(run(params))
@@ -189,7 +190,10 @@ def grid_program(
     @jax.jit
     def begin(points: Mapping[str, Any], seeds: Seed) -> Carry:
         def one(seed: Seed) -> Carry:
-            return jax.vmap(lambda p: start(build(**p), seed.params, seed.silos.number), axis_size=count)(points)
+            def begun(point: Mapping[str, Any]) -> Carry:
+                return start(build(**point), seed.params, seed.silos, who=who, noise=noise)
+
+            return jax.vmap(begun, axis_size=count)(points)
 
         return jax.lax.map(one, seeds)
 

@@ -25,9 +25,9 @@ from tacit.simulate.program import (
     anonymity_of,
     batch_sizes,
     exact_answer,
+    first_buffers,
     joint_deviation,
     noised,
-    silo_before,
     silo_key,
     silo_order,
     split_keys,
@@ -60,6 +60,7 @@ def debug(
     desks = [_desk(algorithm, keys, table, silo_index) for silo_index, table in enumerate(tables)]
     state = _stage("init", "server", 0, algorithm.init, params)
     memories = [algorithm.memory(params) for _ in tables]
+    joint, *noises = [_first_noise(algorithm, state, desks[0]) for _ in range(1 + len(tables))]
     counts = jnp.asarray([desk.count for desk in desks])
     sizes = {kind: batch_sizes(part, counts) for kind, part in algorithm.rounds.items()}
     compiled = {
@@ -69,20 +70,19 @@ def debug(
     for number, kind in enumerate(algorithm.schedule):
         server = algorithm.rounds[kind].server
         broadcast = _stage("ask", "server", number, server.ask, state)
-        silo_indices, weights, taken, before = (row[number] for row in turns.roster)
+        silo_indices, weights, taken = (row[number] for row in turns.roster)
         messages: list[Message] = []
-        for silo_index, last in zip(silo_indices[taken], before[taken], strict=True):
-            stage, position = f"answer to {kind!r}", turns.position[number]
-            own = _bring(desks[silo_index]), broadcast, memories[silo_index], number, position, last
-            message, memories[silo_index] = _stage(stage, names[silo_index], number, compiled[kind], *own)
+        for silo_index in silo_indices[taken]:
+            stage, position, noise = f"answer to {kind!r}", turns.position[number], noises[silo_index]
+            own = _bring(desks[silo_index]), broadcast, memories[silo_index], number, position, noise[kind]
+            message, memories[silo_index], noise[kind] = _stage(stage, names[silo_index], number, compiled[kind], *own)
             messages.append(_finite(message, names[silo_index], number, kind))
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages)
-        shares = jnp.asarray(weights[taken])
+        stacked, shares = jax.tree.map(lambda *leaves: jnp.stack(leaves), *messages), jnp.asarray(weights[taken])
         if algorithm.rounds[kind].silo.release.channel in _AT_ONCE:
             means, deviations = stacked
-            exact, present = weighted_mean(means, shares), Roster(silo_indices, shares, taken, before)
+            exact, present = weighted_mean(means, shares), Roster(silo_indices, shares, taken)
             deviation = joint_deviation(algorithm.rounds[kind], broadcast, deviations, present, counts, who)
-            mean = noised(algorithm.rounds[kind], exact, deviation, keys, number, before[0])
+            mean, joint[kind] = noised(algorithm.rounds[kind], exact, deviation, keys, number, joint[kind])
         elif algorithm.rounds[kind].silo.release.channel in SHUFFLED_CHANNELS:
             largest = record_weights(who.weights, sizes[kind])[1]
             mean = mean_of_shares(stacked, sizes[kind][silo_indices[taken]], largest, len(tables))
@@ -95,18 +95,23 @@ def debug(
     return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1)
 
 
+def _first_noise(algorithm: Algorithm, state: Any, desk: SiloView) -> dict[str, Any]:
+    """What is remembered of the noise of each kind of round before the first."""
+    record = jax.tree.map(lambda leaf: leaf[0], desk.fetch(None))
+    return {kind: first_buffers(part, state, record) for kind, part in algorithm.rounds.items()}
+
+
 def _answerer(part: Round, keys: Keys, anonymity: AnonymityCounts | None) -> Callable[..., Any]:
     """A silo's answer, compiled once for silos of one size; where the sum is noised, the message and its noise."""
 
     @jax.jit
-    def act(own: tuple[Any, Any, Any], broadcast: Any, memory: Any, number: Any, position: Any, last: Any) -> Any:
+    def act(own: tuple[Any, Any, Any], broadcast: Any, memory: Any, number: Any, position: Any, buffers: Any) -> Any:
         records, order, silo_index = own
         desk = view_of(records, int(jax.tree.leaves(records)[0].shape[0]), order, silo_index)
         if part.silo.release.channel in _AT_ONCE:
-            return exact_answer(part, broadcast, memory, desk, keys, number, position), memory
-        key, before = silo_key(keys, silo_index, number), silo_before(keys, silo_index, last)
-        terms = {"key": key, "position": position, "previous": before, "anonymity": anonymity}
-        return answer(part.silo, broadcast, memory, desk, **terms)
+            return exact_answer(part, broadcast, memory, desk, keys, number, position), memory, buffers
+        terms = {"key": silo_key(keys, silo_index, number), "position": position, "anonymity": anonymity}
+        return answer(part.silo, broadcast, memory, desk, buffers=buffers, **terms)
 
     return act
 

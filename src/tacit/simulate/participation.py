@@ -69,14 +69,12 @@ class Roster(NamedTuple):
     """Who takes part in each round: rows are rounds, columns are slots, of which some may stay empty.
 
     ``silo_indices`` has the silo in each slot (within a program, ``None``: all, in order), ``weights`` the weight of
-    its message in the mean, ``taken`` whether anybody is there, ``before`` the round in which the silo last answered
-    this kind of round (-1: never).
+    its message in the mean, ``taken`` whether anybody is there.
     """
 
     silo_indices: Any
     weights: Any
     taken: Any
-    before: Any
 
     def answers(self, silos: int, rounds: int | None = None) -> np.ndarray:
         """How often each silo takes part, in the first ``rounds`` or in all."""
@@ -103,19 +101,14 @@ def roster(key: Array, algorithm: Algorithm, who: Participation, silos: int) -> 
     relative = np.ones(silos) if who.weights is None else silos * np.asarray(who.weights)
     kinds = [algorithm.rounds[name].participants for name in algorithm.schedule]
     shape = len(kinds), max((width(kind, who, silos) for kind in kinds), default=1)
-    found = Roster(
-        np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(shape, bool), np.full(shape, -1, np.int32)
-    )
+    found = Roster(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(shape, bool))
     answered, turns = np.zeros(silos, int), algorithm.turns
-    latest = {name: np.full(silos, -1, np.int32) for name in algorithm.rounds}
-    for round_index, (name, kind) in enumerate(zip(algorithm.schedule, kinds, strict=True)):
+    for round_index, kind in enumerate(kinds):
         chosen = _present(generator, kind, who, round_index, turns[round_index], answered)
         places = round_index, slice(len(chosen))
         found.silo_indices[places] = chosen
         found.weights[places] = relative[chosen] / len(chosen)
         found.taken[places] = True
-        found.before[places] = latest[name][chosen]
-        latest[name][chosen] = round_index
         answered[chosen] += 1
     return found
 

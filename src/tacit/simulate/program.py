@@ -15,18 +15,18 @@ from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Memory, Message, Param
 from tacit.channel import mean_of_shares, weighted_mean
 from tacit.privacy.anonymity import counted_silos, record_weights
 from tacit.privacy.pairwise import check_colluding
+from tacit.privacy.strategy import strategy_of
 from tacit.silo import (
     AnonymityCounts,
-    Previous,
     Sampled,
     Silos,
     SiloView,
     StoredSilos,
-    add_cumulative,
-    add_gaussian,
+    add_remembering,
     answer,
     exact_statistic,
     is_poolable,
+    no_buffers,
     pairwise_deviation,
     pass_order,
     pooled_mean,
@@ -51,10 +51,14 @@ class Keys(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """What goes from round to round."""
+    """What goes from round to round; ``noise`` is what is remembered of the noise of each kind of round.
+
+    It is that of every silo, or that of the mean where noise is drawn once.
+    """
 
     state: State
     memory: Memory
+    noise: Any = ()
 
 
 class Turn(NamedTuple):
@@ -75,11 +79,6 @@ def split_keys(key: Array) -> Keys:
 def silo_key(keys: Keys, silo_index: Array | int, round_index: Array | int) -> Array:
     """A silo's key for one round."""
     return jax.random.fold_in(jax.random.fold_in(keys.silos, round_index), silo_index)
-
-
-def silo_before(keys: Keys, silo_index: Array | int, last: Array | int) -> Previous:
-    """A silo's previous answer to this kind of round; it was in round ``last`` (-1: there was none)."""
-    return Previous(silo_key(keys, silo_index, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
 
 
 def silo_order(
@@ -111,18 +110,45 @@ def _check_sums(algorithm: Algorithm, who: Participation, silos: int) -> None:
         release = kind.silo.release
         if release.channel == "pairwise":
             check_colluding(who.colluding, 1 if kind.participants == "in turn" else who.min_silos)
-        running = release.channel in ("pairwise", "trusted") and release.mechanism == "cumulative"
-        if running and not everyone(kind.participants, who, silos):
+        if everyone(kind.participants, who, silos):
+            continue
+        if release.channel in ("pairwise", "trusted") and release.mechanism == "cumulative":
             raise ValueError(
                 f"Expected every silo in every round for a cumulative release through the {release.channel} channel: "
                 'its noise is on the sum over all of them; drop participants, or use channel="direct".'
             )
+        if release.mechanism == "correlated":
+            raise ValueError(
+                "Expected every silo in every round for correlated noise, which is made for sums over all rounds; drop "
+                'participants, or use mechanism="gaussian".'
+            )
 
 
-def start(algorithm: Algorithm, params: Params, silos: int) -> Carry:
-    """The state before the first round; every silo has a memory of its own."""
-    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (silos, *leaf.shape)), algorithm.memory(params))
-    return Carry(algorithm.init(params), memory)
+def start(
+    algorithm: Algorithm, params: Params, silos: Silos | StoredSilos, *, who: Participation, noise: Noise
+) -> Carry:
+    """The state before the first round; every silo has a memory of its own, and noise where noise is its own."""
+    count = silos.number
+
+    def each(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree)
+
+    state, memory = algorithm.init(params), algorithm.memory(params)
+    record = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), silos.records)
+    remembered = {}
+    for name, kind in sorted(algorithm.rounds.items()):
+        buffers = first_buffers(kind, state, record)
+        at_once = noised_at_once(kind, noise, everyone(kind.participants, who, count))
+        remembered[name] = buffers if at_once else each(buffers)
+    return Carry(state, each(memory), remembered)
+
+
+def first_buffers(kind: Round, state: State, record: Any) -> Any:
+    """What is remembered of the noise of a kind of round before the first; nothing where noise is fresh."""
+    if kind.silo.release.mechanism == "gaussian":
+        return ()
+    statistic = jax.eval_shape(lambda s, r: kind.silo.query(kind.server.ask(s), r), state, record)
+    return no_buffers(kind.silo, statistic)
 
 
 def advance(
@@ -139,7 +165,7 @@ def advance(
     """Play the rounds of ``turns``; returns the carry and measurements by round (NaN where not measured)."""
     padded = jax.tree.leaves(silos.records)[0].shape[1]
     orders = jax.vmap(lambda i, n: silo_order(algorithm, keys, i, n, padded))(jnp.arange(silos.number), silos.counts)
-    branches = [_player(algorithm.rounds[kind], silos, orders, keys, who, noise) for kind in sorted(algorithm.rounds)]
+    branches = [_player(algorithm, name, silos, orders, keys, who, noise) for name in sorted(algorithm.rounds)]
 
     def body(carry: Carry, turn: Turn) -> tuple[Carry, dict[str, Array]]:
         play = branches[0] if len(branches) == 1 else None
@@ -164,39 +190,49 @@ def _measured(
 
 
 def _player(
-    kind: Round, silos: Silos | StoredSilos, orders: Array | None, keys: Keys, who: Participation, noise: Noise
+    algorithm: Algorithm,
+    name: str,
+    silos: Silos | StoredSilos,
+    orders: Array | None,
+    keys: Keys,
+    who: Participation,
+    noise: Noise,
 ) -> Callable[[Carry, Turn], Carry]:
     """One kind of round as a function of carry and turn."""
+    kind = algorithm.rounds[name]
     in_order = everyone(kind.participants, who, silos.number)
     columns = width(kind.participants, who, silos.number)
     at_once = noised_at_once(kind, noise, in_order)
 
     def play(carry: Carry, turn: Turn) -> Carry:
-        silo_indices, weights, taken, before = (row[:columns] for row in turn.roster)
-        present = Roster(None if in_order else silo_indices, weights, taken, before)
-        broadcast = kind.server.ask(carry.state)
+        silo_indices, weights, taken = (row[:columns] for row in turn.roster)
+        present = Roster(None if in_order else silo_indices, weights, taken)
+        broadcast, buffers = kind.server.ask(carry.state), carry.noise[name]
         if at_once:
-            at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, memory=())
+            at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, kept=())
             mean, deviations = _exact_mean(kind, broadcast, keys, turn, present, who.weights is None, at_desks)
             deviation = joint_deviation(kind, broadcast, deviations, present, silos.counts, who)
-            mean = noised(kind, mean, deviation, keys, turn.round_index, before[0])
-            return carry._replace(state=kind.server.tell(carry.state, mean))
+            mean, buffers = noised(kind, mean, deviation, keys, turn.round_index, buffers)
+            return Carry(kind.server.tell(carry.state, mean), carry.memory, {**carry.noise, name: buffers})
 
         sizes = batch_sizes(kind, silos.counts)
         anonymity = anonymity_of(kind, sizes, who)
 
-        def one(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, Memory]:
-            key, earlier = silo_key(keys, desk.silo_index, turn.round_index), silo_before(keys, desk.silo_index, last)
-            own = {"key": key, "position": turn.position, "previous": earlier, "anonymity": anonymity}
-            return answer(kind.silo, broadcast, memory, desk, **own)
+        def one(desk: SiloView, kept: tuple[Memory, Any]) -> tuple[Message, tuple[Memory, Any]]:
+            key, (memory, earlier) = silo_key(keys, desk.silo_index, turn.round_index), kept
+            own = {"key": key, "position": turn.position, "buffers": earlier, "anonymity": anonymity}
+            message, *after = answer(kind.silo, broadcast, memory, desk, **own)
+            return message, tuple(after)
 
-        messages, memory = _at_each_desk(one, silos, orders, present, carry.memory)
+        before = carry.memory, buffers
+        messages, after = _at_each_desk(one, silos, orders, present, before)
         if anonymity is None:
             mean = weighted_mean(messages, present.weights)
         else:
             present_sizes = (sizes if in_order else sizes[silo_indices]) * taken
             mean = mean_of_shares(messages, present_sizes, record_weights(who.weights, sizes)[1], silos.number)
-        return Carry(kind.server.tell(carry.state, mean), _remembered(carry.memory, memory, present))
+        memory, buffers = _remembered(before, after, present)
+        return Carry(kind.server.tell(carry.state, mean), memory, {**carry.noise, name: buffers})
 
     return play
 
@@ -208,7 +244,7 @@ def _exact_mean(
     turn: Turn,
     present: Roster,
     weigh_alike: bool,
-    at_desks: Callable[[Callable[[SiloView, Memory, Array], Any]], Any],
+    at_desks: Callable[[Callable[[SiloView, Any], Any]], Any],
 ) -> tuple[Message, PerBlock | None]:
     """The mean of all messages before noise, and silos' deviations; if all batches count alike, in one sum over them.
 
@@ -217,13 +253,13 @@ def _exact_mean(
     work = kind.silo.start(broadcast, ())
     if not (weigh_alike and is_poolable(kind.silo.release, work)):
 
-        def plain(desk: SiloView, memory: Memory, last: Array) -> tuple[Message, PerBlock | None]:
+        def plain(desk: SiloView, memory: Memory) -> tuple[Message, PerBlock | None]:
             return exact_answer(kind, broadcast, memory, desk, keys, turn.round_index, turn.position)
 
         means, deviations = at_desks(plain)
         return weighted_mean(means, present.weights), deviations
 
-    def batch(desk: SiloView, memory: Memory, last: Array) -> Sampled:
+    def batch(desk: SiloView, memory: Memory) -> Sampled:
         return sampled(kind.silo, work, desk, key=_batch_key(keys, desk, turn.round_index), position=turn.position)
 
     batches = at_desks(batch)
@@ -241,13 +277,13 @@ def noised_at_once(kind: Round, noise: Noise, in_order: bool) -> bool:
 
     A trusted server draws it so; for pairwise sums, and as a short cut, it stands for the sum of all silos' noises.
 
-    For a running sum the short cut needs everyone in every round: all silos' last noises are then of one round.
+    For noise that remembers the short cut needs everyone in every round: all silos then remember the same rounds.
     """
     release = kind.silo.release
     if release.channel in SHUFFLED_CHANNELS:
         return False
     summed = noise == "summed" and kind.silo.says_what_it_released
-    return release.channel in ("pairwise", "trusted") or (summed and (in_order or release.mechanism != "cumulative"))
+    return release.channel in ("pairwise", "trusted") or (summed and (in_order or release.mechanism == "gaussian"))
 
 
 def batch_sizes(kind: Round, counts: Array) -> Array:
@@ -296,44 +332,41 @@ def joint_deviation(
     return jax.tree.map(lambda s: jnp.sqrt(jnp.sum((weights * s) ** 2)), deviations)
 
 
-def noised(kind: Round, mean: Message, joint: PerBlock | None, keys: Keys, round_index: Any, last: Any) -> Message:
-    """A mean with noise of this deviation, drawn at once."""
+def noised(
+    kind: Round, mean: Message, joint: PerBlock | None, keys: Keys, round_index: Any, buffers: Any
+) -> tuple[Message, Any]:
+    """A mean with noise of this deviation, drawn at once, and what is remembered of it."""
     if joint is None:
-        return mean
+        return mean, buffers
     key = jax.random.fold_in(keys.summed, round_index)
-    if kind.silo.release.mechanism != "cumulative":
-        return add_gaussian(key, mean, joint)
-    before = Previous(jax.random.fold_in(keys.summed, jnp.maximum(last, 0)), jnp.asarray(last) >= 0)
-    return add_cumulative(key, before, mean, joint)
+    return add_remembering(key, strategy_of(kind.silo.release), buffers, mean, joint)
 
 
 def _at_each_desk(
-    act: Callable[[SiloView, Memory, Array], Any],
+    act: Callable[[SiloView, Any], Any],
     silos: Silos | StoredSilos,
     orders: Array | None,
     present: Roster,
-    memory: Memory,
+    kept: Any,
 ) -> Any:
-    """Map ``act`` over the silos present. Where everyone is, no record in memory is copied."""
+    """Map ``act`` over the silos present and what each keeps. Where everyone is, no record in memory is copied."""
     if present.silo_indices is None and isinstance(silos, Silos):
-        return jax.vmap(lambda r, n, o, i, m, b: act(view_of(r, n, o, i), m, b))(
-            silos.records, silos.counts, orders, jnp.arange(silos.number), memory, present.before
+        return jax.vmap(lambda r, n, o, i, k: act(view_of(r, n, o, i), k))(
+            silos.records, silos.counts, orders, jnp.arange(silos.number), kept
         )
     padded = jax.tree.leaves(silos.records)[0].shape[1]
     silo_indices = jnp.arange(silos.number) if present.silo_indices is None else present.silo_indices
 
-    def one(silo_index: Array, last: Array) -> Any:
+    def one(silo_index: Array) -> Any:
         order = None if orders is None else orders[silo_index]
-        own = jax.tree.map(lambda leaf: leaf[silo_index], memory)
-        return act(
-            SiloView(partial(silos.fetch, silo_index), padded, silos.counts[silo_index], order, silo_index), own, last
-        )
+        own = jax.tree.map(lambda leaf: leaf[silo_index], kept)
+        return act(SiloView(partial(silos.fetch, silo_index), padded, silos.counts[silo_index], order, silo_index), own)
 
-    return jax.vmap(one)(silo_indices, present.before)
+    return jax.vmap(one)(silo_indices)
 
 
-def _remembered(before: Memory, after: Memory, present: Roster) -> Memory:
-    """The memories of all silos after a round; absent silos keep theirs."""
+def _remembered(before: Any, after: Any, present: Roster) -> Any:
+    """What all silos keep after a round; absent silos keep what they had."""
     if present.silo_indices is None:
         return after
 

@@ -23,7 +23,7 @@ from tacit.privacy.anonymity import colluding_silos
 from tacit.privacy.fair_designs import fair_designs
 from tacit.privacy.pairwise import Peers, if_more_collude
 from tacit.privacy.parties import parties, without_shuffler
-from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, doubts, scarce
+from tacit.privacy.plan import AnonymitySet, Budget, SiloPlan, doubts, idle, scarce
 from tacit.studies.bound import bound_json, bound_of, left_for_training
 from tacit.studies.centralisation import crossings
 from tacit.studies.noise import said_over_clip
@@ -53,7 +53,7 @@ class Plan:
         epsilons = [None if silo.price is None else silo.price.epsilon for silo in self.silos]
         records = [silo.records for silo in self.silos]
         few = scarce([silo.name for silo in self.silos], records)
-        return doubts(epsilons, self.study.privacy.delta, records) + few
+        return doubts(epsilons, self.study.privacy.delta, records) + few + idle(self.silos[0].events)
 
     @property
     def parameters(self) -> dict[str, Any]:

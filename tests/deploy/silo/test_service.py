@@ -123,6 +123,18 @@ def test_no_noise_is_kept_beside_what_it_hides(make):
         assert bool(state.noise) == kept
 
 
+def test_noise_is_drawn_for_rounds_that_were_not_answered(make):
+    """A server that leaves rounds out must not bring the passes of a record closer together than they are priced."""
+    terms = {"sampling": "one-pass", "batch_size": 10, "num_rounds": 8, "passes": 2}
+    silo, plan = make(), plan_of({"name": "dp-ftrl", **terms}, everyone=False)
+    silo.propose(plan)
+    for number, drawn in ((0, 1), (4, 5), (7, 8)):
+        silo.answer(plan, number)
+        state = remembered(silo.service._opened().state(plan.study))
+        assert state.drawn == {"gradient": drawn}
+        assert all(buffers.shape[0] == 5 for buffers in state.noise["gradient"].values())
+
+
 def test_poisson_batches_are_priced_alike_at_every_place(make):
     """The physical limit of a batch follows from the silo's own records, wherever it sits."""
     consents = [make().propose(POISSON.model_copy(update={"silo_index": i})) for i in range(2)]

@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -17,7 +18,8 @@ from jaxtyping import Int64
 from tacit.deploy.silo.consent import Offer
 from tacit.deploy.wire import Plan, RefusalError
 from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
-from tacit.silo.door import Door, Engine, Sampler, no_noise
+from tacit.silo.door import Door, Engine, Past, Sampler, no_noise
+from tacit.silo.noise import Buffers
 from tacit.silo.sampler import discrete_gaussian
 
 if TYPE_CHECKING:
@@ -41,19 +43,22 @@ Integers = Int64[np.ndarray, " coordinates"]
 class Remembered(NamedTuple):
     """What a silo keeps of a study between rounds, and forgets at its end.
 
-    That is the seed of its pass, released memory, noise of running sums, and its secret key for pairwise sums.
+    That is the seed of its pass, released memory, what later rounds need of the noise of each kind of round and the
+    rounds that it was drawn for, and its secret key for pairwise sums.
     """
 
     order_seed: np.ndarray
     memory: list[np.ndarray]
-    noise: dict[str, dict[str, Integers]]
+    noise: dict[str, dict[str, Buffers]]
     study_key: bytes = b""
+    drawn: Mapping[str, int] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
         """As an npz archive."""
         arrays = {"order": self.order_seed}
         arrays |= {"study_key": np.frombuffer(self.study_key, np.uint8)} if self.study_key else {}
         arrays |= {f"memory/{i}": leaf for i, leaf in enumerate(self.memory)}
+        arrays |= {f"drawn/{kind}": np.asarray(rounds) for kind, rounds in self.drawn.items()}
         arrays |= {f"noise/{kind}/{block}": n for kind, blocks in self.noise.items() for block, n in blocks.items()}
         out = io.BytesIO()
         np.savez(out, allow_pickle=False, **arrays)
@@ -65,13 +70,14 @@ def remembered(raw: bytes) -> Remembered:
     with np.load(io.BytesIO(raw), allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
     memory = [arrays[f"memory/{i}"] for i in range(sum(name.startswith("memory/") for name in arrays))]
-    noise: dict[str, dict[str, Integers]] = {}
+    noise: dict[str, dict[str, Buffers]] = {}
     for name, values in arrays.items():
         if name.startswith("noise/"):
             _, kind, block = name.split("/", 2)
             noise.setdefault(kind, {})[block] = values
     key = arrays["study_key"].tobytes() if "study_key" in arrays else b""
-    return Remembered(arrays["order"], memory, noise, key)
+    drawn = {name.removeprefix("drawn/"): int(n) for name, n in arrays.items() if name.startswith("drawn/")}
+    return Remembered(arrays["order"], memory, noise, key, drawn)
 
 
 class Worker:
@@ -125,10 +131,10 @@ class Worker:
             self._memory(kept),
             batches=self._batches(round_index, kept),
             sampler=self._samplers.gaussian,
-            previous=kept.noise.get(kind),
+            past=self._past(round_index, kept),
         )
-        noise = {**kept.noise, kind: answer.noise}
-        return _leaves(answer.message), kept._replace(memory=_leaves(answer.memory), noise=noise)
+        kept = self._with_noise(round_index, kept, answer.noise)
+        return _leaves(answer.message), kept._replace(memory=_leaves(answer.memory))
 
     def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
         """The silo's share of a round's sum, which leaves only as sealed parts; what is kept does not change."""
@@ -147,14 +153,11 @@ class Worker:
         door, among = self._doors[kind], offer.plan.pairwise
         assert among is not None
         release = door.silo.release
-        running = release.mechanism == "cumulative"
-        before = kept.noise.get(kind) if running else None
         own = (release.nonnegative, masks.silos, among.colluding, offer.weights[kind], masks.values)
-        mechanism = PairwiseShare(door.engine, door.multiplier, self._samplers.gaussian, before, *own)
+        past, sampler = self._past(round_index, kept), self._samplers.gaussian
+        mechanism = PairwiseShare(door.engine, door.multiplier, sampler, door.strategy, past, *own)
         said = self._release(round_index, broadcast, kept, mechanism)
-        # Noise of other releases is not kept: beside a stored message it would give the sum away.
-        noise = {**kept.noise, kind: said.noise} if running else kept.noise
-        return said.values, kept._replace(noise=noise)
+        return said.values, self._with_noise(round_index, kept, said.noise)
 
     def reports(self, round_index: int, broadcast: Any, kept: Remembered) -> dict[str, list[bytes]]:
         """The reports of each stream of a round, which leave only sealed."""
@@ -169,6 +172,24 @@ class Worker:
         work = door.silo.start(broadcast, self._memory(kept))
         (batch,) = self._batches(round_index, kept)
         return door.release(work, batch, mechanism)
+
+    def _past(self, round_index: int, kept: Remembered) -> Past:
+        """What is remembered of the noise of earlier rounds of a kind, and how many of them were left out since."""
+        kind = self.offer.algorithm.schedule[round_index]
+        return Past(kept.noise.get(kind, {}), self._earlier(round_index) - kept.drawn.get(kind, 0))
+
+    def _with_noise(self, round_index: int, kept: Remembered, noise: dict[str, Buffers]) -> Remembered:
+        """What is kept after a round. Of fresh noise that is nothing: beside a stored message it would give it away."""
+        kind = self.offer.algorithm.schedule[round_index]
+        if not self._doors[kind].strategy.weights:
+            return kept
+        drawn = {**kept.drawn, kind: self._earlier(round_index) + 1}
+        return kept._replace(noise={**kept.noise, kind: noise}, drawn=drawn)
+
+    def _earlier(self, round_index: int) -> int:
+        """How many rounds of its kind come before a round, if noise remembers them; fresh noise has nothing to miss."""
+        kind = self.offer.algorithm.schedule[round_index]
+        return self.offer.algorithm.schedule[:round_index].count(kind) if self._doors[kind].strategy.weights else 0
 
     def _batches(self, round_index: int, kept: Remembered) -> list[SecretBatch]:
         """A fresh secret batch for each local step of a round."""

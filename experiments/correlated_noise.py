@@ -1,0 +1,157 @@
+"""Noise that remembers: what is left of it in sums over rounds, and what that does to error on MNIST at equal epsilon.
+
+``python -m experiments.correlated_noise`` writes ``results/correlated-noise``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+from experiments.common import best_by, epsilon_axis, grid_of, interval, noise_for, records_of, together, train
+from experiments.folder import Data, Experiment, Parts, save, table
+from tacit import data
+from tacit.data import Federation
+from tacit.objectives import Objective, Problem, linear, softmax
+from tacit.plans.catalogue import find
+from tacit.privacy.strategy import correlated
+from tacit.silo import enrol
+from tacit.silo.noise import no_buffers, remembered
+from tacit.silo.sampler import discrete_gaussian
+from tacit.simulate.compiled import Seed
+
+PROBLEM = Problem(Objective(linear(784, 10), softmax()))
+SILOS, BATCHES, CLIP, DELTA = 10, 100, 1.0, 1e-5
+EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
+STEPS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Step size x rounds: chosen for each method and epsilon by the error on validation images, one seed."""
+SEEDS = 3
+METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "fresh, one pass": ("mb-sgd", BATCHES, {"sampling": "one-pass", "output": "last"}),
+    "remembers, one pass": ("dp-ftrl", BATCHES, {"sampling": "one-pass"}),
+    "fresh, four passes": ("mb-sgd", 4 * BATCHES, {"sampling": "one-pass", "output": "last", "passes": 4}),
+    "remembers, four passes": ("dp-ftrl", 4 * BATCHES, {"sampling": "one-pass", "passes": 4}),
+    "fresh, Poisson": ("mb-sgd", 4 * BATCHES, {"sampling": "poisson", "output": "last"}),
+    "fresh, full batches": ("mb-sgd", 20, {"sampling": "full", "output": "last"}),
+}
+SHAPES = ((100, 100), (1000, 1000), (400, 100), (100, 10))
+"""Rounds, and after how many of them a record comes again."""
+
+
+def compute(given: Any) -> Data:
+    """The noise of sums as a door draws it, and the error of every method at every epsilon."""
+    settings = {"epsilons": EPSILONS, "steps": STEPS, "seeds": SEEDS, "tiny": given.tiny}
+    parts = Parts(given.out / "parts.json", settings)
+    noise = parts.get("noise", lambda: [_noise(*shape) for shape in SHAPES])
+    federation = _federation(given.tiny)
+    chosen, errors = {}, {}
+    for name in METHODS:
+        for epsilon in EPSILONS[1:2] if given.tiny else EPSILONS:
+            label = f"{name}, epsilon {epsilon:g}"
+            found = parts.get(label, partial(_trained, federation, name, epsilon))
+            chosen[label], errors[label] = found["step"], found["error"]
+    return {**settings, "delta": DELTA, "silos": SILOS, "noise": noise, "chosen": chosen, "errors": errors}
+
+
+def _noise(rounds: int, apart: int) -> dict[str, float]:
+    """The noise of the sum over all rounds, over that of one full batch at the same price: promised and measured."""
+    strategy, sigma, coordinates = correlated(rounds, apart), 2.0**30, 2000
+    buffers, total = no_buffers(strategy, coordinates), np.zeros(coordinates)
+    for _ in range(rounds):
+        noise, buffers = remembered(strategy, buffers, discrete_gaussian(coordinates, sigma))
+        total += noise
+    price = math.sqrt(strategy.square(range(0, rounds, apart)))
+    fresh = math.sqrt(len(range(0, rounds, apart)) * rounds)
+    found = {"promised": price * float(strategy.sums[-1]), "measured": price * float(total.std()) / sigma}
+    return {"rounds": rounds, "apart": apart, "fresh": fresh, **found}
+
+
+def _federation(tiny: bool) -> Federation:
+    made = data.load(
+        "mnist", partition="iid", silos=SILOS, validation=1 / 6, holdout="official", features="unit-pixels", seed=0
+    )
+    if not tiny:
+        return made
+    silos = tuple(replace(s, train={k: v[:400] for k, v in s.train.items()}) for s in made.silos)
+    return replace(made, silos=silos)
+
+
+def _trained(federation: Federation, name: str, epsilon: float) -> dict[str, Any]:
+    """The step that errs least on validation images, and the test error of each seed with it."""
+    algorithm, rounds, own = METHODS[name]
+    records = records_of(federation)
+    batch = min(records) // BATCHES
+    terms = {"clip_norm": CLIP, "batch_size": None if own["sampling"] == "full" else batch, "num_rounds": rounds, **own}
+    if own["sampling"] == "poisson":
+        terms["capacity"] = 2 * batch
+
+    def priced(noise_multiplier: Any) -> Any:
+        return find(algorithm).build(PROBLEM, step_size=1.0, noise_multiplier=noise_multiplier, **terms)
+
+    noise = noise_for(priced, records, epsilon, DELTA)
+
+    def build(step: Any) -> Any:
+        return find(algorithm).build(PROBLEM, step_size=step / rounds, noise_multiplier=noise, **terms)
+
+    points = grid_of(step=STEPS)
+    scores = train(build, points, [_seed(federation, "validation", 0)], PROBLEM.objective, rounds=rounds)
+    best = points[best_by([0] * len(points), scores["validation_error"])[0]]
+    seeds = [_seed(federation, "test", 1 + s) for s in range(SEEDS)]
+    found = train(build, [best], seeds, PROBLEM.objective, rounds=rounds)["test_error"][:, 0]
+    return {"step": best["step"], "error": [float(error) for error in found]}
+
+
+def _seed(federation: Federation, part: str, number: int) -> Seed:
+    silos = enrol([silo.train for silo in federation.silos], [silo.name for silo in federation.silos])
+    return Seed(jax.random.key(number), PROBLEM.objective.init(jax.random.key(0)), silos, together(federation, [part]))
+
+
+def draw(folder: Path, data: Data) -> None:
+    """Test error against epsilon."""
+    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    epsilons = [e for e in data["epsilons"] if f"{next(iter(METHODS))}, epsilon {e:g}" in data["errors"]]
+    for name in METHODS:
+        rows = [interval(data["errors"][f"{name}, epsilon {e:g}"]) for e in epsilons]
+        axis.errorbar(epsilons, [r["mean"] for r in rows], [r["half90"] for r in rows], label=name, capsize=2)
+    epsilon_axis(axis, epsilons)
+    axis.set(ylabel="test error")
+    axis.legend(fontsize=8)
+    save(figure, folder / "figure.png")
+
+
+def words(data: Data) -> Data:
+    """Tables, and what they say."""
+    epsilons = [e for e in data["epsilons"] if f"{next(iter(METHODS))}, epsilon {e:g}" in data["errors"]]
+    means = {n: [interval(data["errors"][f"{n}, epsilon {e:g}"]) for e in epsilons] for n in METHODS}
+    rows = [[n, *[f"{100 * r['mean']:.1f} ± {100 * r['half90']:.1f}" for r in own]] for n, own in means.items()]
+    best = [min((own[i]["mean"], name) for name, own in means.items())[1] for i in range(len(epsilons))]
+    pairs = [("fresh, one pass", "remembers, one pass"), ("fresh, four passes", "remembers, four passes")]
+    wins = [sum(means[b][i]["mean"] < means[a][i]["mean"] for i in range(len(epsilons))) for a, b in pairs]
+    edges = [label for label, step in data["chosen"].items() if step in (STEPS[0], STEPS[-1])]
+    noise = [[r["rounds"], -(-r["rounds"] // r["apart"]), f"{r['fresh']:.1f}", *_shown(r)] for r in data["noise"]]
+    return {
+        "sums": table(["rounds", "passes", "fresh", "promised", "measured"], noise),
+        "accuracies": table(["test error, %", *[f"epsilon {e:g}" for e in epsilons]], rows),
+        "best": ", ".join(f"{name} at {e:g}" for e, name in zip(epsilons, best, strict=True)),
+        "wins": wins,
+        "of": len(epsilons),
+        "edges": "; ".join(edges) or "none",
+        "clip": CLIP,
+    }
+
+
+def _shown(row: Data) -> list[str]:
+    return [f"{row[name]:.2f}" for name in ("promised", "measured")]
+
+
+EXPERIMENT = Experiment("correlated-noise", compute, draw, words, tiny=True)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()
