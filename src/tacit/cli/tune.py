@@ -97,9 +97,9 @@ def _values(text: str) -> tuple[str, list[Any]]:
         found = tomllib.loads(f"value = {values}")["value"]
     except tomllib.TOMLDecodeError:
         found = None
-    if not equals or not isinstance(found, list) or not found or not all(type(v) in (int, float) for v in found):
+    if not equals or not isinstance(found, list) or not found or not all(type(v) in (int, float, str) for v in found):
         raise TacitError(f'Expected --grid such as "algorithm.step_size=[0.5,1,2]", got {text!r}.')
-    return key.strip(), [float(value) for value in found]
+    return key.strip(), [value if isinstance(value, str) else float(value) for value in found]
 
 
 def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
@@ -165,7 +165,7 @@ def _print_tuned(written: dict[str, Any]) -> None:
     heading = f"private validation error, ± {written['score_deviation']:.3f} of noise"
     table = Table(*written["chosen"], heading, title="candidates that may be told; less is better")
     for row in written["candidates"]:
-        values = (f"{value:g}" for value in row["point"].values())
+        values = map(_shown, row["point"].values())
         table.add_row(*values, f"{row['private_validation_error']:.4f}")
     print_table(table, console)
     # Noise decides where candidates differ by no more than the best of as many equal ones would.
@@ -176,7 +176,11 @@ def _print_tuned(written: dict[str, Any]) -> None:
             f"[bold red]Noise may have chosen:[/] the errors differ by {spread:.3f}, and equal candidates would differ "
             f"by up to {usual:.3f}. Fewer candidates, more validation records or a larger epsilon tell them apart."
         )
-    chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
+    chosen = ", ".join(f"{key} = {_shown(value)}" for key, value in written["chosen"].items())
     tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
     console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
     console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

@@ -192,6 +192,7 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "capacity": limit if section.capacity is None else section.capacity,
         "channel": section.channel if study.privacy.private else "open",
         "protects": _protection(study, entry),
+        "server": section.server,
         **section.own,
     }
     if section.name in ONE_ROUND:
@@ -256,6 +257,7 @@ def shapes_of(algorithm: Algorithm, problem: Problem, record: Any) -> Shapes:
         dimensions[kind] = coordinates(statistic)
         work = jax.eval_shape(part.silo.absorb, work, statistic)
         messages[kind] = jax.eval_shape(part.silo.report, work, memory)[0]
+        jax.eval_shape(part.server.tell, state, messages[kind])  # finds a server that cannot step as it is told to
     return Shapes(dimensions, broadcasts, messages, params)
 
 

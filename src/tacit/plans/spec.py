@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tacit.algorithm import Channel, Sampling
+from tacit.algorithm import Channel, Sampling, ServerRule
 from tacit.errors import TacitError, known_keys, unknown
 from tacit.privacy.plan import MOST_DELTA
 
@@ -149,7 +149,7 @@ ONE_ROUND = ("statistics", "ridge")
 
 
 class AlgorithmSection(BaseModel):
-    """How it is learnt; keys beyond these are the algorithm's own."""
+    """How it is learnt; keys beyond these are the algorithm's own. ``server`` is the rule of the server's steps."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -161,6 +161,7 @@ class AlgorithmSection(BaseModel):
     step_size: Positive | tuple[Positive, ...]
     clip_norm: Positive | None = None
     capacity: Count | None = None
+    server: ServerRule = "sgd"
 
     @model_validator(mode="before")
     @classmethod

@@ -22,6 +22,7 @@ from tacit.data import Federation
 from tacit.data.schema import Schema
 from tacit.models.scores import classes_of, scores_of
 from tacit.objectives import Objective, untapped
+from tacit.objectives.server import RULES
 from tacit.plans.assemble import Builder, Facts, builder_of, problem_of, record_shape
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError, study_from
@@ -419,14 +420,15 @@ def points_of(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def changes_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """What a point changes of the algorithm."""
-    return {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
+    """What a point changes of the algorithm; a server by its place among the rules, as a number."""
+    changes = {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
+    return changes | ({"server": RULES.index(changes["server"])} if "server" in changes else {})
 
 
 def grid_keys(study: Study) -> list[str]:
-    """The algorithm's numbers that a grid may vary in one program."""
+    """The algorithm's numbers that a grid may vary in one program, and its server."""
     own = [name for name, value in study.algorithm.own.items() if isinstance(value, float)]
-    return sorted(f"algorithm.{name}" for name in {"step_size", "clip_norm", *own})
+    return sorted(f"algorithm.{name}" for name in {"step_size", "clip_norm", "server", *own})
 
 
 def _check_grid(study: Study) -> None:
@@ -448,7 +450,11 @@ def check_values(study: Study, grid: Mapping[str, Sequence[Any]], label: str) ->
 
 def _check_value(study: Study, key: str, value: Any, where: str) -> None:
     rows = value if isinstance(value, list | tuple) else (value,)
-    if not rows or not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in rows):
+    plain = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in rows)
+    if key == "algorithm.server":
+        if value not in RULES:
+            raise StudyError(f"{where}, among {', '.join(RULES)}, got {value!r}.")
+    elif not rows or not plain:
         raise StudyError(f"{where}, numbers such as [1, 4], got {value!r}.")
     tree = study.model_dump(exclude_none=True)
     section, name = key.split(".", 1)
