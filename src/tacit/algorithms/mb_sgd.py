@@ -6,7 +6,7 @@ Razaviyayn (arXiv:2203.06735), Algorithm 6, and Algorithm 7 through the shuffled
 
     message of silo i     g_i = (1/K) sum over its batch of clip_C(grad f(w_r; record)) + N(0, sigma^2 I)
     server                w_{r+1} = prox_{eta_r h}(w_r - eta_r mean_i g_i)
-    output                weighted mean of w_0 ... w_{R-1}, or w_R
+    output                weighted mean of w_0 ... w_{R-1} (of all, or of the second half), or w_R
 
     paper     here
     -----     ----
@@ -43,7 +43,8 @@ class MbSgdState(NamedTuple):
 def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, output: Any = "average") -> Algorithm:
     """Noisy minibatch SGD.
 
-    ``output`` is ``"average"``, ``"last"``, or one weight for each of the iterates w_0 ... w_{R-1}.
+    ``output`` is ``"average"``, ``"tail"`` (the mean of the second half), ``"last"``, or one weight for each of the
+    iterates w_0 ... w_{R-1}.
     """
     steps = jnp.broadcast_to(jnp.asarray(step_size, jnp.float32), (num_rounds,))
     weights = _iterate_weights(output, num_rounds)
@@ -86,9 +87,9 @@ def prox_sgd(problem: Problem, terms: Terms, *, step_size: Number | None = None,
 
 def _iterate_weights(output: Any, num_rounds: int) -> jax.Array:
     if isinstance(output, str):
-        if output not in ("average", "last"):
-            raise ValueError(f'Expected output="average", "last" or {num_rounds} weights, got {output!r}.')
-        return jnp.ones(num_rounds)
+        if output not in ("average", "tail", "last"):
+            raise ValueError(f'Expected output="average", "tail", "last" or {num_rounds} weights, got {output!r}.')
+        return (jnp.arange(num_rounds) >= (num_rounds // 2 if output == "tail" else 0)).astype(jnp.float32)
     weights = np.asarray(output, np.float32)
     if weights.shape != (num_rounds,) or weights.min() < 0 or not 0 < weights.sum() < np.inf:
         raise ValueError(f"Expected {num_rounds} non-negative weights with a positive sum, got shape {weights.shape}.")

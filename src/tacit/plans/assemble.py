@@ -261,6 +261,11 @@ def shapes_of(algorithm: Algorithm, problem: Problem, record: Any) -> Shapes:
     return Shapes(dimensions, broadcasts, messages, params)
 
 
+def parameter_count(problem: Problem) -> int:
+    """How many parameters the model has."""
+    return coordinates(jax.eval_shape(problem.objective.init, jax.eval_shape(lambda: jax.random.key(0))))
+
+
 def coordinates(tree: Any) -> int:
     """How many numbers a tree of shapes has."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

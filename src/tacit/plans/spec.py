@@ -287,6 +287,14 @@ class PairwiseSection(_Section):
     spare_attempts: Annotated[int, Field(ge=0)] = 0
 
 
+class RehearsalSection(_Section):
+    """How settings were chosen on made-up records: the seed of the draw, and how much was tried. It costs nothing."""
+
+    seed: Annotated[int, Field(ge=0)]
+    teachers: Count
+    points: Count
+
+
 class PluginsSection(_Section):
     """Python modules that register algorithms, losses or models of one's own; they are imported where a study is read.
 
@@ -312,6 +320,7 @@ class Study(_Section):
     baseline: dict[str, Any] = {}
     run: RunSection = RunSection()
     plugins: PluginsSection = PluginsSection()
+    rehearsal: RehearsalSection | None = None
 
     @model_validator(mode="before")
     @classmethod

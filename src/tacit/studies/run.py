@@ -128,18 +128,20 @@ def prepare(study: Study) -> Prepared:
 
 def prepare_counted(study: Study, schema: Schema, records: Sequence[int]) -> Prepared:
     """Assemble and price a study for silos that train on so many records of a schema; no record is read."""
-    target = schema.target
     if study.preprocessing is not None:
         raise StudyError("preprocessing: private statistics are priced with the records at hand; leave them out.")
     if find(study.algorithm.name).reads_attribute:
         raise StudyError(f"data.name: a schema has no sensitive attribute, which {study.algorithm.name} needs.")
-    classes = None if target.classes is None else len(target.classes)
-    facts = _Counted(target.task, classes, (schema.width,), schema.bound)
-    names = [f"silo {number + 1}" for number in range(len(records))]
-    return _priced(study, facts, names, list(records), record_shape(facts.feature_shape, facts.task))
+    return prepare_facts(study, facts_of(schema), records)
 
 
-class _Counted(NamedTuple):
+def prepare_facts(study: Study, facts: Facts, records: Sequence[int], names: Sequence[str] = ()) -> Prepared:
+    """The same for silos of which no more is known than these facts."""
+    called = list(names) or [f"silo {number + 1}" for number in range(len(records))]
+    return _priced(study, facts, called, list(records), record_shape(facts.feature_shape, facts.task))
+
+
+class Declared(NamedTuple):
     """What a schema says of records, as a federation would."""
 
     task: str
@@ -147,6 +149,12 @@ class _Counted(NamedTuple):
     feature_shape: tuple[int, ...]
     feature_norm: float | None
     name: str = "the schema"
+
+
+def facts_of(schema: Schema) -> Declared:
+    """What a schema says of records."""
+    classes = schema.target.classes
+    return Declared(schema.target.task, None if classes is None else len(classes), (schema.width,), schema.bound)
 
 
 def _priced(
