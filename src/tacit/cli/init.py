@@ -58,6 +58,10 @@ def init_command(
         bool,
         typer.Option("--read-records", help="Take what is not declared from the records: NOT private, and marked so."),
     ] = False,
+    norm: Annotated[
+        float,
+        typer.Option(min=0.001, help="Rows are shrunk to this norm, each by itself; a larger one keeps more of size."),
+    ] = 1.0,
     epsilon: Annotated[float, typer.Option(help="Budget of each silo.")] = 1.0,
     delta: Annotated[float, typer.Option(help="Probability with which the guarantee may fail.")] = 1e-6,
     rehearsed: Annotated[
@@ -95,7 +99,7 @@ def init_command(
     if folder is None:
         raise TacitError("Expected a FOLDER with one CSV file per silo; for a first try: tacit init --example clinics")
     if schema_only:
-        given |= {"--epsilon": epsilon != 1.0, "--delta": delta != 1e-6, "--rehearse": rehearsed}
+        given |= {"--epsilon": epsilon != 1.0, "--delta": delta != 1e-6, "--rehearse": rehearsed, "--norm": norm != 1.0}
         _write_schema(folder, out, given, force, as_json)
         return
     _check_numbers(private, epsilon, delta)
@@ -114,9 +118,10 @@ def init_command(
     if asking and not read_records:
         declared = _ask(found, target, declared, private)
     # Whoever was asked and left a question open chose to have it read from the records.
-    drafted = discover.draft(found, target, declared, read_records=read_records or asking, private=private is not None)
+    how: dict[str, Any] = {"read_records": read_records or asking, "private": private is not None, "norm": norm}
+    drafted = discover.draft(found, target, declared, **how)
     records = _training_records(found)
-    study = _study(folder, study_path, schema_path, drafted, records, epsilon, delta, private)
+    study = _study(folder, study_path, schema_path, drafted, records, epsilon, delta, private, norm)
     told = _rehearsed(study, drafted, records, seed) if rehearsed else None
     study_path.parent.mkdir(parents=True, exist_ok=True)
     schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
@@ -271,6 +276,7 @@ def _study(
     epsilon: float,
     delta: float,
     private: str | None,
+    norm: float,
 ) -> dict[str, Any]:
     """The study as a tree: a linear model by noisy minibatch SGD."""
     task = drafted.schema.target.task
@@ -286,7 +292,7 @@ def _study(
         numbers = list(drafted.schema.numbers)
         if not numbers:
             raise DataError("Expected at least one column of numbers for --private; leave it out.")
-        tree["preprocessing"] = {"standardise": private, "columns": numbers, "share": 0.2, "norm": 1.0}
+        tree["preprocessing"] = {"standardise": private, "columns": numbers, "share": 0.2, "norm": norm}
     tree["algorithm"] |= _settings(tree, drafted, records)
     return tree
 
