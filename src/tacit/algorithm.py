@@ -19,6 +19,7 @@ one object, its `Terms`; an algorithm makes every `Release` from them and says o
 In its file an algorithm is a factory, a function of a problem, the terms of release and its own parameters. `recipe`
 makes it a constructor of the last alone: ``mb_sgd(step_size=8.0, num_rounds=30)`` is a `Recipe`, which is called with a
 problem and terms. A special case is a `preset`, a function that says what it fixes of another algorithm's parameters.
+``.with_server("adam")`` has the server step by another rule than plain descent.
 
 This module imports no jax: ``tacit.privacy`` reads plans out of these types without jax.
 """
@@ -60,6 +61,7 @@ Channel = Literal["direct", "pairwise", "trusted", "shuffled-sum", "shuffled-rep
 Randomiser = Literal["auto", "duchi", "privunit2", "privunitg"]
 Protects = Literal["record", "sensitive-attribute"]
 Participants = Literal["all", "sampled", "in turn"]
+ServerRule = Literal["sgd", "momentum", "adam", "yogi", "adagrad"]
 
 SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
 CHANNELS: tuple[Channel, ...] = ("direct", "pairwise", "trusted", "shuffled-sum", "shuffled-reports", "open")
@@ -417,10 +419,20 @@ class Recipe:
     name: str
     parameters: Mapping[str, Any]
     factory: Callable[..., Algorithm] = field(repr=False, compare=False)
+    server: ServerRule | Number = "sgd"
+
+    def with_server(self, server: ServerRule | Number) -> Recipe:
+        """The same algorithm with another server optimiser, at the same price; see `tacit.objectives.server`."""
+        return replace(self, server=server)
 
     def __call__(self, problem: Any, terms: Terms) -> Algorithm:
         """The algorithm for this problem on these terms."""
-        return self.factory(problem, terms, **self.parameters)
+
+        def build(problem: Any) -> Algorithm:
+            return self.factory(problem, terms, **self.parameters)
+
+        plain = isinstance(self.server, str) and self.server == "sgd"
+        return build(problem) if plain else problem.served(self.server, build)
 
 
 def recipe(factory: Callable[Concatenate[Any, Terms, P], Algorithm]) -> Callable[P, Recipe]:

@@ -6,7 +6,6 @@ Everything that is not declared is read from the records, and no epsilon covers 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-import tacit
 from tacit.algorithm import Channel
 from tacit.data import Federation, SiloData, Step
 from tacit.data.encode import Bounded, Columns, Norm, columns_step, norm_step, scaled_target, target_step
@@ -62,17 +60,15 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         loss: Loss = {"binary": logistic, "multiclass": softmax, "regression": squared}[task]()
         width = federation.feature_shape[0]
         model = mlp((width, *self.hidden, outputs)) if self.hidden else linear(width, outputs)
-        step = {"binary": 8.0, "multiclass": 4.0, "regression": 1.0}[task]
-        # The gradient of the logistic loss is at most half of this at the initial point.
-        usual = 0.5 * math.sqrt(self.feature_norm**2 + 1) if task == "binary" else 0.5
         return fit(
             Problem(Objective(model, loss)),
             federation,
-            self.algorithm or tacit.mb_sgd(step_size=step, num_rounds=50),
+            self.algorithm,
             budget=None if self.epsilon is None else Budget(epsilon=self.epsilon, delta=self.delta),
-            clip_norm=usual if self.clip_norm is None else self.clip_norm,
+            clip_norm=self.clip_norm,
             batch_size=self.batch_size,
             channel=self.channel,
+            weights=[len(silo.train["y"]) for silo in federation.silos],
             seed=int(check_random_state(self.random_state).randint(_SEEDS)),
             measure_every=0,
         ).model
@@ -147,8 +143,8 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         feature_norm: rows are shrunk to this l2 norm, each by itself.
         classes: all classes, as is known to the public; ``None`` reads them from ``y``, which no epsilon covers.
         hidden: widths of a network's hidden layers; a linear model without.
-        algorithm: a recipe such as ``tacit.mb_sgd(...)``; by default 50 rounds of that.
-        clip_norm: the bound on each record's part; by default what `tacit init` proposes.
+        algorithm: a recipe such as ``tacit.mb_sgd(...)``; by default what `tacit init` proposes for as many records.
+        clip_norm: the bound on each record's part; needed with an algorithm of yours and a budget.
         batch_size: of Poisson batches; by default all records.
         channel: how messages reach the server; ``direct`` unless it is given.
         random_state: of noise and initial weights; the same number gives the same model.

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from tacit.algorithm import Algorithm, Channel, Number, Params, Protects, Recipe, Sampling, Terms
+from tacit.algorithms.mb_sgd import mb_sgd
 from tacit.checking import Given, Silos, check_problem, check_settings, silos_of
 from tacit.continuing import Earlier, continued, earlier_of, priced_beside
 from tacit.data import Federation
@@ -22,6 +23,7 @@ from tacit.models.trained import TrainedModel, privacy_of, silo_prices, trained,
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import known_algorithms
+from tacit.plans.defaults import defaults_of
 from tacit.privacy.plan import Budget, SiloPlan, doubts, idle, scarce
 from tacit.silo import Silos as Enrolled
 from tacit.silo import enrol
@@ -100,7 +102,7 @@ class Fit:
 def fit(
     problem: Problem,
     silos: Silos,
-    algorithm: Callable[[Problem, Terms], Algorithm],
+    algorithm: Callable[[Problem, Terms], Algorithm] | None = None,
     *,
     budget: Budget | None,
     clip_norm: Number | None = None,
@@ -125,8 +127,10 @@ def fit(
     predict. ``classes`` are all labels in order, where they are not 0, 1, ...; both are public knowledge.
 
     ``algorithm`` is a recipe such as ``tacit.mb_sgd(...)``, or any function of a problem and `Terms` that returns an
-    `Algorithm`. ``budget=None`` trains without privacy, clip and noise, and says so by plans without a price; a budget
-    that promises little warns. ``clip_norm`` bounds each record's part, and is needed with a budget. ``sampling`` is
+    `Algorithm`; by default noisy minibatch SGD with the settings of `tacit.plans.defaults`, which `tacit init` has too.
+    ``budget=None`` trains without privacy, clip and noise, and says so by plans without a price; a budget
+    that promises little warns. ``clip_norm`` bounds each record's part, and is needed with a budget and an algorithm of
+    yours. ``sampling`` is
     ``"full"``, or ``"poisson"`` where there is a ``batch_size``, unless it is given. ``capacity`` limits Poisson
     batches, four deviations above their mean unless it is given. The trace has about fifty entries, or one for every
     ``measure_every``-th round (0: none) and the last.
@@ -150,6 +154,10 @@ def fit(
     ['cleveland', 'hungarian', 'switzerland', 'va']
     """
     given = silos_of(silos, target=target, classes=classes, with_attribute=_reads_attribute(algorithm))
+    if algorithm is None:
+        norm = silos.feature_norm if isinstance(silos, Federation) else None
+        how = {"feature_norm": norm, "channel": channel, "weights": weights, "participants": participants}
+        algorithm, clip_norm = _defaults(problem, given, budget, clip_norm, how)
     numbers = {"clip_norm": clip_norm, "batch_size": batch_size, "capacity": capacity}
     counts = {"seed": seed, "measure_every": measure_every}
     check_settings(algorithm, budget, given, protects=protects, channel=channel, sampling=sampling, **numbers, **counts)
@@ -169,6 +177,17 @@ def fit(
     model = _model(job, params, silos, plans, len(job.build(noise).schedule), seed)
     read = Reads(target, None if classes is None else tuple(classes))
     return Fit(params, plans, trace, problem, continued(model, earlier), read)
+
+
+def _defaults(problem: Problem, given: Given, budget: Any, clip_norm: Any, how: dict[str, Any]) -> tuple[Recipe, Any]:
+    """The algorithm to start from, and its clip unless one is given."""
+    if not isinstance(how["participants"], int | None):
+        how = {**how, "participants": how["participants"][0]}
+    own = clip_norm if isinstance(clip_norm, int | float) and clip_norm > 0 else None
+    told = budget if isinstance(budget, Budget) else None
+    found = defaults_of(problem, given.records, told, clip_norm=own, **how)
+    sgd = mb_sgd(step_size=found.step_size, num_rounds=found.num_rounds, output=found.output)
+    return sgd.with_server(found.server), found.clip_norm if clip_norm is None else clip_norm
 
 
 class _Job(NamedTuple):

@@ -14,6 +14,7 @@ def an_algorithm_is_an_object(problem: tacit.Problem, terms: tacit.Terms) -> Non
     sgd = tacit.mb_sgd(step_size=8.0, num_rounds=30)
     assert_type(sgd, tacit.Recipe)
     assert_type(sgd(problem, terms), Algorithm)
+    assert_type(sgd.with_server("adam"), tacit.Recipe)
     assert_type(tacit.steffle(step_size=1.0, num_rounds=3, strength=0.5, groups=2), tacit.Recipe)
 
 

@@ -6,7 +6,6 @@ import sys
 import tomllib
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -413,18 +412,3 @@ def test_levels_of_which_none_occurs_are_refused(clinics):
     assert not (clinics / "study.toml").exists()
     shown = " ".join(tacit("init", clinics, *DECLARE, "--levels", "sex=f,x").stdout.split())
     assert "'m' occurs but is not among its levels" in shown
-
-
-def test_a_binary_target_starts_with_a_clip_that_cuts_nothing_at_the_initial_point(clinics):
-    tacit("init", clinics, *DECLARE)
-    study = load_study(clinics / "study.toml")
-    prepared = prepare(study)
-    half = 0.5 * prepared.builder.problem.lipschitz
-    assert study.algorithm.clip_norm == pytest.approx(half, rel=0.01)
-    # At zero every record's logistic slope is a half.
-    params = prepared.builder.problem.objective.init(jax.random.key(0))
-    loss = prepared.builder.problem.objective.loss
-    records = {name: column for name, column in prepared.federations[0].silos[0].train.items() if name in ("x", "y")}
-    gradients = jax.vmap(jax.grad(loss), (None, 0))(params, records)
-    squares = sum(np.sum(np.square(leaf.reshape(len(leaf), -1)), axis=1) for leaf in jax.tree.leaves(gradients))
-    assert np.sqrt(squares.max()) <= study.algorithm.clip_norm * (1 + 1e-3)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tacit.errors import TacitError
 from tacit.models import load_model
 from tacit.plans.spec import load_study
 from tacit.privacy import price
@@ -95,6 +96,20 @@ def test_a_grid_runs_every_point_and_shows_the_price_of_privacy():
     assert found.grid[0]["point"] == {"privacy.epsilon": 0.05, "algorithm.step_size": 4.0}
     losses = [row["metrics"]["train_loss"]["mean"] for row in found.grid]
     assert max(losses[2:]) < min(losses[:2])
+
+
+def test_a_server_optimiser_costs_nothing_and_may_be_a_grid(result):
+    grid = 'run.grid={"algorithm.server"=["sgd", "adam"]}'
+    rates = ["algorithm.step_size=0.1", "run.alone=false", "run.converged=false"]
+    found = run(load_study("heart-disease", ["run.seeds=1", "algorithm.server=adam", *rates, grid]))
+    assert found.prepared.plan.silos == result.prepared.plan.silos
+    plain, adam = (row["metrics"]["train_loss"]["mean"] for row in found.grid)
+    assert found.metrics["train_loss"][0] == pytest.approx(adam, abs=1e-6)
+    assert abs(plain - adam) > 1e-3
+    with pytest.raises(TacitError, match="Expected a server that takes a plain step for server='adam'"):
+        prepare(
+            load_study("heart-disease", ["algorithm.name=mu2-sgd", "algorithm.server=adam", "algorithm.output=none"])
+        )
 
 
 def test_stationarity_is_measured_where_asked_for(result):

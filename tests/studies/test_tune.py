@@ -154,6 +154,7 @@ def _numbers(told):
         (("privacy.epsilon=none",), GRID, {}, "one epsilon"),
         ((), {"algorithm.num_rounds": [1.0]}, {}, "expected values for keys among"),
         ((), {"algorithm.step_size": [1.0, 0.0]}, {}, "--grid algorithm.step_size: .*got 0.0; .*greater than 0"),
+        ((), {"algorithm.server": ["adam", "adm"]}, {}, "--grid algorithm.server: .*among sgd, momentum.*got 'adm'"),
         ((), GRID, {"mean_tries": 5.0}, "sees all 3 candidates"),
         ((), GRID, {"against": "public"}, "not trusted sees all 3 candidates"),
         ((TRUSTED,), GRID, {"mean_tries": 5.0}, "4 silos see every candidate.*--against public"),
@@ -177,3 +178,12 @@ def test_a_grid_that_changes_what_is_released_is_refused():
     )
     with pytest.raises(StudyError, match="changes what is released"):
         plan_tuning(spider, {"algorithm.difference_noise": [1.0, 0.1]})
+
+
+def test_servers_are_candidates_like_any_other():
+    plan = plan_tuning(study(), {"algorithm.server": ["sgd", "adam"], "algorithm.step_size": [0.1, 4.0]})
+    assert plan.silos == plan_tuning(study(), {"algorithm.step_size": [1.0, 2.0, 3.0, 4.0]}).silos, "the same price"
+    told = tuned_json(tune(plan))
+    assert {row["point"]["algorithm.server"] for row in told["candidates"]} == {"sgd", "adam"}
+    assert len({row["private_validation_error"] for row in told["candidates"]}) == 4
+    assert told["chosen"]["algorithm.server"] in ("sgd", "adam")

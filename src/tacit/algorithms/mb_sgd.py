@@ -8,7 +8,7 @@ et al. 2022 (arXiv:2202.08312) (``dp_ftrl``).
 
     message of silo i     g_i = (1/K) sum over its batch of clip_C(grad f(w_r; record)) + N(0, sigma^2 I)
     server                w_{r+1} = prox_{eta_r h}(w_r - eta_r mean_i g_i)
-    output                weighted mean or random one of w_0 ... w_{R-1}, or w_R
+    output                weighted mean of w_0 ... w_{R-1} (of all, or of the second half), a random one, or w_R
 
     paper     here
     -----     ----
@@ -61,8 +61,8 @@ def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int
            output_seed: Number = 0, mechanism: Mechanism = "gaussian", passes: int = 1) -> Algorithm:  # fmt: skip
     """Noisy minibatch SGD.
 
-    ``output`` is ``"average"``, ``"last"``, ``"random"`` (one of w_0 ... w_{R-1}, drawn in advance by ``output_seed``),
-    or one weight for each of these iterates. ``mechanism`` is ``"gaussian"``, noise that is fresh in every round, or
+    ``output`` is ``"average"``, ``"tail"`` (the mean of the second half), ``"last"``, ``"random"`` (one of
+    w_0 ... w_{R-1}, drawn in advance by ``output_seed``), or one weight for each of these iterates. ``mechanism`` is ``"gaussian"``, noise that is fresh in every round, or
     ``"correlated"``: then later rounds take off again part of what earlier ones added. ``passes`` is how often one-pass
     sampling may go through the records.
     """
@@ -125,10 +125,12 @@ def _check_mechanism(mechanism: str) -> None:
 
 def _iterate_weights(output: Any, seed: Number, num_rounds: int) -> jax.Array:
     if isinstance(output, str):
-        if output not in ("average", "last", "random"):
-            raise ValueError(f'Expected output="average", "last", "random" or {num_rounds} weights, got {output!r}.')
-        chosen = jnp.arange(num_rounds) == index_of("random", seed, 0, num_rounds - 1)
-        return chosen.astype(jnp.float32) if output == "random" else jnp.ones(num_rounds)
+        if output not in ("average", "tail", "last", "random"):
+            named = '"average", "tail", "last", "random"'
+            raise ValueError(f"Expected output={named} or {num_rounds} weights, got {output!r}.")
+        if output == "random":
+            return (jnp.arange(num_rounds) == index_of("random", seed, 0, num_rounds - 1)).astype(jnp.float32)
+        return (jnp.arange(num_rounds) >= (num_rounds // 2 if output == "tail" else 0)).astype(jnp.float32)
     weights = np.asarray(output, np.float32)
     if weights.shape != (num_rounds,) or weights.min() < 0 or not 0 < weights.sum() < np.inf:
         raise ValueError(f"Expected {num_rounds} non-negative weights with a positive sum, got shape {weights.shape}.")

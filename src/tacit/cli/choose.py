@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tacit.cli import Json, print_json, print_table
+from tacit.cli.rehearse import shown
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
@@ -35,11 +36,15 @@ Answers = dict[str, Any]
 
 @dataclass(frozen=True)
 class Own:
-    """A study of one's own: what is kept of it, whether records were read without a price, and its statistics."""
+    """A study of one's own: what is kept of it, whether records were read without a price, and its statistics.
+
+    ``practice`` are the settings that `tacit init` proposes, for a linear model and a channel whose noise is known.
+    """
 
     tree: dict[str, Any]
     unpriced: bool
     preprocessing: PreprocessingSection | None
+    practice: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Choice:
     written: str | None
     goal: Measure | None
     can_tune: bool
+    practice: dict[str, Any] | None = None
 
     @property
     def missed(self) -> str | None:
@@ -137,7 +143,8 @@ def choose_command(
     wanted = GOALS[goal] if goal else None
     best = winner(rows, wanted)
     written = None if out is None else _write(situation, best, None if own is None else own.tree, out)
-    choice = Choice(situation, rows, best, assumed, written, wanted, can_tune=own is None or own.preprocessing is None)
+    can_tune, practice = own is None or own.preprocessing is None, None if own is None else own.practice
+    choice = Choice(situation, rows, best, assumed, written, wanted, can_tune, practice)
     unpriced = own is not None and own.unpriced
     if as_json:
         print_json(_as_data(choice) | {"preprocessing_private": unpriced})
@@ -188,7 +195,17 @@ def _from_study(name: str, answers: Answers) -> Own:
     if path.is_file() and "options" in tree["data"] and "folder" in tree["data"]["options"]:
         tree["data"]["options"]["folder"] = str(Path(tree["data"]["options"]["folder"]).resolve())
     kept = {key: value for key, value in tree.items() if key not in ("algorithm", "baseline")}
-    return Own(kept, federation.touches_private_data, study.preprocessing)
+    return Own(kept, federation.touches_private_data, study.preprocessing, _practice(study, federation))
+
+
+def _practice(study: Any, federation: Any) -> dict[str, Any] | None:
+    """What `tacit init` would propose for the study's records, where it has a proposal."""
+    from tacit.studies.starting import settings_for
+
+    try:
+        return settings_for(study, federation, [len(silo.train["y"]) for silo in federation.silos])._asdict()
+    except TacitError:
+        return None
 
 
 def _complete(answers: Answers, *, asking: bool) -> list[str]:
@@ -319,6 +336,7 @@ def _as_data(choice: Choice) -> dict[str, Any]:
         "winner": None if choice.best is None else choice.best.algorithm,
         "goal_missed": choice.missed,
         "study": choice.written,
+        "practice": choice.practice,
     }
 
 
@@ -380,6 +398,9 @@ def _print_winner(choice: Choice, console: Console) -> None:
             "More records or silos, a larger epsilon, or fewer parameters would help; practice is often better than "
             "theory."
         )
+    if choice.practice is not None:
+        settings = ", ".join(f"{name} = {shown(value)}" for name, value in choice.practice.items())
+        console.print(f"In practice mb-sgd starts from {settings}, as tacit init has it.", highlight=False)
     if written is None:
         console.print("A study of it: add --out FILE.toml")
         return

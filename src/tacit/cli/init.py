@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from tacit.cli import JsonObject, choose, print_json, print_table, template
 from tacit.cli.example import next_steps, written_example
+from tacit.cli.rehearse import print_rehearsed
 from tacit.data import discover
 from tacit.data.discover import Declared, Draft, Folder, look
 from tacit.data.federation import DataError
@@ -57,8 +58,16 @@ def init_command(
         bool,
         typer.Option("--read-records", help="Take what is not declared from the records: NOT private, and marked so."),
     ] = False,
+    norm: Annotated[
+        float,
+        typer.Option(min=0.001, help="Rows are shrunk to this norm, each by itself; a larger one keeps more of size."),
+    ] = 1.0,
     epsilon: Annotated[float, typer.Option(help="Budget of each silo.")] = 1.0,
     delta: Annotated[float, typer.Option(help="Probability with which the guarantee may fail.")] = 1e-6,
+    rehearsed: Annotated[
+        bool, typer.Option("--rehearse", help="Choose step, clip and server on made-up records of the same sizes.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="With --rehearse: of the made-up records.")] = 0,
     schema_only: Annotated[
         bool,
         typer.Option("--schema-only", help="Write a schema from a data dictionary alone (TOML or CSV)."),
@@ -90,10 +99,12 @@ def init_command(
     if folder is None:
         raise TacitError("Expected a FOLDER with one CSV file per silo; for a first try: tacit init --example clinics")
     if schema_only:
-        given |= {"--epsilon": epsilon != 1.0, "--delta": delta != 1e-6}
+        given |= {"--epsilon": epsilon != 1.0, "--delta": delta != 1e-6, "--rehearse": rehearsed, "--norm": norm != 1.0}
         _write_schema(folder, out, given, force, as_json)
         return
     _check_numbers(private, epsilon, delta)
+    if rehearsed and private is not None:
+        raise TacitError("Expected --rehearse without --private: statistics that are not there yet cannot be made up.")
     study_path, schema_path = _places(folder, out)
     for path in (study_path, schema_path):
         if path.exists() and not force:
@@ -107,12 +118,17 @@ def init_command(
     if asking and not read_records:
         declared = _ask(found, target, declared, private)
     # Whoever was asked and left a question open chose to have it read from the records.
-    drafted = discover.draft(found, target, declared, read_records=read_records or asking, private=private is not None)
-    study = _study(folder, study_path, schema_path, drafted, epsilon, delta, private)
+    how: dict[str, Any] = {"read_records": read_records or asking, "private": private is not None, "norm": norm}
+    drafted = discover.draft(found, target, declared, **how)
+    records = _training_records(found)
+    study = _study(folder, study_path, schema_path, drafted, records, epsilon, delta, private, norm)
+    told = _rehearsed(study, drafted, records, seed) if rehearsed else None
     study_path.parent.mkdir(parents=True, exist_ok=True)
     schema_path.write_text(schema_text(drafted.schema), encoding="utf-8")
     study_path.write_text(tomli_w.dumps(study), encoding="utf-8")
     _say(found, drafted, study_path, schema_path, as_json)
+    if told is not None and not as_json:
+        print_rehearsed(told)
     if example is not None and not as_json:
         typer.echo(next_steps(folder))
 
@@ -252,9 +268,17 @@ def _ask_until(question: str, column: str, read: Callable[[str, str], T]) -> dic
 
 
 def _study(
-    folder: Path, study_path: Path, schema_path: Path, drafted: Draft, epsilon: float, delta: float, private: str | None
+    folder: Path,
+    study_path: Path,
+    schema_path: Path,
+    drafted: Draft,
+    records: Sequence[int],
+    epsilon: float,
+    delta: float,
+    private: str | None,
+    norm: float,
 ) -> dict[str, Any]:
-    """The study as a tree: a linear model by noisy minibatch SGD, which `tacit choose` can improve on."""
+    """The study as a tree: a linear model by noisy minibatch SGD."""
     task = drafted.schema.target.task
     tree = tomllib.loads(template("study.toml", folder))
     tree["name"] = folder.resolve().name
@@ -263,30 +287,44 @@ def _study(
     if schema_path != folder / "schema.toml":
         tree["data"]["options"]["schema"] = os.path.relpath(schema_path.resolve(), folder.resolve())
     tree["objective"]["loss"] = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}[task]
-    tree["algorithm"] |= _step_and_clip(drafted)
     tree["privacy"] = {"epsilon": epsilon, "delta": delta}
     if private is not None:
         numbers = list(drafted.schema.numbers)
         if not numbers:
             raise DataError("Expected at least one column of numbers for --private; leave it out.")
-        tree["preprocessing"] = {"standardise": private, "columns": numbers, "share": 0.2, "norm": 1.0}
+        tree["preprocessing"] = {"standardise": private, "columns": numbers, "share": 0.2, "norm": norm}
+    tree["algorithm"] |= _settings(tree, drafted, records)
     return tree
 
 
-def _step_and_clip(drafted: Draft) -> dict[str, float]:
-    """Step size and clip norm to start from.
+def _training_records(found: Folder) -> list[int]:
+    """How many records each silo trains on, after its split."""
+    from tacit.data.build import split_sizes
+    from tacit.data.catalogue import OWN
 
-    The gradient of the logistic loss is at most sqrt(norm^2 + 1), and half of that at the initial point, where every
-    record is predicted alike: a clip of that half cuts nothing there, and later only what is predicted badly. With this
-    step it had the least validation error on average over three data sets (docs/choosing.md has the numbers); smaller
-    clips keep a model from its optimum however little noise there is. Other losses have not been tried.
-    """
-    task = drafted.schema.target.task
-    if task != "binary":
-        return {"step_size": 1.0 if task == "regression" else 4.0, "clip_norm": 0.5}
-    # Features in a box are standardised first, to a norm of one.
-    norm = 1.0 if drafted.schema.norm == "box" else drafted.schema.norm
-    return {"step_size": 8.0, "clip_norm": round(0.5 * math.sqrt(norm**2 + 1), 2)}
+    csv = OWN["csv"]
+    return [max(1, split_sizes(size, csv.validation, csv.test)[0]) for size in found.sizes.values()]
+
+
+def _settings(tree: dict[str, Any], drafted: Draft, records: Sequence[int]) -> dict[str, Any]:
+    """Rounds, step, clip and output to start from, by what is public: see `tacit.plans.defaults`."""
+    from tacit.plans.spec import study_from
+    from tacit.studies.run import facts_of
+    from tacit.studies.starting import settings_for
+
+    return settings_for(study_from(tree), facts_of(drafted.schema), records)._asdict()
+
+
+def _rehearsed(tree: dict[str, Any], drafted: Draft, records: Sequence[int], seed: int) -> dict[str, Any]:
+    """Rehearse the study, which keeps what was chosen."""
+    from tacit.plans.spec import study_from
+    from tacit.studies.rehearse import rehearse, rehearsed_json
+    from tacit.studies.run import facts_of, prepare_counted
+
+    found = rehearse(prepare_counted(study_from(tree), drafted.schema, records), facts_of(drafted.schema), seed=seed)
+    for name, own in found.sections.items():
+        tree[name] = {**tree.get(name, {}), **own}
+    return rehearsed_json(found)
 
 
 def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from tacit.errors import TacitError
 from tacit.stopping import stops_at_once
 
 if TYPE_CHECKING:
+    from tacit.data.schema import Schema
     from tacit.studies.plan import Plan
     from tacit.studies.run import Prepared
 
@@ -78,9 +79,15 @@ def plan_command(
 
 def _counted(study: Any, records: str, path: Path | None) -> Prepared:
     """A study that is priced by its schema and the numbers of records alone."""
+    from tacit.studies.run import prepare_counted
+
+    return prepare_counted(study, *schema_and_counts(study, records, path))
+
+
+def schema_and_counts(study: Any, records: str, path: Path | None) -> tuple[Schema, list[int]]:
+    """The schema of a study, or that at the path, and the numbers of records that --records says."""
     from tacit.data.schema import public_schema
     from tacit.studies.federation import schema_of
-    from tacit.studies.run import prepare_counted
 
     counts = [int(part) if part.strip().isdecimal() else 0 for part in records.split(",")]
     if min(counts) < 1:
@@ -91,7 +98,7 @@ def _counted(study: Any, records: str, path: Path | None) -> Prepared:
             f"Expected --schema with --records: {study.data.name} has no schema, but records of its own; leave "
             "--records out to price those, or give the schema of the silos."
         )
-    return prepare_counted(study, schema, counts)
+    return schema, counts
 
 
 def _as_data(prepared: Prepared) -> dict[str, Any]:

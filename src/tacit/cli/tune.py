@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tacit.cli import UNPRICED, Json, Out, Set, Study, print_json, print_table
 from tacit.cli.live import progress_bars
+from tacit.cli.rehearse import shown
 from tacit.errors import TacitError
 from tacit.stopping import ToldInterrupt, stops_at_once
 
@@ -41,6 +42,16 @@ def tune_command(
         typer.Option(help="Candidates on average, with --against public; by default as many as the grid has points."),
     ] = None,
     plan_only: Annotated[bool, typer.Option("--plan", help="Show the price and stop.")] = False,
+    rehearsed: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Choose on made-up records, drawn from public facts: no record is read."),
+    ] = False,
+    records: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="With --rehearse: training records of each silo; no file is opened."),
+    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="With --records: the schema; by default the study's own.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="With --rehearse: of the made-up records.")] = 0,
     out: Out = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -50,12 +61,17 @@ def tune_command(
     for all. With channel "trusted" and --against public the budget covers only those who see nothing but the chosen
     model, at the price of Papernot and Steinke; what it costs against the other silos is told beside it. Simulated.
 
+    With --rehearse nothing is spent: candidates are tried on made-up records of the same sizes and widths. Without a
+    grid the usual one is taken.
+
     Example: tacit tune heart-disease --grid "algorithm.step_size=[2,8]" --grid "algorithm.clip_norm=[0.3,1]"
     """
-    if not grid:
+    _check_flags(rehearsed, {"--against": against, "--tries": tries, "--plan": plan_only},
+                 {"--records": records, "--schema": schema, "--seed": seed})  # fmt: skip
+    if not grid and not rehearsed:
         raise TacitError(
             "Expected --grid, the values to choose from, such as: tacit tune "
-            f'{shlex.quote(study)} --grid "algorithm.step_size=[2,8]"'
+            f'{shlex.quote(study)} --grid "algorithm.step_size=[2,8]"; --rehearse has a usual grid, and costs nothing'
         )
     with stops_at_once():
         from tacit.plans.spec import load_study
@@ -63,7 +79,13 @@ def tune_command(
         from tacit.studies.tune import plan_json, plan_tuning, tune, tuned_json
 
     resolved = load_study(study, overrides or ())
-    values = dict(_values(text) for text in grid)
+    values = dict(_values(text) for text in grid or ())
+    if rehearsed:
+        from tacit.cli.rehearse import rehearse_study
+
+        known: dict[str, Any] = {"records": records, "schema": schema, "seed": seed}
+        rehearse_study(resolved, values or None, out=out, as_json=as_json, **known)
+        return
     plan = plan_tuning(resolved, values, against=_against(against), mean_tries=tries)
     if plan_only:
         print_json(plan_json(plan)) if as_json else _print_plan(plan)
@@ -84,6 +106,13 @@ def tune_command(
     _print_tuned(written)
 
 
+def _check_flags(rehearsed: bool, paid: dict[str, Any], free: dict[str, Any]) -> None:
+    """Raise for flags of the other kind of tuning."""
+    strange = [flag for flag, value in (paid if rehearsed else free).items() if value]
+    if strange:
+        raise TacitError(f"Expected {strange[0]} {'without' if rehearsed else 'together with'} --rehearse.")
+
+
 def _against(text: str | None) -> Against | None:
     known: dict[str | None, Against | None] = {None: None, "silos": "silos", "public": "public"}
     if text in known:
@@ -97,9 +126,9 @@ def _values(text: str) -> tuple[str, list[Any]]:
         found = tomllib.loads(f"value = {values}")["value"]
     except tomllib.TOMLDecodeError:
         found = None
-    if not equals or not isinstance(found, list) or not found or not all(type(v) in (int, float) for v in found):
+    if not equals or not isinstance(found, list) or not found or not all(type(v) in (int, float, str) for v in found):
         raise TacitError(f'Expected --grid such as "algorithm.step_size=[0.5,1,2]", got {text!r}.')
-    return key.strip(), [float(value) for value in found]
+    return key.strip(), [value if isinstance(value, str) else float(value) for value in found]
 
 
 def _write(tuned: Tuned, written: dict[str, Any], folder: Path) -> None:
@@ -165,7 +194,7 @@ def _print_tuned(written: dict[str, Any]) -> None:
     heading = f"private validation error, ± {written['score_deviation']:.3f} of noise"
     table = Table(*written["chosen"], heading, title="candidates that may be told; less is better")
     for row in written["candidates"]:
-        values = (f"{value:g}" for value in row["point"].values())
+        values = map(shown, row["point"].values())
         table.add_row(*values, f"{row['private_validation_error']:.4f}")
     print_table(table, console)
     # Noise decides where candidates differ by no more than the best of as many equal ones would.
@@ -176,7 +205,7 @@ def _print_tuned(written: dict[str, Any]) -> None:
             f"[bold red]Noise may have chosen:[/] the errors differ by {spread:.3f}, and equal candidates would differ "
             f"by up to {usual:.3f}. Fewer candidates, more validation records or a larger epsilon tell them apart."
         )
-    chosen = ", ".join(f"{key} = {value:g}" for key, value in written["chosen"].items())
+    chosen = ", ".join(f"{key} = {shown(value)}" for key, value in written["chosen"].items())
     tests = ", ".join(f"{name.replace('_', ' ')} {v['mean']:.4f}" for name, v in written["metrics"].items())
     console.print(f"Chosen: {chosen}. The model is in {written['run_dir']}; training it again costs again.")
     console.print(f"{tests[0].upper()}{tests[1:]}, measured on {written['metrics_measured_on']}.")

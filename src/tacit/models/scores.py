@@ -37,11 +37,20 @@ LOG_LOSSES = ("logistic", "softmax")
 """The losses whose outputs are logarithms of odds: they give probabilities."""
 
 
+_BLOCK = 64  # rows
+
+
 def outputs_of(model: Model, params: Params, x: np.ndarray) -> np.ndarray:
-    """The model's outputs, in parts: layers of a network may hold many times as many numbers."""
-    size = max(1, 2**22 // max(1, math.prod(x.shape[1:])))
-    parts = [model.apply(params, jnp.asarray(x[i : i + size]), untapped) for i in range(0, len(x), size)]
-    return np.concatenate([np.asarray(part, np.float64) for part in parts]) if parts else np.empty((0, 1))
+    """The model's outputs, in parts: layers of a network may hold many times as many numbers.
+
+    A part is filled up to whole blocks of rows, so that a row's outputs are the same whatever rows are beside it.
+    """
+    size = _BLOCK * max(1, 2**22 // max(1, _BLOCK * math.prod(x.shape[1:])))
+    parts = []
+    for part in (x[i : i + size] for i in range(0, len(x), size)):
+        filled = np.concatenate([part, np.zeros((-len(part) % _BLOCK, *part.shape[1:]), part.dtype)])
+        parts.append(np.asarray(model.apply(params, jnp.asarray(filled), untapped), np.float64)[: len(part)])
+    return np.concatenate(parts) if parts else np.empty((0, 1))
 
 
 def logits_of(outputs: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tacit.algorithm import Params, Record
+from tacit.algorithm import Algorithm, Number, Params, Record, ServerRule
 from tacit.errors import TacitError
 from tacit.geometry import Regulariser, zero
 
@@ -204,7 +204,8 @@ class Problem:
 
     The constants are public bounds where they are known: ``lipschitz`` (L) and ``smoothness`` (beta) of each record's
     loss, ``strong_convexity`` (mu) of the average, ``radius`` of a ball that holds the initial point and an optimum.
-    The objective of a saddle problem is a `Saddle`, which descent-ascent alone can read.
+    The objective of a saddle problem is a `Saddle`, which descent-ascent alone can read. ``turn`` is what a server
+    optimiser makes of the direction of a step, given the point: `served` sets it.
     """
 
     objective: Objective
@@ -213,6 +214,7 @@ class Problem:
     smoothness: float | None = None
     strong_convexity: float | None = None
     radius: float | None = None
+    turn: Callable[[Params, Params], Params] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.regulariser, Regulariser):
@@ -227,4 +229,11 @@ class Problem:
 
     def descend(self, params: Params, direction: Params, step: float | Array) -> Params:
         """The proximal step ``prox_{step h}(params - step x direction)``."""
+        direction = direction if self.turn is None else self.turn(params, direction)
         return self.regulariser.prox(jax.tree.map(lambda w, g: w - step * g, params, direction), step)
+
+    def served(self, server: ServerRule | Number, build: Callable[[Problem], Algorithm]) -> Algorithm:
+        """What ``build`` makes for this problem, with another server optimiser; see `tacit.objectives.server`."""
+        from tacit.objectives.server import served
+
+        return served(self, server, build)

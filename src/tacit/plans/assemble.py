@@ -203,6 +203,7 @@ def builder_of(study: Study, problem: Problem, records: list[int]) -> Builder:
         "channel": section.channel if study.privacy.private else "open",
         "protects": _protection(study, entry),
         "silos": len(records),
+        "server": section.server,
         **section.own,
     }
     if section.name in ONE_ROUND:
@@ -267,7 +268,13 @@ def shapes_of(algorithm: Algorithm, problem: Problem, record: Any) -> Shapes:
         dimensions[kind] = coordinates(statistic)
         work = jax.eval_shape(part.silo.absorb, work, statistic)
         messages[kind] = jax.eval_shape(part.silo.report, work, memory)[0]
+        jax.eval_shape(part.server.tell, state, messages[kind])  # finds a server that cannot step as it is told to
     return Shapes(dimensions, broadcasts, messages, params)
+
+
+def parameter_count(problem: Problem) -> int:
+    """How many parameters the model has."""
+    return coordinates(jax.eval_shape(problem.objective.init, jax.eval_shape(lambda: jax.random.key(0))))
 
 
 def coordinates(tree: Any) -> int:

@@ -94,7 +94,8 @@ class Entry:
     def build(self, problem: Problem, **given: Any) -> Algorithm:
         """The algorithm from parameters and terms of release side by side, as a study names them."""
         terms, own = Terms.split(given)
-        return self.recipe(**own)(problem, terms)
+        server = own.pop("server", "sgd")
+        return self.recipe(**own).with_server(server)(problem, terms)
 
     def paper_noise(
         self, given: Mapping[str, Any], *, records: int, epsilon: float, delta: float, silos: int = 1

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tacit.algorithm import Channel, Sampling
+from tacit.algorithm import Channel, Sampling, ServerRule
 from tacit.errors import TacitError, known_keys, unknown
 from tacit.privacy.plan import MOST_DELTA
 
@@ -167,7 +167,7 @@ ONE_ROUND = (*QUESTIONS, "ridge")
 
 
 class AlgorithmSection(BaseModel):
-    """How it is learnt; keys beyond these are the algorithm's own."""
+    """How it is learnt; keys beyond these are the algorithm's own. ``server`` is the rule of the server's steps."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -179,6 +179,7 @@ class AlgorithmSection(BaseModel):
     step_size: Positive | tuple[Positive, ...]
     clip_norm: Positive | None = None
     capacity: Count | None = None
+    server: ServerRule = "sgd"
 
     @model_validator(mode="before")
     @classmethod
@@ -320,6 +321,14 @@ class ValidationSection(_Section):
     groups: tuple[str, ...] = ()
 
 
+class RehearsalSection(_Section):
+    """How settings were chosen on made-up records: the seed of the draw, and how much was tried. It costs nothing."""
+
+    seed: Annotated[int, Field(ge=0)]
+    teachers: Count
+    points: Count
+
+
 class PluginsSection(_Section):
     """Python modules that register algorithms, losses or models of one's own; they are imported where a study is read.
 
@@ -346,6 +355,7 @@ class Study(_Section):
     run: RunSection = RunSection()
     validation: ValidationSection = ValidationSection()
     plugins: PluginsSection = PluginsSection()
+    rehearsal: RehearsalSection | None = None
 
     @model_validator(mode="before")
     @classmethod

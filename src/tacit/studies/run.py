@@ -22,6 +22,7 @@ from tacit.data import Federation
 from tacit.data.schema import Schema
 from tacit.models.scores import classes_of, scores_of
 from tacit.objectives import Objective, untapped
+from tacit.objectives.server import RULES
 from tacit.plans.assemble import Builder, Facts, builder_of, problem_of, record_shape
 from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError, study_from
@@ -127,18 +128,20 @@ def prepare(study: Study) -> Prepared:
 
 def prepare_counted(study: Study, schema: Schema, records: Sequence[int]) -> Prepared:
     """Assemble and price a study for silos that train on so many records of a schema; no record is read."""
-    target = schema.target
     if study.preprocessing is not None:
         raise StudyError("preprocessing: private statistics are priced with the records at hand; leave them out.")
     if find(study.algorithm.name).reads_attribute:
         raise StudyError(f"data.name: a schema has no sensitive attribute, which {study.algorithm.name} needs.")
-    classes = None if target.classes is None else len(target.classes)
-    facts = _Counted(target.task, classes, (schema.width,), schema.bound)
-    names = [f"silo {number + 1}" for number in range(len(records))]
-    return _priced(study, facts, names, list(records), record_shape(facts.feature_shape, facts.task))
+    return prepare_facts(study, facts_of(schema), records)
 
 
-class _Counted(NamedTuple):
+def prepare_facts(study: Study, facts: Facts, records: Sequence[int], names: Sequence[str] = ()) -> Prepared:
+    """The same for silos of which no more is known than these facts."""
+    called = list(names) or [f"silo {number + 1}" for number in range(len(records))]
+    return _priced(study, facts, called, list(records), record_shape(facts.feature_shape, facts.task))
+
+
+class Declared(NamedTuple):
     """What a schema says of records, as a federation would."""
 
     task: str
@@ -146,6 +149,12 @@ class _Counted(NamedTuple):
     feature_shape: tuple[int, ...]
     feature_norm: float | None
     name: str = "the schema"
+
+
+def facts_of(schema: Schema) -> Declared:
+    """What a schema says of records."""
+    classes = schema.target.classes
+    return Declared(schema.target.task, None if classes is None else len(classes), (schema.width,), schema.bound)
 
 
 def _priced(
@@ -419,14 +428,15 @@ def points_of(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def changes_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """What a point changes of the algorithm."""
-    return {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
+    """What a point changes of the algorithm; a server by its place among the rules, as a number."""
+    changes = {key.removeprefix("algorithm."): value for key, value in point.items() if key != "privacy.epsilon"}
+    return changes | ({"server": RULES.index(changes["server"])} if "server" in changes else {})
 
 
 def grid_keys(study: Study) -> list[str]:
-    """The algorithm's numbers that a grid may vary in one program."""
+    """The algorithm's numbers that a grid may vary in one program, and its server."""
     own = [name for name, value in study.algorithm.own.items() if isinstance(value, float)]
-    return sorted(f"algorithm.{name}" for name in {"step_size", "clip_norm", *own})
+    return sorted(f"algorithm.{name}" for name in {"step_size", "clip_norm", "server", *own})
 
 
 def _check_grid(study: Study) -> None:
@@ -448,7 +458,11 @@ def check_values(study: Study, grid: Mapping[str, Sequence[Any]], label: str) ->
 
 def _check_value(study: Study, key: str, value: Any, where: str) -> None:
     rows = value if isinstance(value, list | tuple) else (value,)
-    if not rows or not all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in rows):
+    plain = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in rows)
+    if key == "algorithm.server":
+        if value not in RULES:
+            raise StudyError(f"{where}, among {', '.join(RULES)}, got {value!r}.")
+    elif not rows or not plain:
         raise StudyError(f"{where}, numbers such as [1, 4], got {value!r}.")
     tree = study.model_dump(exclude_none=True)
     section, name = key.split(".", 1)

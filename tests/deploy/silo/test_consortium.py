@@ -142,6 +142,18 @@ def test_every_algorithm_equals_its_simulation_and_the_ledgers_add_up(name, coor
         assert 0.99 * plan.epsilon < spent <= plan.epsilon
 
 
+def test_a_server_optimiser_is_the_servers_alone(coordinator, daemons, tables, tmp_path):
+    plan = case_plan("mb-sgd", server="adam").model_copy(update={"name": "adam"})
+    server = coordinator(plan)
+    receipts = server.run().values()
+    expected, algorithm = simulated(plan, tables)
+    assert largest_difference(server.params, expected) < 1e-5
+    assert largest_difference(simulated(case_plan("mb-sgd"), tables)[0], expected) > 1e-3
+    kept = algorithm.output(load_checkpoint(tmp_path / "checkpoint.npz", fresh_state).state)
+    assert largest_difference(kept, server.params) == 0.0
+    assert all(0.99 * plan.epsilon < receipt.epsilon <= plan.epsilon for receipt in receipts)
+
+
 def test_silos_that_miss_rounds_pay_for_those_they_answer(coordinator, tables):
     plan = case_plan("mb-sgd").model_copy(update={"everyone": False, "name": "partial"})
     who = participation(4, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -122,6 +123,8 @@ def consider(
 def _offer(
     builder: Builder, plan: Plan, records: int, record: Any, allow: AllowSection, policy: ShuffleSection | None
 ) -> Offer:
+    # What the server makes of messages is nothing to a silo, which loads no optimiser.
+    builder = dataclasses.replace(builder, fixed={**builder.fixed, "server": "sgd"})
     unit = builder.noised(1.0)
     shapes = shapes_of(unit, builder.problem, record)
     _check_built(unit, shapes, allow, _channels(plan))
