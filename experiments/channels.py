@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -226,14 +226,14 @@ def compute(given: argparse.Namespace) -> Iterator[Data]:
         name = design.study
         own: Data = {"design": asdict(design), "silos": len(federations(design)[0].silos), "seconds": {}}
         own["records"] = [len(silo.train["y"]) for silo in federations(design)[0].silos]
-        own["converged"] = parts.get(f"{name}, converged", lambda d=design: converged(d))
+        own["converged"] = parts.get(f"{name}, converged", partial(converged, design))
         for channel in (*CHANNELS, "open"):
-            own[channel] = parts.get(f"{name}, {channel}", lambda d=design, c=channel: errors(d, c))
+            own[channel] = parts.get(f"{name}, {channel}", partial(errors, design, channel))
         found["studies"][name] = own
     found["absence"] = parts.get("absence", absence)
     for design in DESIGNS:
         own = found["studies"][design.study]
-        own["seconds"] = parts.get(f"{design.study}, seconds", lambda d=design: seconds(d))
+        own["seconds"] = parts.get(f"{design.study}, seconds", partial(seconds, design))
         yield {**found, "cpu_minutes": round(parts.cpu_minutes, 1)}
 
 

@@ -61,10 +61,10 @@ def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int
            output_seed: Number = 0, mechanism: Mechanism = "gaussian", passes: int = 1) -> Algorithm:  # fmt: skip
     """Noisy minibatch SGD.
 
-    ``output`` is ``"average"``, ``"tail"`` (the mean of the second half), ``"last"``, ``"random"`` (one of
-    w_0 ... w_{R-1}, drawn in advance by ``output_seed``), or one weight for each of these iterates. ``mechanism`` is ``"gaussian"``, noise that is fresh in every round, or
-    ``"correlated"``: then later rounds take off again part of what earlier ones added. ``passes`` is how often one-pass
-    sampling may go through the records.
+    ``output`` is ``"average"``, ``"tail"`` (the mean of the second half), ``"last"``, ``"random"`` (one of the iterates
+    w_0 ... w_{R-1}, drawn in advance by ``output_seed``), or one weight for each of them. ``mechanism`` is
+    ``"gaussian"``, noise that is fresh in every round, or ``"correlated"``: then later rounds take off again part of
+    what earlier ones added. ``passes`` is how often one-pass sampling may go through the records.
     """
     _check_mechanism(mechanism)
     steps = jnp.broadcast_to(jnp.asarray(step_size, jnp.float32), (num_rounds,))
