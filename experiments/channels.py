@@ -19,7 +19,7 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.common import best_by, epsilon_axis, interval, seeds_of, train
+from experiments.common import epsilon_axis, interval, seeds_of, train
 from experiments.deployed_rounds import play, silos_of
 from experiments.folder import Data, Experiment, Parts, save, table
 from experiments.parties import Consortium
@@ -87,25 +87,47 @@ def prepared_for(design: Design, channel: str) -> Prepared:
 def errors(design: Design, channel: str) -> Data:
     """The chosen step at each epsilon, by validation score, and its test scores.
 
-    Steps are tried alike through every channel; without privacy (``open``) there is neither clip nor noise.
+    Steps are tried alike through every channel; where a choice lies at the edge, two more are tried beyond it. Without
+    privacy (``open``) there is neither clip nor noise.
     """
-    prepared = prepared_for(design, channel)
-    objective, labels, points = prepared.builder.problem.objective, [], []
-    for epsilon in EPSILONS if channel != "open" else (math.inf,):
-        noise = {} if channel == "open" else {"noise_multiplier": noise_at(prepared, {"privacy.epsilon": epsilon})}
-        for move in design.moves:
-            points.append({"step_size": move / design.clip, **noise})
-            labels.append("none" if channel == "open" else f"{epsilon:g}")
-    seeds = seeds_of(federations(design), objective)
-    scores = train(_build(prepared, design, channel), points, seeds, objective, who=prepared.who, rounds=design.rounds)
-    validation, test = (scores[f"{part}_{design.metric}"] for part in ("validation", "test"))
+    moves = list(design.moves)
+    found = _scored(design, channel, moves)
+    for _ in range(3):
+        chosen = [int(best) for best in found["validation"].mean(axis=0).argmin(axis=1)]
+        more = [moves[0] / 4, moves[0] / 2] * (0 in chosen) + [moves[-1] * 2, moves[-1] * 4] * (
+            len(moves) - 1 in chosen
+        )
+        if not more:
+            break
+        further = _scored(design, channel, more)
+        order = np.argsort([*moves, *more])
+        found = {part: np.concatenate([found[part], further[part]], axis=2)[:, :, order] for part in found}
+        moves = sorted([*moves, *more])
+    labels = ["none"] if channel == "open" else [f"{epsilon:g}" for epsilon in EPSILONS]
     return {
         label: {
-            "move": design.moves[i % len(design.moves)],
-            "validation": float(validation[:, i].mean()),
-            "test": [round(float(v), 6) for v in test[:, i]],
+            "move": moves[best],
+            "tried": [moves[0], moves[-1]],
+            "validation": float(found["validation"][:, place, best].mean()),
+            "test": [round(float(v), 6) for v in found["test"][:, place, best]],
         }
-        for label, i in best_by(labels, validation).items()
+        for place, (label, best) in enumerate(zip(labels, chosen, strict=True))
+    }
+
+
+def _scored(design: Design, channel: str, moves: Sequence[float]) -> dict[str, np.ndarray]:
+    """Scores on validation and test records, with axes (repetitions, epsilons, steps); infinite where it diverged."""
+    prepared = prepared_for(design, channel)
+    objective, points = prepared.builder.problem.objective, []
+    epsilons = (math.inf,) if channel == "open" else EPSILONS
+    for epsilon in epsilons:
+        noise = {} if channel == "open" else {"noise_multiplier": noise_at(prepared, {"privacy.epsilon": epsilon})}
+        points += [{"step_size": move / design.clip, **noise} for move in moves]
+    seeds = seeds_of(federations(design), objective)
+    scores = train(_build(prepared, design, channel), points, seeds, objective, who=prepared.who, rounds=design.rounds)
+    return {
+        part: np.nan_to_num(scores[f"{part}_{design.metric}"], nan=np.inf).reshape(len(seeds), len(epsilons), -1)
+        for part in ("validation", "test")
     }
 
 
@@ -173,7 +195,7 @@ def absence() -> list[Data]:
     """What missing answers cost: drawn by the server's rule for many studies, and played at four daemons."""
     played = _played()
     rows = []
-    for silos, least in ((4, 2), (10, 5), (25, 12)):
+    for silos, least in ((4, 3), (10, 5), (25, 12)):
         for missing in MISSING:
             rng = np.random.default_rng([silos, round(100 * missing)])
             drawn = [attempts(silos, least, missing, rng) for _ in range(STUDIES_DRAWN)]
@@ -196,13 +218,13 @@ def _price(spare: int) -> Data:
 
 
 def _pairwise_plan(spare: int, *more: str) -> Prepared:
-    own = [f"pairwise.spare_attempts={spare}", "pairwise.min_silos=2", f"algorithm.num_rounds={SPARE_ROUNDS}"]
+    own = [f"pairwise.spare_attempts={spare}", "pairwise.min_silos=3", f"algorithm.num_rounds={SPARE_ROUNDS}"]
     return prepare(load_study("heart-disease", ["algorithm.channel=pairwise", "run.seeds=1", *own, *more]))
 
 
 def _played() -> dict[str, list[int]]:
     """Attempts of whole studies at four daemons, some of whose answers are missing."""
-    own = ["algorithm.channel=pairwise", f"algorithm.num_rounds={SPARE_ROUNDS}", "pairwise.min_silos=2"]
+    own = ["algorithm.channel=pairwise", f"algorithm.num_rounds={SPARE_ROUNDS}", "pairwise.min_silos=3"]
     study = load_study("heart-disease", [*own, "pairwise.spare_attempts=200", "privacy.epsilon=0.5"])
     found: dict[str, list[int]] = {}
     with tempfile.TemporaryDirectory(prefix="tacit-") as folder:
@@ -239,7 +261,8 @@ def compute(given: argparse.Namespace) -> Iterator[Data]:
 
 def edges(moves: Sequence[float], cells: Mapping[str, Any]) -> list[str]:
     """Where the chosen step is the first or the last of those that were tried."""
-    return [f"at epsilon {label}" for label, cell in cells.items() if cell["move"] in (moves[0], moves[-1])]
+    ends = {label: cell.get("tried", (moves[0], moves[-1])) for label, cell in cells.items()}
+    return [f"at epsilon {label}" for label, cell in cells.items() if cell["move"] in ends[label]]
 
 
 def draw(folder: Path, data: Data) -> None:
@@ -283,7 +306,8 @@ def _table(own: Data, epsilons: Any) -> str:
     rows = []
     for channel in CHANNELS:
         taken = own["seconds"].get(channel)
-        shown = "not deployed" if taken is None else f"{taken:.2f}"
+        absent = "no daemon answers it" if channel == "trusted" else "not measured"
+        shown = absent if taken is None else f"{taken:.2f}"
         cells = [_cell(own[channel][f"{e:g}"]["test"]) for e in epsilons]
         rows.append([channel, TRUSTED[channel], *cells, shown])
     fewer = [_cell(own["open"]["none"]["test"])] + [""] * (len(epsilons) - 1)

@@ -34,7 +34,8 @@ def silos_of(study: Study, **policy: Any) -> list[Silo]:
     data: dict[str, Any] = {"file": "records.npz", "task": federation.task}
     if federation.num_classes is not None:
         data["classes"] = federation.num_classes
-    return [Silo(s.name, data, dict(policy), {k: s.train[k] for k in ("x", "y")}) for s in federation.silos]
+    named = [(silo.name.replace(" ", "-"), silo.train) for silo in federation.silos]
+    return [Silo(name, data, dict(policy), {k: own[k] for k in ("x", "y")}) for name, own in named]
 
 
 class Absent:
