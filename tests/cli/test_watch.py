@@ -10,7 +10,9 @@ import urllib.request
 import numpy as np
 import pytest
 import tomli_w
+from typer.main import get_command
 
+from tacit.cli import app
 from tacit.cli.watch import Collector, Told, look_at_server, look_at_shuffler, look_at_silo, serve_metrics, watch
 from tacit.deploy.consortium.pages import board
 from tacit.deploy.listener import JsonLines
@@ -123,6 +125,17 @@ def test_a_server_tells_of_waiting_refusals_and_ends(tmp_path):
     assert [event.what for event in look.events] == ["waiting", "refused", "ended"]
     assert {s.name: s.value for s in look.samples}["tacit_server_missed"] == 1
     assert not [sample for sample in look.samples if sample.value == 3.5]
+
+
+def test_the_status_of_a_run_says_who_is_missing_and_who_refused(tmp_path, capsys):
+    journal(tmp_path / "one")
+    (tmp_path / "one" / "study.toml").touch()
+    get_command(app).main(["server", "status", str(tmp_path / "one"), "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["round"], found["rounds"], found["missed"]) == ("finished", 1, 2, ["b"])
+    assert [row["code"] for row in found["refusals"]] == ["hours"]
+    get_command(app).main(["server", "status", str(tmp_path / "one")], standalone_mode=False)
+    assert "refused by b (hours): later" in capsys.readouterr().out
 
 
 def test_events_are_told_once_by_webhook_and_command(tmp_path, monkeypatch):

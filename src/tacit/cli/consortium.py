@@ -165,9 +165,14 @@ def try_command(
 
     Example: tacit consortium try clinics
     """
+    import signal
     import tempfile
 
     from tacit.deploy.consortium.trial import Trial
+
+    # A polite request to end is an interrupt, so that everything is stopped in order; a shell may have had it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise TacitError(f"{keep} is not empty; name a new folder with --keep.")
@@ -181,6 +186,7 @@ def try_command(
             run = trial.lead(out)
             _show_trial(trial, console)
         finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             typer.echo("Stopping everything.")
             trial.stop()
     typer.echo(f"Stopped. The model: {run / 'model'}. Predict with: tacit predict {run / 'model'} NEW.csv")

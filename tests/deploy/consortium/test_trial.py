@@ -1,6 +1,7 @@
 """``tacit consortium try`` on two folders of one's own: real processes from CSV files to predictions, and none left."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,23 @@ def test_two_commands_lead_from_csv_files_to_predictions(tmp_path, channel):
         assert len(list((keep / "homes" / name / "silo" / "models").iterdir())) == 1
         assert f"{name} " in done.stdout
     assert "predicts" in done.stdout
+
+
+def test_a_trial_that_is_told_to_end_leaves_nothing_running(tmp_path):
+    pytest.importorskip("flwr")
+    get_command(app).main(["init", str(tmp_path / "own"), "--example", "clinics"], standalone_mode=False)
+    command = [*TRY, str(tmp_path / "own"), "--out", str(tmp_path / "runs"), "--keep", str(tmp_path / "k")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("round:"):
+                process.send_signal(signal.SIGTERM)
+                break
+        rest = process.stdout.read()
+        assert process.wait(120) == 130, "".join(said) + rest
+    assert "Stopping everything." in rest
+    assert left_over(tmp_path) == []
 
 
 def test_a_folder_without_a_study_is_told_how_to_make_one(tmp_path):

@@ -5,7 +5,9 @@ It is set up as real ones are: kits, replies, a roster. Only users are missing, 
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -28,6 +30,8 @@ from tacit.plans.spec import Study, load_study
 from tacit.privacy.anonymity import colluding_silos
 
 HOST = "127.0.0.1"
+_GRACE = 90.0
+"""Longer than a leader takes to end a study at every silo."""
 _ROOM = 2.0
 """How many times the study's epsilon a trial's policies allow, so that a second study fits as well."""
 
@@ -104,12 +108,25 @@ class Trial(Processes):
         before = set(out.iterdir()) if out.exists() else set()
         words = pages.run_command(self.terms, self.homes["server"]).split()[1:]
         words[words.index("--out") + 1] = str(out.resolve())
-        done = subprocess.run([*TACIT, *words])
+        code = _led([*TACIT, *words])
         made = sorted(set(out.iterdir()) - before) if out.exists() else []
-        if done.returncode or not made:
+        if code or not made:
             logs = self.root / "logs"
             raise ConsortiumError(f"The study has not ended well; the logs of all parties are in {logs}.")
         return made[-1]
+
+
+def _led(command: list[str]) -> int:
+    """Run the command that leads a study; an interrupt is passed on, and what it has started is seen to its end."""
+    with subprocess.Popen(command, start_new_session=True) as leader:
+        try:
+            return leader.wait()
+        except KeyboardInterrupt:
+            leader.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                leader.wait(_GRACE)
+            leader.kill()
+            raise
 
 
 def _knock(port: int) -> None:
