@@ -7,7 +7,7 @@ point of a grid runs on all seeds, and the one with the least error on validatio
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tacit.studies.run import Prepared, noise_at, prepare, starts_of, watch
 
 EPSILONS = (1.0, 4.0)
 SEEDS, DELTA, ROUNDS = 3, 1e-5, 30
-DATA = {"insurance": "USD", "california-housing": "100,000 USD", "school": "points"}
+DATA = {"insurance": "USD", "california-housing": "USD", "school": "points"}
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "ridge": {"strength": 1.0, "clip_norm": 1.0},
     "mb-sgd": {"num_rounds": ROUNDS, "step_size": 0.5, "clip_norm": 0.3, "sampling": "full"},
@@ -40,19 +40,19 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
 }
 
 
-def compute(given: Any) -> Data:
-    """The chosen point of each algorithm, data set and epsilon."""
+def compute(given: Any) -> Iterator[Data]:
+    """The chosen point of each algorithm, data set and epsilon, after each data set."""
     seeds, names = (1, ["insurance"]) if given.tiny else (SEEDS, list(DATA))
     epsilons = EPSILONS[-1:] if given.tiny else EPSILONS
     parts = Parts(given.out / "parts.json", [seeds, DELTA, ROUNDS, epsilons, GRIDS])
+    sizes = {"seeds": seeds, "rounds": ROUNDS, "delta": DELTA, "epsilons": list(epsilons)}
     found: dict[str, Any] = {}
     for data in names:
         found[data] = {}
         for algorithm in ALGORITHMS:
             make = partial(_case, data, algorithm, seeds, epsilons)
             found[data][algorithm] = parts.get(f"{data}, {algorithm}", make)
-    sizes = {"seeds": seeds, "rounds": ROUNDS, "delta": DELTA, "epsilons": list(epsilons)}
-    return {**sizes, "data": found, "cpu_minutes": parts.cpu_minutes}
+        yield {**sizes, "data": found, "cpu_minutes": parts.cpu_minutes}
 
 
 def _prepared(data: str, algorithm: str, seeds: int) -> Prepared:

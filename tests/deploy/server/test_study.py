@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -141,7 +142,7 @@ def test_what_would_be_refused_again_is_not_to_be_resumed(manual, tmp_path, monk
 
     printed, error = followed(root, monkeypatch, begin)
     assert "refusal: silo clinic, code over-budget, text Expected a study that fits the account of epsilon=2" in printed
-    assert "100.0% is left; ask for less. Asking again would end in the same way" in error
+    assert re.search(r"100\.0% is left; epsilon [\d.]+ would fit\. Asking again would end in the same way", error)
     assert "Go on with --resume" not in error
 
 
