@@ -31,6 +31,7 @@ class Peer:
 
 PEERS = {
     "tacit": Peer("Tacit", "tacit_rounds"),
+    "tacit-torch": Peer("Tacit, a torch module", "tacit_torch", most_rounds=3),
     "jax-plain": Peer("jax, not private", "jax_plain", private=False),
     "torch-plain": Peer("torch, not private", "torch_plain", private=False),
     "jax-vmap": Peer("jax vmap(grad)", "jax_materialised", most_rounds=3),

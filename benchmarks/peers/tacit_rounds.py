@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,10 +52,17 @@ def silos_of(work: Work, records: int) -> Silos:
 
 
 def prepare(work: Work) -> Prepared:
-    """One compiled program for all rounds, as ``simulate`` makes it; the check goes through ``simulate`` itself."""
-    problem, silos = problem_of(work), silos_of(work, work.records)
-    before = start(work)
-    params = {name: {k: jnp.asarray(v) for k, v in layer.items()} for name, layer in before.items()}
+    """Our own model, with the weights that all peers start from."""
+    params = {name: {k: jnp.asarray(v) for k, v in layer.items()} for name, layer in start(work).items()}
+    return prepared(work, problem_of(work), params, lambda own: own)
+
+
+def prepared(work: Work, problem: Problem, params: Any, layers: Callable[[Any], Any]) -> Prepared:
+    """One compiled program for all rounds, as ``simulate`` makes it; the check goes through ``simulate`` itself.
+
+    ``layers`` are parameters of the problem as all peers name them.
+    """
+    silos, before = silos_of(work, work.records), start(work)
     algorithm, who = algorithm_of(work, problem), participation(work.silos)
 
     def run(records: Any, key: Any, roster: Any) -> Any:
@@ -77,6 +85,6 @@ def prepare(work: Work) -> Prepared:
         exact = {"sampling": "full", "batch_size": None, "noise_multiplier": 0.0, "step_size": CHECK_STEP}
         check = algorithm_of(work, problem, **exact, num_rounds=work.check_rounds)
         after = simulate(check, params, silos_of(work, work.batch), key=jax.random.key(0)).params
-        return difference(before, after)
+        return difference(before, layers(after))
 
     return Prepared(moved, step, taken)

@@ -152,6 +152,16 @@ def test_a_vector_at_the_door_depends_on_its_record_and_slot_alone():
             np.testing.assert_array_equal(own.vectors(changed)[slot], before[slot])
 
 
+def test_a_million_parameters_are_never_formed_for_a_record():
+    own = Engines(nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 200), nn.ReLU(), nn.Linear(200, 10)))
+    data = {"x": np.zeros((4, 784), np.float32), "y": np.arange(4, dtype=np.int32)}
+    layout = Engine(own.silo, form=False).blocks(own.params, data)[""]
+    assert sum(leaf.size for leaf in jax.tree.leaves(own.params)) > 9.8e5
+    assert layout.width == 784 + 1000 + 1000 + 200 + 200 + 10 + 3
+    vectors = next(Engine(own.silo, form=False).stored(own.params, data, np.ones(4, bool)))[0][""]
+    assert vectors.formed.shape == (4, 0)
+
+
 def test_weights_that_are_used_twice_are_not_left_in_factors():
     class Tied(nn.Module):
         def __init__(self):

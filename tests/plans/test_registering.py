@@ -91,7 +91,7 @@ def test_a_bundle_of_a_registered_model_is_loaded_where_it_is_registered(study, 
 
 
 def test_real_silos_are_not_asked_to_run_foreign_code(study):
-    with pytest.raises(StudyError, match="narrow is of your own, and silos run no code but Tacit's; simulate"):
+    with pytest.raises(StudyError, match="narrow is of your own, and silos run no code but Tacit's and what"):
         check_study(study, 0)
     shipped = study.objective.model_copy(update={"model": "linear", "loss": "logistic", "model_options": {}})
     with pytest.raises(StudyError, match="plain-descent is of your own"):

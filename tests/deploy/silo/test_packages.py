@@ -107,6 +107,7 @@ def test_a_package_whose_source_has_changed_is_refused(client, source):
     source.write_text(text)
     assert isinstance(client.ask(Propose(plan=plan))[0], Consent)
     (source.parent / "more.py").write_text("x = 1\n")
+    assert refusal(client, plan.model_copy(update={"name": "again"})).code == "model"
     assert refusal(client, plan_of({"name": "mb-sgd"}, pinned(), name="again")).code == "model"
 
 

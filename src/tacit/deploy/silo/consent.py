@@ -186,7 +186,7 @@ def _rehearse(algorithm: Algorithm, plan: Plan, shapes: Shapes, memory: Any, rec
         jax.eval_shape(lambda w, s, silo=silo: silo.report(silo.absorb(w, s), memory), work, statistic)
 
 
-def _check_objective(plan: Plan, allow: AllowSection) -> None:
+def check_objective(plan: Plan, allow: AllowSection) -> None:
     """Refuse a model or loss that is not Tacit's own, nor of a package that the owner has listed."""
     for part, own in (("model", (*MODELS, *allow.models)), ("loss", LOSSES)):
         if plan.objective.get(part) not in (*own, None):
@@ -203,7 +203,7 @@ def _check_allowed(plan: Plan, allow: AllowSection) -> None:
         raise RefusalError("not-allowed", f"expected an algorithm among {', '.join(allow.algorithms)}")
     if name not in shipped():
         raise RefusalError("not-allowed", "expected an algorithm of Tacit's own; this silo loads no other code")
-    _check_objective(plan, allow)
+    check_objective(plan, allow)
     if shipped()[name].reads_attribute:
         raise RefusalError("not-allowed", f"{name} reads a sensitive attribute, which this silo does not hold")
     if plan.algorithm.get("channel", "direct") not in allow.channels:

@@ -474,6 +474,8 @@ class SiloService:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
         self._check_schema(plan)
         accounts.check_delta(plan.delta, self._opened().rule)
+        # Before what was kept is looked at: a package may have changed on disk since.
+        accounts.check_objective(plan, self.policy.allow)
         terms = plan.model_copy(update={"name": "terms", "nonce": "", "purpose": None}).study
         if terms not in self._prepared:
             policy = self.policy
