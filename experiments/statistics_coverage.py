@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.folder import Data, Experiment, save, table
+from experiments.folder import Data, Experiment, Parts, save, table
 from experiments.patients import COLUMNS, MEAN_LIFE, STATISTICS, patients
 from tacit.algorithm import Algorithm, Channel, Terms
 from tacit.algorithms.statistics import row_of, statistics
@@ -44,13 +45,14 @@ def compute(given: Any) -> Data:
     rng = np.random.default_rng(0)
     people = np.stack([patients(rng, silos * RECORDS).reshape(silos, RECORDS, -1) for _ in range(draws)])
     truth = population(200_000 if given.tiny else POPULATION)
+    sizes = {"silos": silos, "records": RECORDS, "draws": draws, "delta": DELTA}
+    parts = Parts(given.out / "parts.json", [sizes, COLUMNS, STATISTICS])
     cases = []
     for channel in CHANNELS:
         for epsilon in EPSILONS[-1:] if given.tiny else EPSILONS:
-            cases.append({"channel": channel, "epsilon": epsilon, **_case(channel, epsilon, people, truth)})
-            print(channel, epsilon, [(one["title"], one["least"], one["most"]) for one in cases[-1]["statistics"]])
-    sizes = {"silos": silos, "records": RECORDS, "draws": draws, "delta": DELTA}
-    return {**sizes, "cases": cases}
+            found = parts.get(f"{channel}, epsilon {epsilon:g}", partial(_case, channel, epsilon, people, truth))
+            cases.append({"channel": channel, "epsilon": epsilon, **found})
+    return {**sizes, "cases": cases, "cpu_minutes": parts.cpu_minutes}
 
 
 def population(size: int) -> list[np.ndarray]:

@@ -43,7 +43,7 @@ _SEARCHES: dict[str, Callable[..., list[SensitivityResult]]] = {
     "hostile points": audit_hostile_points,
 }
 # What a release costs beside one at the door: a simulated one next to nothing, a share its coins.
-_COSTS = {"shuffled-sum": 8.0, "shuffled-reports": 2.0}
+_COSTS = {"shuffled-sum": 2.5, "shuffled-reports": 3.0, "pairwise": 3.0}
 _SIMULATED = 0.05
 _SEARCHED = 10.0
 

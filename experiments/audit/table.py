@@ -17,7 +17,7 @@ from tacit.audit.deployed import SHUFFLER, DoorTarget, deploy, spare_key
 from tacit.audit.mechanism import Target
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.worst_case import attackers_problem
-from tacit.deploy.wire import Plan, Shuffle
+from tacit.deploy.wire import Pairwise, Plan, Shuffle
 from tacit.errors import TacitError
 from tacit.plans.catalogue import ALGORITHMS, Entry
 from tacit.privacy import calibrate
@@ -55,13 +55,16 @@ class Setting:
 SETTINGS = (
     Setting("single release", "full", 1, 4, None, 0.85),
     Setting("schedule", "full", 4, 4, None, 0.7),
-    Setting("without replacement", "wor", 2, 8, 2, 0.4),
-    Setting("with replacement", "wr", 2, 8, 2, 0.4),
-    Setting("Poisson", "poisson", 2, 8, 2, 0.4),
-    Setting("one pass", "one-pass", 4, 16, 2, None),
+    Setting("without replacement", "wor", 2, 8, 2, 0.1),
+    Setting("with replacement", "wr", 2, 8, 2, 0.1),
+    Setting("Poisson", "poisson", 2, 8, 2, 0.1),
+    # The record is in one of two batches; what the other one says has nothing to do with it.
+    Setting("one pass", "one-pass", 2, 8, 2, None),
     # The other silo colludes, so that nobody else's noise hides this one.
     Setting("shuffled sum", "full", 2, 4, None, None, "shuffled-sum"),
     Setting("shuffled reports", "full", 2, 4, None, None, "shuffled-reports"),
+    # One silo colludes and knows its own share; another honest one adds the rest of the noise.
+    Setting("pairwise", "full", 2, 4, None, 0.5, "pairwise"),
     Setting("trusted server", "full", 10, 4, None, 0.7, "trusted"),
     Setting("open", "full", 4, 4, None, None, "open", 0.1),
 )
@@ -91,7 +94,7 @@ def subjects(*, epsilon: float, delta: float, algorithms: Container[str]) -> Ite
 
 def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Subject:
     """One algorithm in one setting; only the algorithm's own refusal makes it absent."""
-    if setting.channel in ("direct", *SHUFFLED_CHANNELS):
+    if setting.channel in ("direct", "pairwise", *SHUFFLED_CHANNELS):
         try:
             plan = plan_of(entry, setting, epsilon=epsilon, delta=delta)
             return Subject(entry, setting, DoorTarget(deploy(plan, (setting.records,) * plan.silos)))
@@ -111,10 +114,14 @@ def subject(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
 
 
 def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> Plan:
-    """The plan that a server would propose for a setting: to one silo, or to two of which the other colludes."""
+    """The plan that a server would propose for a setting: to one silo, or to several of which one colludes."""
     given = {name: value for name, value in parameters_for(entry, setting).items() if value is not None}
-    anonymity = None
+    anonymity, sums, silos = None, None, 1
+    if setting.channel == "pairwise":
+        silos, names = 3, ("a", "b", "c")
+        sums = Pairwise(silos=names, records=(setting.records,) * 3, colluding=1, min_silos=3, spare_attempts=0)
     if setting.channel in SHUFFLED_CHANNELS:
+        silos = 2
         anonymity = Shuffle(
             records=(setting.records,) * 2,
             min_silos=2,
@@ -130,21 +137,23 @@ def plan_of(entry: Entry, setting: Setting, *, epsilon: float, delta: float) -> 
         algorithm={"name": entry.name, **given},
         epsilon=epsilon,
         delta=delta,
-        silos=1 if anonymity is None else 2,
+        silos=silos,
         silo_index=0,
         shuffle=anonymity,
+        pairwise=sums,
     )
 
 
 def parameters_for(entry: Entry, setting: Setting) -> dict[str, Any]:
-    """Parameters and terms that build this algorithm, without its noise."""
+    """Parameters and terms that build this algorithm, without its noise; local steps count as rounds."""
+    steps = _OWN["local_steps"] if "local_steps" in entry.parameters else 1
     given: dict[str, Any] = {
         "clip_norm": CLIP,
         "batch_size": setting.batch,
         "sampling": setting.sampling,
         "channel": setting.channel,
         "step_size": 0.2,
-        "num_rounds": setting.rounds,
+        "num_rounds": max(1, setting.rounds // steps),
     }
     if entry.reads_attribute:
         given["protects"] = "sensitive-attribute"

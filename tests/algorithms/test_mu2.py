@@ -169,7 +169,7 @@ def test_what_cannot_be_private_is_refused():
     with pytest.raises(ValueError, match="previous answer"):
         answer(Silo(lambda w, r: r["x"], fixed), (), (), desk, key=key, position=0)
     trusted = Release(lambda work: 1.0, 1.0, None, "full", channel="trusted")
-    with pytest.raises(ValueError, match="server to add the noise"):
+    with pytest.raises(ValueError, match="noise on the sum"):
         answer(Silo(lambda w, r: r["x"], trusted), (), (), desk, key=key, position=0, previous=Previous(key, False))
     with pytest.raises(ValueError, match="every silo in every round"):
         simulate(

@@ -253,6 +253,26 @@ def test_the_share_of_noise_is_drawn_and_masked():
     assert all(sigma * np.sqrt(2) >= 2.0 * 2 * BOUND for sigma in asked)
 
 
+@pytest.mark.parametrize("slope", [0.0, float("nan"), float("inf"), 2.0**-200])
+def test_a_silo_that_cannot_use_its_clip_still_adds_the_noise_that_others_count_on(slope):
+    """Clips are computed in floats, at each silo: one that has no usable clip still hides others' records."""
+    made, problem, point = world()
+    terms = {"step_size": 1.0, "num_rounds": 2, "clip_norm": CLIP, "noise_multiplier": 2.0}
+    own = {"phase_length": 2, "difference_slope": slope, "batch_size": None, "sampling": "full"}
+    algorithm = find("prox-spider").build(problem, channel="pairwise", **terms, **own)
+    work = type(algorithm.rounds["difference"].server.ask(algorithm.init(point)))(point, point)
+    drawn = []
+
+    def sampler(size, sigma):
+        drawn.append(discrete_gaussian(size, sigma))
+        return drawn[-1]
+
+    said = shares_of(algorithm.rounds["difference"].silo, made, None, work, 4, sampler)
+    assert (joined(own.values for own in said) == sum(drawn)).all()
+    assert len(drawn) == len(made)
+    assert all(np.abs(noise).min() > 0 for noise in drawn)
+
+
 def test_a_silo_of_small_weight_cannot_say_more_than_its_bound():
     """Rows are tested against BOUND x weight: an engine that ignores weights is left out."""
     made, problem, point = world()

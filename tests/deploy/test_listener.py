@@ -5,6 +5,7 @@ import logging
 import socket
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -195,3 +196,64 @@ def test_no_thread_is_left_of_those_that_were_cut_off(door):
         while threading.active_count() > before + MOST and time.monotonic() < until:
             time.sleep(0.02)
         assert threading.active_count() <= before + MOST
+
+
+SIZE = 4 << 20
+
+
+def test_nothing_of_a_frame_that_was_answered_is_kept_while_the_next_one_is_waited_for():
+    """Idle lines, of strangers and of callers, hold no bytes of what they have said before."""
+    door = Door(held=2 * SIZE)
+    tracemalloc.start()
+    try:
+        for header in (b"stranger", b"known"):
+            with contextlib.ExitStack() as crowd:
+                for _ in range(MOST):
+                    assert said(crowd.enter_context(door.line()), frame(header, bytes(SIZE)))[1] == bytes(SIZE)
+                assert wait_for(lambda: tracemalloc.get_traced_memory()[0] < SIZE, 5.0)
+    finally:
+        tracemalloc.stop()
+        door.listener.close()
+
+
+def test_strangers_that_were_cut_off_while_they_are_looked_at_still_count():
+    """Whoever repeats a signed request waits like its sender. Cut off meanwhile, its bytes are still there."""
+    door = Door(held=2 * SIZE + 1000, knows=lambda header, _: header == b"known")
+    slow = frame(b"slow", bytes(SIZE))
+    with contextlib.ExitStack() as crowd:
+        for _ in range(2):
+            crowd.enter_context(door.line()).sendall(slow)
+            assert door.at_work.acquire(timeout=5.0)
+        for _ in range(2 * MOST):  # these push the two out
+            crowd.enter_context(door.line())
+        for _ in range(3):
+            assert b'"code":"busy"' in said(crowd.enter_context(door.line()), slow)[0]
+        assert not door.at_work.acquire(blocking=False)
+        assert said(crowd.enter_context(door.line())) == (b"known", b"")
+        door.done.set()
+        assert wait_for(lambda: not door.listener._looked_at, 5.0)
+        assert said(crowd.enter_context(door.line()), slow)[0] == b"slow"
+    door.listener.close()
+
+
+def test_no_more_strangers_are_looked_at_at_once_than_there_may_be():
+    door = Door(knows=lambda header, _: header == b"known")
+    with contextlib.ExitStack() as crowd:
+        for _ in range(MOST):
+            crowd.enter_context(door.line()).sendall(frame(b"slow"))
+            assert door.at_work.acquire(timeout=5.0)
+        assert b'"code":"busy"' in said(crowd.enter_context(door.line()), frame(b"slow"))[0]
+        assert said(crowd.enter_context(door.line())) == (b"known", b"")
+        door.done.set()
+    door.listener.close()
+
+
+def test_what_makes_a_stranger_a_caller_counts_with_what_callers_hold(door, monkeypatch):
+    monkeypatch.setattr(listener, "MOST_OF_CALLERS", 2 * SIZE)
+    slow = frame(b"slow", bytes(SIZE - 100))
+    with contextlib.ExitStack() as crowd:
+        for _ in range(2):
+            crowd.enter_context(door.line()).sendall(slow)
+            assert door.at_work.acquire(timeout=5.0)
+        assert b'"code":"busy"' in said(crowd.enter_context(door.line()), slow)[0]
+        assert said(crowd.enter_context(door.line())) == (b"known", b"")

@@ -120,7 +120,7 @@ class Watched(DiscreteGaussian):
 def sums_of(door: Door, records, work, batch=FULL) -> dict[str, np.ndarray]:
     """The integers of each block before noise, as Python integers; the message must be made of them."""
     door.records = records
-    mechanism = Watched(door.engine, door.silo.release.noise_multiplier, no_noise, None)
+    mechanism = Watched(door.engine, door.silo.release.noise_multiplier, no_noise, None, nonnegative=False)
     message = door.release(work, batch, mechanism).statistic
     [found] = mechanism.seen
     totals = {}

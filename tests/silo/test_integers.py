@@ -91,6 +91,11 @@ def violates(adder, integers: Integers, other: Integers, present: np.ndarray, li
     return bool((total != added).any())
 
 
+def adds(integers: Integers, present: np.ndarray, limit: int) -> Sums:
+    """The sum as it ships, of rows of any sign."""
+    return checked_sum(integers, present, limit, nonnegative=False)
+
+
 # How stored integers are made: at random, and tuned to where a check could go wrong.
 
 
@@ -151,7 +156,7 @@ def test_the_attacks_stand_at_the_limit():
 
 
 def test_no_attack_breaks_the_bound():
-    assert not any(violates(checked_sum, *attack) for attack in attacks())
+    assert not any(violates(adds, *attack) for attack in attacks())
 
 
 @settings(deadline=None, max_examples=60)
@@ -165,7 +170,7 @@ def test_no_attack_breaks_the_bound():
 )
 def test_integers_tuned_to_the_limit_do_not_break_the_bound(seed, kind, terms, widths, limit, present):
     made, other = (stored(seed + i, kind, terms, widths, 3, limit) for i in (0, 1))
-    assert not violates(checked_sum, made, other, present, limit)
+    assert not violates(adds, made, other, present, limit)
 
 
 def entries(dtype, most):
@@ -190,14 +195,14 @@ def anything(draw):
 @given(integers=anything(), limit=st.sampled_from(LIMITS), data=st.data())
 def test_no_integers_at_all_break_the_bound(integers, limit, data):
     present = data.draw(arrays(bool, len(integers.formed)))
-    assert not violates(checked_sum, integers, picked(integers, np.zeros_like), present, limit)
+    assert not violates(adds, integers, picked(integers, np.zeros_like), present, limit)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_wide_layers_whose_terms_cancel_do_not_break_the_bound(seed):
     """Products of the largest size cancel to a norm at the limit: what float64 cannot tell is left out."""
     made, other = (stored(seed + i, "cancelling", 2, [(120, 90)], 2, BOUND) for i in (0, 10))
-    assert not violates(checked_sum, made, other, np.ones(2, bool), BOUND)
+    assert not violates(adds, made, other, np.ones(2, bool), BOUND)
 
 
 def test_records_inside_the_limit_are_kept():
@@ -206,7 +211,7 @@ def test_records_inside_the_limit_are_kept():
         made = stored(3, "small", 1, [(3, 2)], 5, limit)
         made.formed[np.arange(5), np.argmax(np.abs(made.formed), axis=1)] //= 2
         assert all(squared(vector_of(made, row)) < 0.5 * limit**2 for row in range(5))
-        found = exact(checked_sum(made, np.ones(5, bool), limit))
+        found = exact(adds(made, np.ones(5, bool), limit))
         assert (found == sum(vector_of(made, row) for row in range(5))).all()
 
 
@@ -285,7 +290,8 @@ def test_the_guard_fails_on_planted_bugs(planted):
 
 
 def shipped(vectors: Vectors, clip: float) -> Sums:
-    return checked_sum(quantise(vectors, clip, BOUND), np.ones(len(vectors.formed), bool), BOUND)
+    there = np.ones(len(vectors.formed), bool)
+    return adds(quantise(vectors, clip, BOUND), there, BOUND)
 
 
 def fused_twin(first: np.ndarray, second: np.ndarray, clip: float) -> Sums:
@@ -339,7 +345,7 @@ def good() -> dict:
 
 def called(terms: dict) -> Sums:
     layers = {str(i): IntegerFactors(terms["left"], terms["right"]) for i in range(terms["layers"])}
-    return checked_sum(Integers(terms["formed"], layers), terms["present"], terms["limit"])
+    return adds(Integers(terms["formed"], layers), terms["present"], terms["limit"])
 
 
 @pytest.mark.parametrize(
@@ -379,15 +385,13 @@ def test_shapes_and_types_that_the_proof_is_not_about_are_refused(name, change):
 def test_more_than_adds_up_exactly_is_refused(records, terms, inputs):
     layer = IntegerFactors(*(np.zeros((terms, records, width), np.int32) for width in (inputs, 1)))
     with pytest.raises(ValueError, match="fewer records"):
-        checked_sum(
-            Integers(np.zeros((records, 0), np.int64), {"a": layer}), np.ones(records, bool), BOUND, nonnegative=False
-        )
+        adds(Integers(np.zeros((records, 0), np.int64), {"a": layer}), np.ones(records, bool), BOUND)
 
 
 def test_more_records_than_fit_64_bits_are_refused():
     many = MOST_RECORDS + 1
     with pytest.raises(ValueError, match="Expected"):
-        checked_sum(Integers(np.zeros((many, 0), np.int64), {}), np.ones(many, bool), BOUND)
+        adds(Integers(np.zeros((many, 0), np.int64), {}), np.ones(many, bool), BOUND)
 
 
 def test_the_largest_sums_are_exact():
@@ -396,7 +400,7 @@ def test_the_largest_sums_are_exact():
     left, right = (np.full((2, records, 1), FACTOR, np.int32) for _ in range(2))
     left[1] = 1 - FACTOR
     made = Integers(np.zeros((records, 0), np.int64), {"a": IntegerFactors(left, right)})
-    assert exact(checked_sum(made, np.ones(records, bool), BOUND)).tolist() == [records * FACTOR]
+    assert exact(adds(made, np.ones(records, bool), BOUND)).tolist() == [records * FACTOR]
 
 
 # What stands before it: nothing is promised of `quantise`, but learning needs it to be near, and to lose nothing.
@@ -478,7 +482,7 @@ def lost(integers: Integers, limit: int) -> int:
     one, number = np.ones(1, bool), 0
     for row in range(len(integers.formed)):
         own = alone(integers, row)
-        found = checked_sum(own, one, limit)
+        found = adds(own, one, limit)
         whole = np.concatenate([found.formed, *(found.layers[name].ravel() for name in sorted(found.layers))])
         number += not np.array_equal(whole, formed_of(own)[0])
     return number
@@ -558,7 +562,7 @@ def test_a_clip_that_is_not_usable_makes_zeros(clip):
 def test_any_floats_pass_without_a_warning_and_are_bounded(formed, left, right, clip, limit):
     vectors = Vectors(formed, {"a": Factors(left, right)})
     integers = quantise(vectors, clip, limit)
-    assert not violates(checked_sum, integers, picked(integers, np.zeros_like), np.ones(3, bool), limit)
+    assert not violates(adds, integers, picked(integers, np.zeros_like), np.ones(3, bool), limit)
     if limit > 255:
         assert lost(integers, limit) == 0
     units = unit_vectors(Vectors(formed, {}), clip)

@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from tacit.deploy.wire import MOST_FRAME, RefusalError, read_frame, refuse
 
@@ -46,11 +46,13 @@ class Listener:
 
     ``secure`` wraps a fresh connection in TLS, before its handshake; then strangers have `HANDSHAKE` seconds in all.
     ``first`` is how many bytes a stranger's frame may have. All strangers together may have ``held`` bytes in memory;
-    for more, the oldest one that has sent some is cut off. Callers have `MOST_OF_CALLERS`; who sends more is ``busy``.
+    for more, the oldest one that has sent some is cut off. As many bytes again, of ``most`` strangers, are looked at by
+    ``handle`` at once: who is cut off meanwhile counts until it is through, and one more is ``busy``. Callers have
+    `MOST_OF_CALLERS`; who sends more is ``busy``.
 
     Formal guarantee: strangers keep no slot from callers, nobody waits for the handshake of another, and of what
-    strangers send, no more than ``held`` bytes and one read of each are kept at once; of what callers send,
-    `MOST_OF_CALLERS` and one read of each.
+    strangers send, no more than twice ``held`` bytes and one read of each are kept at once; of what callers send,
+    `MOST_OF_CALLERS` and one read of each. Of a frame that was answered nothing is kept.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Listener:
         self._lock = threading.Lock()
         self._strangers: dict[_Line, None] = {}
         self._callers: dict[_Line, None] = {}
+        self._looked_at: set[_Line] = set()
         self._closed = False
 
     def serve(self) -> None:
@@ -107,14 +110,18 @@ class Listener:
         """Refuse a caller for whom there is no room; of strangers cut the oldest off, until the others have it."""
         with self._lock:
             if grown.known:
-                if sum(own.held for own in self._callers) > MOST_OF_CALLERS:
-                    raise RefusalError("busy", f"expected at most {MOST_OF_CALLERS} bytes of all callers at once")
+                self._check_callers()
                 return
             for line in list(self._strangers):
                 if sum(own.held for own in self._strangers) <= self._held:
                     return
                 if line.held:
                     self._cut(line)
+
+    def _check_callers(self, *more: _Line) -> None:
+        """Refuse where callers, and those who are about to be one, hold too much."""
+        if sum(own.held for own in (*self._callers, *more)) > MOST_OF_CALLERS:
+            raise RefusalError("busy", f"expected at most {MOST_OF_CALLERS} bytes of all callers at once")
 
     def _cut(self, line: _Line) -> None:
         self._strangers.pop(line, None)
@@ -140,13 +147,35 @@ class Listener:
                     while (request := line.next_frame(MOST_FRAME if line.known else self._first)) is not None:
                         if not line.known and self._knows(*request):
                             self._admit(line)
-                        line.send(self._handle(*request))
+                        with self._looking_at(line):
+                            reply = self._handle(*request)
+                        del request
+                        line.forget()
+                        line.send(reply)
+                        del reply
                         self._rest(line)
                 except RefusalError as refusal:
                     # Busy, or the stream is out of step: refuse and hang up.
                     line.send(refuse(refusal.code, str(refusal)))
         finally:
             self._leave(line)
+
+    @contextlib.contextmanager
+    def _looking_at(self, line: _Line) -> Iterator[None]:
+        """Count a stranger while its frame is looked at, or refuse it where there is no room."""
+        with self._lock:
+            if not line.known:
+                if (
+                    len(self._looked_at) >= self._most
+                    or sum(own.held for own in self._looked_at) + line.held > self._held
+                ):
+                    raise RefusalError("busy", "expected fewer requests of strangers at once; try again later")
+                self._looked_at.add(line)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._looked_at.discard(line)
 
     def _shake_hands(self, line: _Line, secured: ssl.SSLSocket) -> bool:
         line.until = time.monotonic() + HANDSHAKE
@@ -166,6 +195,7 @@ class Listener:
             self._strangers.pop(line, None)
             if line.cut:
                 raise ConnectionAbortedError
+            self._check_callers(line)
             if len(self._callers) >= self._most:
                 idle = next((own for own in self._callers if not own.at_work), None)
                 if idle is None:
@@ -210,6 +240,10 @@ class _Line:
         if self._kept:
             self._begin()
         return read_frame(self._read, most)
+
+    def forget(self) -> None:
+        """Hold nothing any more of a frame that was answered."""
+        self.held = len(self._kept)
 
     def _begin(self) -> None:
         self.at_work = True

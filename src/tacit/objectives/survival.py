@@ -63,6 +63,7 @@ def piecewise_exponential(bins: int = BINS) -> Loss:
 def hazards(features: int, bins: int) -> Model:
     """Proportional hazards: a linear risk that all bins share, and a hazard of each; started at zero.
 
+    >>> import jax
     >>> hazards(3, 4).init(jax.random.key(0))["linear"]["b"].shape
     (4,)
     """

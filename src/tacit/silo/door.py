@@ -183,11 +183,18 @@ class DiscreteGaussian:
             drawn = noise = self._drawn(name, flat.size)
             earlier = None if self.previous is None else self.previous.get(name)
             if clips[name] == 0.0:
+                flat = np.zeros_like(flat)
+            if clips[name] == 0.0 and not self.counted_on:
                 noise = np.zeros_like(flat) if earlier is None else earlier
-                flat, drawn, earlier = np.zeros_like(flat), np.zeros_like(flat), None
+                drawn, earlier = np.zeros_like(flat), None
             total = flat + drawn if earlier is None else flat + drawn - earlier
             found[name] = NoisedSum(total, noise, clips[name], layout)
         return found
+
+    @property
+    def counted_on(self) -> bool:
+        """Whether others count on this noise: then it is added whatever the clip is."""
+        return False
 
     @property
     def limit(self) -> int:

@@ -52,8 +52,9 @@ class PairwiseShare(DiscreteGaussian):
         Formal guarantee: each coordinate is S + e + mask modulo 2^64, whatever the records are. Replacing one record
         moves S by at most Delta. The sampler draws e with standard deviation at least
         multiplier x Delta / sqrt(silos - colluding), so that the noises of silos - colluding silos add up to
-        multiplier x Delta. If the masks are uniform and nobody knows one of them, nothing but the sum over all silos
-        of the round depends on S.
+        multiplier x Delta. It does so for every clip: where one silo finds its own unusable and another does not, the
+        other's records still have all shares. If the masks are uniform and nobody knows one of them, nothing but the
+        sum over all silos of the round depends on S.
         """
         if task.silo.release.channel != "pairwise":
             raise DoorError('Expected channel="pairwise".')
@@ -64,6 +65,11 @@ class PairwiseShare(DiscreteGaussian):
         with np.errstate(over="ignore"):
             values = total.view(np.uint64) + self.masks
         return Masked(values, {name: own.noise for name, own in noised.items()})
+
+    @property
+    def counted_on(self) -> bool:
+        """Every share is: the records of other silos hide behind it."""
+        return True
 
     @property
     def limit(self) -> int:

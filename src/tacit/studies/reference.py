@@ -52,7 +52,7 @@ class Reference:
 
     def __init__(self, study: Study, builder: Builder, federation: Federation, longest: int) -> None:
         self.problem, self._longest = builder.problem, longest
-        self.convex = builder.problem.objective.model.linear is not None
+        self.convex = study.objective.model == "linear"
         self._regularised = study.objective.regulariser != "zero"
         self._fair = builder.entry.reads_attribute and builder.fixed.get("strength") is not None
         risks = [_risk(problem, _fairness(builder, federation)) for problem in _smooth(study, builder, federation)]

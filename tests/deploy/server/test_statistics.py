@@ -202,6 +202,13 @@ def test_a_plan_that_calls_a_column_something_else_is_refused(alone, columns):
         proposed(alone, columns=columns)
 
 
+def test_tables_that_would_keep_the_daemon_busy_are_refused_before_they_are_priced(alone):
+    """A model of so many parameters is refused; so are that many cells, of however many tables."""
+    wide = [{"kind": "table", "columns": ["age"], "by": "sex", "bins": 4096}] * 124
+    with pytest.raises(RefusalError, match="at most 2000000 numbers in a round, got 2032112"):
+        proposed(alone, statistics=wide)
+
+
 def test_statistics_beyond_the_account_are_refused_with_numbers(alone):
     with pytest.raises(RefusalError) as refused:
         proposed(alone, epsilon=3.0)

@@ -147,10 +147,12 @@ def test_what_is_not_three_files_is_no_bundle(silo, change):
         {"description": b'{"format": 2}'},
         {"description": b"[" * 100_000},
         {"description": b"\xff"},
+        {"description": b'{"format": 1, "target": {"classes": ["no", "\\u001b]0;yes\\u0007"]}}'},
+        {"description": b'{"format": 1, "columns": {"age\\u009b2J": {}}}'},
         {"card": b"# \x1b[2Jall agreed\n"},
         {"card": b"\xff\xfe"},
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_files_that_are_not_what_they_are_called_are_refused(silo, changed):
     assert "is not what its name says" in refused(silo, "model", *bundle_of(PLAN.study, **changed))

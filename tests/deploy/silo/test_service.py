@@ -9,6 +9,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+import tomli_w
 
 from tacit.deploy.listener import MOST_IN_AN_HOUR, RefusalLog
 from tacit.deploy.silo.answering import remembered
@@ -140,6 +141,26 @@ def test_a_repeated_request_gets_the_stored_reply(make):
     assert silo.client.ask(request, payload) == first
     assert silo.client.ask(Status(study=MB.study))[0].answers == 2
     silo.refused("answered", *silo.ask(MB, 0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "allow",
+    [{"algorithms": ["local-sgd"]}, {"max_epsilon_per_study": 0.5}, {"sampling": ["poisson"]}, {"min_silos": 9}],
+    ids=str,
+)
+def test_what_the_policy_no_longer_allows_leaves_no_more_though_it_was_debited(make, allow):
+    """A courier holds a reply back until the owner has tightened the policy, and then asks for it again."""
+    silo = make()
+    silo.propose(MB)
+    request, payload = silo.ask(MB, 0)
+    first = silo.client.ask(request, payload)
+    path = silo.home.folder / "policy.toml"
+    before = path.read_text()
+    path.write_text(tomli_w.dumps(policy_tree(silo.home.folder.name, allow=allow)))
+    silo.refused("not-allowed", request, payload)
+    path.write_text(before)
+    assert silo.client.ask(request, payload) == first
+    assert silo.client.ask(Status(study=MB.study))[0].answers == 1
 
 
 def test_only_the_next_round_is_answered(make):

@@ -228,6 +228,10 @@ def _first_memory(algorithm: Algorithm, shapes: Any) -> Any:
 def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, channels: tuple[str, ...]) -> None:
     if coordinates(shapes.params) > allow.max_parameters:
         raise RefusalError("not-allowed", f"expected a model of at most {allow.max_parameters} parameters")
+    # A gradient and a difference may be said together; statistics have no parameters at all.
+    most, largest = 2 * allow.max_parameters, max(shapes.dimensions.values())
+    if largest > most:
+        raise RefusalError("not-allowed", f"expected at most {most} numbers in a round, got {largest}; ask for less")
     steps = sum(algorithm.rounds[kind].silo.local_steps for kind in algorithm.schedule)
     if steps > 10 * allow.max_rounds:
         raise RefusalError("not-allowed", f"expected at most {10 * allow.max_rounds} releases in all")

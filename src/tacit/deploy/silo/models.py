@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +76,33 @@ def _checked(request: Bundle, payload: bytes) -> dict[str, bytes]:
 
 
 def _has_form(name: str, content: bytes) -> bool:
-    """Whether a file is what it is called: safetensors, a JSON object of this format, or a text."""
+    """Whether a file is what it is called: safetensors, a JSON object of this format, or a text.
+
+    No text in it steers the terminal of who reads the card, or of who is shown the names of classes and columns.
+    """
     try:
         if name == "README.md":
-            # Nothing that steers a terminal.
-            return all(char in "\n\t" or unicodedata.category(char) != "Cc" for char in content.decode("utf-8"))
+            return _is_plain(content.decode("utf-8"))
         if name == "model.json":
-            return json.loads(content)["format"] == 1
+            tree = json.loads(content)
+            return tree["format"] == 1 and all(map(_is_plain, _texts(tree)))
         header = int.from_bytes(content[:8], "little")
         return header <= MOST_TEXT and isinstance(json.loads(content[8 : 8 + header]), dict)
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
+
+
+def _is_plain(text: str) -> bool:
+    return all(char in "\n\t" or unicodedata.category(char) != "Cc" for char in text)
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """Every text in a tree of plain values, keys among them."""
+    parts = [*tree, *tree.values()] if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    if isinstance(tree, str):
+        yield tree
+    for part in parts:
+        yield from _texts(part)
 
 
 def _make_room(folder: Path, size: int) -> None:

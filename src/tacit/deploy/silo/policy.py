@@ -56,8 +56,8 @@ class AllowSection(Section):
     """Which studies are considered at all, and when they are answered.
 
     ``max_epsilon_per_study`` bounds a plan's own epsilon, and so its price at the account's delta: no plan may have a
-    larger one. ``hours`` are spans of the day in UTC, such as 08:00-18:00 or 22:00-06:00; outside them nothing is
-    answered.
+    larger one. ``max_parameters`` bounds a model, and a round says at most twice as many numbers. ``hours`` are spans
+    of the day in UTC, such as 08:00-18:00 or 22:00-06:00; outside them nothing is answered.
     """
 
     algorithms: tuple[str, ...]

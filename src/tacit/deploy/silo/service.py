@@ -621,11 +621,12 @@ class SiloService:
         asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
         stored = ledger.stored(request.study, request.round)
         attempt = request.attempt if isinstance(request, AnswerTogether) else 0
+        # First: what the policy of this moment does not allow leaves no more, not even what was debited before.
+        worker = self._worker(ledger, request.study)
         if stored is not None and stored.request == asked:
             return frame(stored.header, stored.payload)
         if stored is not None and (request.round, attempt) <= (account.last, account.attempt):
             raise RefusalError("answered", f"round {request.round + 1} was answered for another broadcast or roster")
-        worker = self._worker(ledger, request.study)
         _check_turn(worker.offer, account, request.round, attempt)
         broadcast = worker.broadcast(request.round, wire.read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
