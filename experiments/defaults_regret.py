@@ -39,12 +39,14 @@ class Explored:
     """The grid of one data set: errors by rounds, output and setting at every epsilon."""
 
     def __init__(self, label: str, by_rounds: Mapping[int, Row], epsilons: Sequence[float], delta: float) -> None:
-        self.label, self.by_rounds, self.epsilons, self.delta = label, by_rounds, epsilons, delta
+        self.label, self.by_rounds, self.epsilons = label, by_rounds, epsilons
         self.facts = next(iter(by_rounds.values()))
         self.task, self.records = self.facts["task"], self.facts["records"]
         outputs = self.facts["classes"] if self.task == "multiclass" else 1
         self.parameters = (self.facts["features"] + 1) * outputs
         self.count = sum(len(self._grid(r)) * len(row["errors"]) for r, row in by_rounds.items())
+        told: dict[str, Any] = {"delta": delta, "weights": self.records}
+        self.noise = [mean_noise(self.records, epsilon=epsilon, **told) for epsilon in epsilons]
         self._tables: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
 
     def _grid(self, rounds: int) -> list[Row]:
@@ -75,9 +77,8 @@ class Explored:
     def errors(self, rule: Rule) -> np.ndarray:
         """The error of a rule at every epsilon, between the steps of the grid on a line in their logarithms."""
         found = []
-        for place, epsilon in enumerate(self.epsilons):
-            noise = mean_noise(self.records, epsilon=epsilon, delta=self.delta, weights=self.records)
-            walk = noise * rule.clip * rule.rounds * math.sqrt(self.parameters)
+        for place in range(len(self.epsilons)):
+            walk = self.noise[place] * rule.clip * rule.rounds * math.sqrt(self.parameters)
             step = rule.cap if rule.kappa is None else min(rule.cap, rule.kappa / walk)
             steps, errors = self._table(rule, place)
             found.append(float(np.interp(math.log(step), steps, errors)))
