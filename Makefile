@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export TACIT_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo consortium test browser check lint types format docs bench bench-peers audit soak clean
+.PHONY: demo consortium test browser check lint types format docs bench bench-peers audit defaults soak clean
 
 demo: $(VENV)/base
 	$(BIN)/tacit run heart-disease
@@ -73,6 +73,11 @@ bench-peers: .venv-peers/installed
 # results/audit. It takes two to three hours on two cores; stopped, it goes on where it was.
 audit: $(VENV)/installed
 	$(BIN)/python -m experiments.audit --trials 100000 --seed 0 --jobs 2
+
+# What the defaults lose against the best of hundreds of settings, on public data sets; writes results/defaults. Stopped,
+# it goes on where it was.
+defaults: $(VENV)/installed
+	$(BIN)/python -m experiments.defaults
 
 # Kill daemons at random points; send them a hundred thousand hostile messages of a proposer, and as many forgeries; hold
 # twenty thousand answers to hostile broadcasts, and six hundred shuffled sums of such, against their clips; price two

@@ -27,7 +27,6 @@ def test_a_name_is_answered_with_the_function_to_call():
         ("mb-sgd", r"tacit\.mb_sgd\(step_size=\.\.\., num_rounds=\.\.\.\), got 'mb-sgd'; names are for studies"),
         ("local-sgd", r"tacit\.local_sgd\(step_size=\.\.\., num_rounds=\.\.\., local_steps=\.\.\.\)"),
         ("unheard-of", r"tacit\.mb_sgd\("),
-        (None, r"tacit\.mb_sgd\("),
     ):
         with pytest.raises(TacitError, match=call):
             tacit.fit(LOGISTIC, tables(), given, budget=BUDGET, clip_norm=1.0)

@@ -71,3 +71,18 @@ def test_the_output_is_the_weighted_mean_of_the_iterates_before_the_last():
 def test_weights_must_be_usable():
     with pytest.raises(ValueError, match="6 non-negative weights"):
         find("mb-sgd").build(LOGISTIC, noise_multiplier=1.0, output=[1.0, 2.0], **UNEQUAL)
+
+
+def test_the_tail_is_the_mean_of_the_second_half():
+    made, problem, _ = least_squares(sizes=(20,))
+    given = {"step_size": 0.3, "num_rounds": 7, "clip_norm": 1e3, "noise_multiplier": 0.0, "batch_size": None}
+    tail, weighted = (
+        simulate(
+            find("mb-sgd").build(problem, sampling="full", output=output, **given),
+            start(problem),
+            enrol(made),
+            key=jax.random.key(0),
+        ).params
+        for output in ("tail", [0, 0, 0, 1, 1, 1, 1])
+    )
+    np.testing.assert_allclose(tail["linear"]["w"], weighted["linear"]["w"], rtol=1e-5)

@@ -412,3 +412,13 @@ def test_levels_of_which_none_occurs_are_refused(clinics):
     assert not (clinics / "study.toml").exists()
     shown = " ".join(tacit("init", clinics, *DECLARE, "--levels", "sex=f,x").stdout.split())
     assert "'m' occurs but is not among its levels" in shown
+
+
+def test_another_norm_keeps_more_of_size_and_moves_clip_and_step(clinics):
+    tacit("init", clinics, *DECLARE)
+    usual = load_study(clinics / "study.toml")
+    tacit("init", clinics, *DECLARE, "--norm", "7", "--force")
+    longer = load_study(clinics / "study.toml")
+    assert longer.algorithm.clip_norm == pytest.approx(5 * usual.algorithm.clip_norm, rel=0.01)
+    assert longer.algorithm.step_size == pytest.approx(usual.algorithm.step_size / 5, rel=0.01)
+    assert federation_of(longer, 0).feature_norm == 7.0

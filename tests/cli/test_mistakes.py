@@ -40,7 +40,7 @@ def test_a_flag_that_names_no_column_is_told_before_anything_is_asked(clinics, m
 def test_a_grid_is_shown_where_there_is_none():
     told = RUNNER.invoke(app, ["tune", "heart-disease"]).exception
     assert isinstance(told, TacitError)
-    example = str(told).partition(": ")[2]
+    example = str(told).partition(": ")[2].partition(";")[0]
     assert example.startswith("tacit tune heart-disease --grid ")
     assert RUNNER.invoke(app, [*shlex.split(example)[1:], "--plan"]).exit_code == 0
 
@@ -48,5 +48,5 @@ def test_a_grid_is_shown_where_there_is_none():
 def test_rounds_are_refused_in_a_grid_with_the_reason():
     told = RUNNER.invoke(app, ["tune", "heart-disease", "--grid", "algorithm.num_rounds=[10,30]"]).exception
     assert isinstance(told, TacitError)
-    assert "among algorithm.clip_norm, algorithm.step_size, got algorithm.num_rounds." in str(told)
+    assert "among algorithm.clip_norm, algorithm.server, algorithm.step_size, got algorithm.num_rounds." in str(told)
     assert "no price is known" in str(told)

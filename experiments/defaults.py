@@ -1,0 +1,321 @@
+"""What the defaults lose against the best of many settings, on public data sets.
+
+``python -m experiments.defaults`` writes ``results/defaults``; stopped, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import time
+import tomllib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.common import grid_of, records_of, seeds_of
+from experiments.defaults_page import draw, words
+from experiments.defaults_regret import PLAIN, Explored, Rule, left_out
+from experiments.folder import Data, Experiment, Parts
+from tacit import data, geometry
+from tacit.algorithm import Algorithm, Server, Terms
+from tacit.algorithms.mb_sgd import mb_sgd
+from tacit.data import Federation
+from tacit.data.build import Division, build
+from tacit.data.tabular import fixed_table
+from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
+from tacit.objectives.server import RULES
+from tacit.plans.assemble import Facts
+from tacit.plans.defaults import LINEAR, Settings, defaults_of
+from tacit.plans.spec import study_from
+from tacit.privacy import Budget, gdp_mu
+from tacit.simulate.compiled import simulate_grid
+from tacit.simulate.participation import participation
+from tacit.studies.rehearse import rehearse
+from tacit.studies.run import Declared, Prepared, prepare_facts
+
+EPSILONS, DELTA, TEST = (1.0, 4.0, 8.0), 1e-6, 0.3
+ROUNDS = (30, 100)
+CLIPS = {"binary": (0.1, 0.3, 1.0), "multiclass": (0.1, 0.3, 1.0), "regression": (0.03, 0.1, 0.3, 1.0)}
+PLAIN_STEPS = (0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+STEPS = {"sgd": PLAIN_STEPS, "momentum": PLAIN_STEPS, "adam": (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)}
+OUTPUTS = ("last", "average", "tail")
+BALL = 10.0
+NORMS = (1.0, 4.0)
+"""What rows are shrunk to: the first loses what features say about size, the last keeps nearly all of it."""
+REHEARSED = 4.0
+REHEARSALS = ("heart disease", "iris", "diabetes")
+"""Where, and at which epsilon, rehearsals are held against the grid."""
+RUN = ("iris", "wine", "digits", "MNIST, digits", "heart disease", "breast cancer", "diabetes", "insurance")
+"""Where the defaults are run, with rows of both norms; elsewhere they are read from the grid."""
+EARLIER = {
+    "binary": {"step_size": 8.0, "clip_norm": 0.71},
+    "multiclass": {"step_size": 4.0, "clip_norm": 0.5},
+    "regression": {"step_size": 1.0, "clip_norm": 0.5},
+}
+"""What `tacit init` wrote before: 30 rounds of plain steps, and the mean of all iterates."""
+
+
+class Source(NamedTuple):
+    """A data set: by what name the page has it, how many splits there are, and how it is divided."""
+
+    label: str
+    name: str
+    splits: int
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+DIGITS = {"partition": "iid", "silos": 10, "task": "digits", "features": "pca-50"}
+SOURCES = (
+    Source("iris", "iris", 24),
+    Source("wine", "wine", 16),
+    Source("digits", "digits", 4),
+    Source("MNIST, digits", "mnist", 2, {**DIGITS, "records_per_silo": 300}),
+    Source("heart disease", "heart-disease", 12),
+    Source("breast cancer", "breast-cancer", 8),
+    Source("credit card", "credit-card", 3, {"records_per_silo": 600}),
+    Source("ACS income", "acs-income", 3, {"records_per_silo": 600}),
+    Source("MNIST, parity", "mnist", 3, {"records_per_silo": 80}),
+    Source("adult", "adult", 2, {"records_per_silo": 1500}),
+    Source("adult, large", "adult", 1, {"records_per_silo": 8000}),
+    Source("diabetes", "diabetes", 12),
+    Source("insurance", "insurance", 8),
+    Source("California housing", "california-housing", 3, {"records_per_silo": 250}),
+    Source("school", "school", 2),
+)
+BUNDLED = tomllib.loads((Path(__file__).parent / "defaults_tables.toml").read_text(encoding="utf-8"))
+"""Data sets that come with scikit-learn and are not in the catalogue, with ranges that are known without them."""
+
+
+def federation_of(source: Source, seed: int) -> Federation:
+    """One division and split of a data set; seven tenths of each silo train."""
+    if source.name not in BUNDLED:
+        return data.load(source.name, seed=seed, validation=0.0, test=TEST, **source.options)
+    tree = BUNDLED[source.name]
+    from sklearn import datasets
+
+    bunch = getattr(datasets, f"load_{source.name}")(**tree.get("load", {}))
+    names = [name for feature in tree["features"] for name in feature["columns"]]
+    low, high = (tree["target"].get(key, 0.0) for key in ("low", "high"))
+    y = bunch.target if "classes" in tree else np.clip((bunch.target - low) / (high - low), 0.0, 1.0)
+    table = fixed_table(tree, dict(zip(names, bunch.data.T.astype(float), strict=True)), y)
+    table = dataclasses.replace(table, task="multiclass") if "classes" in tree else table
+    shares: dict[str, Any] = {"validation": 0.0, "test": TEST, "seed": seed}
+    how = {"level": None, "attribute": None, "records": None, **tree["division"]}
+    return build(source.name, table, Division(**how, **shares))
+
+
+def shrunk(federation: Federation, norm: float = 1.0) -> Federation:
+    """Every row shrunk to a norm by itself, if it is longer; `tacit init` has norm one unless it is told another."""
+
+    def of(records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x = np.asarray(records["x"], np.float64)
+        x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True) / norm, 1.0)
+        return {"x": x.astype(np.float32), "y": records["y"]}
+
+    silos = [dataclasses.replace(silo, train=of(silo.train), test=of(silo.test)) for silo in federation.silos]
+    return dataclasses.replace(federation, silos=tuple(silos), feature_norm=norm)
+
+
+def problem_for(federation: Federation) -> Problem:
+    """A linear model in the ball of `tacit init`."""
+    loss = {"binary": logistic, "multiclass": softmax, "regression": squared}[federation.task]()
+    outputs = federation.num_classes if federation.task == "multiclass" and federation.num_classes else 1
+    return Problem(Objective(linear(federation.feature_shape[0], outputs), loss), geometry.l2_ball(BALL))
+
+
+def every_output(algorithm: Algorithm, rounds: int) -> Algorithm:
+    """The same rounds with all three outputs at once: the last iterate, the mean of all, and of the second half."""
+    [(kind, part)] = algorithm.rounds.items()
+
+    def tell(state: Any, message: Any) -> Any:
+        inner, average, tail = state
+        after, r = part.server.tell(inner, message), inner_of(inner).round_index
+        kept = jnp.where(r >= rounds // 2, 1.0 / (r - rounds // 2 + 1.0), 0.0)
+
+        def moved(mean: Any, share: Any) -> Any:
+            return jax.tree.map(lambda m, w: m + share * (w - m), mean, inner_of(inner).params)
+
+        return after, moved(average, 1.0 / (r + 1.0)), moved(tail, kept)
+
+    server = Server(lambda state: part.server.ask(state[0]), tell)
+    return Algorithm(
+        lambda params: (algorithm.init(params), params, params),
+        {kind: dataclasses.replace(part, server=server)},
+        algorithm.schedule,
+        lambda state: dict(zip(OUTPUTS, (inner_of(state[0]).params, state[1], state[2]), strict=True)),
+    )
+
+
+def inner_of(state: Any) -> Any:
+    """The algorithm's state within that of its server."""
+    return getattr(state, "state", state)
+
+
+def settings_of(task: str) -> list[dict[str, Any]]:
+    """The settings of one number of rounds, each of which has all outputs."""
+    return [point for server, steps in STEPS.items()
+            for point in grid_of(server=[server], step_size=steps, clip_norm=CLIPS[task])]  # fmt: skip
+
+
+def errors_of(federations: list[Federation], points: list[dict[str, Any]], rounds: int) -> dict[str, np.ndarray]:
+    """For each output, the test error of each split at each point; of regression, over that of predicting the mean.
+
+    A point has an epsilon besides its setting.
+    """
+    problem, who = (
+        problem_for(federations[0]),
+        participation(len(federations[0].silos), weights=records_of(federations[0])),
+    )
+    seeds = seeds_of(federations, problem.objective, ("test",))
+    grid = {
+        "server": np.asarray([RULES.index(point["server"]) for point in points]),
+        "noise_multiplier": np.asarray([rounds**0.5 / gdp_mu(point["epsilon"], DELTA) for point in points], np.float32),
+        **{name: np.asarray([point[name] for point in points], np.float32) for name in ("step_size", "clip_norm")},
+    }
+
+    def build(server: Any, step_size: Any, **own: Any) -> Algorithm:
+        terms = Terms(batch_size=None, sampling="full", **own)
+        recipe = mb_sgd(step_size=step_size, num_rounds=rounds, output="last").with_server(server)
+        return every_output(recipe(problem, terms), rounds)
+
+    def measure(found: Any, parts: Any) -> dict[str, Any]:
+        metric = "mse" if federations[0].task == "regression" else "error"
+        return {name: problem.objective.measure(params, parts["test"])[metric] for name, params in found.items()}
+
+    outcome = simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=rounds)
+    scale = np.ones(len(seeds))
+    if federations[0].task == "regression":
+        means = [np.concatenate([silo.train["y"] for silo in one.silos]).mean() for one in federations]
+        tests = [np.concatenate([silo.test["y"] for silo in one.silos]) for one in federations]
+        scale = np.asarray([((test - mean) ** 2).mean() for test, mean in zip(tests, means, strict=True)])
+    found = {name: values[:, :, -1] / scale[:, None] for name, values in outcome.trace.items()}
+    return {name: np.sqrt(v) if federations[0].task == "regression" else v for name, v in found.items()}
+
+
+def explored(given: argparse.Namespace) -> Parts:
+    """The grid on every data set: mean test errors by output, epsilon and setting."""
+    parts = Parts(
+        given.out / "parts.json",
+        [SOURCES, BUNDLED, EPSILONS, DELTA, TEST, ROUNDS, CLIPS, STEPS, BALL, NORMS, REHEARSED, LINEAR],
+    )
+    for source in SOURCES:
+        federations: list[Federation] = []
+        for rounds in ROUNDS:
+            parts.get(f"{source.label}, {rounds} rounds", partial(_explore, source, federations, rounds))
+    named = {source.label: source for source in SOURCES}
+    for label in RUN:
+        parts.get(f"{label}, defaults", partial(settled, named[label]))
+    for label in REHEARSALS:
+        parts.get(f"{label}, rehearsed", partial(rehearsed, named[label]))
+    return parts
+
+
+def _explore(source: Source, federations: list[Federation], rounds: int) -> Data:
+    if not federations:
+        federations += [shrunk(federation_of(source, seed)) for seed in range(source.splits)]
+    first = federations[0]
+    before = [{"server": "sgd", **EARLIER[first.task], "earlier": True}] if rounds == ROUNDS[0] else []
+    settings = [*settings_of(first.task), *before]
+    errors = errors_of(federations, [{**point, "epsilon": e} for e in EPSILONS for point in settings], rounds)
+    means = {name: values.mean(0).reshape(len(EPSILONS), -1).round(4).tolist() for name, values in errors.items()}
+    facts = {"task": first.task, "records": records_of(first), "features": first.feature_shape[0],
+             "classes": first.num_classes, "splits": len(federations)}  # fmt: skip
+    return {**facts, "settings": settings, "errors": means}
+
+
+def settled(source: Source) -> Data:
+    """The defaults at every epsilon, with rows shrunk to each of the norms."""
+    own = [federation_of(source, seed) for seed in range(source.splits)]
+    found = {}
+    for norm in NORMS:
+        federations = [shrunk(federation, norm) for federation in own]
+        rows = [_row(settings_at(federations[0], epsilon), epsilon) for epsilon in EPSILONS]
+        ours = settings_at(federations[0], EPSILONS[0])
+        # Neither rounds nor output depend on the budget.
+        errors = errors_of(federations, rows, ours.num_rounds)[ours.output].mean(0).round(4).tolist()
+        found[f"{norm:g}"] = [{**row, "error": error} for row, error in zip(rows, errors, strict=True)]
+    return found
+
+
+def rehearsed(source: Source) -> Data:
+    """The settings that a rehearsal chooses at one epsilon, and their mean test error."""
+    federations = [shrunk(federation_of(source, seed)) for seed in range(source.splits)]
+    ours = settings_at(federations[0], REHEARSED)
+    started = time.process_time()
+    found = rehearse(*study_at(federations[0], REHEARSED, ours), seed=0)
+    seconds = time.process_time() - started
+    row = {**_row(ours, REHEARSED), **found.sections["algorithm"]}
+    error = float(errors_of(federations, [row], ours.num_rounds)[ours.output].mean())
+    return {**row, "error": round(error, 4), "cpu_seconds": round(seconds, 1)}
+
+
+def _row(settings: Settings, epsilon: float) -> dict[str, Any]:
+    own = {name: getattr(settings, name) for name in ("server", "step_size", "clip_norm")}
+    return {"epsilon": epsilon, **own}
+
+
+def settings_at(federation: Federation, epsilon: float | None) -> Settings:
+    """What `tacit init` proposes for these silos."""
+    budget = None if epsilon is None else Budget(epsilon=epsilon, delta=DELTA)
+    records = records_of(federation)
+    return defaults_of(problem_for(federation), records, budget, weights=records, feature_norm=federation.feature_norm)
+
+
+def study_at(federation: Federation, epsilon: float, start: Settings) -> tuple[Prepared, Facts]:
+    """A study of these silos as `tacit init` writes it, priced from their sizes alone."""
+    tree = {
+        "name": federation.name,
+        "data": {"name": "csv"},
+        "objective": {"regulariser": f"l2-ball:{BALL:g}"},
+        "algorithm": {"name": "mb-sgd", **start._asdict()},
+        "privacy": {"epsilon": epsilon, "delta": DELTA},
+        "run": {"weights": "records"},
+    }
+    facts = Declared(federation.task, federation.num_classes, federation.feature_shape, 1.0)
+    return prepare_facts(study_from(tree), facts, records_of(federation)), facts
+
+
+def compute(given: argparse.Namespace) -> Data:
+    """Every cell: a data set at an epsilon."""
+    found = explored(given).found
+    rows = {name: part["rows"] for name, part in found.items()}
+    sets = [Explored(s.label, {r: rows[f"{s.label}, {r} rounds"] for r in ROUNDS}, EPSILONS, DELTA) for s in SOURCES]
+    best = {(one.label, place): one.best(place) for one in sets for place in range(len(EPSILONS))}
+    fitted = left_out(sets, {key: row["error"] for key, row in best.items()})
+    cells = []
+    for one, (place, epsilon) in itertools.product(sets, enumerate(EPSILONS)):
+        ours, practice = rows.get(f"{one.label}, defaults"), rows.get(f"{one.label}, rehearsed")
+        cells.append({
+            "data": one.label,
+            "epsilon": epsilon,
+            "best": best[one.label, place],
+            "earlier": one.earlier(place),
+            "default": round(float(one.errors(_rule(one.task))[place]), 4),
+            "plain": round(float(one.errors(PLAIN[one.task])[place]), 4),
+            "left_out": fitted[one.label][place],
+            "rehearsed": practice if epsilon == REHEARSED else None,
+            "norms": None if ours is None else {norm: own[place]["error"] for norm, own in ours.items()},
+        })  # fmt: skip
+    facts = {one.label: {**one.facts, "settings": one.count, "errors": None} for one in sets}
+    minutes = sum(part["cpu_seconds"] for part in found.values()) / 60
+    return {"sets": facts, "cells": cells, "cpu_minutes": round(minutes, 1), "delta": DELTA, "rehearsed_at": REHEARSED}
+
+
+def _rule(task: str) -> Rule:
+    """The defaults as a rule of the grid; its clips are among the grid's."""
+    own = LINEAR[task]
+    return Rule(own.rounds, own.output, own.server, own.clip, own.kappa, own.cap)
+
+
+EXPERIMENT = Experiment("defaults", compute, draw, words)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()
