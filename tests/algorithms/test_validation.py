@@ -29,7 +29,7 @@ def door_of(case, records=60, **own):
     columns = rng.choice(np.array([0.0, 1.0, 2.0, -1.0, 9.0], np.float32), (records, 2))
     problem = Problem(Objective(linear(4, outputs), loss))
     terms = Terms(clip_norm=None, noise_multiplier=1.0, batch_size=None, sampling="full")
-    silo = validation(groups=["sex"], columns=GROUP, **own)(problem, terms).rounds["validation"].silo
+    silo = validation(asked={"groups": ["sex"], **own}, columns=GROUP)(problem, terms).rounds["validation"].silo
     door = Door(silo, {"x": x, "y": targets(rng, records), "columns": columns}, silo_index=0, form=False)
     return door, problem
 
@@ -77,4 +77,4 @@ def test_a_loss_that_is_no_count_is_refused():
 
     terms = Terms(clip_norm=None, noise_multiplier=1.0, batch_size=None, sampling="full")
     with pytest.raises(StatisticsError, match="no count of single records"):
-        validation()(Problem(Objective(hazards(4, 5), piecewise_exponential(5))), terms)
+        validation(asked={})(Problem(Objective(hazards(4, 5), piecewise_exponential(5))), terms)

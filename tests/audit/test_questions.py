@@ -46,7 +46,7 @@ def _statistics(kind, z):
 
 def _validation(loss, outputs, targets, z):
     problem = Problem(Objective(linear(2, outputs), loss))
-    made = validation()(problem, Terms(clip_norm=None, noise_multiplier=z, **TERMS))
+    made = validation(asked={})(problem, Terms(clip_norm=None, noise_multiplier=z, **TERMS))
     params = {"linear": {"w": jnp.array([[4.0] * outputs, [0.0] * outputs]), "b": jnp.arange(float(outputs))}}
     corners = itertools.product([-1.0, 1.0], targets)
     return made, params, [{"x": np.array([x, 0.0], np.float32), "y": y} for x, y in corners]

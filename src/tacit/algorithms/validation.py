@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from tacit.algorithm import Algorithm, Message, Params, Record, Round, Server, Silo, Terms, recipe
 from tacit.algorithms.statistics import Cells, row_of
 from tacit.counting.request import StatisticsError, block, noise_ratios
-from tacit.counting.scored import BINS, Scored, Task, scored
+from tacit.counting.scored import Scored, Task, scored
 from tacit.objectives import Problem, untapped
 
 TASKS: Mapping[str, Task] = {
@@ -43,22 +43,16 @@ class ValidationState(NamedTuple):
 
 @recipe
 def validation(
-    problem: Problem,
-    terms: Terms,
-    *,
-    bins: int = BINS,
-    threshold: float = 0.5,
-    residual: float = 1.0,
-    groups: Sequence[str] = (),
-    columns: Sequence[Mapping[str, Any]] = (),
+    problem: Problem, terms: Terms, *, asked: Mapping[str, Any], columns: Sequence[Mapping[str, Any]] = ()
 ) -> Algorithm:
     """Counts by (score, truth) of the model that it starts from; the output has the mean row of each table.
 
-    ``columns`` are those of a record's field ``columns`` that ``groups`` name, as a schema declares them.
+    ``asked`` are terms of `tacit.counting.scored.scored`: bins, threshold, residual and groups. ``columns`` are those
+    of a record's field ``columns`` that groups name, as a schema declares them.
     """
     if terms.channel == "shuffled-reports":
         raise StatisticsError('Expected channel="direct", "pairwise", "shuffled-sum" or "trusted" for validation.')
-    wanted = tables_for(problem, bins=bins, threshold=threshold, residual=residual, groups=groups, columns=columns)
+    wanted, groups = tables_for(problem, asked, columns), asked.get("groups")
     tables, names = wanted.tables, [block(place) for place in range(len(wanted.tables))]
 
     def init(params: Params) -> ValidationState:
@@ -81,15 +75,18 @@ def validation(
     return Algorithm(init, {"validation": once}, ("validation",), lambda state: state.cells)
 
 
-def tables_for(problem: Problem, **terms: Any) -> Scored:
-    """The tables of a validation of this problem's models; ``terms`` are those of `validation`."""
+def tables_for(problem: Problem, asked: Mapping[str, Any], columns: Sequence[Mapping[str, Any]]) -> Scored:
+    """The tables of a validation of this problem's models."""
+    if strange := sorted(set(asked) - {"bins", "threshold", "residual", "groups"}):
+        raise StatisticsError(f"Expected bins, threshold, residual and groups of a validation, got {strange[0]!r}.")
     loss = problem.objective.cost.name or "a loss of one's own"
     if loss not in TASKS:
         raise StatisticsError(
             f"Expected a loss among {', '.join(TASKS)} to count scores of, got {loss!r}: what it measures is no count "
             "of single records."
         )
-    return scored(TASKS[loss], _outputs(problem) if TASKS[loss] == "multiclass" else 2, **terms)
+    outputs = _outputs(problem) if TASKS[loss] == "multiclass" else 2
+    return scored(TASKS[loss], outputs, **{"columns": columns, **asked})
 
 
 def _outputs(problem: Problem) -> int:

@@ -228,7 +228,8 @@ def unknown_meaning(facts: Sequence[Welcome]) -> str | None:
 def _algorithm(study: Study, facts: Sequence[Welcome]) -> dict[str, Any]:
     """The algorithm's section of a plan; statistics name the columns that they read, as all silos declare them."""
     section = study.algorithm.model_dump(mode="json", exclude_none=True)
-    if study.algorithm.name not in QUESTIONS or (study.algorithm.name == "validation" and not section.get("groups")):
+    groups = section.get("asked", {}).get("groups", ())
+    if study.algorithm.name not in QUESTIONS or (study.algorithm.name == "validation" and not groups):
         return section
     told = next((fact.description for fact in facts if fact.description is not None), description_of(study))
     if told is None or told.columns is None:
@@ -237,7 +238,7 @@ def _algorithm(study: Study, facts: Sequence[Welcome]) -> dict[str, Any]:
     if study.algorithm.name == "statistics":
         columns = used_columns(declared, section["statistics"])
     else:
-        columns = [{**own, "place": place} for place, own in enumerate(declared) if own["name"] in section["groups"]]
+        columns = [{**own, "place": place} for place, own in enumerate(declared) if own["name"] in groups]
     plain = {**section, "columns": json.loads(json.dumps(columns))}
     try:
         return plain_section(plain)

@@ -119,7 +119,8 @@ def _point(asked: Evaluation, model: TrainedModel, willing: Met) -> Checkpoint:
 def question(asked: Evaluation, model: TrainedModel) -> Study:
     """The study of one round that asks about a model."""
     section = asked.section
-    algorithm = {"name": NAME, "channel": asked.channel, **{name: getattr(section, name) for name in _NUMBERS}}
+    wanted = {name: getattr(section, name) for name in _NUMBERS}
+    algorithm = {"name": NAME, "channel": asked.channel, "asked": wanted}
     tree = {
         "name": asked.name,
         "data": {"name": "silo", "options": {"ranges": asked.ranges} if asked.ranges else {}},
@@ -173,9 +174,7 @@ def _write(
     """Write and return what the answers say, as plain data and as a picture."""
     plan = coordinator.point.plan
     section = plan.algorithm
-    terms = {name: section[name] for name in ("bins", "threshold", "residual") if name in section}
-    groups, columns = section.get("groups") or (), section.get("columns") or ()
-    wanted = tables_for(builder_from(plan, 1).problem, groups=groups, columns=columns, **terms)
+    wanted = tables_for(builder_from(plan, 1).problem, section["asked"], section.get("columns") or ())
     found, target = answered(coordinator, wanted.tables), model.description.target
     counted = {**found.sizes, ALL_SILOS: sum(found.sizes.values())}
     rows = {}
