@@ -22,7 +22,7 @@ from tacit.algorithm import Release, Silo
 from tacit.objectives import Objective, cnn, linear, logistic, mlp, softmax
 from tacit.objectives.query import gradient_at, gradient_difference
 from tacit.silo import exact_statistic, view_of
-from tacit.silo.door import Door, no_noise
+from tacit.silo.door import NO_PAST, Door, no_noise
 
 RECORDS, REPEATS, CLIP = 1000, 15, 0.5
 MODELS = {
@@ -62,7 +62,7 @@ def now(silo: Silo, work: Any, records: Any) -> Callable[[], Any]:
 
     def run() -> Any:
         batches = [door.batch(0, None)]
-        return door.answer(work, (), batches=batches, sampler=no_noise, previous=None).message
+        return door.answer(work, (), batches=batches, sampler=no_noise, past=NO_PAST).message
 
     return run
 

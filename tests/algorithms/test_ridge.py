@@ -8,8 +8,9 @@ import tacit
 from tacit.algorithm import Terms
 from tacit.algorithms.ridge import ridge
 from tacit.objectives import Objective, Problem, linear, logistic, squared
+from tacit.privacy.strategy import FRESH
 from tacit.silo import enrol
-from tacit.silo.door import DiscreteGaussian, Door, no_noise
+from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise
 from tacit.silo.integers import BOUND
 from tacit.simulate.compiled import simulate
 
@@ -54,7 +55,7 @@ def test_no_record_is_larger_than_its_blocks_clips_and_some_are_as_large():
     y = rng.choice([-1e30, 0.0, 0.5, 1.0, 7.0, np.nan], 60).astype(np.float32)
     silo = ridge(strength=0.1)(PROBLEM, terms(clip=1.5)).rounds["moments"].silo
     door = Door(silo, {"x": x, "y": y}, silo_index=0, form=False)
-    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, None, nonnegative=False)
+    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, FRESH, NO_PAST, nonnegative=False)
     clips = {name: float(own) for name, own in silo.release.clip(()).items()}
     norms = {name: [] for name in clips}
     for place in range(60):

@@ -9,7 +9,8 @@ import pytest
 from experiments.patients import COLUMNS, STATISTICS, patients
 from tacit.algorithm import Terms
 from tacit.algorithms.statistics import statistics
-from tacit.silo.door import DiscreteGaussian, Door, Engine, no_noise
+from tacit.privacy.strategy import FRESH
+from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, Engine, no_noise
 from tacit.silo.integers import BOUND
 
 VALUES = [-1.0, 0.0, 0.2, 0.5, 1.0, 2.0, np.nan, np.inf, -np.inf, 1e30, 0.9999999]
@@ -37,7 +38,7 @@ def door_of(columns, *, engine=None):
 
 def rows_at(door) -> dict[str, np.ndarray]:
     """Each record's integers as they are added: the sum over that record alone."""
-    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, None, nonnegative=True)
+    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, FRESH, NO_PAST, nonnegative=True)
     clips = dict.fromkeys(door.multiplier, 1.0)
     records = {"columns": door.records["columns"]}
     rows = []
@@ -97,7 +98,7 @@ def test_a_door_says_the_exact_table_without_noise_and_draws_the_priced_noise():
         return np.zeros(size, np.int64)
 
     door = door_of(columns)
-    said = door.answer((), (), batches=[door.batch(0, None)], sampler=sampler, previous=None).message
+    said = door.answer((), (), batches=[door.batch(0, None)], sampler=sampler, past=NO_PAST).message
     sexes = np.bincount(columns[:, 2].astype(int), minlength=4) / 500
     np.testing.assert_allclose(said["s00"], sexes, atol=1e-6)
     expected = [float(door.multiplier[name]) * 2**0.5 * BOUND for name in sorted(said)]

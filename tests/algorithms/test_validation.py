@@ -9,7 +9,8 @@ from tacit.algorithm import Terms
 from tacit.algorithms.validation import validation
 from tacit.counting.request import StatisticsError
 from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
-from tacit.silo.door import DiscreteGaussian, Door, no_noise
+from tacit.privacy.strategy import FRESH
+from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise
 from tacit.silo.integers import BOUND
 
 GROUP = [{"name": "sex", "kind": "category", "levels": ["f", "m"], "place": 1}]
@@ -40,7 +41,7 @@ def test_no_two_records_are_further_apart_than_the_price_says(case, weight):
     """Brute force over all pairs, for models that a hostile server may send, in exact integers."""
     door, problem = door_of(case)
     params = jax.tree.map(lambda leaf: jnp.full(leaf.shape, weight), problem.objective.init(jax.random.key(0)))
-    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, None, nonnegative=True)
+    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, FRESH, NO_PAST, nonnegative=True)
     clips = dict.fromkeys(door.multiplier, 1.0)
     rows = []
     for place in range(door.count):
@@ -59,7 +60,7 @@ def test_a_door_says_the_exact_counts_without_noise():
     door, _ = door_of("binary", 200)
     params = {"linear": {"w": jnp.array([[1.0], [0.5], [0.0], [0.0]]), "b": jnp.zeros(1)}}
     batch = door.batch(0, None)
-    said = door.answer(params, (), batches=[batch], sampler=no_noise, previous=None).message
+    said = door.answer(params, (), batches=[batch], sampler=no_noise, past=NO_PAST).message
     with np.errstate(over="ignore"):
         score = 1 / (1 + np.exp(-(door.records["x"] @ np.array([1.0, 0.5, 0.0, 0.0]))))
     counts = np.asarray(said["s00"]).reshape(20, 2) * 200

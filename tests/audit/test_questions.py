@@ -21,7 +21,7 @@ from tacit.objectives import Objective, Problem, linear, logistic, softmax, squa
 from tacit.plans.price import Seat, releases_of
 from tacit.privacy import price
 from tacit.privacy.gaussian import gdp_epsilon, gdp_mu
-from tacit.silo.door import Door, no_noise
+from tacit.silo.door import NO_PAST, Door, no_noise
 from tacit.silo.sampler import discrete_gaussian
 
 EPSILON, DELTA, TRIALS, RECORDS = 4.0, 1e-5, 500, 4
@@ -78,7 +78,7 @@ class Silo:
 
     def say(self, sampler):
         batch = self._door.batch(0, None)
-        said = self._door.answer(self._broadcast, (), batches=[batch], sampler=sampler, previous=None).message
+        said = self._door.answer(self._broadcast, (), batches=[batch], sampler=sampler, past=NO_PAST).message
         return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(said)])
 
 

@@ -247,7 +247,7 @@ def test_questions_are_asked_of_people(clinics, monkeypatch):
     assert schema["columns"]["sex"]["levels"] == ["f", "m"]
     assert schema["target"]["classes"] == ["no", "yes"]
     assert schema["read_from_records"] == []
-    answers = "y\n0\ny\n0.5\ny\nn\nn\nn\n500\n8\n11\n1\n2\n1\n1e-6\n"
+    answers = "y\n0\ny\n0.5\ny\nn\nn\nn\nn\n500\n8\n11\n1\n2\n1\n1e-6\n"
     done = RUNNER.invoke(app, ["choose"], input=answers)
     assert done.exit_code == 0, done.output
     assert "At the smallest silo, 500 records" in done.output

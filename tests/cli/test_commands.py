@@ -48,8 +48,8 @@ def test_plan_prints_the_documented_shape(here):
     found = json.loads(here("plan", "heart-disease", "--set", "run.seeds=1", "--json")[1])
     silo = found["silos"][0]
     common = {"name", "records", "epsilon", "delta", "epsilon_without_shuffler", "kinds", "risk", "user_level", "paper"}
-    assert set(silo) == common | {"epsilon_if_all_collude"}
-    assert silo["epsilon_without_shuffler"] is silo["epsilon_if_all_collude"] is None
+    assert set(silo) == common | {"epsilon_if_more_collude"}
+    assert silo["epsilon_without_shuffler"] is silo["epsilon_if_more_collude"] is None
     assert found["noise"].startswith("simulated")
     assert silo["user_level"]["epsilon"] > 50 * silo["epsilon"]
     assert 0 < silo["risk"]["advantage"] < 0.2

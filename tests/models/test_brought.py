@@ -18,7 +18,7 @@ from tacit.plans.catalogue import find
 from tacit.privacy.plan import Budget
 from tacit.silo import enrol
 from tacit.silo.batches import SecretBatch
-from tacit.silo.door import Door, Engine, no_noise
+from tacit.silo.door import NO_PAST, Door, Engine, no_noise
 from tacit.silo.engine import is_outside
 from tacit.simulate.compiled import simulate
 from tacit.simulate.loop import debug
@@ -80,7 +80,7 @@ def through_doors(problem, first, data, name):
         part = algorithm.rounds[kind]
         broadcast = part.server.ask(state)
         said = [
-            door.answer(broadcast, (), batches=[everybody] * part.silo.local_steps, sampler=no_noise, previous=None)
+            door.answer(broadcast, (), batches=[everybody] * part.silo.local_steps, sampler=no_noise, past=NO_PAST)
             for door in doors[kind]
         ]
         mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *(one.message for one in said))

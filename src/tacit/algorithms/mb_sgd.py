@@ -29,20 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tacit.algorithm import (
-    Algorithm,
-    Fixed,
-    Mechanism,
-    Message,
-    Number,
-    Params,
-    Round,
-    Server,
-    Silo,
-    Terms,
-    preset,
-    recipe,
-)
+from tacit.algorithm import Algorithm, Fixed, Mechanism, Number, Params, Round, Server, Silo, Terms, preset, recipe
 from tacit.algorithms.output import index_of
 from tacit.objectives import Problem, gradient_at
 
@@ -76,7 +63,7 @@ def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int
     def ask(state: MbSgdState) -> Params:
         return state.params
 
-    def tell(state: MbSgdState, gradient: Message) -> MbSgdState:
+    def tell(state: MbSgdState, gradient: Params) -> MbSgdState:
         step, weight = steps[state.round_index], weights[state.round_index]
         total = state.weight + weight
         share = jnp.where(total > 0, weight / jnp.maximum(total, 1e-30), 0.0)

@@ -26,13 +26,8 @@ Cells = dict[str, jax.Array]
 
 
 @recipe
-def statistics(
-    problem: Any,
-    terms: Terms,
-    *,
-    statistics: Sequence[Mapping[str, Any]],
-    columns: Sequence[Mapping[str, Any]] | None = None,
-) -> Algorithm:
+def statistics(problem: Any, terms: Terms, *, statistics: Sequence[Mapping[str, Any]],
+               columns: Sequence[Mapping[str, Any]] | None = None) -> Algorithm:  # fmt: skip
     """Counts, histograms, tables, quantiles, moments, correlations and survival, in one round.
 
     ``columns`` are those of a record's field ``columns`` as a schema declares them; a study leaves them out, and its
