@@ -488,7 +488,7 @@ def test_the_log_says_what_waits_and_what_was_refused_with_its_numbers(make, cap
     refusal = silo.refused("over-budget", Propose(plan=dear))
     assert re.search(r"fits the account of epsilon=4 at delta=1e-06 .* it would take \d+\.\d% of it", str(refusal))
     assert re.search(
-        r"refused, over-budget: Expected a study that fits .*takes \d.*epsilon 4, delta 1e-06\)", caplog.text
+        r"refused, over-budget: Expected a study that fits .*takes \d.*epsilon 4, delta 1e-06, fits \d", caplog.text
     )
     for _ in range(2):
         silo.propose(MB)
