@@ -387,6 +387,13 @@ class Algorithm:
         unknown = sorted(set(self.schedule) - set(self.rounds))
         if unknown:
             raise ValueError(f"Expected every kind of the schedule among {sorted(self.rounds)}, got {unknown}.")
+        for kind, part in self.rounds.items():
+            made_for, asked = part.silo.release.rounds, list(self.schedule).count(kind)
+            if made_for is not None and asked > made_for:
+                raise ValueError(
+                    f"Expected rounds={made_for} of correlated noise to be at least the {asked} rounds of {kind!r} in "
+                    "the schedule: nothing is promised of rounds that the noise was not made for."
+                )
 
     @property
     def turns(self) -> tuple[int, ...]:

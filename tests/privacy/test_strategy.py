@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tacit.algorithm import Release
+from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.privacy import Event, PricingError, gdp_epsilon, price
 from tacit.privacy.conversions import user_level_mu
+from tacit.privacy.plan import events_of
 from tacit.privacy.schedule import gaussian_mu, remembered_square
 from tacit.privacy.strategy import ONE, Strategy, correlated, strategy_of
 
@@ -177,3 +178,19 @@ def test_a_release_that_cannot_be_proved_is_refused(change):
     terms = {"sampling": "one-pass", "mechanism": "correlated", "rounds": 6, **change}
     with pytest.raises(ValueError, match="Expected"):
         Release(lambda work: 1.0, 1.0, 1, **terms)
+
+
+def test_a_schedule_longer_than_its_noise_was_made_for_is_refused():
+    """Five answers, all of one batch, would be priced as one: the passes beyond the noise's rounds are not counted."""
+    terms = {"sampling": "one-pass", "mechanism": "correlated", "rounds": 5, "passes": 50}
+    silo = Silo(lambda work, record: record["x"], Release(lambda work: 1.0, 5.0, 1, **terms))
+    step = Round(silo, Server(lambda state: (), lambda state, message: state))
+
+    def algorithm(rounds):
+        return Algorithm(lambda params: params, {"g": step}, ("g",) * rounds, lambda state: state)
+
+    seat = {"silo_index": 0, "silos": 1, "records": 5, "max_participations": 5}
+    [covered] = events_of(algorithm(5), **seat)
+    assert gaussian_mu([covered]) == pytest.approx(1 / 5.0)
+    with pytest.raises(ValueError, match=r"rounds=5 of correlated noise to be at least the 200 rounds of 'g'"):
+        algorithm(200)

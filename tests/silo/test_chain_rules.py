@@ -12,7 +12,8 @@ from tacit.privacy import PricingError, gdp_mu, price
 from tacit.privacy.filter import conversion, cost, rule_for
 from tacit.silo.chain import Limit, promised, replay, rules_in, settled
 from tacit.silo.ledger import inspect
-from tacit.silo.spending import Charge, over_budget, share
+from tacit.silo.pools import POOLS, TRAINING
+from tacit.silo.spending import Charge, over_budget, pool_shares, share
 from tests.silo.books import Home, debit, event, refused, reserve
 
 POISSON = {"sampling": "poisson", "batch": 10}
@@ -215,9 +216,12 @@ def test_a_past_fixed_in_advance_gives_nothing_back(home):
 
 def test_the_share_of_an_account_is_one_silo_s():
     rule = rule_for("gdp", 1.0, 1e-5)
-    other = event(records=50, batch=50)
-    with pytest.raises(PricingError, match="one value of records"):
-        share(rule, [Charge((event(),), 0.0), Charge((other,), 0.0)])
+    one, other = (Charge((own,), 0.0) for own in (event(), event(records=50, batch=50)))
+    for pool in (None, *POOLS):
+        with pytest.raises(PricingError, match="one value of records"):
+            pool_shares(rule, [(pool, one), (pool, other)])
+    # Studies of all records, from before a split, stand beside those of a pool: costs of a filter add up.
+    assert pool_shares(rule, [(None, one), (TRAINING, other)])[TRAINING] == share(rule, [one, other])
 
 
 def test_a_refusal_has_no_numbers_that_are_none():

@@ -192,3 +192,14 @@ def test_what_would_not_be_exact_enough_is_refused():
     loud = Silo(lambda work, record: record["x"], terms)
     with pytest.raises(DoorError, match="64 bits"):
         answers(Door(loud, RECORDS, silo_index=0, form=False), [0], discrete_gaussian)
+
+
+@pytest.mark.parametrize("mechanism", ["correlated", "cumulative"])
+def test_a_round_whose_noise_was_drawn_before_is_refused(mechanism):
+    """Without a draw of its own it would be said as it is, without noise."""
+    silo = mean_silo(mechanism=mechanism, rounds=8 if mechanism == "correlated" else None)
+    door = Door(silo, RECORDS, silo_index=0, form=False)
+    batches = [door.batch(0, np.arange(8))]
+    first = door.answer(None, (), batches=batches, sampler=discrete_gaussian, past=NO_PAST)
+    with pytest.raises(DoorError, match="only go forward"):
+        door.answer(None, (), batches=batches, sampler=discrete_gaussian, past=Past(first.noise, -1))

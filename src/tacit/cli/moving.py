@@ -88,7 +88,8 @@ def write_off(folder: Path, loss: dict[str, Any]) -> str:
     identity = {"records": len(records["y"]), "digest": digest(records), "test": False}
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     written = {"epsilon": loss["epsilon"], "delta": loss["delta"], "who": myself(), "when": when}
-    before = [Notes(_left(ledger)).revoked for ledger in (home.ledger, *put_aside(home.ledger))]
+    before = [Notes(_left(ledger)) for ledger in (home.ledger, *put_aside(home.ledger))]
+    splits = [one.split for one in before if one.split is not None and sum(one.split[1:]) == len(records["y"])]
     aside = lost.write_off(
         home.ledger,
         home.counter,
@@ -97,7 +98,9 @@ def write_off(folder: Path, loss: dict[str, Any]) -> str:
         place_of(home.folder, home.machine),
         approvals=sorted(home.approved.glob("*")),
         policy=plain_policy(policy),
-        revoked=sorted(set().union(*before)),
+        revoked=sorted(set().union(*(one.revoked for one in before))),
+        # What was set aside has never trained, and never will.
+        **({"pools": splits[0]._asdict()} if splits else {}),
     )
     kept = f" Put aside: {', '.join(map(str, aside))}." if aside else ""
     return (

@@ -93,7 +93,7 @@ def _at_the_door(event: Event, release: Release, silo_index: int) -> Event:
         width = noise_scale(min(float(own_term(z, silo_index)) for z in blocks), release.sensitivity)
     except DoorError:
         return event
-    discrete = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=width, rounds=None)
+    discrete = dataclasses.replace(event, mechanism="discrete-gaussian", grid_sigma=width, rounds=None, strategy=None)
     if event.mechanism in REMEMBERS:
         # Rounding what is remembered moves a sum a little farther than its sensitivity.
         rounding = ROUNDING if event.mechanism == "correlated" else 0.0

@@ -67,6 +67,8 @@ class Event:
             limit. Each kind's own `count` is limited besides.
         steps: How many releases of this kind one round makes.
         rounds: Correlated noise only: how many rounds it is made for. All of them are paid for, however many are made.
+        strategy: Correlated noise only: the weights and decays that it is made with (`tacit.privacy.strategy`), so that
+            a ledger prices what was released, whichever strategy is best known by then. None means today's.
 
     >>> Event(kind="gradient", noise_multiplier=30.5, count=50, records=1234, batch=1234, sampling="full")
     ... # doctest: +ELLIPSIS
@@ -90,6 +92,7 @@ class Event:
     participations: int | None = None
     steps: int = 1
     rounds: int | None = None
+    strategy: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         _require_choice("sampling", self.sampling, get_args(Sampling))
@@ -104,6 +107,7 @@ class Event:
             object.__setattr__(self, "participations", integer("participations", self.participations, 0))
         _check_sampling(self)
         _check_mechanism(self)
+        _check_strategy(self)
         _check_reports(self)
 
     @property
@@ -270,6 +274,15 @@ def _check_mechanism(event: Event) -> None:
         )
     if event.dimension is not None:
         object.__setattr__(event, "dimension", integer("dimension", event.dimension, 1))
+
+
+def _check_strategy(event: Event) -> None:
+    if event.strategy is None:
+        return
+    weights, decays = (tuple(integer("strategy", value, 0) for value in part) for part in event.strategy)
+    if event.mechanism != "correlated" or len(weights) != len(decays):
+        raise PricingError('Expected a strategy, with a decay for each weight, only with mechanism "correlated".')
+    object.__setattr__(event, "strategy", (weights, decays))
 
 
 def _check_reports(event: Event) -> None:

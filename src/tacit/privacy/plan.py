@@ -231,7 +231,13 @@ def _event(kind: str, part: Round, rounds: int, silo_index: int, silos: int, rec
         passes=release.passes if release.sampling == "one-pass" else 1,
         protects=release.protects,
         rounds=release.rounds,
+        strategy=None if release.rounds is None else _strategy(release),
     )
+
+
+def _strategy(release: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    found = strategy_of(release)
+    return found.weights, found.decays
 
 
 def _joint(release: Any, silo_index: int) -> float:

@@ -115,10 +115,13 @@ def strategy_of(terms: Release | Event) -> Strategy:
     """The strategy of a release, or of an event that was read from one.
 
     Every record is in every round unless batches are of a pass; then it comes again after ``rounds / passes`` at least.
+    An event that says its strategy keeps it.
     """
     if terms.mechanism == "correlated":
         if terms.rounds is None:
             raise PricingError("Expected the number of rounds that correlated noise is made for.")
+        if isinstance(terms, Event) and terms.strategy is not None:
+            return Strategy(terms.rounds, *terms.strategy)
         apart = -(-terms.rounds // terms.passes) if terms.sampling == "one-pass" else 1
         return correlated(terms.rounds, apart)
     return Strategy(1, (ONE,), (ONE,)) if terms.mechanism == "cumulative" else FRESH

@@ -138,8 +138,10 @@ class Notes:
             self.policy = data.get("policy", self.policy)
         if entry.kind in ("open", "move"):
             self.place = data.get("place", self.place)
-        if entry.kind == "pools" and self.split is None:
-            self.split = split_in(data)
+        # A ledger that writes another one off begins with that one's split, where it is known.
+        split = data if entry.kind == "pools" else data.get("pools") if entry.kind == "open" else None
+        if split is not None and self.split is None:
+            self.split = split_in(split)
 
 
 def _set_aside_before(plan: Any) -> float:

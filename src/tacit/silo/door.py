@@ -206,6 +206,8 @@ class DiscreteGaussian:
 
     def _noise(self, name: str, size: int) -> tuple[Int64[np.ndarray, " size"], Buffers]:
         """The noise of this round and of those left out before it, and what is remembered of it."""
+        if self.past.missed < 0:
+            raise DoorError("Expected a round whose noise was not drawn before: rounds only go forward.")
         buffers = self._buffers(name, size)
         total = np.zeros(size, np.int64)
         for _ in range(1 + self.past.missed):

@@ -227,6 +227,20 @@ def test_what_was_approved_is_not_and_what_was_revoked_is_at_a_new_ledger(tmp_pa
     assert not list(silo.home.approved.iterdir())
 
 
+def test_what_was_set_aside_never_trains_under_a_new_ledger_either(tmp_path):
+    data = {"validation": 0.2}
+    silo = Timely(tmp_path / "clinic", budget=BUDGET, data=data)
+    folder, split = silo.home.folder, silo.service._opened().notes.split
+    silo.service.close()
+    for epsilon in (4.0, 8.0):
+        run("write-off", folder, "--yes")
+        edit(folder, budget={"epsilon": epsilon, "delta": 1e-5 * epsilon}, data=data)
+        service = reopened(folder)
+        assert service._opened().notes.split == split
+        service.close()
+    assert [entry.kind for entry in inspect(silo.home.ledger)].count("pools") == 0
+
+
 def test_a_second_loss_adds_to_the_first(tmp_path):
     silo = used(tmp_path / "clinic")
     folder = silo.home.folder

@@ -135,6 +135,14 @@ def test_noise_is_drawn_for_rounds_that_were_not_answered(make):
         assert all(buffers.shape[0] == 5 for buffers in state.noise["gradient"].values())
 
 
+def test_noise_that_could_not_be_remembered_exactly_is_refused_before_it_is_reserved(make):
+    terms = {"sampling": "one-pass", "batch_size": 1, "num_rounds": 1000}
+    silo = make(records_of(0, 1000))
+    refusal = silo.refused("bad-plan", Propose(plan=plan_of({"name": "dp-ftrl", **terms}, epsilon=0.005)))
+    assert "must fit 64 bits" in str(refusal)
+    assert not silo.service._opened().accounts
+
+
 def test_poisson_batches_are_priced_alike_at_every_place(make):
     """The physical limit of a batch follows from the silo's own records, wherever it sits."""
     consents = [make().propose(POISSON.model_copy(update={"silo_index": i})) for i in range(2)]

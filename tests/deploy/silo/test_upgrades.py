@@ -12,6 +12,7 @@ from tacit.deploy.silo import service as daemon
 from tacit.deploy.silo.consent import terms_of
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import Answer, Hello, Message, Plan, Propose, RefusalError, Status, write_arrays
+from tacit.privacy import strategy
 from tests.deploy.silo.consortium import LocalClient, make_home, plan_of, records_of
 
 PLAN = plan_of({"name": "mb-sgd"})
@@ -73,6 +74,29 @@ def test_a_study_that_would_mean_something_else_is_refused_and_costs_no_more(sto
     [study] = account_of(home.folder)["studies"]
     assert study["answers"] == 1
     assert study["state"] == "open"
+
+
+def test_noise_that_remembers_keeps_the_strategy_that_it_began_with(tmp_path, monkeypatch):
+    """A version with another strategy must neither go on with what the old one remembers, nor price it as its own."""
+    records = records_of(0, 40)
+    home, policy = make_home(tmp_path / "clinic", records)
+    plan = plan_of({"name": "dp-ftrl", "sampling": "one-pass", "batch_size": 10})
+    running = SiloService(policy, records, home)
+    LocalClient(running).ask(Propose(plan=plan))
+    arrays = write_arrays([np.zeros(1, np.float32), np.zeros((5, 1), np.float32)])
+    LocalClient(running).ask(Answer(study=plan.study, round=0, arrays=arrays[0]), arrays[1])
+    charged = running._opened().charged
+    running.close()
+
+    monkeypatch.setattr(strategy, "_DAMPINGS", (0.5,))
+    strategy.correlated.cache_clear()
+    upgraded = SiloService(policy, records, home)
+    assert upgraded._opened().charged == charged
+    with pytest.raises(RefusalError) as refusal:
+        LocalClient(upgraded).ask(Answer(study=plan.study, round=1, arrays=arrays[0]), arrays[1])
+    assert refusal.value.code == "changed"
+    upgraded.close()
+    strategy.correlated.cache_clear()
 
 
 def test_a_server_of_another_protocol_is_told_so(stopped):

@@ -26,9 +26,11 @@ from tacit.plans.catalogue import QUESTIONS, shipped
 from tacit.plans.price import MOST_KEPT, TAILS, samples_of
 from tacit.privacy import Event, Price, PricingError
 from tacit.privacy.filter import Rule
+from tacit.privacy.strategy import strategy_of
 from tacit.silo.door import noise_scale
 from tacit.silo.engine import is_outside, layouts, vectors_of
 from tacit.silo.ledger import Ledger
+from tacit.silo.noise import check_rounding
 from tacit.silo.pools import TRAINING, VALIDATION, Split
 from tacit.silo.release import own_clip, own_multiplier
 from tacit.silo.sampler import sampler_delta
@@ -134,7 +136,7 @@ def _offer(
         check_rounds(unit, plan, policy)
     algorithm, events, cost = affordable(builder, plan, records, shapes.dimensions)
     samples = samples_of(events, shapes.dimensions, seat_of(plan, records).noises)
-    _check_noise(algorithm, plan, samples)
+    _check_noise(algorithm, plan, samples, shapes.dimensions)
     others: dict[str, Any] = {}
     if plan.shuffle is not None:
         others = shuffled_terms(algorithm, plan, shapes, records, policy)._asdict()
@@ -149,14 +151,16 @@ def _offer(
     return Offer(plan, algorithm, events, cost, grids, shapes.broadcasts, memory, **rest)
 
 
-def _check_noise(algorithm: Algorithm, plan: Plan, samples: int) -> None:
+def _check_noise(algorithm: Algorithm, plan: Plan, samples: int, dimensions: Mapping[str, int]) -> None:
     """Refuse noise that the door cannot draw, or not exactly enough for the plan's price."""
     if sampler_delta(samples, plan.epsilon) > MOST_KEPT * plan.delta:
         raise RefusalError("unpriceable", f"expected a smaller epsilon than {plan.epsilon}, which hides nothing")
-    for part in algorithm.rounds.values():
-        if part.silo.release.channel in ("direct", "pairwise") and not part.silo.is_free:
-            for multiplier in jax.tree.leaves(own_multiplier(part.silo.release, plan.silo_index)):
-                noise_scale(float(multiplier), part.silo.release.sensitivity)
+    for kind, part in algorithm.rounds.items():
+        release = part.silo.release
+        if release.channel in ("direct", "pairwise") and not part.silo.is_free:
+            for multiplier in jax.tree.leaves(own_multiplier(release, plan.silo_index)):
+                sigma = noise_scale(float(multiplier), release.sensitivity)
+                check_rounding(strategy_of(release), dimensions[kind], sigma, sigma / float(multiplier))
 
 
 def _channels(plan: Plan) -> tuple[str, ...]:
