@@ -52,5 +52,7 @@ def forget() -> None:
     """As if this process had never imported it."""
     from tacit.objectives import installed
 
-    sys.modules.pop(PACKAGE, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+    sys.meta_path[:] = [found for found in sys.meta_path if not isinstance(found, installed.DigestedFinder)]
     installed._LOADED.pop(PACKAGE, None)

@@ -1,8 +1,11 @@
 """Models of installed packages at a silo: what the owner lists is trained, and nothing else is even imported."""
 
 import hashlib
+import importlib.util
 import json
+import marshal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +31,7 @@ from tacit.deploy.silo.policy import (
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Consent, Error, Hello, Message, Propose, parse_response, read_arrays
 from tacit.errors import TacitError
-from tacit.objectives.installed import BACKBONES, installed, installed_names
+from tacit.objectives.installed import BACKBONES, installed, installed_names, loaded
 from tacit.plans.spec import StudyError, study_from
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
 from tests.deploy.silo.packaged import PACKAGE, forget, install
@@ -118,6 +121,34 @@ def test_a_source_that_changed_after_it_was_imported_is_not_used(client, source)
     folder.write_text(folder.read_text().replace(before, after))
     found = refusal(client, plan_of({"name": "mb-sgd"}, pinned()))
     assert "has changed since it was imported" in found.text
+
+
+def test_what_was_compiled_of_another_source_is_not_executed(client, source):
+    other = compile("raise SystemExit('not what the owner has read')", str(source), "exec")
+    cached = Path(importlib.util.cache_from_source(str(source)))
+    cached.parent.mkdir(exist_ok=True)
+    # The first number says that the source is not to be compared.
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
+    cached.write_bytes(head + marshal.dumps(other))
+    assert isinstance(client.ask(Propose(plan=plan_of({"name": "mb-sgd"}, pinned())))[0], Consent)
+
+
+@pytest.mark.parametrize("place", ["changed", "new", "linked"])
+def test_a_module_that_is_imported_later_is_what_was_digested(source, tmp_path, place):
+    late, elsewhere = source.parent / "late.py", tmp_path / "elsewhere"
+    late.write_text("good = True\n")
+    elsewhere.mkdir()
+    (elsewhere / "__init__.py").write_text("good = False\n")
+    if place == "linked":
+        (source.parent / "linked").symlink_to(elsewhere)
+    loaded("chest-net", installed("chest-net").digest)
+    assert importlib.import_module(f"{PACKAGE}.late").good
+    del sys.modules[f"{PACKAGE}.late"]
+    late.write_text("good = False\n")
+    (source.parent / "new.py").write_text("good = False\n")
+    name = "late" if place == "changed" else place
+    with pytest.raises(TacitError, match="is not imported"):
+        importlib.import_module(f"{PACKAGE}.{name}")
 
 
 def test_a_module_with_batch_normalisation_is_refused_by_the_name_of_its_layer(source, tmp_path):
