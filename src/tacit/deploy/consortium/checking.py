@@ -102,8 +102,8 @@ def _versions(roster: Roster) -> Iterator[Finding]:
 def _certificates(kit: Kit, roster: Roster) -> Iterator[Finding]:
     """How long certificates last, by the clock here; a clock that is far off is found so too."""
     now = datetime.datetime.now(datetime.UTC)
-    own = {"authority": roster.authority, **roster.members[kit.party].certificates}
-    for what, text in own.items():
+    own = [("authority", roster.authority), *roster.members[kit.party].certificates.items()]
+    for what, text in own:
         left = days_left(text, now)
         if left < 0:
             words = "has ended, or not begun by the clock here: set it right, or ask the coordinator for a new roster"
