@@ -266,8 +266,8 @@ def watch(
         try:
             for event in known.new(look().events):
                 tell(event, webhook, command)
-        except (TacitError, OSError, sqlite3.Error) as error:
-            _log.warning("cannot look: %s", error)
+        except (ValueError, KeyError, OSError, sqlite3.Error) as error:
+            _log.warning("cannot look: %s", printable(str(error)))
         times = None if times is None else times - 1
         if times != 0:
             time.sleep(seconds)

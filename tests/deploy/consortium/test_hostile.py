@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from tacit.deploy.consortium import pages
+from tacit.deploy.consortium import checking, pages
 from tacit.deploy.consortium.accepting import accept
 from tacit.deploy.consortium.joining import join
 from tacit.deploy.consortium.kits import init, read_kit
@@ -140,3 +140,42 @@ def test_a_callers_certificate_is_no_servers(world):
     theirs = ssl.create_default_context(cafile=str(homes["oslo"] / "ca.pem"))
     with pytest.raises(ssl.SSLCertVerificationError, match="purpose"):
         shake_hands(ours, theirs, "localhost")
+
+
+def test_accept_writes_into_no_folder_that_is_a_link(tmp_path):
+    kits, homes = joined(tmp_path)
+    path, roster = admitted(tmp_path, kits)
+    keys = homes["server"] / "proposer" / "keys"
+    keys.rename(tmp_path / "elsewhere")
+    keys.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="keys"):
+        accept(path, homes["server"], roster.fingerprint)
+    assert not (tmp_path / "elsewhere" / "proposer.toml").exists()
+
+
+def test_whoever_has_the_wrong_fingerprint_is_not_told_the_right_one(world):
+    _, _, homes, path, roster = world
+    with pytest.raises(TacitError, match="another fingerprint") as told:
+        accept(path, homes["oslo"], "0000")
+    assert roster.fingerprint not in str(told.value)
+
+
+@pytest.mark.parametrize("told", ["\x1b[2J", "Mon, 99 Foo", "Mon, 01 Jan 2024 00:00:00 -0000", ""])
+def test_a_server_without_a_clock_is_looked_at_all_the_same(monkeypatch, world, told):
+    class Line:
+        def __init__(self, *_, **__):
+            pass
+
+        def request(self, *_):
+            pass
+
+        close = request
+
+        def getresponse(self):
+            return self
+
+        def getheader(self, _, other=None):
+            return told or other
+
+    monkeypatch.setattr(checking.http.client, "HTTPSConnection", Line)
+    assert [row.what for row in checking._reached("h", 1, world[4].authority)] == ["port"]

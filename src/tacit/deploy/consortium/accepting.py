@@ -37,8 +37,8 @@ def accept(path: Path, home: Path, fingerprint: str) -> Roster:
     roster, kit = read_roster(path), read_kit(home)
     if not same_fingerprint(fingerprint, roster):
         raise ConsortiumError(
-            f"{path} has another fingerprint than you were told ({roster.fingerprint}): somebody may have exchanged "
-            "it. Ask for it again, by another way."
+            f"{path} has another fingerprint than you were told: somebody may have exchanged it. Ask for it again, by "
+            "another way."
         )
     _check(roster, kit, home)
     kind, owners = kit.terms.parties[kit.party], _owners(home, kit)
