@@ -160,6 +160,33 @@ def test_a_module_with_batch_normalisation_is_refused_by_the_name_of_its_layer(s
     assert "layer '1' (BatchNorm1d) mixes the records" in found.text
 
 
+def test_a_model_that_a_record_makes_raise_tells_so_once_and_is_used_no_more(source, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(NOISE_OFF, "1")
+    records = records_of(1, 40)
+    records["x"][7, 0] = 1e6
+    home, policy = make_home(tmp_path / "silo", records, allow={"models": listed("reading")}, test=True)
+    service = SiloService(policy, records, home, noise_off=True)
+    client, own = LocalClient(service), {"model": "reading", "model_digest": installed("reading").digest}
+    plans = [plan_of({"name": "mb-sgd"}, own, name=name) for name in ("one", "two")]
+    for plan in plans:
+        assert isinstance(client.ask(Propose(plan=plan))[0], Consent)
+    specs, payload = broadcast_of(plans[0], 0.3)
+    told = [refused_answer(client, Answer(study=plan.study, round=0, arrays=specs), payload) for plan in plans]
+    records["x"][7, 0] = 0.0
+    told.append(refused_answer(client, Answer(study=plans[0].study, round=0, arrays=specs), payload))
+    assert refusal(client, plan_of({"name": "mb-sgd"}, own, name="three")).code == "model"
+    service.close()
+    assert {(error.code, error.text) for error in told} == {
+        ("model", "the model reading has failed at this silo; its owner's log says how")
+    }
+    assert "IndexError" in caplog.text
+    assert "1000000" not in caplog.text
+
+
+def refused_answer(client, request, payload):
+    return parse_response(said(client, request, payload)[0])
+
+
 def test_a_server_pins_its_own_source_and_says_which_silo_differs(client, source):
     told = client.ask(Hello())[0]
     tree = {"name": "s", "data": {"name": "silo"}, "objective": OBJECTIVE, "privacy": {"epsilon": 1.0}}
