@@ -13,6 +13,8 @@ from tacit.deploy.consortium.accepting import accept
 from tacit.deploy.consortium.joining import join
 from tacit.deploy.consortium.kits import init, read_kit
 from tacit.deploy.consortium.roster import admit, read_roster
+from tacit.deploy.consortium.terms import account_name
+from tacit.deploy.consortium.trial import _silos
 from tacit.errors import TacitError
 from tests.deploy.consortium.setting_up import admitted, consortium_file, joined
 from tests.docs.test_deployment import shake_hands
@@ -179,3 +181,15 @@ def test_a_server_without_a_clock_is_looked_at_all_the_same(monkeypatch, world, 
 
     monkeypatch.setattr(checking.http.client, "HTTPSConnection", Line)
     assert [row.what for row in checking._reached("h", 1, world[4].authority)] == ["port"]
+
+
+def test_no_user_has_a_name_that_systems_refuse():
+    longest = account_name("x" * 64)
+    assert max(len(f"{longest}-courier"), len(f"{account_name('server')}-proposer")) <= 32
+
+
+def test_no_file_of_a_trial_takes_the_place_of_another(tmp_path):
+    for name in ("town 1.csv", "town-1.csv", "b.csv"):
+        (tmp_path / name).write_text("a,b\n1,2\n")
+    with pytest.raises(TacitError, match=r"rename town"):
+        _silos(tmp_path)

@@ -75,7 +75,7 @@ class Consortium(Section):
         if len(set(users)) < len(users):
             raise ValueError(
                 f"expected other names for silos and shufflers than each other's and {' and '.join(_RESERVED)}, in "
-                "their first 20 letters and digits too, and with -courier or -proposer: users and folders are named "
+                "their first 18 letters and digits too, and with -courier or -proposer: users and folders are named "
                 "after them"
             )
         if self.shuffled and len(self.shufflers) < 2:
@@ -121,12 +121,12 @@ def consortium_from(tree: dict[str, Any]) -> Consortium:
 
 
 def account_name(party: str) -> str:
-    """The user that a party's services run as, as systems allow names.
+    """The user that a party's services run as, as systems allow names: 32 letters at most, with "-courier" behind it.
 
     >>> account_name("Clinic_1.Bergen")
     'tacit-clinic-1-bergen'
     """
-    return "tacit-" + re.sub(r"[^a-z0-9]+", "-", party.lower()).strip("-")[:20]
+    return "tacit-" + re.sub(r"[^a-z0-9]+", "-", party.lower()).strip("-")[:18]
 
 
 class Service(NamedTuple):
