@@ -68,11 +68,11 @@ def known_keys(model: Any, place: Iterable[str] = ()) -> list[str]:
 def explained(problems: Iterable[Mapping[str, Any]], model: Any) -> str:
     """What pydantic has found wrong with a file, line by line; an unknown key is named with the nearest that exists.
 
-    Values are left out: they might be keys or passwords.
+    Values are left out: they might be keys or passwords. Names of keys are `printable`: others may have written them.
     """
     lines = []
     for problem in problems:
-        place = [str(part) for part in problem["loc"]]
+        place = [printable(str(part), 200) for part in problem["loc"]]
         text = str(problem["msg"]).removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             text = unknown("key", place[-1], known_keys(model, [part for part in place[:-1] if not part.isdigit()]))

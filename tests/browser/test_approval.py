@@ -1,5 +1,6 @@
 """The owner's page in a real browser: pending, approve with a note, reject, revoke; shut to who has no token."""
 
+import http.client
 import threading
 import time
 import urllib.error
@@ -8,7 +9,7 @@ import urllib.request
 import pytest
 
 from tacit.cli.books import account_of
-from tacit.cli.status import status_of
+from tacit.cli.status import end, status_of
 from tacit.cli.web import opened
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import Propose, Status
@@ -96,9 +97,33 @@ def fetched(address, data=None, **headers):
             return error.code, error.read().decode()
 
 
+def entered(address):
+    """Where the token leads, and the cookie that it becomes."""
+    line = http.client.HTTPConnection(address.split("/")[2])
+    line.request("GET", "/" + address.rpartition("/")[2])
+    found = line.getresponse()
+    place, cookie = found.getheader("Location"), found.getheader("Set-Cookie")
+    line.close()
+    return place, cookie
+
+
+def test_a_cookie_goes_to_no_other_server_of_this_machine(silo):
+    # Browsers send cookies to all ports of a host, but only below their path: so that is a secret too.
+    _, _, address = silo
+    root, token = address.split("?token=")
+    place, cookie = entered(address)
+    assert cookie == f"tacit={token}; HttpOnly; SameSite=Strict; Path={place}"
+    assert len(place) > 20
+    assert token not in place
+    for elsewhere in (root, root + "x/", root[:-1] + place[:-2] + "/"):
+        assert fetched(elsewhere, Cookie=f"tacit={token}") == (403, "Nothing here.")
+
+
 def test_without_the_token_there_is_nothing_to_see_or_press(silo):
     folder, _, address = silo
-    base, token = address.split("?token=")
+    root, token = address.split("?token=")
+    base = root[:-1] + entered(address)[0]
+    assert fetched(root) == fetched(root + "?token=" + token[:-1]) == (403, "Nothing here.")
     form = f"token={token}&study={PLANS[0].study}&decision=approve&note=".encode()
     cookie = {"Cookie": f"tacit={token}"}
     refused = (403, "Nothing here.")
@@ -108,6 +133,8 @@ def test_without_the_token_there_is_nothing_to_see_or_press(silo):
     assert fetched(base, form, **cookie, Origin="http://elsewhere.example") == refused
     assert fetched(base, form, **cookie, Host="elsewhere.example") == refused
     assert fetched(base, form.replace(token.encode(), b"x"), **cookie) == refused
+    assert fetched(base, form, **cookie, **{"Content-Length": "x"}) == refused
+    assert fetched(root, form, **cookie) == refused
     assert not [row for row in status_of(folder)["pending"] if row["approved"]]
     status, text = fetched(base, **cookie)
     assert status == 200
@@ -115,6 +142,12 @@ def test_without_the_token_there_is_nothing_to_see_or_press(silo):
     assert "<b>purpose" not in text
     assert "Approved" in fetched(base, form, **cookie)[1]
     assert [row["approved"] for row in status_of(folder)["pending"]].count(True) == 1
+
+
+def test_a_study_is_ended_by_its_identity_though_another_is_called_so(silo):
+    folder, client, _ = silo
+    client.ask(Propose(plan=plan_number(5).model_copy(update={"name": PLANS[0].study})))
+    assert end(folder, PLANS[0].study, "reject")["name"] == "study-0"
 
 
 def test_it_listens_on_loopback_alone(silo):

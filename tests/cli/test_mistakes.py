@@ -6,6 +6,7 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
+from tacit import cli
 from tacit.cli import app
 from tacit.errors import TacitError
 
@@ -50,3 +51,20 @@ def test_rounds_are_refused_in_a_grid_with_the_reason():
     assert isinstance(told, TacitError)
     assert "among algorithm.clip_norm, algorithm.server, algorithm.step_size, got algorithm.num_rounds." in str(told)
     assert "no price is known" in str(told)
+
+
+def test_an_error_that_quotes_somebody_else_steers_no_terminal(monkeypatch, capsys):
+    def assembled(*_):
+        def fails(**_):
+            raise TacitError("a reply says \x1b[2J\x9b1m\n\tand more")
+
+        return fails
+
+    monkeypatch.setattr(cli, "assembled", assembled)
+    monkeypatch.setattr(cli.sys, "argv", ["tacit", "plan"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert "\x9b" not in told
+    assert "says ?[2J?1m\n        and more" in told

@@ -4,6 +4,7 @@ import http.server
 import json
 import logging
 import re
+import socket
 import threading
 import urllib.request
 
@@ -13,7 +14,17 @@ import tomli_w
 from typer.main import get_command
 
 from tacit.cli import app
-from tacit.cli.watch import Collector, Told, look_at_server, look_at_shuffler, look_at_silo, serve_metrics, watch
+from tacit.cli.watch import (
+    Collector,
+    Event,
+    Told,
+    look_at_server,
+    look_at_shuffler,
+    look_at_silo,
+    serve_metrics,
+    tell,
+    watch,
+)
 from tacit.deploy.consortium.pages import board
 from tacit.deploy.listener import JsonLines
 from tacit.deploy.permissions import write_secret
@@ -175,9 +186,24 @@ def test_events_are_told_once_by_webhook_and_command(tmp_path, monkeypatch):
     assert (folder / "told.json").stat().st_mode & 0o077 == 0
 
 
-def test_what_was_there_before_anybody_watched_is_not_told_but_what_waits_is(tmp_path):
-    from tacit.cli.watch import Event
+@pytest.mark.parametrize("webhook", ["nowhere", "http://127.0.0.1:{port}/"])
+def test_a_webhook_that_answers_nonsense_stops_nothing(caplog, webhook):
+    with socket.create_server(("127.0.0.1", 0)) as ear:
 
+        def answer():
+            line, _ = ear.accept()
+            line.recv(1 << 16)
+            line.sendall(b"\x1b[2J\r\n\r\n")
+            line.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with caplog.at_level(logging.WARNING, "tacit.watch"):
+            tell(Event("ended", "a", "x"), webhook.format(port=ear.getsockname()[1]), None)
+    assert "the webhook does not answer" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+def test_what_was_there_before_anybody_watched_is_not_told_but_what_waits_is(tmp_path):
     events = [Event("ended", "a", "x"), Event("waiting", "b", "y")]
     told = Told(tmp_path / "told.json")
     assert [event.what for event in told.new(events)] == ["waiting"]

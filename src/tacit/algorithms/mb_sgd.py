@@ -30,7 +30,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tacit.algorithm import Algorithm, Fixed, Mechanism, Number, Params, Round, Server, Silo, Terms, preset, recipe
-from tacit.algorithms.output import index_of
 from tacit.objectives import Problem, gradient_at
 
 
@@ -116,6 +115,8 @@ def _iterate_weights(output: Any, seed: Number, num_rounds: int) -> jax.Array:
             named = '"average", "tail", "last", "random"'
             raise ValueError(f"Expected output={named} or {num_rounds} weights, got {output!r}.")
         if output == "random":
+            from tacit.algorithms.output import index_of
+
             return (jnp.arange(num_rounds) == index_of("random", seed, 0, num_rounds - 1)).astype(jnp.float32)
         return (jnp.arange(num_rounds) >= (num_rounds // 2 if output == "tail" else 0)).astype(jnp.float32)
     weights = np.asarray(output, np.float32)

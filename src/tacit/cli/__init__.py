@@ -26,7 +26,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tacit import __version__
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 from tacit.stopping import was_told
 
 _STOPPED = 130  # what shells expect of a command that was interrupted
@@ -65,6 +65,7 @@ _SCRAP = 4  # characters of a name, at least
 _BORDER = 3  # of a column: a line and a space on either side
 _NUMBER = 20  # a cell of so many characters with a digit in it is a number, with a sign or a word
 _ROOMY = 120
+_LONGEST = 10_000  # characters of a line of an error
 """From this many columns on there is room for everything as it comes."""
 
 
@@ -329,6 +330,8 @@ def main() -> None:
         if verbose:
             traceback.print_exc()
         text = str(error) if not isinstance(error, ModuleNotFoundError) else _ELSEWHERE
+        # It may quote what others have written.
+        text = "\n".join(printable(line.expandtabs(), _LONGEST) for line in text.split("\n"))
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(text)}", highlight=False)
         sys.exit(2)
     except KeyboardInterrupt as error:

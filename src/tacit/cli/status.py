@@ -138,6 +138,8 @@ def _studies(home: Home) -> dict[str, tuple[str, str]]:
 def _named(studies: Mapping[str, tuple[str, str]], words: str, wanted: tuple[str, ...]) -> tuple[str, str, str]:
     """The one study that somebody means: of those in a ``wanted`` state if any fits, else those that have not ended."""
     fitting = [s for s, (name, _) in studies.items() if words in (s, name) or (len(words) >= 4 and s.startswith(words))]
+    # A proposer may name a plan after the identity of another.
+    fitting = [words] if words in studies else fitting
     living = [study for study in fitting if studies[study][1] != "ended"]
     narrowed = [study for study in living if studies[study][1] in wanted] or living or fitting
     if len(narrowed) != 1:

@@ -7,6 +7,7 @@ left out, because work on records takes as long as it takes.
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import os
@@ -231,8 +232,8 @@ def tell(event: Event, webhook: str | None, command: str | None) -> None:
         try:
             asked = urllib.request.Request(webhook, body, {"Content-Type": "application/json"})
             urllib.request.urlopen(asked, timeout=10.0).close()
-        except OSError as error:
-            _log.warning("the webhook does not answer: %s", error)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            _log.warning("the webhook does not answer: %s", printable(str(error), 200))
     if command is not None:
         words, env = shlex.split(command), {**os.environ, "TACIT_EVENT": event.what, "TACIT_TEXT": event.text}
         try:
@@ -265,8 +266,8 @@ def watch(
         try:
             for event in known.new(look().events):
                 tell(event, webhook, command)
-        except (TacitError, OSError, sqlite3.Error) as error:
-            _log.warning("cannot look: %s", error)
+        except (ValueError, KeyError, OSError, sqlite3.Error) as error:
+            _log.warning("cannot look: %s", printable(str(error)))
         times = None if times is None else times - 1
         if times != 0:
             time.sleep(seconds)

@@ -36,6 +36,8 @@ class Desk:
 
     def __init__(self, folder: Path, token: str) -> None:
         self.folder, self._token = folder, token
+        # A cookie goes to all ports of a machine, but only below its path, which nobody else's server there knows.
+        self.place = f"/{secrets.token_urlsafe(16)}/"
         self._lock = threading.Lock()
 
     def knows(self, said: str) -> bool:
@@ -56,6 +58,7 @@ class Desk:
             words=account_words(facts["account"]),
             message=message,
             token=self._token,
+            place=self.place,
             style=style,
             printable=printable,
         )
@@ -78,31 +81,34 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers on loopback; without the token every answer is the same."""
 
     server_version, sys_version, protocol_version = "tacit", "", "HTTP/1.0"
+    timeout = 30.0
     desk: Desk
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: addresses hold the token."""
 
     def do_GET(self) -> None:
-        """The page; the first time with the token in the address, which becomes a cookie."""
-        address = urlsplit(self.path)
+        """The page; the first time with the token in the address, which becomes a cookie of the page's own path."""
+        address, place = urlsplit(self.path), self.desk.place
         said = parse_qs(address.query).get("token", [""])[0]
-        if not self._is_local() or address.path != "/":
+        if not self._is_local() or address.path not in ("/", place):
             self._say(403, "Nothing here.")
-        elif said and self.desk.knows(said):
+        elif address.path == "/" and said and self.desk.knows(said):
             self.send_response(303)
-            self.send_header("Location", "/")
-            self.send_header("Set-Cookie", f"{_COOKIE}={said}; HttpOnly; SameSite=Strict; Path=/")
+            self.send_header("Location", place)
+            self.send_header("Set-Cookie", f"{_COOKIE}={said}; HttpOnly; SameSite=Strict; Path={place}")
             self._end(b"")
-        elif self._has_token():
+        elif address.path == place and self._has_token():
             self._show(self.desk.page)
         else:
             self._say(403, "Nothing here.")
 
     def do_POST(self) -> None:
         """A decision: with the cookie, and the token again in the form, so that no other page can press a button."""
-        length = int(self.headers.get("Content-Length") or 0)
-        if not (self._is_local() and self._has_token() and 0 < length <= _MOST_FORM):
+        told = self.headers.get("Content-Length", "")
+        length = int(told) if told.isascii() and told.isdigit() else 0
+        is_here = self._is_local() and self.path == self.desk.place
+        if not (is_here and self._has_token() and 0 < length <= _MOST_FORM):
             self._say(403, "Nothing here.")
             return
         form = {key: found[0] for key, found in parse_qs(self.rfile.read(length).decode(errors="replace")).items()}

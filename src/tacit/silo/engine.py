@@ -5,7 +5,8 @@ A combination of gradients of wide dense layers comes in factors, in differences
 another library computes are asked of it (`outside_vectors`). `checked_sum` bounds whatever this computes.
 
 What must hold for the price of sampled batches is that a record's vector depends on the broadcast, the record and its
-slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail.
+slot alone. So nothing is summed over records, shapes are fixed, and nothing that a record says can make this fail. The
+code of a model of the owner's own might: then an `OutsideError` is raised, and the daemon uses that model no more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
 
 WHOLE = ""
 """The name of the only block of a statistic without blocks."""
+
+
+class OutsideError(Exception):
+    """What a model that another library computes has raised, by its kind alone: a record may have been the reason."""
 
 
 class Layout(NamedTuple):
@@ -175,9 +180,12 @@ def outside_vectors(query: Any, blocks: Mapping[str, Layout], work: Work, record
     """Each record's vector, asked of the library that computes the model; only the loss is compiled by jax."""
     model, layout, weights = query.objective.model.outside, blocks[WHOLE], query.weights(work)
     parts: list[Any] = []
-    for point in query.points(work):
-        outputs, pull = model.pulled(point, records["x"], layout.factored)
-        parts.append(pull(np.asarray(_slopes(query.objective.cost.value)(outputs, records["y"]))))
+    try:
+        for point in query.points(work):
+            outputs, pull = model.pulled(point, records["x"], layout.factored)
+            parts.append(pull(np.asarray(_slopes(query.objective.cost.value)(outputs, records["y"]))))
+    except Exception as error:
+        raise OutsideError(type(error).__name__) from None
     formed, layers = [np.zeros((len(records["y"]), 0), np.float32)], {}
     for name, layer in layout.shape.items():
         if name in layout.factored:

@@ -1,8 +1,11 @@
 """Models of installed packages at a silo: what the owner lists is trained, and nothing else is even imported."""
 
 import hashlib
+import importlib.util
 import json
+import marshal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +31,7 @@ from tacit.deploy.silo.policy import (
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Consent, Error, Hello, Message, Propose, parse_response, read_arrays
 from tacit.errors import TacitError
-from tacit.objectives.installed import BACKBONES, installed, installed_names
+from tacit.objectives.installed import BACKBONES, installed, installed_names, loaded
 from tacit.plans.spec import StudyError, study_from
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
 from tests.deploy.silo.packaged import PACKAGE, forget, install
@@ -121,6 +124,34 @@ def test_a_source_that_changed_after_it_was_imported_is_not_used(client, source)
     assert "has changed since it was imported" in found.text
 
 
+def test_what_was_compiled_of_another_source_is_not_executed(client, source):
+    other = compile("raise SystemExit('not what the owner has read')", str(source), "exec")
+    cached = Path(importlib.util.cache_from_source(str(source)))
+    cached.parent.mkdir(exist_ok=True)
+    # The first number says that the source is not to be compared.
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
+    cached.write_bytes(head + marshal.dumps(other))
+    assert isinstance(client.ask(Propose(plan=plan_of({"name": "mb-sgd"}, pinned())))[0], Consent)
+
+
+@pytest.mark.parametrize("place", ["changed", "new", "linked"])
+def test_a_module_that_is_imported_later_is_what_was_digested(source, tmp_path, place):
+    late, elsewhere = source.parent / "late.py", tmp_path / "elsewhere"
+    late.write_text("good = True\n")
+    elsewhere.mkdir()
+    (elsewhere / "__init__.py").write_text("good = False\n")
+    if place == "linked":
+        (source.parent / "linked").symlink_to(elsewhere)
+    loaded("chest-net", installed("chest-net").digest)
+    assert importlib.import_module(f"{PACKAGE}.late").good
+    del sys.modules[f"{PACKAGE}.late"]
+    late.write_text("good = False\n")
+    (source.parent / "new.py").write_text("good = False\n")
+    name = "late" if place == "changed" else place
+    with pytest.raises(TacitError, match="is not imported"):
+        importlib.import_module(f"{PACKAGE}.{name}")
+
+
 def test_a_module_with_batch_normalisation_is_refused_by_the_name_of_its_layer(source, tmp_path):
     home, policy = make_home(tmp_path / "silo", records_of(1, 40), allow={"models": listed("normed")})
     service = SiloService(policy, records_of(1, 40), home)
@@ -128,6 +159,33 @@ def test_a_module_with_batch_normalisation_is_refused_by_the_name_of_its_layer(s
     found = refusal(LocalClient(service), plan_of({"name": "mb-sgd"}, own))
     service.close()
     assert "layer '1' (BatchNorm1d) mixes the records" in found.text
+
+
+def test_a_model_that_a_record_makes_raise_tells_so_once_and_is_used_no_more(source, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(NOISE_OFF, "1")
+    records = records_of(1, 40)
+    records["x"][7, 0] = 1e6
+    home, policy = make_home(tmp_path / "silo", records, allow={"models": listed("reading")}, test=True)
+    service = SiloService(policy, records, home, noise_off=True)
+    client, own = LocalClient(service), {"model": "reading", "model_digest": installed("reading").digest}
+    plans = [plan_of({"name": "mb-sgd"}, own, name=name) for name in ("one", "two")]
+    for plan in plans:
+        assert isinstance(client.ask(Propose(plan=plan))[0], Consent)
+    specs, payload = broadcast_of(plans[0], 0.3)
+    told = [refused_answer(client, Answer(study=plan.study, round=0, arrays=specs), payload) for plan in plans]
+    records["x"][7, 0] = 0.0
+    told.append(refused_answer(client, Answer(study=plans[0].study, round=0, arrays=specs), payload))
+    assert refusal(client, plan_of({"name": "mb-sgd"}, own, name="three")).code == "model"
+    service.close()
+    assert {(error.code, error.text) for error in told} == {
+        ("model", "the model reading has failed at this silo; its owner's log says how")
+    }
+    assert "IndexError" in caplog.text
+    assert "1000000" not in caplog.text
+
+
+def refused_answer(client, request, payload):
+    return parse_response(said(client, request, payload)[0])
 
 
 def test_a_server_pins_its_own_source_and_says_which_silo_differs(client, source):

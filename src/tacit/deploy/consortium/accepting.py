@@ -9,10 +9,10 @@ from typing import Any
 import tomli_w
 
 from tacit.data.schema import public_schema
-from tacit.deploy.consortium.accounts import Account, Accounts, put
+from tacit.deploy.consortium.accounts import Account, Accounts, put, text_of
 from tacit.deploy.consortium.certificates import belongs
 from tacit.deploy.consortium.kits import Kit, description, read_kit
-from tacit.deploy.consortium.roster import Member, Roster, edition_in, read_roster, roster_text
+from tacit.deploy.consortium.roster import Member, Roster, Use, edition_in, read_roster, roster_text
 from tacit.deploy.consortium.terms import SERVER, ConsortiumError
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.sections import values_in
@@ -37,8 +37,8 @@ def accept(path: Path, home: Path, fingerprint: str) -> Roster:
     roster, kit = read_roster(path), read_kit(home)
     if not same_fingerprint(fingerprint, roster):
         raise ConsortiumError(
-            f"{path} has another fingerprint than you were told ({roster.fingerprint}): somebody may have exchanged "
-            "it. Ask for it again, by another way."
+            f"{path} has another fingerprint than you were told: somebody may have exchanged it. Ask for it again, by "
+            "another way."
         )
     _check(roster, kit, home)
     kind, owners = kit.terms.parties[kit.party], _owners(home, kit)
@@ -82,9 +82,9 @@ def _check(roster: Roster, kit: Kit, home: Path) -> None:
 def _foreign(own: Member, home: Path) -> str | None:
     """Which key of this party in the roster is not the one that lies here."""
     if own.kind == "silo":
-        node = (home / "courier" / "node.key.pub").read_text(encoding="ascii")
+        node = text_of(home / "courier" / "node.key.pub")
         keys = {"sign": _sign(home / "silo") == own.sign, "node": node == own.node}
-        certificates: dict[str, Path] = {}
+        certificates: dict[Use, Path] = {}
     elif own.kind == "server":
         keys = {"sign": Signer(read_secret(home / "proposer" / "keys" / "proposer.key")).public == own.sign}
         certificates = {"front": home / "link" / "link.key", "caller": home / "proposer" / "server.key"}
@@ -92,7 +92,7 @@ def _foreign(own: Member, home: Path) -> str | None:
         made = load_keys(home / "shuffler")
         keys = {"sign": made.sign.public == own.sign, "seal": str(made.seal.public) == own.seal}
         certificates = {"shuffler": home / "shuffler" / "shuffler.key"}
-    keys |= {what: belongs(own.certificates.get(what, ""), key) for what, key in certificates.items()}
+    keys |= {what: belongs(own.certificates[what], key) for what, key in certificates.items()}
     return next((what for what, mine in keys.items() if not mine), None)
 
 

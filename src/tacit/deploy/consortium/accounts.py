@@ -11,6 +11,7 @@ import os
 import pwd
 import secrets
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -102,18 +103,32 @@ def folder(path: Path, owner: Account, mode: int = 0o700) -> Path:
 
 
 def put(path: Path, content: str | bytes, owner: Account, mode: int = 0o600) -> None:
-    """Write a file of somebody's, or replace it; it is there whole, or as it was."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    """Write a file of somebody's, or replace it; it is there whole, or as it was. Its folder must not be a link."""
+    draft = f".{path.name}.{secrets.token_hex(4)}"
+    place = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            _give(file.fileno(), owner)
-            os.fchmod(file.fileno(), mode)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                _give(file.fileno(), owner)
+                os.fchmod(file.fileno(), mode)
+            os.replace(draft, path.name, src_dir_fd=place, dst_dir_fd=place)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=place)
+            raise
+    finally:
+        os.close(place)
+
+
+def text_of(path: Path) -> str:
+    """A file's text, if it is a plain file and no link: whoever owns its folder may have put one there for root."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, encoding="ascii") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ConsortiumError(f"Expected a plain file at {path}.")
+        return file.read()
 
 
 def give(path: Path, owner: Account) -> None:

@@ -22,6 +22,7 @@ from tacit.errors import TacitError
 
 AUTHORITY_DAYS = 1825
 CERTIFICATE_DAYS = 365
+_SERVER, _CALLER = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 class Pair(NamedTuple):
@@ -66,13 +67,15 @@ class Authority:
         """A certificate with its key, for a server at these hosts and for a caller."""
         pair = Pair(self.folder / f"{name}.pem", self.folder / f"{name}.key")
         key = new_key()
-        write_public(pair.certificate, self._certified(name, hosts, key.public_key()))
+        write_public(pair.certificate, self._certified(name, hosts, key.public_key(), [_SERVER, _CALLER]))
         pair.key.unlink(missing_ok=True)
         write_secret(pair.key, _private(key))
         return pair
 
-    def sign(self, request: str, name: str, hosts: Sequence[str]) -> str:
+    def sign(self, request: str, name: str, hosts: Sequence[str], calls: bool) -> str:
         """A certificate in PEM for the key of a request; name and hosts are the authority's word, not the request's.
+
+        It is for a caller or for a server, and neither can pass for the other with it.
 
         Formal guarantee: whoever made the request has the private key that the certificate is for.
         """
@@ -85,10 +88,11 @@ class Authority:
         if not sound:
             raise TacitError(f"Expected a certificate request of {name}, signed with its own key; ask for a new reply.")
         assert isinstance(public, ec.EllipticCurvePublicKey)
-        return self._certified(name, hosts, public).decode()
+        return self._certified(name, hosts, public, [_CALLER if calls else _SERVER]).decode()
 
-    def _certified(self, name: str, hosts: Sequence[str], public: ec.EllipticCurvePublicKey) -> bytes:
-        uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    def _certified(
+        self, name: str, hosts: Sequence[str], public: ec.EllipticCurvePublicKey, uses: Sequence[x509.ObjectIdentifier]
+    ) -> bytes:
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         made = (
             _builder(_subject(name), self._name, public, CERTIFICATE_DAYS)

@@ -102,8 +102,8 @@ def _versions(roster: Roster) -> Iterator[Finding]:
 def _certificates(kit: Kit, roster: Roster) -> Iterator[Finding]:
     """How long certificates last, by the clock here; a clock that is far off is found so too."""
     now = datetime.datetime.now(datetime.UTC)
-    own = {"authority": roster.authority, **roster.members[kit.party].certificates}
-    for what, text in own.items():
+    own = [("authority", roster.authority), *roster.members[kit.party].certificates.items()]
+    for what, text in own:
         left = days_left(text, now)
         if left < 0:
             words = "has ended, or not begun by the clock here: set it right, or ask the coordinator for a new roster"
@@ -247,14 +247,14 @@ def _reached(host: str, port: int, authority: str) -> Iterator[Finding]:
     line = http.client.HTTPSConnection(host, port, timeout=10.0, context=context)
     try:
         line.request("GET", "/")
-        told = line.getresponse().getheader("date")
+        told = line.getresponse().getheader("date", "")
     except (OSError, http.client.HTTPException) as error:
         yield Finding("port", "wrong", f"{host}:{port} cannot be reached from here: {error}. Does the server run?")
         return
     finally:
         line.close()
     yield Finding("port", "ok", f"{host}:{port} answers with the consortium's certificate")
-    if told is not None:
+    with contextlib.suppress(ValueError, TypeError):  # a server may say anything, or nothing
         apart = (datetime.datetime.now(datetime.UTC) - email.utils.parsedate_to_datetime(told)).total_seconds()
         far = abs(apart) > _SECONDS
         words = f"{abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} the server's"

@@ -13,8 +13,8 @@ from tacit import __version__
 from tacit.data.csv_silos import silo_records
 from tacit.data.schema import public_schema
 from tacit.deploy.consortium import pages
-from tacit.deploy.consortium.accounts import Accounts, Whose, accounts_for, folder, give, put
-from tacit.deploy.consortium.certificates import requested
+from tacit.deploy.consortium.accounts import Accounts, Whose, accounts_for, folder, give, put, text_of
+from tacit.deploy.consortium.certificates import requested, write_public
 from tacit.deploy.consortium.kits import Kit, data_section, description, read_kit, read_text
 from tacit.deploy.consortium.terms import ConsortiumError
 from tacit.deploy.flower.commands import link_files, node_key
@@ -52,17 +52,18 @@ def join(
     if records is not None:
         # What is wrong with a file is found now, in words that quote none of its cells.
         silo_records(records, source / "schema.toml", tell=tell)
+    has_units = whose == "users" and UNITS.is_dir()
+    units = pages.units(kit.terms, kit.party, place, pages.installed()) if has_units else {}
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     place.mkdir(exist_ok=True, mode=0o755)
     owners = accounts_for(kit.party, kind, place, whose)
     make = {"silo": _silo, "server": _server, "shuffler": _shuffler}[kind]
     keys = make(kit, source, place, owners, records)
-    for name in ("kit.toml", "ca.pem"):
-        (place / name).write_text(read_text(source / name, "The kit"), encoding="utf-8")
-        (place / name).chmod(0o644)
-    if whose == "users" and UNITS.is_dir():
-        for name, text in pages.units(kit.terms, kit.party, place, pages.installed()).items():
-            (UNITS / name).write_text(text, encoding="utf-8")
+    write_public(place / "kit.toml", read_text(source / "kit.toml", "The kit"))
+    # The authority that the roster is compared with, whatever lies beside it in the kit.
+    write_public(place / "ca.pem", kit.authority)
+    for name, text in units.items():
+        write_public(UNITS / name, text)
     facts = {"party": kit.party, "kind": kind, "consortium": kit.terms.name, "tacit": __version__}
     return place, {**facts, "schema_digest": kit.schema_digest, **keys}
 
@@ -92,7 +93,7 @@ def _silo(kit: Kit, source: Path, home: Path, owners: Accounts, records: Path | 
     if not (own / "policy.toml").exists():
         text = _policy(kit, source)
         put(own / "policy.toml", text, owners.first)
-    return {"sign": sign, "node": (courier / "node.key.pub").read_text(encoding="ascii")}
+    return {"sign": sign, "node": text_of(courier / "node.key.pub")}
 
 
 def _policy(kit: Kit, source: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import resources
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import jinja2
 
 from tacit import __version__
-from tacit.deploy.consortium.terms import SERVER, Consortium, Service, account_name, services
+from tacit.deploy.consortium.terms import SERVER, Consortium, ConsortiumError, Service, account_name, services
 
 HOMES = Path("/srv/tacit")
 """Where parties live, unless they are told otherwise."""
@@ -19,6 +20,9 @@ HOMES = Path("/srv/tacit")
 INSTALLED = "/opt/tacit/bin/tacit"
 CONTAINER_USERS = (10001, 10002)
 """The users of a party's containers, by number."""
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9._:/@+-]+")
 
 
 def installed() -> str:
@@ -41,8 +45,19 @@ def board() -> str:
 
 
 def units(terms: Consortium, party: str, home: Path, tacit: str = INSTALLED) -> dict[str, str]:
-    """The systemd units of a party, by the name of their files."""
+    """The systemd units of a party, by the name of their files.
+
+    Formal guarantee: no word of a command, and no path, is more to systemd than that word: all others raise.
+    """
     own = services(terms, party, home)
+    words = [tacit, *(str(word) for service in own for word in (*service.words, *service.writes))]
+    strange = [word for word in words if not _PLAIN.fullmatch(word)]
+    if strange:
+        listed = ", ".join(map(repr, strange))
+        raise ConsortiumError(
+            f"Expected letters, digits and any of ._:/@+- in what units say, got {listed}; choose another --home, or "
+            "join with --containers."
+        )
     return {f"{service.name}.service": rendered("service", service=service, tacit=tacit) for service in own}
 
 

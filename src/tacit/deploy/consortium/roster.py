@@ -13,10 +13,10 @@ import time
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tacit import __version__
 from tacit.channel.sealing import SealError, public_key
@@ -28,6 +28,11 @@ from tacit.deploy.sections import Section, checked, read_toml
 from tacit.deploy.signing import KeyText
 from tacit.deploy.wire import Name
 
+Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
+NodeKey = Annotated[str, Field(pattern=r"^ecdsa-sha2-nistp384 [A-Za-z0-9+/=]{1,400}$")]
+Use = Literal["front", "caller", "shuffler"]
+_CERTIFIED: dict[Kind, set[Use]] = {"silo": set(), "server": {"front", "caller"}, "shuffler": {"shuffler"}}
+
 
 class Reply(Section):
     """What a party says of itself when it joins: public keys, and requests for the certificates that it needs."""
@@ -35,12 +40,12 @@ class Reply(Section):
     party: Name
     kind: Kind
     consortium: Name
-    tacit: str
+    tacit: Version
     schema_digest: str
     sign: KeyText
     seal: str | None = None
-    node: str | None = None
-    requests: dict[str, str] = Field(default_factory=dict)
+    node: NodeKey | None = None
+    requests: dict[Use, str] = Field(default_factory=dict)
 
 
 class Member(Section):
@@ -48,26 +53,43 @@ class Member(Section):
 
     kind: Kind
     sign: KeyText
-    tacit: str
+    tacit: Version
     seal: str | None = None
-    node: str | None = None
-    certificates: dict[str, str] = Field(default_factory=dict)
+    node: NodeKey | None = None
+    certificates: dict[Use, str] = Field(default_factory=dict)
 
 
 class Roster(Section):
     """Everybody's public keys. ``edition`` is when it was written, in seconds: an older one never replaces a newer."""
 
     edition: int
-    tacit: str
+    tacit: Version
     authority: str
     schema_digest: str
     consortium: Consortium
     members: dict[Name, Member]
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> Roster:
+        """Its members are the parties of its consortium, each with a signing key of its own and what its kind needs."""
+        found = {name: member.kind for name, member in self.members.items()}
+        if found != self.consortium.parties:
+            raise ValueError("expected the parties of the consortium as members, and nobody else")
+        if len({member.sign for member in self.members.values()}) < len(found):
+            raise ValueError("expected another signing key of every party, but two have the same one")
+        for name, member in self.members.items():
+            has = (member.node is not None, member.seal is not None, set(member.certificates))
+            if has != (member.kind == "silo", member.kind == "shuffler", _CERTIFIED[member.kind]):
+                raise ValueError(f"expected the keys and certificates of a {member.kind} for {name}")
+        return self
+
     @property
     def fingerprint(self) -> str:
-        """All of it in eight groups of four digits, to compare by telephone: the first 128 bits of its SHA-256."""
-        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        """All of it in eight groups of four digits, to compare by telephone: the first 128 bits of its SHA-256.
+
+        The order of names counts too: that of shufflers is the order of their cascade.
+        """
+        text = json.dumps(self.model_dump(mode="json", by_alias=True))
         digits = hashlib.sha256(b"tacit roster 1\0" + text.encode()).hexdigest()
         return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
 
@@ -80,7 +102,13 @@ def admit(replies: Sequence[Path], authority: Path) -> Roster:
     """Sign what the parties ask for, and put their public keys into one roster."""
     terms = load_consortium(authority / "consortium.toml")
     digest = description(public_schema(authority / "schema.toml")).digest
-    found = {reply.party: reply for reply in map(read_reply, _files(replies))}
+    said = list(map(read_reply, _files(replies)))
+    found = {reply.party: reply for reply in said}
+    if len(found) < len(said):
+        twice = sorted({reply.party for reply in said if found[reply.party] is not reply})
+        raise ConsortiumError(
+            f"Expected one reply of each party; several name {', '.join(twice)}. Ask which is theirs."
+        )
     missing = [name for name in terms.parties if name not in found]
     if missing:
         raise ConsortiumError(f"Expected replies of all parties; missing: {', '.join(missing)}. Ask them to join.")
@@ -89,16 +117,15 @@ def admit(replies: Sequence[Path], authority: Path) -> Roster:
     for name, kind in terms.parties.items():
         _check(found[name], kind, terms, digest)
         members[name] = _member(found[name], kind, terms, signing)
-    if len({member.sign for member in members.values()}) < len(members):
-        raise ConsortiumError("Expected another signing key of every party, but two replies have the same one.")
-    return Roster(
-        edition=int(time.time()),
-        tacit=__version__,
-        authority=signing.certificate.read_text(encoding="ascii"),
-        schema_digest=digest,
-        consortium=terms,
-        members=members,
-    )
+    made = {
+        "edition": int(time.time()),
+        "tacit": __version__,
+        "authority": signing.certificate.read_text(encoding="ascii"),
+        "schema_digest": digest,
+        "consortium": terms,
+        "members": members,
+    }
+    return checked(Roster, made, ConsortiumError, "The roster of these replies")
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
@@ -120,8 +147,7 @@ def _check(reply: Reply, kind: Kind, terms: Consortium, digest: str) -> None:
         raise ConsortiumError(f"The reply of {reply.party} is for a {reply.kind} of {reply.consortium}.")
     if reply.schema_digest != digest:
         raise ConsortiumError(f"{reply.party} has joined with another schema; hand the kit over again.")
-    asked = {"silo": set(), "server": {"front", "caller"}, "shuffler": {"shuffler"}}[kind]
-    if set(reply.requests) != asked or (kind == "silo") != (reply.node is not None):
+    if set(reply.requests) != _CERTIFIED[kind] or (kind == "silo") != (reply.node is not None):
         raise ConsortiumError(f"The reply of {reply.party} is not that of a {kind}; ask for a new one.")
     try:
         if (kind == "shuffler") != (reply.seal is not None) or (reply.seal and not public_key(reply.seal)):
@@ -134,10 +160,10 @@ def _check(reply: Reply, kind: Kind, terms: Consortium, digest: str) -> None:
 
 def _member(reply: Reply, kind: Kind, terms: Consortium, authority: Authority) -> Member:
     """A party of the roster; hosts come from the coordinator's own file, not from the reply."""
-    places = {"front": terms.server.host, "caller": SERVER}
+    places: dict[Use, str] = {"front": terms.server.host, "caller": SERVER}
     places |= {"shuffler": terms.shufflers[reply.party].host} if kind == "shuffler" else {}
     certificates = {
-        what: authority.sign(request, f"{reply.party} {what}", sorted({places[what], "localhost"}))
+        what: authority.sign(request, f"{reply.party} {what}", sorted({places[what], "localhost"}), what == "caller")
         for what, request in reply.requests.items()
     }
     own = reply.model_dump(include={"kind", "sign", "tacit", "seal", "node"})

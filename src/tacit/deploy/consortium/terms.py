@@ -19,12 +19,15 @@ SERVER = "server"
 Kind = Literal["silo", "server", "shuffler"]
 Channel = Literal["direct", "pairwise", "shuffled-sum", "shuffled-reports"]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]{0,251}[A-Za-z0-9])?$")]
+"""A name or an address, and nothing that means more to a unit or a shell: root installs what a kit says."""
+_RESERVED = ("authority", SERVER)
 
 
 class ServerPart(Section):
     """Where couriers reach the server; ``control_port`` is the SuperLink's own, on loopback."""
 
-    host: Annotated[str, Field(min_length=1)]
+    host: Host
     port: Port = 9092
     control_port: Port = 9093
 
@@ -32,7 +35,7 @@ class ServerPart(Section):
 class ShufflerPart(Section):
     """Where the server reaches a shuffler."""
 
-    host: Annotated[str, Field(min_length=1)]
+    host: Host
     port: Port = 9400
 
 
@@ -66,11 +69,14 @@ class Consortium(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Consortium:
-        names = [SERVER, *self.silos, *self.shufflers]
-        if len({account_name(name) for name in names}) < len(names):
+        names = [*_RESERVED, *self.silos, *self.shufflers]
+        users = [f"{account_name(SERVER)}-proposer", *(f"{account_name(name)}-courier" for name in self.silos)]
+        users += [account_name(name) for name in names]
+        if len(set(users)) < len(users):
             raise ValueError(
-                f"expected other names for silos and shufflers than each other's and {SERVER!r}, in their first 20 "
-                "letters and digits too: users of the system are named after them"
+                f"expected other names for silos and shufflers than each other's and {' and '.join(_RESERVED)}, in "
+                "their first 18 letters and digits too, and with -courier or -proposer: users and folders are named "
+                "after them"
             )
         if self.shuffled and len(self.shufflers) < 2:
             raise ValueError("set [shufflers.NAME] at least twice where a shuffled channel is used")
@@ -115,12 +121,12 @@ def consortium_from(tree: dict[str, Any]) -> Consortium:
 
 
 def account_name(party: str) -> str:
-    """The user that a party's services run as, as systems allow names.
+    """The user that a party's services run as, as systems allow names: 32 letters at most, with "-courier" behind it.
 
     >>> account_name("Clinic_1.Bergen")
     'tacit-clinic-1-bergen'
     """
-    return "tacit-" + re.sub(r"[^a-z0-9]+", "-", party.lower()).strip("-")[:20]
+    return "tacit-" + re.sub(r"[^a-z0-9]+", "-", party.lower()).strip("-")[:18]
 
 
 class Service(NamedTuple):

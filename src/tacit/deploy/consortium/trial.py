@@ -148,7 +148,11 @@ def _study(folder: Path) -> Study:
 
 def _silos(folder: Path) -> Mapping[str, Path]:
     """The CSV files of a folder by the names of their silos, as messages can carry them."""
-    found = {re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "silo": path for path in csv_files(folder)}
+    files = csv_files(folder)
+    found = {re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._") or "silo": path for path in files}
+    if len(found) < len(files):
+        lost = ", ".join(sorted(path.name for path in set(files) - set(found.values())))
+        raise ConsortiumError(f"Expected CSV files whose names differ in letters and digits; rename {lost}.")
     if len(found) < 2:
         raise ConsortiumError(f"Expected one CSV file for each of at least two silos in {folder}, got {len(found)}.")
     return found

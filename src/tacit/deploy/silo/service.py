@@ -47,6 +47,7 @@ from tacit.errors import TacitError
 from tacit.privacy import PricingError, price
 from tacit.silo.chain import place_of
 from tacit.silo.door import DoorError
+from tacit.silo.engine import OutsideError
 from tacit.silo.integers import MOST_RECORDS
 from tacit.silo.ledger import Ledger, Reply
 from tacit.silo.pools import POOLS, TRAINING, VALIDATION, Split
@@ -163,6 +164,7 @@ class SiloService:
         self._newest_lock = threading.Lock()
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
+        self._broken: set[str] = set()
         self._pools: dict[str | None, dict[str, np.ndarray]] = {}
         self._ledger: Ledger | None = self._open(policy)
         self._newest = self._ledger.newest_counters()
@@ -472,6 +474,8 @@ class SiloService:
 
     def _considered(self, plan: Plan) -> Worker:
         """A plan, built and priced. The last few are kept: plans that differ in name only share what was compiled."""
+        if (name := str(plan.objective.get("model"))) in self._broken:
+            raise _broken(name)
         self._check_schema(plan)
         accounts.check_delta(plan.delta, self._opened().rule)
         # Before what was kept is looked at: a package may have changed on disk since.
@@ -668,12 +672,28 @@ class SiloService:
         broadcast = worker.broadcast(request.round, wire.read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
         kind = worker.offer.algorithm.schedule[request.round]
-        header, body, after = self._message(worker, kind, request, payload, broadcast, kept)
+        try:
+            header, body, after = self._message(worker, kind, request, payload, broadcast, kept)
+        except OutsideError as error:
+            raise self._without(worker.offer.plan, error) from None
         releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         reply = Reply(asked, header, body)
         state = after.to_bytes()
         ledger.debit(request.study, request.round, kind, releases, reply=reply, state=state, attempt=attempt)
         return frame(header, body)
+
+    def _without(self, plan: Plan, error: OutsideError) -> RefusalError:
+        """Use a model that has raised no more, until the owner starts the daemon again.
+
+        Whether it raises may tell of a record, and no account pays for that: it is said once, and not for every
+        broadcast that somebody tries.
+        """
+        name = str(plan.objective.get("model"))
+        self._broken.add(name)
+        self._workers.clear()
+        self._prepared.clear()
+        self._refusals.note(f"the model {name} has raised {error} and is not used any more; mend it, then start again")
+        return _broken(name)
 
     def _message(
         self, worker: Worker, kind: str, request: Answer, payload: bytes, broadcast: Any, kept: Remembered
@@ -716,6 +736,10 @@ class SiloService:
 def _pools_of(records: dict[str, np.ndarray], split: Split | None) -> dict[str | None, dict[str, np.ndarray]]:
     """The records of each pool; of none where they are not split."""
     return {None: records} if split is None else {pool: split.records(records, pool) for pool in POOLS}
+
+
+def _broken(name: str) -> RefusalError:
+    return RefusalError("model", f"the model {name} has failed at this silo; its owner's log says how")
 
 
 def _over(ledger: Ledger, study: str) -> RefusalError:
