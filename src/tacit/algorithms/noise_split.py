@@ -95,7 +95,7 @@ def difference_ratio(gradient: Kind, difference: Kind, slope: Any, terms: Terms,
     if difference.cost == 0:
         return 1.0
     bound, sized = 2.0 if slope is None else TYPICAL, [terms.batch_size, others and others.batch_size]
-    if None not in sized:
+    if all(size is not None for size in sized):
         bound *= size_of(sized[0]) / size_of(sized[1])
     return ratio_of(Kind(difference.cost, difference.harm * bound**2), gradient)
 
