@@ -230,7 +230,7 @@ COMMANDS = {
     "run heart-disease --set algorithm.sampling=poison": "Unknown sampling 'poison'; did you mean 'poisson'?",
     "run heart-disease --set algorithm.channel=dirct": "Unknown channel 'dirct'; did you mean 'direct'?",
     "run heart-disease --set algorithm.sampling=wor --set algorithm.batch_size=9999": "batch=9999 <= records=",
-    "run heart-disease --set epsilon=1": "did you mean privacy.epsilon?",
+    "run heart-disease --set epsilon=1": "did you mean privacy.epsilon or validation.epsilon?",
     "run heart-disease --set privacy.epsilon": "Expected --set section.key=value",
     "run heart-disease --set data.name=heart": "Unknown data set 'heart'; did you mean 'heart-disease'?",
     "run heart-disease --set partition.kind=natral": "did you mean 'natural'?",

@@ -134,7 +134,7 @@ def correlated(rounds: int, apart: int) -> Strategy:
     >>> correlated(100, 1).weights  # where a record is in every round, fresh noise is best
     ()
     >>> once = correlated(100, 100)
-    >>> round(math.sqrt(once.square([0])) * once.sums[-1], 2)  # independent noise: 10
+    >>> float(round(math.sqrt(once.square([0])) * once.sums[-1], 2))  # independent noise: 10
     2.53
     """
     if apart == 1 or rounds == 1:
