@@ -115,8 +115,9 @@ def _fair(results: Path) -> str | None:
 
 
 def _attacked(results: Path) -> str | None:
+    """What the audit found, once it has attacked the door of a real silo; that of version 0.1 did not."""
     data = _data(results, "audit", "audit.json")
-    if data is None:
+    if data is None or not any(row.get("path") == "door" for row in data["mechanisms"]):
         return None
     number = len(data["violations"]) if isinstance(data["violations"], list) else int(data["violations"])
     return f"The promises were attacked: {number or 'no'} violation{'s' if number > 1 else ''} of a price was found."
