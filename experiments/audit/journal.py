@@ -8,7 +8,6 @@ import multiprocessing
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -92,18 +91,20 @@ def _made(parts: Sequence[Part], jobs: int) -> Iterator[tuple[Part, Any]]:
     """Each part with what it found, as they are done."""
     if jobs <= 1:
         for part in parts:
-            yield part, part.make(*part.given)
+            yield part, _make(part)[1]
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=_PARTS_OF_A_PROCESS) as pool:
-        # The longest first, so that no process is left with one at the end.
-        ordered = sorted(parts, key=lambda part: -part.weight)
-        futures = {pool.submit(part.make, *part.given): part for part in ordered}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    # The longest first, so that no process is left with one at the end. Not an executor of ``concurrent.futures``: its
+    # processes are not replaced when they have done their share (Python 3.11), and the rest would wait for ever.
+    ordered = sorted(parts, key=lambda part: -part.weight)
+    named = {part.name: part for part in parts}
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=_PARTS_OF_A_PROCESS) as pool:
+        for name, row in pool.imap_unordered(_make, ordered):
+            yield named[name], row
+
+
+def _make(part: Part) -> tuple[str, Any]:
+    """The name of a part, and what it found."""
+    return part.name, part.make(*part.given)
 
 
 def _words(seconds: float) -> str:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from experiments.audit import journal as journal_module
 from experiments.audit import suite
 from experiments.audit.journal import Journal, Part, code
 from tacit.audit.mechanism import AuditError
@@ -46,10 +47,11 @@ def test_other_code_or_another_audit_is_refused(tmp_path, changed):
         Journal(file, trials=10, seed=0)
 
 
-def test_processes_of_their_own_find_the_same(tmp_path):
+def test_processes_of_their_own_find_the_same_and_are_replaced_when_they_have_done_their_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "_PARTS_OF_A_PROCESS", 1)
     journal = Journal(tmp_path / "journal.jsonl", trials=10, seed=0)
-    journal.fill(parts(1), jobs=2, say=str)
-    assert journal.rows == {"part 1": 2}
+    journal.fill(parts(1, 2, 3), jobs=2, say=str)
+    assert journal.rows == {"part 1": 2, "part 2": 4, "part 3": 6}
 
 
 def test_rows_of_the_suite_come_out_of_its_journal(tmp_path, monkeypatch):
