@@ -53,11 +53,14 @@ docs: $(VENV)/installed
 	@echo build/site/index.html
 
 # Private against non-private rounds, tapped against materialised gradients, memory, growth, shuffled reports against
-# drawing numbers, noise of a real silo's door against normals; ratios in one run.
+# drawing numbers, noise of a real silo's door against normals, the door against that of version 0.1, a million silos;
+# ratios in one run.
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.reports
 	$(BIN)/python -m benchmarks.noise
+	$(BIN)/python -m benchmarks.door
+	$(BIN)/python -m benchmarks.silos
 
 # Tacit beside Opacus, torch.func, jax-privacy, Flower and others, in an environment of its own; writes
 # results/benchmarks/peers.md. `make bench-peers PEERS=--quick` shows in a few minutes that everything works.

@@ -1,13 +1,15 @@
 """Records on disk: the numbers of records in memory, and only batches are read."""
 
+import time
+
 import jax
 import numpy as np
 import pytest
 
 from tacit.errors import TacitError
-from tacit.silo import RecordsError, StoredSilos, enrol, open_silos
+from tacit.silo import RecordsError, enrol, open_ragged, open_silos, stored_silos
 from tacit.simulate.compiled import simulate
-from tacit.simulate.participation import participation
+from tacit.simulate.participation import participation, roster
 from tests.algorithms.table import CASES, LOGISTIC, largest_difference, start, tables
 
 
@@ -23,15 +25,27 @@ def stored(tmp_path):
     return open_silos(folders)
 
 
+@pytest.fixture
+def ragged(tmp_path):
+    joined = {field: np.concatenate([table[field] for table in tables()]) for field in tables()[0]}
+    joined["offsets"] = np.cumsum([0] + [len(table["y"]) for table in tables()])
+    for field, column in joined.items():
+        np.save(tmp_path / f"{field}.npy", column)
+    return open_ragged(tmp_path)
+
+
+@pytest.mark.parametrize("way", ["stored", "ragged"])
 @pytest.mark.parametrize(
     ("name", "terms", "some"),
     [
         ("mb-sgd", {"sampling": "wor", "batch_size": 5}, False),
         ("prox-spider", {"sampling": "poisson", "batch_size": 5, "capacity": 9}, True),
         ("local-sgd", {"sampling": "one-pass", "batch_size": 2, "num_rounds": 3}, False),
+        ("mb-sgd", {}, True),
     ],
 )
-def test_a_stored_run_equals_the_one_in_memory(stored, name, terms, some):
+def test_a_stored_run_equals_the_one_in_memory(request, way, name, terms, some):
+    stored = request.getfixturevalue(way)
     algorithm, key = CASES[name].build(LOGISTIC, **terms), jax.random.key(7)
     who = participation(3, participants=2) if some else None
     there = simulate(algorithm, start(LOGISTIC), stored, key=key, who=who)
@@ -56,7 +70,7 @@ def test_only_the_rows_of_batches_are_read():
             return found
 
     table = {field: Watched(np.tile(column, (50,) + (1,) * (column.ndim - 1))) for field, column in tables()[0].items()}
-    silos = StoredSilos([table])
+    silos = stored_silos([table])
     looked = table["x"].read
     assert looked == len(table["x"]) == 1200
     algorithm = CASES["mb-sgd"].build(LOGISTIC, sampling="wor", batch_size=5, num_rounds=4)
@@ -69,10 +83,36 @@ def test_what_cannot_be_streamed_is_refused(stored):
         simulate(CASES["mb-sgd"].build(LOGISTIC), start(LOGISTIC), stored, key=jax.random.key(0))
     good, other = tables()[0], tables(features=4)[0]
     with pytest.raises(RecordsError, match="silo 1"):
-        StoredSilos([good, other])
+        stored_silos([good, other])
     with pytest.raises(RecordsError, match="as many rows"):
-        StoredSilos([{**good, "y": good["y"][:3]}])
+        stored_silos([{**good, "y": good["y"][:3]}])
     with pytest.raises(RecordsError, match="finite"):
-        StoredSilos([{**good, "x": np.full_like(good["x"], np.nan)}])
+        stored_silos([{**good, "x": np.full_like(good["x"], np.nan)}])
     with pytest.raises(RecordsError, match="none"):
-        StoredSilos([])
+        stored_silos([])
+
+
+def test_offsets_that_cannot_be_are_refused(ragged, tmp_path):
+    total = len(np.load(tmp_path / "y.npy"))
+    for offsets, rule in (
+        ([0, total - 1], "from 0 to"),
+        ([0.0, float(total)], "whole numbers"),
+        ([0, 5, 5, total], "silo 1 has none"),
+        ([0, 7, 5, total], "silo 1 has none"),
+    ):
+        np.save(tmp_path / "offsets.npy", np.asarray(offsets))
+        with pytest.raises(RecordsError, match=rule):
+            open_ragged(tmp_path)
+    (tmp_path / "offsets.npy").unlink()
+    with pytest.raises(RecordsError, match=r"offsets\.npy"):
+        open_ragged(tmp_path)
+
+
+def test_of_very_many_silos_only_those_that_come_are_drawn():
+    who, key = participation(1_000_000, participants=1000), jax.random.key(5)
+    algorithm = CASES["mb-sgd"].build(LOGISTIC, num_rounds=20)
+    began = time.process_time()
+    chosen = roster(key, algorithm, who, 1_000_000).silo_indices
+    assert time.process_time() - began < 0.2  # a permutation of all of them for each round would take 0.5 s
+    assert all(len(np.unique(row)) == 1000 for row in chosen)
+    assert abs(chosen.mean() / 500_000 - 1) < 0.02

@@ -5,8 +5,10 @@ from .records import Silos as Silos
 from .records import StoredSilos as StoredSilos
 from .records import check_records as check_records
 from .records import enrol as enrol
+from .records import open_ragged as open_ragged
 from .records import open_silos as open_silos
 from .records import rows_of as rows_of
+from .records import stored_silos as stored_silos
 from .release import SiloView as SiloView
 from .release import view_of as view_of
 from .sampling import draw as draw

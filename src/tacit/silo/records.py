@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,70 +106,110 @@ def rows_of(silos: Silos, silo_index: int) -> Record:
     return jax.tree.map(lambda leaf: leaf[silo_index, : int(silos.counts[silo_index])], silos.records)
 
 
+Gather = Callable[[str, Int[np.ndarray, " some"], Int[np.ndarray, "some slots"]], np.ndarray]
+"""Reads rows of a field: those of the second array, for each silo of the first."""
+
+
 class StoredSilos:
     """The records of all silos of a simulation, on disk, for more than memory holds: a round reads only its batches.
 
-    Tables are anything that numpy can index, as ``np.load(path, mmap_mode="r")`` gives it. ``records`` has shapes and
-    types, padded to the largest.
+    ``records`` has shapes and types, padded to the largest silo.
     """
 
-    def __init__(self, tables: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> None:
-        names = _names(tables, names)
-        forms = [_checked(table, name) for table, name in zip(tables, names, strict=True)]
-        for form, name in zip(forms, names, strict=True):
-            if form != forms[0]:
-                raise RecordsError(f"Expected {name} to have fields and shapes {forms[0]} of {names[0]}, got {form}.")
-        self._tables = tuple(tables)
-        self._form = forms[0]
-        counts = [len(table["y"]) for table in tables]
+    def __init__(self, form: Mapping[str, tuple[tuple[int, ...], Any]], counts: np.ndarray, gather: Gather) -> None:
+        self._form, self._gather = form, gather
+        self._last = np.asarray(counts) - 1
         self.counts = jnp.asarray(counts, jnp.int32)
-        self.records = self._shapes(len(tables), max(counts))
+        self.records = self._shapes(len(counts), int(max(counts)))
 
     @property
     def number(self) -> int:
         """How many silos there are."""
-        return len(self._tables)
+        return len(self._last)
 
     def _shapes(self, *lead: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {field: jax.ShapeDtypeStruct((*lead, *shape), dtype) for field, (shape, dtype) in self._form.items()}
 
     def fetch(self, silo_index: Array | int, rows: Int[Array, " slots"] | None) -> Record:
-        """Rows of one silo, read when the compiled program comes to them."""
-        if rows is None:
-            raise TacitError(
-                'Expected batches of stored records, got sampling "full", which would hold all of them at once; sample '
-                '("wor", "poisson", "one-pass"), or enrol the records in memory.'
-            )
+        """Rows of one silo (``None``: all), read when the compiled program comes to them."""
+        rows = jnp.arange(self.records["y"].shape[1]) if rows is None else rows
         shapes, at = self._shapes(rows.shape[0]), jnp.asarray(silo_index)
         return jax.pure_callback(self._read, shapes, at, rows, vmap_method="broadcast_all")
 
     def _read(self, silo_indices: Any, rows: Any) -> dict[str, np.ndarray]:
-        silo_indices, rows = np.asarray(silo_indices), np.asarray(rows)
-        batch = {}
-        for field, (shape, dtype) in self._form.items():
-            out = np.empty((silo_indices.size, rows.shape[-1], *shape), dtype)
-            for place, silo_index, own in zip(out, silo_indices.ravel(), rows.reshape(-1, rows.shape[-1]), strict=True):
-                table = self._tables[int(silo_index)][field]
-                # A slot that holds nothing may point past the end of a silo; it is masked.
-                place[:] = table[np.minimum(own, len(table) - 1)]
-            batch[field] = out.reshape(*rows.shape, *shape)
-        return batch
+        shape, some = np.shape(rows), np.asarray(silo_indices).ravel()
+        # A slot that holds nothing may point past the end of a silo; it is masked.
+        inside = np.minimum(np.asarray(rows).reshape(-1, shape[-1]), self._last[some][:, None])
+        return {
+            field: np.asarray(self._gather(field, some, inside), dtype).reshape(*shape, *own)
+            for field, (own, dtype) in self._form.items()
+        }
+
+
+def stored_silos(tables: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> StoredSilos:
+    """Silos from one table each, of anything that numpy can index, as ``np.load(path, mmap_mode="r")`` gives it."""
+    names = _names(tables, names)
+    forms = [_checked(table, name) for table, name in zip(tables, names, strict=True)]
+    for form, name in zip(forms, names, strict=True):
+        if form != forms[0]:
+            raise RecordsError(f"Expected {name} to have fields and shapes {forms[0]} of {names[0]}, got {form}.")
+
+    def gather(field: str, silo_indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return np.stack([tables[i][field][own] for i, own in zip(silo_indices, rows, strict=True)])
+
+    return StoredSilos(forms[0], np.asarray([len(table["y"]) for table in tables]), gather)
 
 
 def open_silos(folders: Sequence[Path]) -> StoredSilos:
     """Silos whose folders hold one ``.npy`` file for each field (``x.npy``, ``y.npy``), mapped and not read."""
     tables = [{path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))} for folder in folders]
-    return StoredSilos(tables, [folder.name for folder in folders])
+    return stored_silos(tables, [folder.name for folder in folders])
+
+
+def open_ragged(folder: Path) -> StoredSilos:
+    """Very many silos in one folder: a ``.npy`` file for each field, silo after silo, and ``offsets.npy``.
+
+    Silo ``i`` has the rows from ``offsets[i]`` up to, and without, ``offsets[i + 1]``.
+    """
+    files = {path.stem: path for path in sorted(folder.glob("*.npy"))}
+    if "offsets" not in files:
+        raise RecordsError(f"Expected offsets.npy in {folder}: where each silo's rows begin, and where the last end.")
+    offsets = np.load(files.pop("offsets"))
+    form = _checked(files, folder.name)
+    columns = {field: np.load(path, mmap_mode="r") for field, path in files.items()}
+    _check_offsets(offsets, len(columns["y"]))
+
+    def gather(field: str, silo_indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return columns[field][offsets[silo_indices][:, None] + rows]
+
+    return StoredSilos(form, np.diff(offsets), gather)
+
+
+def _check_offsets(offsets: np.ndarray, total: int) -> None:
+    whole = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 1
+    if not whole or offsets[0] != 0 or offsets[-1] != total:
+        raise RecordsError(f"Expected offsets of whole numbers from 0 to the {total} records, got {offsets}.")
+    empty = np.flatnonzero(np.diff(offsets.astype(np.int64)) <= 0)
+    if len(empty):
+        raise RecordsError(f"Expected every silo to hold at least one record; silo {empty[0]} has none, leave it out.")
 
 
 def _checked(table: Mapping[str, Any], name: str) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """The fields of a table with shape and type of a record, after a look at every record, some at a time."""
-    lengths = {field: len(column) for field, column in table.items()}
+    """The fields of a table with shape and type of a record, after a look at every record, some at a time.
+
+    A column may be the path of its file, which is then mapped anew for each part: memory holds one part.
+    """
+
+    def column(field: str) -> Any:
+        own = table[field]
+        return np.load(own, mmap_mode="r") if isinstance(own, Path) else own
+
+    lengths = {field: len(column(field)) for field in table}
     if len(set(lengths.values())) > 1:
         raise RecordsError(f"Expected all fields of {name} to have as many rows, got {lengths}.")
     total = max(lengths.values(), default=0)
     form: dict[str, tuple[tuple[int, ...], Any]] = {}
     for first in range(0, max(total, 1), _CHECKED_AT_ONCE):
-        part = {field: np.asarray(column[first : first + _CHECKED_AT_ONCE]) for field, column in table.items()}
+        part = {field: np.array(column(field)[first : first + _CHECKED_AT_ONCE]) for field in table}
         form = {field: (column.shape[1:], column.dtype) for field, column in check_records(part, name).items()}
     return form

@@ -17,6 +17,8 @@ from jaxtyping import Array
 from tacit.algorithm import Algorithm
 from tacit.errors import TacitError
 
+_MANY = 10_000
+
 
 class Participation(NamedTuple):
     """Between ``min_silos`` and ``most`` silos a round (uniformly many, uniformly chosen).
@@ -117,17 +119,24 @@ def _present(
     generator: np.random.Generator, kind: str, who: Participation, round_index: int, turn: int, answered: np.ndarray
 ) -> np.ndarray:
     silos = len(answered)
-    willing = np.arange(silos) if who.cap is None else np.flatnonzero(answered < who.cap)
     if kind == "in turn":
         chosen = np.asarray([turn % silos])
     elif everyone(kind, who, silos):
         chosen = np.arange(silos)
     else:
         size = int(generator.integers(who.min_silos, who.most + 1))
-        chosen = generator.permutation(willing)[:size]
-    if len(chosen) < (who.min_silos if kind == "sampled" else 1) or not np.isin(chosen, willing).all():
+        chosen = _drawn(generator, size, silos if who.cap is None else np.flatnonzero(answered < who.cap))
+    tired = who.cap is not None and np.any(answered[chosen] >= who.cap)
+    if len(chosen) < (who.min_silos if kind == "sampled" else 1) or tired:
         raise TacitError(
             f"Round {round_index + 1} finds too few silos that agreed to answer again: max_participations={who.cap} is "
             "used up; raise it, or lower the rounds or the participants of a round."
         )
     return chosen
+
+
+def _drawn(generator: np.random.Generator, size: int, willing: int | np.ndarray) -> np.ndarray:
+    """Some of the willing (a number: the first so many); of very many, in time that grows with those drawn."""
+    if isinstance(willing, int) and willing > _MANY:
+        return generator.choice(willing, size, replace=False)
+    return generator.permutation(willing)[:size]

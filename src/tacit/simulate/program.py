@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Memory, Message, Params, PerBlock, Round, State
 from tacit.channel import mean_of_shares, weighted_mean
+from tacit.errors import TacitError
 from tacit.privacy.anonymity import counted_silos, record_weights
 from tacit.privacy.pairwise import check_colluding
 from tacit.privacy.strategy import strategy_of
@@ -39,6 +40,8 @@ from tacit.simulate.threefry import written_out
 
 Noise = Literal["each", "summed"]
 Measure = Callable[[Params, Any], dict[str, Array]]
+OrderOf = Callable[[Array], Array | None]
+"""A silo's order for one-pass sampling, by its index; none where no round needs it."""
 
 
 class Keys(NamedTuple):
@@ -163,9 +166,8 @@ def advance(
     measure: Callable[[Params], dict[str, Array]] | None,
 ) -> tuple[Carry, dict[str, Array]]:
     """Play the rounds of ``turns``; returns the carry and measurements by round (NaN where not measured)."""
-    padded = jax.tree.leaves(silos.records)[0].shape[1]
-    orders = jax.vmap(lambda i, n: silo_order(algorithm, keys, i, n, padded))(jnp.arange(silos.number), silos.counts)
-    branches = [_player(algorithm, name, silos, orders, keys, who, noise) for name in sorted(algorithm.rounds)]
+    order_of = _orders(algorithm, silos, keys)
+    branches = [_player(algorithm, name, silos, order_of, keys, who, noise) for name in sorted(algorithm.rounds)]
 
     def body(carry: Carry, turn: Turn) -> tuple[Carry, dict[str, Array]]:
         play = branches[0] if len(branches) == 1 else None
@@ -173,6 +175,19 @@ def advance(
         return carry, _measured(algorithm, carry, turn, measure)
 
     return jax.lax.scan(body, carry, turns)
+
+
+def _orders(algorithm: Algorithm, silos: Silos | StoredSilos, keys: Keys) -> OrderOf:
+    """The order of any silo: drawn once where all records are in memory, and when its silo comes where they are not."""
+    padded = jax.tree.leaves(silos.records)[0].shape[1]
+
+    def drawn(silo_index: Array) -> Array | None:
+        return silo_order(algorithm, keys, silo_index, silos.counts[silo_index], padded)
+
+    if isinstance(silos, StoredSilos):
+        return drawn
+    table = jax.vmap(drawn)(jnp.arange(silos.number))
+    return lambda silo_index: None if table is None else table[silo_index]
 
 
 def _measured(
@@ -193,7 +208,7 @@ def _player(
     algorithm: Algorithm,
     name: str,
     silos: Silos | StoredSilos,
-    orders: Array | None,
+    order_of: OrderOf,
     keys: Keys,
     who: Participation,
     noise: Noise,
@@ -201,6 +216,11 @@ def _player(
     """One kind of round as a function of carry and turn."""
     kind = algorithm.rounds[name]
     in_order = everyone(kind.participants, who, silos.number)
+    if in_order and isinstance(silos, StoredSilos) and kind.silo.release.sampling == "full":
+        raise TacitError(
+            'Expected batches of stored records, got sampling "full" of every silo, which would hold all of them at '
+            'once; sample ("wor", "poisson", "one-pass"), let fewer silos come, or enrol the records in memory.'
+        )
     columns = width(kind.participants, who, silos.number)
     at_once = noised_at_once(kind, noise, in_order)
 
@@ -209,7 +229,7 @@ def _player(
         present = Roster(None if in_order else silo_indices, weights, taken)
         broadcast, buffers = kind.server.ask(carry.state), carry.noise[name]
         if at_once:
-            at_desks = partial(_at_each_desk, silos=silos, orders=orders, present=present, kept=())
+            at_desks = partial(_at_each_desk, silos=silos, order_of=order_of, present=present, kept=())
             mean, deviations = _exact_mean(kind, broadcast, keys, turn, present, who.weights is None, at_desks)
             deviation = joint_deviation(kind, broadcast, deviations, present, silos.counts, who)
             mean, buffers = noised(kind, mean, deviation, keys, turn.round_index, buffers)
@@ -225,7 +245,7 @@ def _player(
             return message, tuple(after)
 
         before = carry.memory, buffers
-        messages, after = _at_each_desk(one, silos, orders, present, before)
+        messages, after = _at_each_desk(one, silos, order_of, present, before)
         if anonymity is None:
             mean = weighted_mean(messages, present.weights)
         else:
@@ -345,22 +365,21 @@ def noised(
 def _at_each_desk(
     act: Callable[[SiloView, Any], Any],
     silos: Silos | StoredSilos,
-    orders: Array | None,
+    order_of: OrderOf,
     present: Roster,
     kept: Any,
 ) -> Any:
     """Map ``act`` over the silos present and what each keeps. Where everyone is, no record in memory is copied."""
     if present.silo_indices is None and isinstance(silos, Silos):
-        return jax.vmap(lambda r, n, o, i, k: act(view_of(r, n, o, i), k))(
-            silos.records, silos.counts, orders, jnp.arange(silos.number), kept
+        return jax.vmap(lambda r, n, i, k: act(view_of(r, n, order_of(i), i), k))(
+            silos.records, silos.counts, jnp.arange(silos.number), kept
         )
     padded = jax.tree.leaves(silos.records)[0].shape[1]
     silo_indices = jnp.arange(silos.number) if present.silo_indices is None else present.silo_indices
 
     def one(silo_index: Array) -> Any:
-        order = None if orders is None else orders[silo_index]
-        own = jax.tree.map(lambda leaf: leaf[silo_index], kept)
-        return act(SiloView(partial(silos.fetch, silo_index), padded, silos.counts[silo_index], order, silo_index), own)
+        own, fetch = jax.tree.map(lambda leaf: leaf[silo_index], kept), partial(silos.fetch, silo_index)
+        return act(SiloView(fetch, padded, silos.counts[silo_index], order_of(silo_index), silo_index), own)
 
     return jax.vmap(one)(silo_indices)
 
