@@ -58,6 +58,8 @@ SETTINGS = (
     Setting("without replacement", "wor", 2, 8, 2, 0.1),
     Setting("with replacement", "wr", 2, 8, 2, 0.1),
     Setting("Poisson", "poisson", 2, 8, 2, 0.1),
+    # Of so few batches every one is priced as known; where the record is stays secret all the same.
+    Setting("random allocation", "allocation", 4, 8, 2, None),
     # The record is in one of two batches; what the other one says has nothing to do with it.
     Setting("one pass", "one-pass", 2, 8, 2, None),
     # The other silo colludes, so that nobody else's noise hides this one.

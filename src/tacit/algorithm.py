@@ -55,7 +55,7 @@ PerBlock = Any
 # A bound on the norm of a record's statistic, from public or released values alone.
 Clip = Callable[[Work], PerBlock]
 
-Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
+Sampling = Literal["full", "wor", "wr", "poisson", "allocation", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative", "correlated"]
 Channel = Literal["direct", "pairwise", "trusted", "shuffled-sum", "shuffled-reports", "open"]
 Randomiser = Literal["auto", "duchi", "privunit2", "privunitg"]
@@ -63,7 +63,7 @@ Protects = Literal["record", "sensitive-attribute"]
 Participants = Literal["all", "sampled", "in turn"]
 ServerRule = Literal["sgd", "momentum", "adam", "yogi", "adagrad"]
 
-SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "one-pass")
+SAMPLINGS: tuple[Sampling, ...] = ("full", "wor", "wr", "poisson", "allocation", "one-pass")
 CHANNELS: tuple[Channel, ...] = ("direct", "pairwise", "trusted", "shuffled-sum", "shuffled-reports", "open")
 SHUFFLED_CHANNELS: tuple[Channel, ...] = ("shuffled-sum", "shuffled-reports")
 """Channels in which a record hides among those of other silos."""
@@ -91,8 +91,8 @@ class Release:
     ``clip`` maps the silo's work to a norm bound per record; ``noise_multiplier`` is sigma over the
     replace-one sensitivity; both are one number or a mapping from blocks of the statistic to numbers, and
     each number may be an array with one entry per silo. ``batch_size`` is the fixed divisor K (``None``: every
-    record); ``capacity`` is the physical limit of a Poisson batch, over which a uniformly random subset of
-    that size is kept.
+    record); ``capacity`` is the physical limit of a batch of random size (Poisson, allocation), over which a
+    uniformly random subset of that size is kept.
 
     A ``"gaussian"`` release has fresh noise. A ``"cumulative"`` one is an increment of a running sum: what is private
     is the sum so far plus fresh noise, so an increment leaves with its round's noise less that of the silo's round
@@ -135,6 +135,11 @@ class Release:
 
     def __post_init__(self) -> None:
         _check_correlated(self)
+        if self.nonnegative and self.sampling in ("poisson", "allocation"):
+            raise ValueError(
+                f'Expected sampling "full", "one-pass", "wor" or "wr" for rows of counts, got "{self.sampling}": its '
+                "price compares with a batch without the record, and such rows are farther from that than it counts on."
+            )
         if self.nonnegative and self.protects == "sensitive-attribute":
             raise ValueError('Expected protects="record" for rows of counts; only whole records are counted.')
         if (self.protects == "sensitive-attribute") != (self.groups is not None):
@@ -219,9 +224,10 @@ class Terms:
                     f"Expected a sampling for batches of their own, of batch_size={batch_size}; none is given."
                 )
             return self
-        if capacity is not None and sampling != "poisson":
+        if capacity is not None and sampling not in ("poisson", "allocation"):
             raise ValueError(
-                f'Expected capacity={capacity} only for sampling="poisson", got {sampling!r}; leave it out.'
+                f'Expected capacity={capacity} only for sampling="poisson" or "allocation", got {sampling!r}; leave it '
+                "out."
             )
         return replace(self, batch_size=batch_size, sampling=sampling, capacity=capacity)
 
@@ -325,8 +331,10 @@ class Silo:
 
     @property
     def stride(self) -> int:
-        """How many records of its pass a silo uses up at each local step: zero unless sampling is one-pass."""
+        """How far each local step goes on: in a pass its records, in an epoch one batch, else nowhere."""
         release = self.release
+        if release.sampling == "allocation":
+            return 1
         if release.sampling != "one-pass":
             return 0
         if release.batch_size is None:
@@ -407,7 +415,7 @@ class Algorithm:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """For each round of the schedule, how many records of its pass a silo has used up before."""
+        """For each round of the schedule, how many records of its pass, or batches of epochs, came before."""
         silos = [self.rounds[kind].silo for kind in self.schedule]
         return tuple(accumulate((silo.stride * silo.local_steps for silo in silos[:-1]), initial=0)) if silos else ()
 

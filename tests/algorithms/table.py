@@ -33,7 +33,7 @@ class Case:
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
     convergence: dict[str, Any] | None = field(default_factory=dict)
-    samplings: tuple[str, ...] = ("full", "wor", "wr", "poisson", "one-pass")
+    samplings: tuple[str, ...] = ("full", "wor", "wr", "poisson", "allocation", "one-pass")
     slow_step: float = 0.002
     preset_of: str | None = None
     settles: dict[str, Any] = field(default_factory=dict)

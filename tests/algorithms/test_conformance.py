@@ -23,6 +23,7 @@ SAMPLINGS = {
     "wor": {"sampling": "wor", "batch_size": 8},
     "wr": {"sampling": "wr", "batch_size": 8},
     "poisson": {"sampling": "poisson", "batch_size": 8, "capacity": 12},
+    "allocation": {"sampling": "allocation", "batch_size": 8, "capacity": 17},
     "one-pass": {"sampling": "one-pass", "batch_size": 2},
 }
 WHO = {"all": None, "two of three": 2, "one or two": (1, 2)}
@@ -36,6 +37,8 @@ SETTINGS = (
     ("mb-sgd", "wr", "all"),
     ("mb-sgd", "poisson", "one or two"),
     ("mb-sgd", "one-pass", "all"),
+    ("mb-sgd", "allocation", "two of three"),
+    ("local-sgd", "allocation", "all"),
     ("local-sgd", "wor", "one or two"),
     ("local-sgd", "poisson", "all"),
     ("local-sgd", "one-pass", "two of three"),

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from tacit.silo import batches
-from tacit.silo.batches import SEED_BYTES, pass_order, permutation, secret_batch
+from tacit.silo.batches import SEED_BYTES, allotted, pass_order, permutation, secret_batch
 
 DRAWS = 12_000
 
@@ -169,3 +169,32 @@ def test_what_is_not_a_scheme_is_refused(sampling, terms, match):
 def test_a_seed_of_another_length_is_refused():
     with pytest.raises(ValueError, match="32 bytes"):
         pass_order(b"short", 3)
+
+
+def test_an_epoch_has_every_record_once_in_a_batch_of_its_own_choice():
+    seed = bytes(range(SEED_BYTES))
+    epochs = [allotted(seed, epoch, 5000, 4) for epoch in range(3)]
+    for bins in epochs:
+        found = [drawn("allocation", count=5000, size=1250, capacity=5000, order=bins, position=t) for t in range(4)]
+        rows = np.concatenate([batch.rows[batch.present] for batch in found])
+        assert sorted(rows.tolist()) == list(range(5000))
+        assert stats.chisquare(np.bincount(bins)).pvalue > 1e-6
+    pairs = Counter(zip(epochs[0].tolist(), epochs[1].tolist(), strict=True))
+    as_likely(pairs, dict.fromkeys(itertools.product(range(4), repeat=2), 1 / 16))
+    assert (allotted(bytes(SEED_BYTES), 0, 5000, 4) != epochs[0]).mean() > 0.7
+
+
+def test_rows_of_an_epoch_are_placed_at_random_and_cut_to_the_capacity():
+    bins = np.array([0, 1, 1, 1])
+    placements = list(itertools.permutations((1, 2, 3), 2))
+    as_likely(counted("allocation", capacity=2, order=bins, position=1), dict.fromkeys(placements, 1 / 6))
+    alone = counted("allocation", capacity=2, order=bins, position=0)
+    as_likely(alone, {(0, -1): 0.5, (-1, 0): 0.5})
+
+
+def test_an_epoch_needs_a_secret_and_its_batches():
+    with pytest.raises(ValueError, match="batch of every record"):
+        drawn("allocation", order=np.array([0, 1]))
+    for seed, epoch, batches_ in ((b"short", 0, 4), (bytes(SEED_BYTES), -1, 4), (bytes(SEED_BYTES), 0, 0)):
+        with pytest.raises(ValueError, match="Expected a seed"):
+            allotted(seed, epoch, 10, batches_)

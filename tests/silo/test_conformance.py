@@ -38,6 +38,7 @@ SIZE = 20
 SETTINGS = {
     "mb-sgd": ("wr", MLP),
     "local-sgd": ("poisson", LOGISTIC),
+    "accelerated-mb-sgd": ("allocation", LOGISTIC),
     "prox-svrg": ("poisson", LOGISTIC),
     "mu2-sgd": ("one-pass", LOGISTIC),
     "ce-psgm": ("wor", LOGISTIC),

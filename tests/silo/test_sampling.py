@@ -12,11 +12,11 @@ from tacit.silo import draw, pass_order
 from tacit.silo.sampling import slots_needed
 
 
-def batch(key, sampling, count, size, *, capacity=None, padded=None, position=0):
+def batch(key, sampling, count, size, *, capacity=None, padded=None, position=0, order=None):
     padded = padded or count
     capacity = capacity or count
     slots = slots_needed(sampling, size, capacity, padded)
-    order = pass_order(jax.random.key(7), count, padded) if sampling == "one-pass" else None
+    order = pass_order(jax.random.key(7), count, padded) if sampling == "one-pass" else order
     return draw(
         key,
         sampling,
@@ -46,6 +46,19 @@ def test_rows_do_not_depend_on_padding():
         padded = batch(jax.random.key(3), sampling, 50, 10, capacity=20, padded=90)
         kept = [np.asarray(b.rows)[np.asarray(b.present)] for b in (plain, padded)]
         np.testing.assert_array_equal(kept[0], kept[1])
+
+
+def test_an_epoch_has_every_row_once_whatever_the_padding():
+    found = []
+    for padded in (50, 90):
+        epoch = [
+            batch(None, "allocation", 50, 10, padded=padded, order=jax.random.key(4), position=p) for p in range(10)
+        ]
+        rows = [np.asarray(b.rows)[np.asarray(b.present)] for b in epoch]
+        assert sorted(np.concatenate(rows[:5]).tolist()) == sorted(np.concatenate(rows[5:]).tolist()) == list(range(50))
+        assert {tuple(own) for own in rows[:5]} != {tuple(own) for own in rows[5:]}
+        found.append(np.concatenate(rows))
+    np.testing.assert_array_equal(*found)
 
 
 def test_without_replacement_is_uniform_over_subsets():

@@ -15,6 +15,7 @@ SAMPLINGS = {
     "wor": {"sampling": "wor", "batch_size": 8},
     "wr": {"sampling": "wr", "batch_size": 8},
     "poisson": {"sampling": "poisson", "batch_size": 8, "capacity": 12},
+    "allocation": {"sampling": "allocation", "batch_size": 8},
     "one-pass": {"sampling": "one-pass", "batch_size": 2},
 }
 EVERYONE = participation(3)
@@ -35,7 +36,9 @@ def both_ways(name, problem, who, **terms):
     return [simulate(algorithm, start(problem), silos, noise=how, **run).params for how in ("summed", "each")]
 
 
-@pytest.mark.parametrize(("sampling", "who"), [("wor", 3), ("wr", 2), ("poisson", (1, 2)), ("one-pass", 3)], ids=str)
+@pytest.mark.parametrize(
+    ("sampling", "who"), [("wor", 3), ("wr", 2), ("poisson", (1, 2)), ("allocation", 2), ("one-pass", 3)], ids=str
+)
 def test_one_sum_is_the_mean_over_the_silos_that_come(pooled, sampling, who):
     assert largest_difference(*both_ways("mb-sgd", LOGISTIC, participation(3, who), **SAMPLINGS[sampling])) < 1e-5
     assert len(pooled) == 1

@@ -255,13 +255,15 @@ class DoorScene:
     heard: np.ndarray
     width: int
     varied: bool
+    secret: bool
 
     def draw(self, world: int, trials: int, *, quiet: bool = False) -> np.ndarray:
         """Fresh transcripts; see `Scene`."""
         cast = (self.quiet if quiet else self.loud)[world]
         transcripts = np.zeros((trials, len(self.rounds), self.width))
         for rows in transcripts:
-            kept = cast.begun[0]
+            # The seed of epochs is a secret of the study, which every trial begins anew; the order of a pass is none.
+            kept = cast.workers[0].begin() if self.secret else cast.begun[0]
             for row, index, broadcast in zip(rows, self.rounds, self.said, strict=True):
                 heard, kept = cast.heard(index, broadcast, kept)
                 row[: len(heard)] = heard
@@ -314,7 +316,8 @@ class DoorTarget:
             leaves = {n: [np.asarray(leaf) for leaf in jax.tree.leaves(broadcasts[n])] for n in rounds}
             # As the daemon reads them from the wire.
             said = tuple(loud[0].workers[0].broadcast(n, own) for n, own in leaves.items())
-            return DoorScene(loud, quiet, rounds, said, heard, width, varied)  # type: ignore[arg-type]
+            secret = "allocation" in samplings
+            return DoorScene(loud, quiet, rounds, said, heard, width, varied, secret)  # type: ignore[arg-type]
 
         return staged(True), staged(False)
 

@@ -101,7 +101,7 @@ class SimulatedTarget:
         keys = program.split_keys(jax.random.key(1))
         order = program.silo_order(algorithm, keys, seat.silo_index, seat.records, seat.records)
         # The order of a pass is not secret, so the record that differs may be the first of it.
-        target = 0 if order is None else int(order[0])
+        target = int(order[0]) if order is not None and "one-pass" in samplings else 0
         records = neighbours(canary, seat.records, target, samplings, protects_attribute(algorithm))
         shapes = message_shapes(algorithm, params, records)
         heard = np.asarray([kind in (None, name) for name in names])
@@ -152,8 +152,10 @@ def _compiled(
     width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[kind])) for kind in kinds)
 
     def trial(key: Array, records: Any, said: tuple[Any, ...], loudness: Array) -> Array:
-        desk = view_of(records, seat.records, order, seat.silo_index)
         keys = program.split_keys(key)
+        # Where a record is in an epoch is a secret, which every trial draws anew.
+        own = order if order is None or jnp.issubdtype(order.dtype, jnp.integer) else keys.passes
+        desk = view_of(records, seat.records, own, seat.silo_index)
         stacks = zip(kinds, said, strict=True)
         players = [_player(algorithm, kind, own, desk, keys, loudness, width) for kind, own in stacks]
 

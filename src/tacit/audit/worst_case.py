@@ -51,11 +51,11 @@ def neighbours(
     """Two silos that differ in the record ``target``, or with ``attribute`` in its sensitive attribute alone.
 
     A leading axis tells the worlds apart. In a batch of fixed size the worst other records are all opposite to the
-    target, so that a batch without it is a world of its own; in a Poisson batch, whose size is random, they are
+    target, so that a batch without it is a world of its own; in a batch of random size (Poisson, allocation) they are
     silent. ``overflow`` is a record whose gradient is not finite; ``faint`` hides a loud gradient behind features whose
     squares underflow.
     """
-    others = 0.0 if "poisson" in samplings else -LOUD
+    others = 0.0 if samplings & {"poisson", "allocation"} else -LOUD
     x = np.ones((2, records, 1))
     y = np.full((2, records), others)
     y[:, target] = LOUD, -LOUD

@@ -22,6 +22,7 @@ from tacit.privacy import (
     price,
     risk_of_price,
 )
+from tacit.privacy.allocation import batches_of
 
 _MEANING = {
     "gdp": "Gaussian composition, as if every record were in every batch",
@@ -44,7 +45,7 @@ Participations = Annotated[
     int | None, typer.Option(help="Rounds the silo takes part in at most; sampling silos amplifies nothing.")
 ]
 Capacity = Annotated[
-    int | None, typer.Option(help="Poisson only: physical batch limit; above it a random subset is kept.")
+    int | None, typer.Option(help="Poisson, allocation: physical batch limit; above it a random subset is kept.")
 ]
 Method = Annotated[Accountant, typer.Option(help="tight, or a looser view that papers state.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw epsilon against rounds and against noise to this PNG file.")]
@@ -103,15 +104,22 @@ def _event(
 ) -> Event:
     if batch is None and sampling != "full":
         raise PricingError(f'Expected --batch for sampling "{sampling}"; give the records per round.')
+    size = records if batch is None else batch
     return Event(
         kind="round",
         noise_multiplier=multiplier,
         count=rounds,
         records=records,
-        batch=records if batch is None else batch,
+        batch=size,
         sampling=sampling,
         capacity=capacity,
+        passes=_epochs(sampling, rounds, records, size),
     )
+
+
+def _epochs(sampling: Sampling, rounds: int, records: int, batch: int) -> int:
+    """How many epochs these rounds begin; one where there are none."""
+    return max(1, -(-rounds // batches_of(max(records, 1), max(batch, 1)))) if sampling == "allocation" else 1
 
 
 def _report(paid: Price, max_participations: int | None, plot: Path | None, as_json: bool) -> None:
@@ -189,7 +197,8 @@ def _epsilon(event: Event, scheme: Sampling, batch: int, rounds: int, sigma: flo
     """The price of a variant of an event; nan, which is not drawn, where one pass has too few records."""
     multiplier = sigma * batch / 2
     try:
-        variant = replace(event, sampling=scheme, batch=batch, count=rounds, noise_multiplier=multiplier, capacity=None)
+        terms = {"count": rounds, "passes": _epochs(scheme, rounds, event.records, batch), "capacity": None}
+        variant = replace(event, sampling=scheme, batch=batch, noise_multiplier=multiplier, **terms)
         epsilon = price([variant], delta=delta).epsilon
     except PricingError:
         return math.nan

@@ -197,9 +197,10 @@ class AlgorithmSection(BaseModel):
             raise ValueError('leave batch_size out for sampling = "full"')
         if self.sampling not in (None, "full") and self.batch_size is None:
             raise ValueError(f'set batch_size for sampling = "{self.sampling}"')
-        if self.capacity is not None and self.scheme != "poisson":
+        if self.capacity is not None and self.scheme not in ("poisson", "allocation"):
             raise ValueError(
-                f'leave capacity out for sampling = "{self.scheme}": only a batch of sampling = "poisson" has a limit'
+                f'leave capacity out for sampling = "{self.scheme}": only batches of sampling = "poisson" or '
+                '"allocation" have a limit'
             )
         return self
 

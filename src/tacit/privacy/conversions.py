@@ -108,6 +108,6 @@ def calibrate_user_level(events: Iterable[Event], *, epsilon: float, delta: floa
 def _largest_batch(event: Event) -> int:
     if event.protects == "silo":
         return 1  # The multiplier is already relative to the change of the whole silo.
-    if event.sampling == "poisson":
+    if event.sampling in ("poisson", "allocation"):
         return event.records if event.capacity is None else min(event.capacity, event.records)
     return event.batch

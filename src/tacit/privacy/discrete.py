@@ -56,8 +56,8 @@ def effective_multiplier(event: Event) -> float:
         raise PricingError(
             f'Expected grid_sigma={s} >= {2 * _SMOOTHING} for sampling "{event.sampling}"; use a finer grid.'
         )
-    # Poisson compares both worlds with the one where the record is absent: two roundings, half the distance.
-    roundings = 2 * rounding if event.sampling == "poisson" else rounding
+    # These compare both worlds with the one where the record is absent: two roundings, half the distance.
+    roundings = 2 * rounding if event.sampling in ("poisson", "allocation") else rounding
     return _SHAVE * math.sqrt(s * s - _SMOOTHING**2) / (s / event.noise_multiplier + roundings)
 
 

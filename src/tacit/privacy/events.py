@@ -11,6 +11,8 @@ What an event promises about the silo, and what its price depends on:
 - `wor`, `wr`, `poisson`: a fresh, independent and *secret* batch for every release (K of n without
   replacement, K draws with replacement, each record with probability K/n). Everything computed from one batch
   is one release; its blocks are joined with `joint_multiplier`. Shuffled epochs are not `wor`.
+- `allocation`: in every epoch of ceil(n/K) releases each record is in one batch, drawn uniformly and *secret*; epochs
+  are independent, and one kind of round has the epochs of a schedule to itself (`tacit.privacy.allocation`).
 - `one-pass`: batches are disjoint, fixed without looking at any record's content, and a record is in at most
   `passes` of them. All one-pass events of a schedule draw on the same pass.
 - Sums are divided by the fixed K whatever the realised batch, and an empty batch is released with noise too.
@@ -25,7 +27,7 @@ from typing import Literal, get_args
 
 from tacit.errors import TacitError
 
-Sampling = Literal["full", "wor", "wr", "poisson", "one-pass"]
+Sampling = Literal["full", "wor", "wr", "poisson", "allocation", "one-pass"]
 Mechanism = Literal["gaussian", "cumulative", "correlated", "discrete-gaussian", "reports"]
 Protects = Literal["record", "sensitive-attribute", "silo"]
 
@@ -52,9 +54,9 @@ class Event:
             integer); or `reports` (each record of the batch gives one report of a local randomiser to each stream,
             and all silos' reports of a stream are shuffled together). For reports the noise multiplier is the
             reciprocal of the randomiser's epsilon, so that more is more private there too.
-        capacity: Poisson sampling only: the physical batch limit. Above it, a uniformly random subset of
-            `capacity` of the sampled records is kept. None means no limit.
-        passes: One-pass only: the most batches that one record may enter.
+        capacity: Poisson sampling and allocation only: the physical batch limit. Above it, a uniformly random subset
+            of `capacity` of the sampled records is kept. None means no limit.
+        passes: One-pass and allocation only: the most batches that one record may enter; of allocation the epochs.
         grid_sigma: Discrete Gaussian only: noise standard deviation in units of the grid.
         dimension: Discrete Gaussian only: number of coordinates that are rounded to the grid before the noise; None
             where the statistic is made of integers, whose sensitivity has no rounding in it.
@@ -201,21 +203,26 @@ def _check_sampling(event: Event) -> None:
             f'Expected batch={batch} <= records={n} for sampling "{event.sampling}"; '
             'lower the batch or use sampling="full" with batch=records.'
         )
-    if event.sampling != "one-pass" and event.passes != 1:
-        raise PricingError(f'Expected passes={event.passes} == 1 unless sampling="one-pass".')
+    if event.sampling not in ("one-pass", "allocation") and event.passes != 1:
+        raise PricingError(f'Expected passes={event.passes} == 1 unless sampling="one-pass" or "allocation".')
+    if event.sampling == "allocation" and event.count > event.passes * -(-n // batch):
+        raise PricingError(
+            f"Expected count={event.count} <= passes={event.passes} x {-(-n // batch)} batches of an epoch; raise "
+            "passes, the number of epochs."
+        )
     if event.sampling == "one-pass":
         check_pass([event])
     if event.capacity is not None:
-        if event.sampling != "poisson":
+        if event.sampling not in ("poisson", "allocation"):
             raise PricingError(
-                f'Expected capacity={event.capacity} only with sampling="poisson", not "{event.sampling}"; '
-                "leave capacity out: only a Poisson batch has a random size."
+                f'Expected capacity={event.capacity} only with sampling="poisson" or "allocation", not '
+                f'"{event.sampling}"; leave capacity out: other batches have no random size.'
             )
         object.__setattr__(event, "capacity", integer("capacity", event.capacity, 1))
         if event.capacity < batch:
             raise PricingError(
                 f"Expected capacity={event.capacity} >= batch={batch}; "
-                "raise the capacity or lower the batch, which is the mean size of a Poisson batch."
+                "raise the capacity or lower the batch, which is the mean size of a batch."
             )
 
 
@@ -297,7 +304,7 @@ def _check_reports(event: Event) -> None:
             'Expected reports and streams for mechanism "reports"; say how many honest reports are sure to be shuffled '
             "together, and give 1.0 for each stream."
         )
-    if event.sampling in ("poisson", "wr"):
+    if event.sampling in ("poisson", "allocation", "wr"):
         raise PricingError(
             f'Expected sampling "full", "wor" or "one-pass" for mechanism "reports", not "{event.sampling}": every '
             "record gives one report and their number is fixed."

@@ -105,6 +105,11 @@ def with_attempts(events: tuple[Event, ...], rounds: Mapping[str, Round], peers:
             )
     if not spare or not kinds:
         return events
+    if any(event.sampling == "allocation" for event in events):
+        raise PricingError(
+            'Expected pairwise.spare_attempts = 0 for sampling="allocation": another attempt at a round would use its '
+            f'batch again; got {spare}. Use sampling="poisson", which draws a fresh one.'
+        )
     limits = {event.participations for event in events}
     common = limits.pop() if len(limits) == 1 else None
     if common is None and len(events) > 1:

@@ -13,6 +13,7 @@ import numpy as np
 from tacit.algorithm import Algorithm, Round
 from tacit.errors import unknown
 from tacit.privacy.accountant import Accountant, Price
+from tacit.privacy.allocation import batches_of
 from tacit.privacy.events import Event, PricingError, integer, joint_multiplier, positive, probability
 from tacit.privacy.strategy import strategy_of
 
@@ -186,13 +187,19 @@ def _shuffled(event: Event, part: Round, silo_index: int, anonymity_set: Anonymi
 
 
 def _check_passes(algorithm: Algorithm) -> None:
-    """Several passes are counted for one kind of round that everybody answers, and for nothing else."""
+    """Several passes, and epochs, are counted for one kind of round that everybody answers, and for nothing else."""
     passing = [part for part in algorithm.rounds.values() if part.silo.release.sampling == "one-pass"]
     several = any(part.silo.release.passes > 1 for part in passing)
     if several and (len(passing) > 1 or any(part.participants == "in turn" for part in passing)):
         raise PricingError(
             "Expected passes=1 with several kinds of one-pass rounds or rounds in turn: batches would not repeat in "
             "step."
+        )
+    allocated = [part for part in algorithm.rounds.values() if part.silo.release.sampling == "allocation"]
+    if len(allocated) > 1 or any(part.participants == "in turn" for part in allocated):
+        raise PricingError(
+            'Expected sampling="allocation" in one kind of round, which everybody answers: an epoch is priced as a '
+            'whole; use sampling="poisson".'
         )
 
 
@@ -227,12 +234,19 @@ def _event(kind: str, part: Round, rounds: int, silo_index: int, silos: int, rec
         batch=batch,
         sampling=release.sampling,
         mechanism=release.mechanism,
-        capacity=capacity if release.sampling == "poisson" else None,
-        passes=release.passes if release.sampling == "one-pass" else 1,
+        capacity=capacity if release.sampling in ("poisson", "allocation") else None,
+        passes=_passes(release, rounds * silo.local_steps, records, batch),
         protects=release.protects,
         rounds=release.rounds,
         strategy=None if release.rounds is None else _strategy(release),
     )
+
+
+def _passes(release: Any, releases: int, records: int, batch: int) -> int:
+    """The most batches that a record may enter: those of its passes, or one for each epoch that is begun."""
+    if release.sampling == "allocation":
+        return -(-releases // batches_of(records, batch))
+    return release.passes if release.sampling == "one-pass" else 1
 
 
 def _strategy(release: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

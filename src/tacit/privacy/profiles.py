@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 from scipy import special
 
+from tacit.privacy.allocation import batches_of, dominating_rate, failure_of_release
 from tacit.privacy.events import Event, PricingError
 from tacit.privacy.gaussian import Floats, gauss_delta, log_gauss_delta
 
@@ -30,12 +31,17 @@ def profile_of(event: Event, multiplier: float) -> Profile:
     Formal guarantee: an upper bound on delta(epsilon) for epsilon >= 0, for every pair of neighbouring
     silos and both orders; attained for Poisson sampling, not always for the others.
     """
+    if event.sampling == "allocation" and event.protects != "record":
+        raise PricingError(f'Expected sampling="allocation" of whole records, not protects="{event.protects}".')
     if event.protects == "sensitive-attribute":
         return _revealed_profile(event, multiplier)
     if event.sampling == "wor":
         return partial(without_replacement, multiplier=multiplier, rate=event.rate)
     if event.sampling == "wr":
         return partial(with_replacement, multiplier=multiplier, draws=event.batch, records=event.records)
+    if event.sampling == "allocation":
+        terms = {"multiplier": multiplier, "records": event.records, "batch": event.batch}
+        return partial(allocated, **terms, capacity=event.capacity)
     if event.sampling == "poisson" and event.capacity is None:
         return partial(poisson, multiplier=multiplier, rate=event.rate)
     if event.capacity is not None:
@@ -124,6 +130,22 @@ def truncated_poisson(epsilon: Floats, *, multiplier: float, rate: float, record
     kept = _binomial_tail(capacity, records, rate) * capacity / (records * full)
     displacing = poisson(epsilon, multiplier=multiplier / 2, rate=min(kept, 1.0))
     return (1 - full) * base + full * displacing
+
+
+def allocated(epsilon: Floats, *, multiplier: float, records: int, batch: int, capacity: int | None) -> Floats:
+    """One release of an epoch in which each record is in one of ceil(records / batch) secret batches.
+
+    Whether the other records fill a batch does not depend on the record in question. Where they fill none, nothing is
+    left out, and the epoch is as `tacit.privacy.allocation` proves; that they fill this one counts as disclosure.
+
+    Formal guarantee: the composition of as many of these profiles as releases were made, over any number of epochs,
+    bounds all of them together, for every pair of neighbouring silos and both orders.
+    """
+    batches = batches_of(records, batch)
+    rate = dominating_rate(batches, multiplier)
+    filled = 0.0 if capacity is None else _binomial_tail(capacity - 1, records - 1, 1 / batches)
+    mass = 0.0 if rate == 1.0 else failure_of_release(batches) + 2 * filled
+    return np.minimum(poisson(epsilon, multiplier=multiplier, rate=rate) + mass, 1.0)
 
 
 def with_replacement(epsilon: Floats, *, multiplier: float, draws: int, records: int) -> Floats:

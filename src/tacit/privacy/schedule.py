@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tacit.privacy.allocation import batches_of, is_amplified
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, check_pass
 from tacit.privacy.gaussian import gauss_delta
@@ -75,6 +76,9 @@ def gaussian_mu(events: Iterable[Event]) -> float:
             squares.append(remembered_square(event, everywhere=True) * base)
         elif event.sampling == "wr" and event.protects != "silo":
             squares.append(event.count * event.batch**2 * base)
+        elif event.sampling == "allocation" and event.protects != "silo":
+            # Where a record is in an epoch, it is once, even if everybody knew where.
+            squares.append(min(event.count, event.passes) * base)
         else:
             squares.append(event.count * base)
     return math.sqrt(math.fsum(squares))
@@ -129,6 +133,8 @@ def is_subsampled(event: Event) -> bool:
         return True
     if event.sampling in ("full", "one-pass") or event.protects == "silo":
         return False
+    if event.sampling == "allocation":
+        return is_amplified(batches_of(event.records, event.batch), effective_multiplier(event))
     return event.sampling == "wr" or event.batch < event.records
 
 
@@ -260,7 +266,8 @@ def rounds_of(event: Event) -> int:
 
 def is_whole(event: Event) -> bool:
     """Whether the price of an event is not a sum over its releases: passes over the records, noise that remembers."""
-    return event.sampling == "one-pass" or event.mechanism in REMEMBERS
+    is_known = event.sampling == "allocation" and not is_subsampled(event)
+    return event.sampling == "one-pass" or event.mechanism in REMEMBERS or is_known
 
 
 def is_split_exactly(events: Iterable[Event]) -> bool:
@@ -305,7 +312,7 @@ def _dominates(dear: Event, cheap: Event) -> bool:
         return _sampled_alike(dear, cheap)
     # A batch drawn at random is cheaper than everything: given the batch, the record is in it or it is not. A record
     # that may be drawn several times, or that displaces another, moves a release by more than full batches do.
-    return cheap.sampling != "wr" and cheap.capacity is None
+    return cheap.sampling not in ("wr", "allocation") and cheap.capacity is None
 
 
 def _sampled_alike(one: Event, other: Event) -> bool:

@@ -41,7 +41,8 @@ def secret_batch(
     Formal guarantee: which records are in the batch, and in which slot, is independent of what records say. ``full``:
     all of them. ``wor``: every sequence of ``size`` different rows is equally likely. ``wr``: independent uniform
     rows. ``poisson``: each row by itself with probability floor(2^64 size / count) / 2^64, of more than ``capacity`` a
-    uniform subset, placed uniformly. ``one-pass``: the rows from ``position`` on in ``order``.
+    uniform subset, placed uniformly. ``one-pass``: the rows from ``position`` on in ``order``. ``allocation``: the rows
+    that ``order`` allots to batch ``position`` of an epoch, of more than ``capacity`` a uniform subset, placed so too.
     """
     if not 1 <= size <= count or capacity < 1:
         raise ValueError(f"Expected 1 <= size={size} <= count={count} and capacity={capacity} >= 1.")
@@ -58,11 +59,19 @@ def secret_batch(
             raise ValueError(f"Expected position={position} >= 0: a pass begins with the first record of its order.")
         places = position + np.arange(size)
         return SecretBatch(order[np.minimum(places, count - 1)], places < count)
+    if sampling == "allocation":
+        if order is None or len(order) != count:
+            raise ValueError("Expected the batch of every record for sampling by allocation; draw it with allotted.")
+        return _placed(np.flatnonzero(order == position), min(capacity, count))
     if sampling != "poisson":
         raise ValueError(f"Expected a sampling scheme that a silo knows, got {sampling!r}.")
     threshold = (size << 64) // count
     chosen = np.flatnonzero(_words(count) < np.uint64(threshold)) if threshold < 2**64 else np.arange(count)
-    slots = min(capacity, count)
+    return _placed(chosen, min(capacity, count))
+
+
+def _placed(chosen: Int64[np.ndarray, " some"], slots: int) -> SecretBatch:
+    """These rows in slots at random; a uniform subset where they are more than there are slots."""
     chosen = chosen[permutation(len(chosen))[:slots]]
     rows, present = np.zeros(slots, np.int64), np.zeros(slots, bool)
     taken = permutation(slots)[: len(chosen)]
@@ -99,3 +108,17 @@ def pass_order(seed: bytes, count: int) -> Int64[np.ndarray, " count"]:
         raise ValueError(f"Expected a seed of {SEED_BYTES} bytes, got {len(seed)}.")
     words = np.frombuffer(hashlib.shake_256(seed).digest(8 * count), "<u8")
     return np.argsort(words, kind="stable")
+
+
+def allotted(seed: bytes, epoch: int, count: int, batches: int) -> Int64[np.ndarray, " count"]:
+    """The batch of every record in an epoch, from a seed that must stay secret, without a look at any record.
+
+    Formal guarantee: each record by itself goes into each batch with a probability of at most (1 + 2^-40) / batches, if
+    the seed is uniform and SHAKE-256 cannot be told from random words.
+    """
+    if len(seed) != SEED_BYTES or not 1 <= batches <= 1 << 24 or epoch < 0:
+        raise ValueError(
+            f"Expected a seed of {SEED_BYTES} bytes, 1 <= batches={batches} <= 2^24 and epoch={epoch} >= 0."
+        )
+    drawn = hashlib.shake_256(seed + b"epoch" + epoch.to_bytes(8, "little")).digest(8 * count)
+    return (np.frombuffer(drawn, "<u8") % np.uint64(batches)).astype(np.int64)

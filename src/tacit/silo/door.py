@@ -27,8 +27,9 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
+from tacit.privacy.allocation import batches_of
 from tacit.privacy.strategy import Strategy, strategy_of
-from tacit.silo.batches import SecretBatch, secret_batch
+from tacit.silo.batches import SecretBatch, allotted, pass_order, secret_batch
 from tacit.silo.engine import Layout, is_outside, layouts, outside_vectors, vectors_of, whole
 from tacit.silo.integers import (
     BOUND,
@@ -335,9 +336,20 @@ class Door:
         """The silo's own noise multiplier of each block."""
         return priced_multiplier(self.silo.release, self.silo_index)
 
+    def order(self, position: int, seed: bytes) -> Int64[np.ndarray, " count"] | None:
+        """The order of a study's pass, or every record's batch in the epoch of ``position``, from the study's seed."""
+        if self.silo.release.sampling == "one-pass":
+            return pass_order(seed, self.count)
+        if self.silo.release.sampling == "allocation":
+            batches = batches_of(self.count, self.size)
+            return allotted(seed, position // batches, self.count, batches)
+        return None
+
     def batch(self, position: int, order: Int64[np.ndarray, " count"] | None) -> SecretBatch:
-        """A secret batch for one release; in a pass it begins at ``position``."""
+        """A secret batch for one release; in a pass it begins at ``position``, of epochs it is that batch."""
         at = int(pass_position(self.silo.release, position, self.size, self.count))
+        if self.silo.release.sampling == "allocation":
+            at %= batches_of(self.count, self.size)
         own = {"count": self.count, "size": self.size, "capacity": self.capacity, "order": order, "position": at}
         return secret_batch(self.silo.release.sampling, **own)  # type: ignore[arg-type]
 

@@ -30,7 +30,7 @@ def slots_needed(sampling: Sampling, batch_size: Any, capacity: Any, padded: int
     """The static number of slots that holds any batch of this scheme, for the largest of the silos."""
     if sampling == "full":
         return padded
-    size = capacity if sampling == "poisson" else batch_size
+    size = capacity if sampling in ("poisson", "allocation") else batch_size
     return padded if size is None else int(min(np.max(size), padded))
 
 
@@ -49,14 +49,15 @@ def draw(
     capacity: Int[Array, ""] | int,
     slots: int,
     padded: int,
-    order: Int[Array, " padded"] | None,
+    order: Int[Array, " padded"] | Array | None,
     position: Int[Array, ""] | int,
 ) -> Batch:
     """Draw one batch from the first ``count`` of ``padded`` rows.
 
     ``full`` takes all; ``wor`` a uniform subset of ``batch_size``; ``wr`` that many independent draws; ``poisson``
     each row with probability ``batch_size / count`` (rounded down), cut to a uniform subset of ``capacity``;
-    ``one-pass`` the ``batch_size`` rows that start at ``position`` of ``order``.
+    ``one-pass`` the ``batch_size`` rows that start at ``position`` of ``order``; ``allocation`` the rows of batch
+    ``position`` of all epochs, where ``order`` is the silo's key for them.
     """
     slot = jnp.arange(slots)
     if sampling == "full":
@@ -68,8 +69,14 @@ def draw(
             raise ValueError("Expected the order of a pass for one-pass sampling; draw it once with pass_order.")
         place = position + slot
         return Batch(order[jnp.minimum(place, padded - 1)], (slot < batch_size) & (place < count))
-    bits = jax.random.bits(key, (padded,), jnp.uint32)
     inside = jnp.arange(padded) < count
+    if sampling == "allocation":
+        if order is None:
+            raise ValueError("Expected the key of a silo's epochs for sampling by allocation.")
+        batches = -(-jnp.asarray(count) // jnp.asarray(batch_size))
+        allotted = jax.random.randint(jax.random.fold_in(order, position // batches), (padded,), 0, batches)
+        return _compact((allotted == position % batches) & inside, slots)
+    bits = jax.random.bits(key, (padded,), jnp.uint32)
     bits = jnp.where(inside, bits, jnp.uint32(2**32 - 1))
     if sampling == "wor":
         threshold = _threshold(bits, batch_size)

@@ -244,7 +244,7 @@ def _deviation(terms: Release, work: Work, view: SiloView, size: Any) -> PerBloc
 def _check_anonymity(terms: Release, anonymity: AnonymityCounts | None) -> AnonymityCounts:
     """A random batch size would let the crowd shrink, so it must be fixed."""
     what = "the shuffled sum" if terms.channel == "shuffled-sum" else "shuffled reports"
-    if terms.sampling in ("poisson", "wr"):
+    if terms.sampling in ("poisson", "allocation", "wr"):
         raise ValueError(
             f'Expected sampling "full", "wor" or "one-pass" through {what}, got "{terms.sampling}": every '
             "record counts once and the crowd has a fixed size."

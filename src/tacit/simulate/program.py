@@ -87,8 +87,13 @@ def silo_key(keys: Keys, silo_index: Array | int, round_index: Array | int) -> A
 def silo_order(
     algorithm: Algorithm, keys: Keys, silo_index: Array | int, count: Array | int, padded: int
 ) -> Array | None:
-    """A silo's order for one-pass sampling, where the algorithm uses it."""
-    if not any(kind.silo.release.sampling == "one-pass" for kind in algorithm.rounds.values()):
+    """A silo's order for one-pass sampling, or its key for epochs, where the algorithm uses it."""
+    samplings = {kind.silo.release.sampling for kind in algorithm.rounds.values()}
+    if "allocation" in samplings:
+        if "one-pass" in samplings:
+            raise ValueError('Expected one of sampling="one-pass" and "allocation" in an algorithm, got both.')
+        return jax.random.fold_in(keys.passes, silo_index)
+    if "one-pass" not in samplings:
         return None
     return pass_order(jax.random.fold_in(keys.passes, silo_index), count, padded)
 

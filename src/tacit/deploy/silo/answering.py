@@ -17,7 +17,7 @@ from jaxtyping import Int64
 
 from tacit.deploy.silo.consent import Offer
 from tacit.deploy.wire import Plan, RefusalError
-from tacit.silo.batches import SEED_BYTES, SecretBatch, pass_order
+from tacit.silo.batches import SEED_BYTES, SecretBatch
 from tacit.silo.door import Door, Engine, Past, Sampler, no_noise
 from tacit.silo.noise import Buffers
 from tacit.silo.sampler import discrete_gaussian
@@ -90,7 +90,6 @@ class Worker:
         self, offer: Offer, records: Any, samplers: Samplers, *, engine: Callable[..., Engine] = Engine
     ) -> None:
         self.offer, self._samplers = offer, samplers
-        self._count = len(records["y"])
         parts = offer.algorithm.rounds
         self._doors = {}
         for kind in dict.fromkeys(offer.algorithm.schedule):
@@ -98,7 +97,6 @@ class Worker:
             self._doors[kind] = Door(
                 silo, records, silo_index=offer.plan.silo_index, form=form, engine=engine(silo, form=form)
             )
-        self._passes = any(part.silo.release.sampling == "one-pass" for part in parts.values())
 
     def serving(self, plan: Plan) -> Worker:
         """The same worker for a plan that differs in name only: it shares what was compiled. No study is kept here."""
@@ -194,9 +192,9 @@ class Worker:
     def _batches(self, round_index: int, kept: Remembered) -> list[SecretBatch]:
         """A fresh secret batch for each local step of a round."""
         door = self._doors[self.offer.algorithm.schedule[round_index]]
-        order = pass_order(kept.order_seed.tobytes(), self._count) if self._passes else None
-        first, stride = self.offer.positions[round_index], door.silo.stride
-        return [door.batch(first + step * stride, order) for step in range(door.silo.local_steps)]
+        first, stride, seed = self.offer.positions[round_index], door.silo.stride, kept.order_seed.tobytes()
+        places = [first + step * stride for step in range(door.silo.local_steps)]
+        return [door.batch(place, door.order(place, seed)) for place in places]
 
     def _memory(self, kept: Remembered) -> Any:
         form = jax.tree.structure(self.offer.memory)

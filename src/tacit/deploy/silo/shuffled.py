@@ -155,7 +155,7 @@ def check_sums(algorithm: Algorithm) -> None:
         if part.participants == "in turn" or release.mechanism != "gaussian":
             raise RefusalError("not-allowed", "expected rounds of many silos, with fresh noise, through shufflers")
         check_one_batch(release)
-        if release.sampling in ("poisson", "wr"):
+        if release.sampling in ("poisson", "allocation", "wr"):
             text = 'expected sampling "full", "wor" or "one-pass": the anonymity set has a fixed size'
             raise RefusalError("bad-plan", text)
 

@@ -1,0 +1,144 @@
+"""Random allocation: the price against brute force, closed forms, and what it must never go below."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from tacit.algorithm import Release
+from tacit.privacy import Event, PricingError, calibrate, price
+from tacit.privacy.allocation import EPOCH_FAILURE, _psi, batches_of, dominating_rate, is_amplified
+from tacit.privacy.filter import cost, rule_for
+from tacit.privacy.gaussian import gauss_delta
+from tacit.privacy.profiles import allocated, poisson
+
+
+def epochs(multiplier, *, records=1000, batch=10, passes=1, **changed):
+    terms = {"kind": "g", "noise_multiplier": multiplier, "records": records, "batch": batch, "sampling": "allocation"}
+    return Event(**{**terms, "count": passes * batches_of(records, batch), "passes": passes, **changed})
+
+
+def measured_delta(epsilon, *, batches, multiplier, trials, seed):
+    """The hockey-stick divergence of one epoch with antipodal records, by simulation: E_P (1 - e^epsilon Q/P)+."""
+    rng, s = np.random.default_rng(seed), 0.5 / multiplier
+    noise = rng.standard_normal((trials, batches))
+    noise[np.arange(trials), rng.integers(0, batches, trials)] += s
+    here = np.exp(s * noise - s * s / 2).mean(axis=1)
+    there = np.exp(-s * noise - s * s / 2).mean(axis=1)
+    values = np.maximum(1 - math.exp(epsilon) * there / here, 0)
+    return values.mean(), values.std() / math.sqrt(trials)
+
+
+@pytest.mark.parametrize(("batches", "multiplier", "epsilon"), [(60, 0.8, 0.3), (200, 1.0, 0.1), (400, 0.8, 0.1)])
+def test_the_price_of_an_epoch_is_above_what_it_tells_and_near_it(batches, multiplier, epsilon):
+    event = epochs(multiplier, records=batches, batch=1)
+    assert is_amplified(batches, multiplier)
+    claimed = price([event], delta=0.09)
+    found, error = measured_delta(claimed.epsilon, batches=batches, multiplier=multiplier, trials=20_000, seed=0)
+    assert found <= 0.09 + 4 * error
+    found, error = measured_delta(epsilon, batches=batches, multiplier=multiplier, trials=40_000, seed=1)
+    assert found > 4 * error
+    at_found = price([event], delta=found - 4 * error).epsilon
+    assert epsilon <= at_found <= 3 * epsilon
+
+
+def test_the_rate_stays_above_one_in_so_many_and_comes_near_it():
+    rates = [batches * dominating_rate(batches, 3.0) for batches in (50, 200, 1000, 10_000)]
+    assert all(1 < b <= a for a, b in itertools.pairwise(rates))
+    assert rates[-1] < 1.02
+    by_noise = [dominating_rate(300, z) for z in (0.5, 1.0, 2.0, 8.0)]
+    assert by_noise == sorted(by_noise, reverse=True)
+    assert dominating_rate(300, 1e-3) == 1.0
+
+
+def test_a_rate_is_exceeded_no_more_often_than_is_paid_for():
+    """The same bound at a failure that simulation can see: it holds, and is not far off."""
+    batches, s, failure, trials = 100, 0.5, 0.05, 20_000
+    ks = np.geomspace(0.05, 5, 60)
+    reach = min((math.log(1 / failure) + batches * _psi(k, s)) / k for k in ks)
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((trials, batches))
+    inside = rng.integers(0, batches, trials)
+    ratios = np.exp(s * noise - s * s / 2)
+    ratios[np.arange(trials), inside] *= 0.0  # the worst that the batch of the record can add
+    left = batches - np.arange(batches)
+    worst = (left + np.concatenate([np.zeros((trials, 1)), np.cumsum(ratios, axis=1)[:, :-1]], axis=1)).min(axis=1)
+    exceeded = np.mean(worst < batches - 1 - reach)
+    assert 0.001 < exceeded <= failure
+
+
+def test_the_exponential_moment_is_bounded_from_above():
+    rng = np.random.default_rng(0)
+    for k, s in ((0.3, 0.5), (2.0, 0.2), (1.0, 1.0)):
+        sampled = np.exp(k * (1 - np.exp(s * rng.standard_normal(400_000) - s * s / 2)))
+        exact = math.log(sampled.mean())
+        assert exact - 5 * sampled.std() / math.sqrt(400_000) <= _psi(k, s) <= exact * 1.05 + 1e-3
+
+
+def test_an_epoch_costs_no_more_than_a_pass_with_known_batches():
+    known = Event(kind="g", noise_multiplier=2.0, count=4, records=40, batch=10, sampling="one-pass")
+    few = epochs(2.0, records=40, batch=10)
+    assert not is_amplified(4, 2.0)
+    assert price([few], delta=1e-6).epsilon == pytest.approx(price([known], delta=1e-6).epsilon)
+    many = [price([epochs(2.0, records=n, batch=1, passes=3)], delta=1e-6).epsilon for n in (10, 40, 100, 400, 2000)]
+    assert many == sorted(many, reverse=True)
+    assert many[-1] < 0.25 * many[0]
+
+
+def test_poisson_sampling_at_the_same_mean_is_a_little_cheaper():
+    for records in (100, 1000):
+        ours = price([epochs(1.5, records=records, batch=1)], delta=1e-6).epsilon
+        theirs = price([epochs(1.5, records=records, batch=1, sampling="poisson")], delta=1e-6).epsilon
+        assert theirs < ours < 2 * theirs
+
+
+def test_profiles_carry_the_failure_and_full_batches():
+    x = np.linspace(0, 3, 7)
+    rate = dominating_rate(100, 1.0)
+    plain = poisson(x, multiplier=1.0, rate=rate)
+    loose = allocated(x, multiplier=1.0, records=1000, batch=10, capacity=None)
+    tight = allocated(x, multiplier=1.0, records=1000, batch=10, capacity=12)
+    assert np.all(loose >= plain)
+    far = np.array([1e3])  # where nothing else is left
+    assert allocated(far, multiplier=1.0, records=1000, batch=10, capacity=None)[0] == 4 * EPOCH_FAILURE / 100
+    assert np.all(tight > loose + 0.1)  # twelve are often too few: every release may disclose
+    assert np.all(allocated(x, multiplier=1e-3, records=1000, batch=10, capacity=12) >= gauss_delta(x, 1e3) - 1e-12)
+
+
+def test_a_filter_adds_epochs_up_and_charges_known_batches_whole():
+    rule = rule_for("renyi", 4.0, 1e-6)
+    one, two = (cost(rule, [epochs(2.0, passes=passes)]).loss for passes in (1, 2))
+    assert two == pytest.approx(2 * one)
+    assert one < 0.3 * cost(rule, [epochs(2.0, records=40, batch=10)]).loss
+    with pytest.raises(PricingError, match="rule"):
+        cost(rule_for("gdp", 4.0, 1e-6), [epochs(2.0)])
+
+
+def test_calibration_meets_the_budget():
+    tuned = calibrate([epochs(1.0, passes=2)], epsilon=1.0, delta=1e-6)
+    assert 0.99 < price(tuned, delta=1e-6).epsilon <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"count": 101}, "batches of an epoch"),
+        ({"mechanism": "cumulative"}, "does not amplify"),
+        ({"mechanism": "reports", "reports": 10, "streams": (1.0,)}, "number is fixed"),
+        ({"capacity": 9}, "raise the capacity"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(changed, rule):
+    with pytest.raises(PricingError, match=rule):
+        epochs(2.0, **changed)
+    with pytest.raises(PricingError, match="whole records"):
+        price([dataclasses.replace(epochs(2.0), protects="sensitive-attribute")], delta=1e-6)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "allocation"])
+def test_rows_of_counts_need_batches_that_are_priced_for_them(sampling):
+    """Two rows without negative entries are sqrt(2) clips apart, and each is a whole clip from a batch without them."""
+    with pytest.raises(ValueError, match="rows of counts"):
+        Release(lambda work: 1.0, 1.0, 5, sampling, nonnegative=True)
