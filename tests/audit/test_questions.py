@@ -55,7 +55,8 @@ def _validation(loss, outputs, targets, z):
 def _ridge(z):
     problem = Problem(Objective(linear(2, 1), squared()))
     made = ridge(strength=0.1)(problem, Terms(clip_norm=1.0, noise_multiplier=z, **TERMS))
-    corners = itertools.product([(1.0, 0.0), (-1.0, 0.0), (0.0, 1.0)], [0.0, 1.0])
+    # Orthogonal where the products of features, of constants and of targets add up to nothing.
+    corners = itertools.product([(1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (-0.5, 0.75**0.5)], [0.0, 1.0])
     return made, (), [{"x": np.array(x, np.float32), "y": np.float32(y)} for x, y in corners]
 
 
@@ -87,6 +88,8 @@ def noise_of(algorithm, message):
     [once] = algorithm.rounds.values()
     release = once.silo.release
     clips = release.clip(())
+    if not isinstance(clips, dict):
+        return np.ones(sum(np.size(leaf) for leaf in jax.tree.leaves(message)))
     return np.concatenate(
         [
             np.full(np.size(leaf), float(release.noise_multiplier[name]) * float(clips[name]))
@@ -118,4 +121,4 @@ def test_no_attack_proves_more_than_the_price(case):
     proved = gdp_epsilon(mu_lower_bound(counts, 0.999), DELTA)
     assert proved <= paid
     likely = gdp_epsilon(mu_lower_bound(counts, 0.5), DELTA)
-    assert likely >= (0.2 if case == "ridge" else 0.6) * paid, "an attack that finds nothing shows nothing"
+    assert likely >= 0.6 * paid, "an attack that finds nothing shows nothing"

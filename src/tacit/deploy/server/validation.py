@@ -119,7 +119,7 @@ def _point(asked: Evaluation, model: TrainedModel, willing: Met) -> Checkpoint:
 def question(asked: Evaluation, model: TrainedModel) -> Study:
     """The study of one round that asks about a model."""
     section = asked.section
-    wanted = {name: getattr(section, name) for name in _NUMBERS}
+    wanted = {name: own for name in _NUMBERS if (own := getattr(section, name)) is not None}
     algorithm = {"name": NAME, "channel": asked.channel, "asked": wanted}
     tree = {
         "name": asked.name,
@@ -139,8 +139,10 @@ def _objective(model: TrainedModel) -> dict[str, Any]:
             f"Expected a model of Tacit's own with a loss among {', '.join(TASKS)}, got {loss or 'one of your own'}; "
             "silos know no other."
         )
-    # Scores do not depend on how a loss is smoothed, nor on its quantile.
-    section: dict[str, Any] = {"model": built.name, "loss": "absolute" if loss == "pinball" else loss}
+    # Scores do not depend on how a loss is smoothed, where it bends, nor on its quantile.
+    section: dict[str, Any] = {"model": built.name, "loss": "absolute" if loss in ("pinball", "huber") else loss}
+    if built.name == "hazards":
+        section |= {"model": "linear", "bins": built.arguments["bins"]}
     if built.name == "mlp":
         section |= {"hidden": tuple(built.arguments["sizes"][1:-1]), "activation": built.arguments["activation"]}
     if built.name == "cnn":
