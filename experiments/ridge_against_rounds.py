@@ -103,7 +103,7 @@ def _errors(
     columns = {name: jnp.asarray([point[name] for point in points]) for name in points[0]}
     columns["noise_multiplier"] = jnp.asarray(np.tile(noise, (len(points), 1)))
     every = prepared.study.algorithm.num_rounds
-    terms = {"who": prepared.who, "measure": watch(prepared), "measure_every": every}
+    terms: Data = {"who": prepared.who, "measure": watch(prepared), "measure_every": every}
     return simulate_grid(prepared.builder.build, columns, starts, **terms).trace[f"{part}_mse"][:, :, -1]
 
 

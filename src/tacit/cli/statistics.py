@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,7 +150,15 @@ def _table(title: str, rows: Sequence[dict[str, Any]], unit: str | None, grouped
     heads = ["group"] * grouped + ["cell", "measure", "value", "from", "to"]
     table = Table(*(Column(head, justify="right" if head in ("value", "from", "to") else "left") for head in heads))
     table.title = title if unit is None else f"{title} ({unit})"
-    for row in rows:
-        numbers = ["too few" if row[key] is None else f"{row[key]:.4g}" for key in ("value", "low", "high")]
-        table.add_row(*([row["group"]] * grouped), row["cell"], row["measure"], *numbers)
+    for _, alike in groupby(enumerate(rows), key=_folded):
+        shown = [row for _, row in alike]
+        numbers = ["too few" if shown[0][key] is None else f"{shown[0][key]:.4g}" for key in ("value", "low", "high")]
+        cell = shown[0]["cell"] if len(shown) == 1 else f"{shown[0]['cell']} … {shown[-1]['cell']}"
+        table.add_row(*([shown[0]["group"]] * grouped), cell, shown[0]["measure"], *numbers)
     return table
+
+
+def _folded(numbered: tuple[int, dict[str, Any]]) -> Any:
+    """Neighbours of one group that nothing is known of are one line; any other row is a line of its own."""
+    place, row = numbered
+    return place if row["value"] is not None else (row["group"], row["measure"], row["low"], row["high"])

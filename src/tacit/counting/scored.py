@@ -85,8 +85,8 @@ def _tables(task: Task, classes: int, bins: int, threshold: float) -> tuple[Tabl
         return tuple(_powers(name, place) for place, name in enumerate(("residual", "target")))
     even = tuple(b / bins for b in range(bins + 1))
     if task == "survival":
-        axes = (_score("risk", 0, even), _time(), _classes("event", 2, ("no", "yes")))
-        return (Table(Request(kind="table", columns=("risk", "time", "event")), axes),)
+        watched = (_score("risk", 0, even), _time(), _classes("event", 2, ("no", "yes")))
+        return (Table(Request(kind="table", columns=("risk", "time", "event")), watched),)
     edges = tuple(sorted({*even, threshold}))
     if task == "binary":
         axes = (_score("score", 0, edges), _classes("class", 1, ("0", "1")))

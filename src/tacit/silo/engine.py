@@ -161,7 +161,7 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
     vectors: dict[str, Vectors] = {}
     plain = None
     for block, layout in blocks.items():
-        if layout.factored and is_square(silo.query):
+        if layout.factored and isinstance(silo.query, SquareQuery):
             vectors[block] = _squares(silo.query, work, records)
             continue
         if layout.factored:

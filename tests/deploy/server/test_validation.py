@@ -20,7 +20,15 @@ from tacit.deploy.server.validation import bundle_run
 from tacit.deploy.signing import Signer
 from tacit.deploy.silo.policy import load_policy
 from tacit.deploy.silo.service import home_of
-from tacit.deploy.wire import Hello, Propose, RefusalError
+from tacit.deploy.wire import (
+    Answer,
+    ColumnDescription,
+    Description,
+    Hello,
+    Propose,
+    RefusalError,
+    TargetDescription,
+)
 from tacit.errors import TacitError
 from tacit.models.bundle import FOLDER
 from tacit.models.loading import load_model
@@ -31,7 +39,7 @@ from tacit.silo.ledger import inspect
 from tacit.silo.pools import TRAINING, VALIDATION
 from tests.deploy.server.test_statistics import DELTA, NAMES, SCHEMA, SIZES, rows_of, study_tree, write_silo
 from tests.deploy.shuffler.parties import Party
-from tests.deploy.silo.consortium import Daemon, LocalClient, fork_server, led_by, plan_of, silo_key
+from tests.deploy.silo.consortium import Daemon, LocalClient, broadcast_of, fork_server, led_by, plan_of, silo_key
 
 SHARE = 0.25
 TRAINED = {"name": "mb-sgd", "num_rounds": 20, "step_size": 2.0, "clip_norm": 1.0, "sampling": "full"}
@@ -255,13 +263,14 @@ def alone(tmp_path):
 
     made = []
 
-    def make(**data):
+    def make(table=None, description=None, **data):
         from tacit.deploy.silo.service import SiloService
 
         folder = tmp_path / f"silo{len(made)}"
         allow = {"algorithms": ["mb-sgd", "validation"], "min_silos": 2}
-        home, policy = make_home(folder, records_of(0, 100), allow=allow, data=data)
-        made.append(SiloService(policy, records_of(0, 100), home))
+        table = records_of(0, 100) if table is None else table
+        home, policy = make_home(folder, table, allow=allow, data=data)
+        made.append(SiloService(policy, table, home, description=description))
         return LocalClient(made[-1])
 
     yield make
@@ -274,6 +283,41 @@ def test_a_silo_that_sets_nothing_aside_validates_nothing(alone):
     assert client.ask(Hello())[0].validation is None
     with pytest.raises(RefusalError, match="set no records aside"):
         client.ask(Propose(plan=plan_of({"name": "validation", "num_rounds": 1, "step_size": 1.0, "clip_norm": None})))
+
+
+SURVIVAL = {"loss": "piecewise-exponential", "bins": 3}
+TIMES = {"x": np.ones((100, 5), np.float32), "y": np.linspace(-1.0, 1.0, 100, dtype=np.float32)}
+ASKED_OF_TIMES = {"name": "validation", "asked": {}, "num_rounds": 1, "step_size": 1.0, "clip_norm": None}
+
+
+def test_survival_is_validated_by_counts_of_risk_time_and_event(alone):
+    client = alone(TIMES, task="regression", classes=None, validation=0.2)
+    plan = plan_of(ASKED_OF_TIMES, SURVIVAL, task="regression", classes=None)
+    client.ask(Propose(plan=plan))
+    specs, payload = broadcast_of(plan)
+    answer, _ = client.ask(Answer(study=plan.study, round=0, arrays=specs), payload)
+    [cells] = [spec.shape for spec in answer.arrays]
+    assert cells == (10 * 9 * 2,)
+    [event] = client.service._ledger.accounts[plan.study].debited()
+    assert (event.kind, event.records) == ("validation", 20)
+
+
+def test_a_number_that_was_scaled_is_no_survival_time(alone):
+    """It would count every record as an event, and say nothing about it."""
+    column = {"name": "age", "kind": "number", "low": 0.0, "high": 1.0, "log": False, "missing": False}
+    told = Description(
+        features=(5,),
+        task="regression",
+        encoding=1,
+        norm="box",
+        target=TargetDescription(column="days", low=-10.0, high=10.0),
+        columns=tuple(ColumnDescription(**{**column, "name": f"c{i}"}) for i in range(5)),
+    )
+    client = alone(TIMES, told, task="regression", classes=None, validation=0.2)
+    for algorithm in (ASKED_OF_TIMES, {"name": "mb-sgd"}):
+        plan = plan_of(algorithm, SURVIVAL, task="regression", classes=None, schema_digest=told.digest)
+        with pytest.raises(RefusalError, match="days is a number that was scaled"):
+            client.ask(Propose(plan=plan))
 
 
 def test_a_silo_says_both_sizes_and_trains_on_one(alone):
