@@ -271,8 +271,12 @@ def _lead(
         (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
         make_room()
         follow(folder, control.resolve(), Console())
-    report = folder / ("statistics.json" if (folder / "statistics.json").is_file() else "report.html")
-    typer.echo(f"Report: {report}")
+    said = folder / "statistics.json"
+    if said.is_file():
+        from tacit.cli.statistics import print_statistics
+
+        print_statistics(json.loads(said.read_text(encoding="utf-8")))
+    typer.echo(f"Report: {said if said.is_file() else folder / 'report.html'}")
 
 
 @server_app.command("status")

@@ -117,7 +117,9 @@ def _hand_over(
     callers: Mapping[str, Caller],
     tell: Tell,
 ) -> None:
-    """Give the model to the silos, and ask them how it does."""
+    """Give the model to the silos, and ask them how it does; a question has none."""
+    if study.algorithm.name in QUESTIONS:
+        return
     _deliver(folder, coordinator, transport, tell, min(SECONDS, terms.round_seconds))
     _validate(folder, study, terms, transport, met, callers, tell)
 
@@ -149,7 +151,7 @@ def _validate(
     Nobody is waited for long: owners who have yet to approve do so, and the question is asked again.
     """
     trained = {name: found for name, found in met.items() if found[1].validation}
-    if study.algorithm.name in QUESTIONS or not study.validation.run or not trained:
+    if not study.validation.run or not trained:
         return
     try:
         asked = evaluation_of(folder, study, terms.proposer, callers)
