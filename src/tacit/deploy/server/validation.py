@@ -26,9 +26,6 @@ from tacit.counting.estimate import Noisy
 from tacit.counting.performance import performance
 from tacit.counting.request import block
 from tacit.counting.validated import draw, gained, plain_rows
-from tacit.data.csv_silos import encoding_of, target_of
-from tacit.data.encode import Bounded, Columns
-from tacit.data.schema import described_schema, with_ranges
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, Tell, fresh_state
@@ -41,7 +38,7 @@ from tacit.deploy.shuffler.client import Caller, greet
 from tacit.deploy.wire import Plan, Receipt, RefusalError, Welcome
 from tacit.errors import TacitError
 from tacit.models.bundle import FOLDER, bundle_folder
-from tacit.models.loading import load_model
+from tacit.models.loading import load_model, ranges_in
 from tacit.models.scores import LOG_LOSSES
 from tacit.models.trained import TrainedModel
 from tacit.plans.spec import Study, ValidationSection, study_from
@@ -214,19 +211,7 @@ def ranges_for(model: TrainedModel, facts: Sequence[Welcome]) -> dict[str, tuple
     told = next((fact.description for fact in facts if fact.description is not None), None)
     if not own.columns or told is None or told.columns is None:
         return None
-    schema = described_schema(told.model_dump())
-    bounded = [part for stage in model.stages if isinstance(stage, Columns) for part in stage.columns]
-    limits = {part.column: (part.low, part.high) for part in bounded if isinstance(part, Bounded)}
-    declared = {name: schema.columns[name] for name in schema.numbers}
-    ranges = {n: limits[n] for n, c in declared.items() if n in limits and limits[n] != (c.low, c.high)}  # type: ignore[union-attr]
-    rules = with_ranges(schema, ranges)
-    if encoding_of(rules).stages != model.stages or target_of(rules) != own.target:
-        raise TacitError(
-            f"The model takes {', '.join(own.columns)} for {own.target.column}, and silos have "
-            f"{', '.join(schema.used)} for {schema.target.column}: columns, levels, units or classes differ. Give a "
-            "model that was trained with their schema."
-        )
-    return ranges
+    return ranges_in(model, told.model_dump())
 
 
 def _objective(model: TrainedModel) -> dict[str, Any]:
