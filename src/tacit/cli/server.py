@@ -404,8 +404,6 @@ def evaluate_command(
     A bundle alone, wherever it was trained, needs --keys and --silos too; a new run folder keeps what is said.
 
     Example: tacit server evaluate runs/heart-disease --control state/control.toml --group sex
-
-    Example: tacit server evaluate model --control state/control.toml --keys proposer --silos 4 --epsilon 1
     """
     from tacit.deploy.flower.commands import read_control
 
