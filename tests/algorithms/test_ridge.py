@@ -1,5 +1,8 @@
 """Ridge in one round: the closed form without noise, bounds by brute force, and refusals."""
 
+import contextlib
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -7,12 +10,16 @@ import pytest
 import tacit
 from tacit.algorithm import Terms
 from tacit.algorithms.ridge import ridge
+from tacit.deploy.silo.service import NOISE_OFF, SiloService
+from tacit.deploy.wire import Answer, Propose, read_arrays
 from tacit.objectives import Objective, Problem, linear, logistic, squared
+from tacit.privacy.gaussian import gdp_mu
 from tacit.privacy.strategy import FRESH
 from tacit.silo import enrol
 from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, Engine, no_noise
 from tacit.silo.integers import BOUND, IntegerFactors, usable_clip
 from tacit.simulate.compiled import simulate
+from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of
 
 FEATURES = 4
 PROBLEM = Problem(Objective(linear(FEATURES, 1), squared()))
@@ -155,3 +162,31 @@ def test_other_losses_and_channels_are_refused():
         ridge(strength=0.1)(PROBLEM, terms(channel="shuffled-reports"))
     with pytest.raises(ValueError, match="strength=0"):
         ridge(strength=0)(PROBLEM, terms())
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e-6, 1e5])
+def test_a_daemon_says_moments_that_one_record_moves_by_no_more_than_their_price(tmp_path, monkeypatch, clip):
+    """A test build without noise, asked over the protocol with clips of a server's choice; the noise is as priced."""
+    monkeypatch.setenv(NOISE_OFF, "1")
+    rng, said = np.random.default_rng(0), []
+    x = rng.normal(size=(20, 5)).astype(np.float32)
+    rows = [(1e10, 0.0), (-1e10, 1.0), (0.0, 0.5), (np.inf, 0.0)]
+    algorithm = {"name": "ridge", "strength": 0.1, "num_rounds": 1, "clip_norm": clip, "step_size": None}
+    plan = plan_of(algorithm, {"loss": "squared"}, task="regression", classes=None)
+    for place, (first, target) in enumerate(rows):
+        table = {"x": x.copy(), "y": np.linspace(0, 1, 20, dtype=np.float32)}
+        table["x"][0], table["y"][0] = min(first, 3e38), target
+        data, allow = {"task": "regression", "classes": None}, {"algorithms": ["ridge"]}
+        home, policy = make_home(tmp_path / f"s{place}", table, test=True, data=data, allow=allow)
+        with contextlib.closing(SiloService(policy, table, home, noise_off=True)) as service:
+            client = LocalClient(service)
+            consent, _ = client.ask(Propose(plan=plan))
+            specs, payload = broadcast_of(plan)
+            answer, body = client.ask(Answer(study=plan.study, round=0, arrays=specs), payload)
+        [moments] = read_arrays(answer.arrays, body)
+        said.append(np.asarray(moments, np.float64))
+    most = 2**0.5 * 1.5 * clip**2 / 20
+    apart = [np.linalg.norm(one - other) for one, other in itertools.combinations(said, 2)]
+    assert max(apart) <= most * (1 + 1e-5), "but for 32 bits of what is said"
+    assert max(apart) > 0.4 * most
+    assert consent.noise_multipliers["moments"] == pytest.approx(1 / gdp_mu(1.0, 1e-6), rel=1e-3)

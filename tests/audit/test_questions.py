@@ -18,6 +18,7 @@ from tacit.algorithms.statistics import statistics
 from tacit.algorithms.validation import validation
 from tacit.audit.bounds import Counts, mu_lower_bound
 from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
+from tacit.objectives.survival import hazards, piecewise_exponential
 from tacit.plans.price import Seat, releases_of
 from tacit.privacy import price
 from tacit.privacy.gaussian import gdp_epsilon, gdp_mu
@@ -52,6 +53,14 @@ def _validation(loss, outputs, targets, z):
     return made, params, [{"x": np.array([x, 0.0], np.float32), "y": y} for x, y in corners]
 
 
+def _survival(z):
+    problem = Problem(Objective(hazards(2, 3), piecewise_exponential(3)))
+    made = validation(asked={})(problem, Terms(clip_norm=None, noise_multiplier=z, **TERMS))
+    params = {"linear": {"w": jnp.array([[4.0], [0.0]]), "b": jnp.arange(3.0)}}
+    corners = itertools.product([-1.0, 1.0], [-1.0, 0.3, 0.9])
+    return made, params, [{"x": np.array([x, 0.0], np.float32), "y": np.float32(y)} for x, y in corners]
+
+
 def _ridge(z):
     problem = Problem(Objective(linear(2, 1), squared()))
     made = ridge(strength=0.1)(problem, Terms(clip_norm=1.0, noise_multiplier=z, **TERMS))
@@ -64,6 +73,7 @@ CASES = {kind: (lambda z, kind=kind: _statistics(kind, z)) for kind in STATISTIC
     "validation, two classes": lambda z: _validation(logistic(), 1, [np.int32(0), np.int32(1)], z),
     "validation, three classes": lambda z: _validation(softmax(), 3, [np.int32(k) for k in range(3)], z),
     "validation, numbers": lambda z: _validation(squared(), 1, [np.float32(0), np.float32(1)], z),
+    "validation, survival": _survival,
     "ridge": _ridge,
 }
 
