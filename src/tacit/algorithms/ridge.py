@@ -38,7 +38,7 @@ def ridge(problem: Problem, terms: Terms, *, strength: Number) -> Algorithm:
             f'Expected a linear model of one output and the loss "squared" for ridge, got {loss!r}; use mb-sgd.'
         )
     if terms.channel == "shuffled-reports":
-        raise ValueError('Expected channel="direct", "trusted" or "shuffled-sum" for ridge; reports are too noisy.')
+        raise ValueError('Expected another channel than "shuffled-reports" for ridge; reports are too noisy.')
     if isinstance(strength, float | int) and not strength > 0:
         raise ValueError(f"Expected strength={strength} > 0: noise can make what it is added to zero.")
     d, scale = shape.features, 1.0 if terms.clip_norm is None else terms.clip_norm
