@@ -22,7 +22,7 @@ from tacit.algorithms.statistics import Cells, row_of
 from tacit.counting.request import StatisticsError, block, noise_ratios
 from tacit.counting.scored import STEEP, Scored, Task, scored
 from tacit.objectives import Problem, untapped
-from tacit.objectives.survival import NAME
+from tacit.objectives.losses import SURVIVAL
 
 TASKS: Mapping[str, Task] = {
     "logistic": "binary",
@@ -33,7 +33,7 @@ TASKS: Mapping[str, Task] = {
     "pinball": "regression",
     "huber": "regression",
     "poisson": "regression",
-    NAME: "survival",
+    SURVIVAL: "survival",
 }
 """What a loss is for."""
 

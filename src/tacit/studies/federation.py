@@ -8,7 +8,7 @@ import numpy as np
 
 from tacit import data
 from tacit.data.schema import Schema, public_schema
-from tacit.objectives.survival import NAME as SURVIVAL
+from tacit.objectives.losses import SURVIVAL
 from tacit.plans.spec import Study, StudyError
 from tacit.studies.centralisation import regrouped
 

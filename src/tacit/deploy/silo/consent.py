@@ -19,9 +19,8 @@ from tacit.deploy.contract import affordable, builder_from, seat_of
 from tacit.deploy.silo.policy import AllowSection, PairwiseSection, ShuffleSection
 from tacit.deploy.wire import REPORTS, Consent, Description, Enrolment, Plan, RefusalError, frame
 from tacit.errors import TacitError
-from tacit.objectives.losses import LOSSES
+from tacit.objectives.losses import LOSSES, SURVIVAL
 from tacit.objectives.models import MODELS
-from tacit.objectives.survival import NAME as SURVIVAL
 from tacit.plans.assemble import Builder, Shapes, coordinates, shapes_of
 from tacit.plans.catalogue import QUESTIONS, shipped
 from tacit.plans.price import MOST_KEPT, TAILS, samples_of
