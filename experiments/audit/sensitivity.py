@@ -281,7 +281,7 @@ class MeasuredSum:
 
     def distance(self, block: str) -> float:
         """What the noise of a block is made for."""
-        return 2.0 * BOUND
+        return self._door.silo.release.sensitivity * BOUND
 
     def _said(self, work: Work, table: Table) -> Blocks:
         count = len(table["y"])

@@ -115,8 +115,9 @@ class Release:
     value, and everything else about the record leaves as it is. ``passes`` is how often one-pass sampling may go
     through the records, in the same batches each time.
 
-    ``nonnegative`` says that no entry of a record's statistic is negative, as in counts. A door checks it and leaves
-    other rows out, so that two rows are at most sqrt(2) clips apart, not two: `sensitivity`.
+    ``nonnegative`` says that the product of two records' statistics is never negative: they have no negative entry, as
+    counts, or are matrices u u^T (`SquareQuery`). A door checks either and leaves other rows out, so that two rows are
+    at most sqrt(2) clips apart, not two: `sensitivity`.
     """
 
     clip: Clip
@@ -158,7 +159,8 @@ class Release:
     def sensitivity(self) -> float:
         """How far replacing one record moves a sum of clipped rows at most, in clips.
 
-        Rows a and b without negative entries have |a - b|^2 <= |a|^2 + |b|^2. A shuffled sum is not checked for them.
+        Rows a and b whose product is not negative have |a - b|^2 <= |a|^2 + |b|^2. Shuffled sums are not checked for
+        it.
         """
         return math.sqrt(2.0) if self.nonnegative and self.channel not in SHUFFLED_CHANNELS else 2.0
 

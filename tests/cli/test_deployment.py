@@ -6,9 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import tacit
 from tacit.channel.sealing import public_key
 from tacit.cli import AUTHORITY, app, need_file
 from tacit.cli.server import _register
@@ -19,6 +21,8 @@ from tacit.deploy.shuffler.server import server_context
 from tacit.deploy.signing import verifying_key
 from tacit.deploy.silo.policy import load_policy
 from tacit.errors import TacitError
+from tacit.objectives import Objective, Problem, linear, logistic
+from tacit.plans.spec import load_study
 
 
 def invoke(*arguments):
@@ -111,6 +115,36 @@ def test_a_study_is_aborted_over_the_superlink(tmp_path, control, monkeypatch):
     )
     assert "clinic: ended after 2 answers" in invoke("server", "abort", tmp_path, "--control", control)
     assert asked == [(tmp_path, "transport")]
+
+
+def test_a_bundle_alone_is_asked_about_in_a_run_folder_of_its_own(tmp_path, control, proposer, monkeypatch):
+    problem = Problem(Objective(linear(2, 1), logistic()))
+    records = {"x": np.zeros((20, 2), np.float32), "y": np.arange(20) % 2}
+    recipe, budget = tacit.mb_sgd(step_size=0.1, num_rounds=1), tacit.Budget(epsilon=1.5, delta=1e-6)
+    tacit.fit(problem, [records] * 2, recipe, budget=budget, clip_norm=1.0).save(tmp_path / "bundle")
+    asked = []
+
+    def again(folder, transport, section, tell):
+        asked.append((folder, section))
+        raise TacitError("nobody is there")
+
+    monkeypatch.setattr("tacit.deploy.flower.leader.connected", lambda path: contextlib.nullcontext("transport"))
+    monkeypatch.setattr("tacit.deploy.server.study.evaluate_again", again)
+    options = ("server", "evaluate", tmp_path / "bundle", "--control", control, "--out", tmp_path / "runs")
+    with pytest.raises(TacitError, match="give --keys and --silos too"):
+        invoke(*options)
+    with pytest.raises(TacitError, match="nobody is there"):
+        invoke(*options, "--keys", proposer, "--silos", 2, "--group", "sex")
+    [(folder, section)] = asked
+    study = load_study(folder / "study.toml")
+    assert study.privacy.epsilon == pytest.approx(1.5, rel=0.01)
+    assert (study.privacy.delta, study.algorithm.name, section["groups"]) == (1e-6, "validation", ("sex",))
+    assert deployment_from(tomllib.loads((folder / "deployment.toml").read_text())).silos == 2
+    with pytest.raises(TacitError, match="nobody is there"):
+        invoke("server", "evaluate", folder, "--control", control)
+    with pytest.raises(TacitError, match="leave these options out"):
+        invoke("server", "evaluate", folder, "--control", control, "--silos", 2)
+    assert [own for own, _ in asked] == [folder, folder]
 
 
 def test_a_folder_that_is_no_run_cannot_be_resumed(tmp_path, control, proposer):

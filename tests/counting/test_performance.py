@@ -125,6 +125,43 @@ def test_several_classes():
     assert float(rows["", "class 1", "sensitivity"].value) == pytest.approx(metrics.recall_score(true == 1, said == 1))
 
 
+def patients(rng, *shape):
+    """Cells of a survival table of draws of patients, by risk, time and event."""
+    risk = rng.normal(size=shape)
+    time = rng.exponential(np.exp(-0.7 * risk)) * 0.6
+    seen = rng.uniform(0.1, 1.6, shape)
+    event, last = (time < seen) & (time < 1), np.minimum(np.minimum(time, seen), 1.0)
+    bins = np.minimum((10 / (1 + np.exp(-risk))).astype(int), 9)
+    place = (bins * 9 + (last * 8).astype(int)) * 2 + event
+    flat = place.reshape(-1, shape[-1])
+    return np.stack([np.bincount(own, minlength=180) / shape[-1] for own in flat]).reshape(*shape[:-1], 180)
+
+
+@pytest.mark.parametrize(("records", "multiplier"), [(2000, 4.0), (2000, 0.5), (400, 1.0)])
+def test_the_interval_of_a_concordance_contains_that_of_the_population(records, multiplier):
+    """1,000 draws: noise of epsilon about 1, 8 and 4, also where noise is most of the error."""
+    wanted, rng = scored("survival", 2), np.random.default_rng(5)
+    name = ("", "", "concordance")
+    true = float(named(performance(wanted, [Noisy(patients(rng, 1_000_000), 0.0, 10**9)]))[name].value)
+    assert 0.6 < true < 0.8
+    noise = multiplier * np.sqrt(2) / records
+    drawn = patients(rng, 1000, records)
+    row = named(performance(wanted, [Noisy(drawn + rng.normal(0, noise, drawn.shape), noise, records)]))[name]
+    seen = np.isfinite(row.value)
+    assert seen.mean() > 0.95
+    assert 0.925 <= np.mean((row.low <= true) & (true <= row.high)) <= 0.985
+
+
+def test_a_concordance_of_noise_alone_is_not_told():
+    wanted, rng = scored("survival", 2), np.random.default_rng(6)
+    drawn = patients(rng, 200, 30)
+    row = named(performance(wanted, [Noisy(drawn + rng.normal(0, 0.2, drawn.shape), 0.2, 30)]))[("", "", "concordance")]
+    assert np.isnan(row.value).mean() > 0.95
+    told = np.isnan(row.value)
+    assert (row.low[told] == 0).all()
+    assert (row.high[told] == 1).all()
+
+
 def test_what_cannot_be_counted_is_refused():
     with pytest.raises(StatisticsError, match="category to group by"):
         scored("binary", 2, groups=["age"], columns=GROUP)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 import tacit
+from tacit.data.schema import schema_from, schema_text
 from tacit.errors import TacitError
 from tacit.objectives import Objective, Problem
 from tacit.objectives.survival import concordance, hazards, piecewise_exponential
+from tacit.plans.spec import StudyError, study_from
 from tacit.privacy.strategy import FRESH
 from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise
 from tacit.silo.integers import BOUND
+from tacit.studies.federation import federation_of
 
 
 def plain_loss(output, target, bins):
@@ -90,3 +93,17 @@ def test_a_subjects_bins_are_summed_before_they_are_clipped():
 def test_bins_are_counted():
     with pytest.raises(TacitError, match="from 1 to 1000"):
         piecewise_exponential(0)
+
+
+def test_a_number_of_a_csv_file_is_refused_for_a_signed_time(tmp_path):
+    """It is scaled to [0, 1]: every record would have its event."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("age,days\n" + "\n".join(f"{20 + i},{i - 10}" for i in range(20)) + "\n")
+    columns = {"age": {"kind": "number", "low": 0.0, "high": 100.0}}
+    schema = {"target": {"column": "days", "low": -10.0, "high": 10.0}, "columns": columns}
+    (tmp_path / "schema.toml").write_text(schema_text(schema_from(schema, "test")))
+    tree = {"name": "times", "data": {"name": "csv", "options": {"folder": str(tmp_path)}}}
+    tree |= {"objective": {"loss": "piecewise-exponential"}, "algorithm": {"name": "mb-sgd", "clip_norm": 1.0}}
+    own = {"num_rounds": 1, "step_size": 1.0}
+    with pytest.raises(StudyError, match="every record would have an event"):
+        federation_of(study_from({**tree, "algorithm": {**tree["algorithm"], **own}}), 0)

@@ -24,6 +24,7 @@ from tacit.silo.integers import (
     Vectors,
     checked_sum,
     quantise,
+    quantise_squares,
     unit_vectors,
 )
 
@@ -595,7 +596,80 @@ def test_nonnegative_rows_move_a_sum_by_the_root_of_two_and_others_add_nothing()
     assert max(apart) >= 2 * BOUND**2 - 2**36
 
 
-def test_nonnegative_rows_are_never_in_factors():
-    layer = IntegerFactors(np.ones((1, 1, 2), np.int32), np.ones((1, 1, 2), np.int32))
-    with pytest.raises(ValueError, match="formed in full"):
+def square_attacks():
+    """Factors of up to two terms, at the limit and beyond: their sides are the same, opposite, or differ somewhere."""
+    rng = np.random.default_rng(1)
+    sides = [(FACTOR - 1) * np.eye(3, dtype=int)[i] for i in range(3)] + [-FACTOR * np.eye(3, dtype=int)[0]]
+    sides += [rng.integers(-FACTOR, FACTOR + 1, 3) * rng.integers(1, 9) // 9 for _ in range(12)]
+    sides += [np.array([181, 181, 0]) * 1000, np.array([185_363, -185_363, 2]), np.array([0, 0, 1])]
+    for left in sides:
+        for right in (left, -left, left + np.array([0, 1, 0]), left[::-1]):
+            yield np.stack([left]), np.stack([right])
+    for one, other in itertools.product(sides[:6], repeat=2):
+        yield np.stack([one, other // 2]) // 2, np.stack([one, other // 2]) // 2
+        yield np.stack([one, other]) // 2, np.stack([other, one]) // 2
+
+
+def squares_apart(adder) -> tuple[int, list[bool]]:
+    """The largest squared distance of what two records add, over all pairs, and whether each added anything."""
+    added = []
+    for left, right in square_attacks():
+        own = IntegerFactors(*(side[:, None].astype(np.int32) for side in (left, right)))
+        made = Integers(np.zeros((1, 0), np.int64), {"a": own})
+        only = exact(adder(made, np.ones(1, bool), BOUND, nonnegative=True))
+        assert not only.any() or (only == vector_of(made, 0)).all()
+        added.append(only)
+    rows = np.stack(added)
+    norms = (rows * rows).sum(axis=1)
+    return (norms[:, None] + norms[None, :] - 2 * (rows @ rows.T)).max(), [bool(n) for n in norms]
+
+
+def test_squares_move_a_sum_by_the_root_of_two_and_factors_that_differ_add_nothing():
+    """Brute force over all pairs, in exact integers: (u . v)^2 is never negative."""
+    most, kept = squares_apart(checked_sum)
+    assert 2 * BOUND**2 * (1 - 2**-15) <= most <= 2 * BOUND**2
+    for (left, right), own in zip(square_attacks(), kept, strict=True):
+        norm = (np.sum([np.outer(u, u) for u in left.astype(object)], axis=0) ** 2).sum()
+        same = (left == right).all() and left.any()
+        # What is added on top for rounding leaves out those at the very limit.
+        assert own == (same and norm <= BOUND**2) or (own is False and same and norm > BOUND**2 * (1 - 2**-30))
+
+
+def test_a_sum_that_takes_any_factors_for_squares_is_found():
+    def trusting(integers, present, limit, *, nonnegative):
+        return checked_sum(integers, present, limit, nonnegative=False)
+
+    assert squares_apart(trusting)[0] > 3.9 * BOUND**2
+
+
+def test_factors_of_other_widths_are_no_squares():
+    layer = IntegerFactors(np.ones((1, 1, 2), np.int32), np.ones((1, 1, 3), np.int32))
+    with pytest.raises(ValueError, match="equal factors"):
         checked_sum(Integers(np.zeros((1, 0), np.int64), {"a": layer}), np.ones(1, bool), BOUND, nonnegative=True)
+
+
+@given(
+    side=arrays(np.float32, (1, 3, 4), elements=st.floats(width=32)),
+    clip=st.floats(),
+    limit=st.sampled_from(LIMITS),
+)
+def test_any_floats_become_squares_that_are_kept(side, clip, limit):
+    made = quantise_squares(Vectors(np.zeros((3, 0), np.float32), {"a": Factors(side, side)}), clip, limit)
+    left, right = made.layers["a"]
+    assert (left == right).all()
+    for row in range(3):
+        vector = vector_of(made, row)
+        kept = exact(checked_sum(alone(made, row), np.ones(1, bool), limit, nonnegative=True))
+        assert (kept == vector).all(), "none is lost"
+        assert squared(vector) <= limit**2
+
+
+def test_squares_are_near_the_clipped_ones():
+    rng = np.random.default_rng(0)
+    side = (rng.normal(size=(1, 50, 6)) * 10.0 ** rng.uniform(-2, 1, (1, 50, 1))).astype(np.float32)
+    made = quantise_squares(Vectors(np.zeros((50, 0), np.float32), {"a": Factors(side, side)}), 2.0, BOUND)
+    for row in range(50):
+        wanted = np.outer(side[0, row], side[0, row]).astype(float)
+        wanted *= min(1.0, 2.0 / np.linalg.norm(wanted))
+        found = vector_of(made, row).astype(float).reshape(6, 6) * 2.0 / BOUND
+        np.testing.assert_allclose(found, wanted, atol=2.0 * 2**-15)

@@ -3,7 +3,7 @@
 Sheffet, "Old techniques in differentially private linear regression" (arXiv:1507.02482), with Gaussian noise, as
 sufficient statistics (Vu and Slavkovic 2009).
 
-    message of silo i     means over its n records of  x x^T,  x,  (x, 1)(y - 1/2),  each with N(0, sigma_b^2)
+    message of silo i     mean over its n records of u u^T + noise,      u = (x, B / 2, B (y - 1/2))
     server                A = mean of x x^T - m m^T, m = mean of x, made positive;  c = mean of (x - m)(y - 1/2)
                           w = (A + lambda I)^-1 c,      intercept = mean of y - m . w
 
@@ -12,12 +12,13 @@ sufficient statistics (Vu and Slavkovic 2009).
     lambda    strength
     B         clip_norm
 
-Features are shrunk to norm at most ``clip_norm`` and targets to [0, 1], record by record, so that the three blocks of a
-record have norms of at most clip_norm^2, clip_norm and half of sqrt(clip_norm^2 + 1). They are one release, priced
-together. Eigenvalues of A that noise makes negative count as zero: all of A + lambda I are at least the public lambda.
+Features are shrunk to norm at most ``clip_norm`` and targets to [0, 1], record by record, so that |u|^2 <= 3 B^2 / 2.
+The product of u u^T and v v^T is (u . v)^2, which is not negative: replacing a record moves the sum by at most
+sqrt(2) 3 B^2 / 2. All moments are entries of one matrix, and one release. It has noise in every entry, and the server
+takes the mean of two that should be equal. Eigenvalues of A that noise makes negative count as zero: all of
+A + lambda I are at least the public lambda.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 
 from tacit.algorithm import Algorithm, Message, Number, Params, Record, Round, Server, Silo, Terms, Work, recipe
 from tacit.objectives import Problem
+from tacit.objectives.query import SQUARE, SquareQuery
 
 
 @recipe
@@ -36,37 +38,27 @@ def ridge(problem: Problem, terms: Terms, *, strength: Number) -> Algorithm:
             f'Expected a linear model of one output and the loss "squared" for ridge, got {loss!r}; use mb-sgd.'
         )
     if terms.channel == "shuffled-reports":
-        raise ValueError('Expected channel="direct", "trusted" or "shuffled-sum" for ridge; reports are too noisy.')
+        raise ValueError('Expected another channel than "shuffled-reports" for ridge; reports are too noisy.')
     if isinstance(strength, float | int) and not strength > 0:
         raise ValueError(f"Expected strength={strength} > 0: noise can make what it is added to zero.")
-    rows, columns = jnp.triu_indices(shape.features)
+    d, scale = shape.features, 1.0 if terms.clip_norm is None else terms.clip_norm
 
-    def query(work: Work, record: Record) -> dict[str, Any]:
-        x, target = _shrunk(record["x"], terms.clip_norm), jnp.clip(record["y"], 0.0, 1.0) - 0.5
-        # Entries off the diagonal stand for two: the norm is that of the whole matrix.
-        twice = jnp.where(rows == columns, 1.0, math.sqrt(2.0))
-        return {"gram": (twice * x[rows] * x[columns]), "mean": x, "cross": jnp.append(x, 1.0) * target}
-
-    def clip(work: Work) -> dict[str, Any]:
-        bound: Any = terms.clip_norm
-        return {"gram": bound**2, "mean": bound, "cross": 0.5 * jnp.sqrt(bound**2 + 1.0)}
+    def vector(work: Work, record: Record) -> jax.Array:
+        target = scale * (jnp.clip(record["y"], 0.0, 1.0) - 0.5)
+        return jnp.concatenate([_shrunk(record["x"], terms.clip_norm), jnp.stack([scale / 2, target])])
 
     def tell(state: Params, message: Message) -> Params:
-        gram = jnp.zeros((shape.features, shape.features)).at[rows, columns].set(message["gram"])
-        gram = jnp.where(rows_are_columns(shape.features), gram, (gram + gram.T) / math.sqrt(2.0))
-        mean, (cross, target) = message["mean"], (message["cross"][:-1], message["cross"][-1])
-        values, vectors = jnp.linalg.eigh(gram - jnp.outer(mean, mean))
+        moments = message[SQUARE]["w"]
+        moments = (moments + moments.T) / 2.0
+        mean, cross = moments[:d, d] / (scale / 2), moments[:d, d + 1] / scale
+        target = moments[d, d + 1] / (scale**2 / 2)
+        values, vectors = jnp.linalg.eigh(moments[:d, :d] - jnp.outer(mean, mean))
         solved = vectors @ ((vectors.T @ (cross - target * mean)) / (jnp.maximum(values, 0.0) + strength))
         return {"linear": {"w": solved[:, None], "b": (0.5 + target - mean @ solved)[None]}}
 
-    release = terms.drawn(None, "full").release(clip=clip, noise={"gram": 1.5, "mean": 2.0, "cross": 2.0})
-    once = Round(Silo(query, release), Server(lambda state: (), tell), "all")
+    release = terms.drawn(None, "full").release(clip=lambda work: 1.5 * scale**2, nonnegative=True)
+    once = Round(Silo(SquareQuery(vector), release), Server(lambda state: (), tell), "all")
     return Algorithm(lambda params: params, {"moments": once}, ("moments",), lambda state: state)
-
-
-def rows_are_columns(size: int) -> jax.Array:
-    """The diagonal of a square matrix, marked."""
-    return jnp.eye(size, dtype=bool)
 
 
 def _shrunk(x: jax.Array, bound: Any) -> jax.Array:

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from tacit.algorithm import Algorithm, Message, Params, Record, Round, Server, Silo, Terms, recipe
 from tacit.algorithms.statistics import Cells, row_of
 from tacit.counting.request import StatisticsError, block, noise_ratios
-from tacit.counting.scored import Scored, Task, scored
+from tacit.counting.scored import STEEP, Scored, Task, scored
 from tacit.objectives import Problem, untapped
+from tacit.objectives.losses import SURVIVAL
 
 TASKS: Mapping[str, Task] = {
     "logistic": "binary",
@@ -30,6 +31,9 @@ TASKS: Mapping[str, Task] = {
     "squared": "regression",
     "absolute": "regression",
     "pinball": "regression",
+    "huber": "regression",
+    "poisson": "regression",
+    SURVIVAL: "survival",
 }
 """What a loss is for."""
 
@@ -53,6 +57,7 @@ def validation(
     if terms.channel == "shuffled-reports":
         raise StatisticsError('Expected channel="direct", "pairwise", "shuffled-sum" or "trusted" for validation.')
     wanted, groups = tables_for(problem, asked, columns), asked.get("groups")
+    survives, counted = wanted.task == "survival", problem.objective.cost.name == "poisson"
     tables, names = wanted.tables, [block(place) for place in range(len(wanted.tables))]
 
     def init(params: Params) -> ValidationState:
@@ -60,7 +65,8 @@ def validation(
 
     def query(work: Params, record: Record) -> Cells:
         outputs = problem.objective.model.apply(work, record["x"][None], untapped)[0]
-        values = _values(wanted, outputs, record["y"])
+        outputs = jnp.exp(outputs) if counted else outputs
+        values = _survival(work, outputs, record["y"]) if survives else _values(wanted, outputs, record["y"])
         values = jnp.concatenate([values, record["columns"]]) if groups else values
         return {name: row_of(table, values) for name, table in zip(names, tables, strict=True)}
 
@@ -95,6 +101,13 @@ def _outputs(problem: Problem) -> int:
     if built is None:
         raise StatisticsError("Expected a model of Tacit's own; silos know no other.")
     return int(built.arguments["sizes"][-1] if "sizes" in built.arguments else built.arguments["outputs"])
+
+
+def _survival(params: Params, outputs: jax.Array, truth: jax.Array) -> jax.Array:
+    """Risk, time and event; of a model that tells nobody apart all risks are the same."""
+    weights, start = params["linear"]["w"], params["linear"]["b"][0]
+    risk = (outputs[0] - start) / jnp.maximum(jnp.linalg.norm(weights), 1e-30)
+    return jnp.stack([jax.nn.sigmoid(STEEP * risk), jnp.abs(truth), (truth > 0).astype(jnp.float32)])
 
 
 def _values(wanted: Scored, outputs: jax.Array, truth: jax.Array) -> jax.Array:

@@ -189,6 +189,9 @@ def try_command(
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             typer.echo("Stopping everything.")
             trial.stop()
+    if (run / "statistics.json").is_file():
+        typer.echo(f"Stopped. What silos said: {run / 'statistics.json'}")
+        return
     typer.echo(f"Stopped. The model: {run / 'model'}. Predict with: tacit predict {run / 'model'} NEW.csv")
 
 
@@ -198,15 +201,14 @@ def _show_trial(trial: Trial, console: Console) -> None:
     from tacit.deploy.silo.models import kept_models
     from tacit.models import load_model
 
-    table = Table("silo", "records", "answers", "own epsilon", "of the account", "model", title="by the silos' ledgers")
+    table = Table("silo", "study", "records", "answers", "own epsilon", "of its account", title="by the silos' ledgers")
     for name in trial.files:
-        found = account_of(trial.homes[name] / "silo")
-        [study] = found["studies"]
-        own = (f"{study['own_epsilon']:.4f}", f"{100 * study['takes_share']:.1f}%")
-        models = kept_models(trial.homes[name] / "silo")
-        given = ", ".join(row["name"] for row in models) or "not yet"
-        table.add_row(*map(Text, (name, str(found["records"]), str(study["answers"]), *own, given)))
+        for study in account_of(trial.homes[name] / "silo")["studies"]:
+            own = (f"{study['own_epsilon']:.4f}", f"{100 * study['takes_share']:.1f}%")
+            read = (f"of {study['pool']}" if study["pool"] else "all", str(study["answers"]))
+            table.add_row(*map(Text, (name, study["name"], *read, *own)))
     print_table(table, console)
+    models = kept_models(trial.homes[name] / "silo")
     if models:
         model = load_model(models[0]["path"])
         x, _ = model.encode(trial.files[name])

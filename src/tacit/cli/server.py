@@ -232,19 +232,8 @@ def run_command(
     from tacit.deploy.flower.commands import read_control
 
     proposer = _read_proposer(keys)
-    terms = {
-        "silos": silos,
-        "only": [name.strip() for name in (only or "").split(",") if name.strip()],
-        "folder": "",
-        "round_seconds": round_seconds,
-        "patience": patience,
-        "evaluate": evaluate,
-        "record": record,
-        "shufflers": [] if shufflers is None else _read_shufflers(shufflers),
-        "proposer": proposer["name"],
-        "key": str((keys / "proposer.key").resolve()),
-        "pins": proposer["silos"],
-    }
+    waits = {"round_seconds": round_seconds, "patience": patience, "evaluate": evaluate, "record": record}
+    terms = {**_terms(proposer, keys, silos, only, shufflers), **waits}
     read_control(control)
     overrides = [*(overrides or []), *([] if statistics is None else [_ranges(statistics)])]
     _lead(terms, study, overrides, out, resume, control)
@@ -282,8 +271,12 @@ def _lead(
         (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
         make_room()
         follow(folder, control.resolve(), Console())
-    report = folder / ("statistics.json" if (folder / "statistics.json").is_file() else "report.html")
-    typer.echo(f"Report: {report}")
+    said = folder / "statistics.json"
+    if said.is_file():
+        from tacit.cli.statistics import print_statistics
+
+        print_statistics(json.loads(said.read_text(encoding="utf-8")))
+    typer.echo(f"Report: {said if said.is_file() else folder / 'report.html'}")
 
 
 @server_app.command("status")
@@ -384,10 +377,10 @@ def deliver_command(
 
 @server_app.command("evaluate")
 def evaluate_command(
-    model: Annotated[Path, typer.Argument(help="The run folder of a study that is through, with its model.")],
+    model: Annotated[Path, typer.Argument(help="A run folder of `tacit server run` or `evaluate`, or any bundle.")],
     control: ControlFile,
     epsilon: Annotated[
-        float | None, typer.Option(help="Of the records set aside, at each silo; by default the study's.")
+        float | None, typer.Option(help="Of the records set aside, at each silo; by default what the model had.")
     ] = None,
     group: Annotated[
         list[str] | None, typer.Option(help="A category by whose levels it is told too; may be repeated.")
@@ -396,24 +389,35 @@ def evaluate_command(
     residual: Annotated[
         float | None, typer.Option(help="The largest error of a number that counts, as a share of its range.")
     ] = None,
+    keys: Annotated[Path | None, typer.Option(help="For a bundle: the folder of the proposer's key.")] = None,
+    silos: Annotated[int | None, typer.Option(help="For a bundle: how many silos are asked.")] = None,
+    only: _Only = None,
+    shufflers: _Shufflers = None,
+    delta: Annotated[float | None, typer.Option(help="For a bundle: by default what the model had.")] = None,
+    out: Out = Path("runs"),
     as_json: Json = False,
 ) -> None:
     """Ask silos how a finished model does on records that they have set aside, and show it with 95% intervals.
 
     Silos count their records by score and truth, with noise, and pay from the account of records set aside: training
     is not touched. `tacit server run` ends with it; this asks again, or for the first time where owners had to approve.
+    A bundle alone, wherever it was trained, needs --keys and --silos too; a new run folder keeps what is said.
 
     Example: tacit server evaluate runs/heart-disease --control state/control.toml --group sex
     """
-    need_file(model / "deployment.toml", "give the run folder of a study that `tacit server run` has led")
     from tacit.deploy.flower.commands import read_control
 
     read_control(control)
+    folder = model
+    if not (model / "deployment.toml").is_file():
+        folder = _bundle_folder(model, out, keys, silos, only, shufflers, epsilon, delta)
+    elif keys is not None or silos is not None or only is not None or shufflers is not None or delta is not None:
+        raise TacitError(f"{model} knows its silos, keys, shufflers and delta; leave these options out.")
     from tacit.deploy.flower import leader
     from tacit.deploy.server.study import evaluate_again
     from tacit.plans.spec import load_study
 
-    own = load_study(model / "study.toml").validation.model_dump()
+    own = load_study(folder / "study.toml").validation.model_dump()
     given = {"epsilon": epsilon, "groups": tuple(group or ()) or None, "threshold": threshold, "residual": residual}
     section = own | {key: value for key, value in given.items() if value is not None}
 
@@ -421,13 +425,62 @@ def evaluate_command(
         if event == "warning":
             typer.echo(f"warning: {facts['text']}", err=True)
 
-    with leader.connected(control) as transport:
-        facts = evaluate_again(model, transport, section, tell=tell)
+    try:
+        with leader.connected(control) as transport:
+            facts = evaluate_again(folder, transport, section, tell=tell)
+    except TacitError:
+        if folder != model:
+            typer.echo(f"To go on later: tacit server evaluate {folder} --control {control}", err=True)
+        raise
     if as_json:
         print_json(facts)
         return
     _print_validation(facts)
-    typer.echo(f"Report: {model / 'report.html'}")
+    report = folder / "report.html"
+    typer.echo(f"Report: {report if report.is_file() else folder / 'validation.json'}")
+
+
+def _bundle_folder(
+    bundle: Path,
+    out: Path,
+    keys: Path | None,
+    silos: int | None,
+    only: str | None,
+    shufflers: Path | None,
+    epsilon: float | None,
+    delta: float | None,
+) -> Path:
+    """A new run folder around a bundle, with all that a deployment needs."""
+    if keys is None or silos is None:
+        raise TacitError(
+            f"{bundle} is no run folder that `tacit server run` has led. For a bundle give --keys and --silos too: "
+            f"tacit server evaluate {bundle} --control CONTROL --keys FOLDER --silos N"
+        )
+    proposer = _read_proposer(keys)
+    from tacit.deploy.server.deployment import deployment_from
+    from tacit.deploy.server.validation import bundle_run
+
+    terms = _terms(proposer, keys, silos, only, shufflers)
+    deployment_from(terms)
+    folder = bundle_run(bundle, out, epsilon=epsilon, delta=delta)
+    terms["folder"] = str(folder)
+    (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
+    return folder
+
+
+def _terms(
+    proposer: dict[str, Any], keys: Path, silos: int, only: str | None, shufflers: Path | None
+) -> dict[str, Any]:
+    """What every deployment says: who takes part, who leads it, and which shufflers there are."""
+    return {
+        "silos": silos,
+        "only": [name.strip() for name in (only or "").split(",") if name.strip()],
+        "folder": "",
+        "shufflers": [] if shufflers is None else _read_shufflers(shufflers),
+        "proposer": proposer["name"],
+        "key": str((keys / "proposer.key").resolve()),
+        "pins": proposer["silos"],
+    }
 
 
 def _print_validation(facts: dict[str, Any]) -> None:

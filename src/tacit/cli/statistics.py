@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from tacit.cli import Json, print_json, print_table
 from tacit.errors import TacitError
@@ -77,7 +78,7 @@ def statistics_command(
     if as_json:
         print_json(facts)
         return
-    _print(facts)
+    print_statistics(facts)
     if plot is not None:
         typer.echo(f"Picture: {plot}")
 
@@ -130,7 +131,8 @@ def _check_within(asked: Any, within: float) -> None:
     )
 
 
-def _print(facts: dict[str, Any]) -> None:
+def print_statistics(facts: dict[str, Any]) -> None:
+    """Tables of all statistics, and what they cost."""
     console = Console()
     for one in facts["statistics"]:
         print_table(_table(one["title"], one["rows"], one["unit"], bool(one["by"])), console)
@@ -149,8 +151,17 @@ def _print(facts: dict[str, Any]) -> None:
 def _table(title: str, rows: Sequence[dict[str, Any]], unit: str | None, grouped: bool) -> Table:
     heads = ["group"] * grouped + ["cell", "measure", "value", "from", "to"]
     table = Table(*(Column(head, justify="right" if head in ("value", "from", "to") else "left") for head in heads))
-    table.title = title if unit is None else f"{title} ({unit})"
-    for row in rows:
-        numbers = ["too few" if row[key] is None else f"{row[key]:.4g}" for key in ("value", "low", "high")]
-        table.add_row(*([row["group"]] * grouped), row["cell"], row["measure"], *numbers)
+    table.title = Text(title if unit is None else f"{title} ({unit})")
+    for _, alike in groupby(enumerate(rows), key=_folded):
+        shown = [row for _, row in alike]
+        numbers = ["too few" if shown[0][key] is None else f"{shown[0][key]:.4g}" for key in ("value", "low", "high")]
+        cell = shown[0]["cell"] if len(shown) == 1 else f"{shown[0]['cell']} … {shown[-1]['cell']}"
+        # Levels and columns are named by others.
+        table.add_row(*map(Text, (*([shown[0]["group"]] * grouped), cell, shown[0]["measure"], *numbers)))
     return table
+
+
+def _folded(numbered: tuple[int, dict[str, Any]]) -> Any:
+    """Neighbours of one group that nothing is known of are one line; any other row is a line of its own."""
+    place, row = numbered
+    return place if row["value"] is not None else (row["group"], row["measure"], row["low"], row["high"])

@@ -6,7 +6,8 @@ A number f of the cells p of a table has, to first order, the error of its gradi
     sampling    (sum p g^2 - (sum p g)^2) / N        for N records drawn from a population
 
 Shares (accuracy, sensitivity, ...) get the interval that inverts the test of a share, which holds near 0 and 1 too.
-The area under the curve is that of scores as the bins have them: records of one bin count as equal.
+The area under the curve is that of scores as the bins have them: records of one bin count as equal. Concordance is that
+of subjects whose times lie in different bins, of whom the earlier had the event: the chance that its risk is higher.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tacit.counting.request import Table
 from tacit.counting.residuals import number_rows
 from tacit.counting.scored import Scored
 
-ACCURACY, AUC, GAIN = "accuracy", "AUC", "gain over the commonest class"
+ACCURACY, AUC, GAIN, CONCORDANCE = "accuracy", "AUC", "gain over the commonest class", "concordance"
 _SEEN = 3.0  # a part whose weight is within so many deviations of its noise says nothing
 _COARSE = 10  # bins of a reliability table
 
@@ -54,6 +55,9 @@ def performance(wanted: Scored, noisy: Sequence[Noisy], *, probable: bool = True
             continue
         parts = [list(_parts(table, one)) for table, one in zip(tables, own, strict=True)]
         for cells in zip(*parts, strict=True):
+            if wanted.task == "survival":
+                rows += _survival(tables[0], cells[0])
+                continue
             rows += _binary(wanted, tables[0], cells[0], probable) if len(cells) == 1 else _several(wanted, *cells)
         rows += list(_gaps(rows, tables[0])) if place else []
     return rows
@@ -162,11 +166,71 @@ def _auc(cells: Cells) -> Row:
     by_one = below / (ones * zeros)[..., None] - (area / ones)[..., None]
     by_zero = above / (ones * zeros)[..., None] - (area / zeros)[..., None]
     gradient = np.stack([by_zero, by_one], axis=-1).reshape(cells.shares.shape)
-    inside = np.clip(area, 1e-3, 1 - 1e-3)
-    half = Z * _error(cells, gradient) / (inside * (1 - inside))
-    odds = np.log(inside / (1 - inside))
-    low, high = (1 / (1 + np.exp(-np.clip(odds + sign * half, -500, 500))) for sign in (-1, 1))
+    low, high = _by_odds(area, _error(cells, gradient))
     return _row(cells, AUC, (np.clip(area, 0.0, 1.0), low, high), seen & seen_too, (0.0, 1.0))
+
+
+def _by_odds(value: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The interval of a chance with this standard error, even in the logarithm of its odds."""
+    inside = np.clip(value, 1e-3, 1 - 1e-3)
+    odds, half = np.log(inside / (1 - inside)), Z * error / (inside * (1 - inside))
+    low, high = (1 / (1 + np.exp(-np.clip(odds + sign * half, -500, 500))) for sign in (-1, 1))
+    return low, high
+
+
+def _survival(table: Table, cells: Cells) -> Iterator[Row]:
+    """Of times: cells are (bin of the risk, bin of the time, whether the event was seen)."""
+    shape = table.shape[-3:]
+    shaped = cells.shares.reshape(*cells.shares.shape[:-1], *shape)
+    yield _share(cells, "share with the event", np.tile([0.0, 1.0], shape[0] * shape[1]), np.ones(np.prod(shape)))
+    yield _concordance(cells, shaped[..., 1], shaped.sum(axis=-1))
+
+
+def _concordance(cells: Cells, events: np.ndarray, everyone: np.ndarray) -> Row:
+    """Right pairs among those that can be compared; ``events`` and ``everyone`` are shares by (risk, time).
+
+    Both numbers of pairs are sums of products of cells of different times, so that neither is larger or smaller for the
+    noise on average. The error has the first order, and the variance of products of two noises.
+    """
+    after, before = _later(everyone), _earlier(events)
+    beaten, beating = _lower(after), _lower(before[..., ::-1, :])[..., ::-1, :]
+    right = _Pairs((events * beaten).sum(axis=(-2, -1)), np.stack([beating, beating + beaten], axis=-1))
+    after, before = (np.broadcast_to(own.sum(-2, keepdims=True), events.shape) for own in (after, before))
+    pairs = _Pairs((events * after).sum(axis=(-2, -1)), np.stack([before, before + after], axis=-1))
+    risks, times = events.shape[-2:]
+    # So many ordered pairs of cells, each once, by how their risks compare.
+    fourth, flat = cells.noisy.noise**4 * times * (times - 1), cells.shares.shape
+    slope = pairs.slope.reshape(flat)
+    noise = noise_variance(cells.noisy, (slope**2).sum(axis=-1), slope.sum(axis=-1))
+    seen = pairs.share > _SEEN * np.sqrt(noise + fourth * risks**2)
+    whole = np.where(seen, pairs.share, 1.0)
+    value = right.share / whole
+    first = _error(cells, (right.slope - value[..., None, None, None] * pairs.slope).reshape(flat) / whole[..., None])
+    found = np.clip(value, 0.0, 1.0)
+    products = fourth * (risks * (risks - 1) / 2 * ((1 - found) ** 2 + found**2) + risks * (0.5 - found) ** 2)
+    error = np.sqrt(first**2 + products / whole**2)
+    return _row(cells, CONCORDANCE, (found, *_by_odds(value, error)), seen, (0.0, 1.0))
+
+
+class _Pairs(NamedTuple):
+    """A share of pairs of subjects, and its gradient in the cells of (risk, time, event)."""
+
+    share: np.ndarray
+    slope: np.ndarray
+
+
+def _later(counts: np.ndarray) -> np.ndarray:
+    """In each bin of time, the last axis: what comes in later ones."""
+    return np.cumsum(counts[..., ::-1], axis=-1)[..., ::-1] - counts
+
+
+def _earlier(counts: np.ndarray) -> np.ndarray:
+    return np.cumsum(counts, axis=-1) - counts
+
+
+def _lower(counts: np.ndarray) -> np.ndarray:
+    """In each bin of risk: what has a lower one, and half of what has the same."""
+    return np.cumsum(counts, axis=-2) - counts / 2
 
 
 def _several(wanted: Scored, confusion: Cells, sure: Cells) -> Iterator[Row]:

@@ -3,8 +3,10 @@
     two classes       (bin of the score, class)
     several classes   (predicted class, class) and (bin of the likeliest class's probability, whether it is right)
     a number          powers of the residual, and powers of the target
+    a time            (bin of the risk, bin of the time, whether the event was seen)
 
-Each of them also by the levels of a group's column, where such are asked for. Scores are probabilities. A record's row
+Each of them also by the levels of a group's column, where such are asked for. Scores are probabilities. A risk x . w is
+squashed to 1 / (1 + exp(-3 x . w / |w|)): which of two is larger is all that counts of it. A record's row
 in each table has no negative entry and adds up to one, as in `tacit.counting.request`; a score that is not a number
 is in the last cell of its axis.
 """
@@ -17,8 +19,12 @@ from typing import Any, Literal, NamedTuple
 
 from tacit.counting.request import DEGREE, MISSING, Axis, Column, Request, StatisticsError, Table
 
-Task = Literal["binary", "multiclass", "regression"]
-BINS = 20
+Task = Literal["binary", "multiclass", "regression", "survival"]
+BINS: Mapping[str, int] = {"binary": 20, "multiclass": 20, "regression": 20, "survival": 10}
+"""Of scores, unless a study says how many: with times and events beside them there are more cells."""
+TIMES = 8
+"""Equal bins of time, up to the horizon; one more cell holds who was watched up to it."""
+STEEP = 3.0
 MOST_BINS = 200
 
 
@@ -41,16 +47,16 @@ class Scored(NamedTuple):
         return (*self.first, *(table for group in self.by for table in group))
 
 
-VALUES: Mapping[str, int] = {"binary": 2, "multiclass": 4, "regression": 2}
+VALUES: Mapping[str, int] = {"binary": 2, "multiclass": 4, "regression": 2, "survival": 3}
 """How many numbers are computed from the model: score and class; prediction, class, probability and whether it is
-right; residual and target."""
+right; residual and target; risk, time and event."""
 
 
 def scored(
     task: Task,
     classes: int,
     *,
-    bins: int = BINS,
+    bins: int | None = None,
     threshold: float = 0.5,
     residual: float = 1.0,
     groups: Sequence[str] = (),
@@ -61,6 +67,7 @@ def scored(
     ``threshold`` is a probability, and becomes an edge. ``residual`` is the largest that counts, as a share of the
     target's range: a smaller one leaves less noise in a mean square.
     """
+    bins = BINS[task] if bins is None else bins
     if not 2 <= bins <= MOST_BINS:
         raise StatisticsError(f"Expected bins={bins} of scores from 2 to {MOST_BINS}.")
     if not 0.0 < threshold < 1.0:
@@ -76,7 +83,11 @@ def scored(
 def _tables(task: Task, classes: int, bins: int, threshold: float) -> tuple[Table, ...]:
     if task == "regression":
         return tuple(_powers(name, place) for place, name in enumerate(("residual", "target")))
-    edges = tuple(sorted({*(b / bins for b in range(bins + 1)), threshold}))
+    even = tuple(b / bins for b in range(bins + 1))
+    if task == "survival":
+        watched = (_score("risk", 0, even), _time(), _classes("event", 2, ("no", "yes")))
+        return (Table(Request(kind="table", columns=("risk", "time", "event")), watched),)
+    edges = tuple(sorted({*even, threshold}))
     if task == "binary":
         axes = (_score("score", 0, edges), _classes("class", 1, ("0", "1")))
         return (Table(Request(kind="table", columns=("score", "class")), axes),)
@@ -93,6 +104,13 @@ def _score(name: str, index: int, edges: tuple[float, ...]) -> Axis:
     """A probability between public edges; there is nothing beyond them."""
     column = Column(name=name, kind="number", low=0.0, high=1.0)
     return Axis(column, index, "edges", tuple(f"{a:g} to {b:g}" for a, b in pairwise(edges)), edges)
+
+
+def _time() -> Axis:
+    """A time in shares of the horizon."""
+    edges = tuple(b / TIMES for b in range(TIMES + 1))
+    cells = (*(f"{a:g} to {b:g}" for a, b in pairwise(edges)), "1 or later")
+    return Axis(Column(name="time", kind="number", low=0.0, high=1.0), 1, "edges", cells, edges, open=True)
 
 
 def _classes(name: str, index: int, levels: tuple[str, ...]) -> Axis:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tacit.counting.estimate import Row
-from tacit.counting.performance import ACCURACY, AUC, GAIN
+from tacit.counting.performance import ACCURACY, AUC, CONCORDANCE, GAIN
 from tacit.counting.residuals import BIAS, R2, RMSE
 
 Plain = Mapping[str, Any]
-MAIN = (ACCURACY, AUC, GAIN, RMSE, R2, BIAS)
+MAIN = (ACCURACY, AUC, GAIN, RMSE, R2, BIAS, CONCORDANCE)
 """The numbers that people look at first."""
 
 
@@ -58,11 +58,12 @@ def main_row(rows: Sequence[Plain], measure: str) -> Plain | None:
 def gained(rows: Sequence[Plain]) -> bool | None:
     """Whether a model is better than the best constant: by its interval, none where that does not say.
 
-    The best constant is the commonest class, or the mean. Where the commonest class is hard to beat, an area under the
-    curve that is above a half with its whole interval counts as a gain too.
+    The best constant is the commonest class, the mean, or one risk for all, whose concordance is a half. Where the
+    commonest class is hard to beat, an area under the curve that is above a half with its whole interval counts as a
+    gain too.
     """
     verdicts = []
-    for measure, even in ((GAIN, 0.0), (AUC, 0.5), (R2, 0.0)):
+    for measure, even in ((GAIN, 0.0), (AUC, 0.5), (R2, 0.0), (CONCORDANCE, 0.5)):
         row = main_row(rows, measure)
         if row is not None and row["value"] is not None:
             low = row["low"] is not None and row["low"] > even
@@ -99,7 +100,7 @@ def draw(facts: Plain, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow to import, so only when asked for
     from matplotlib.figure import Figure
 
-    measures = [measure for measure in (ACCURACY, AUC, R2, RMSE) if main_row(facts["numbers"], measure)]
+    measures = [measure for measure in (ACCURACY, AUC, R2, RMSE, CONCORDANCE) if main_row(facts["numbers"], measure)]
     bins = [row for row in facts["numbers"] if row["cell"].startswith("score ") and not row["group"]]
     figure = Figure(figsize=(4.2 * (len(measures) + bool(bins)), 3.4), layout="constrained")
     FigureCanvasAgg(figure)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tacit.data.csv_silos import encoding_of, target_of
-from tacit.data.schema import Schema, read_schema
+from tacit.data.encode import Bounded, Columns
+from tacit.data.schema import NumberColumn, Schema, described_schema, read_schema, with_ranges
 from tacit.models.bundle import read_bundle
 from tacit.models.description import BundleError, plain_stages
 from tacit.models.trained import TrainedModel
@@ -48,3 +51,23 @@ def with_rules(found: TrainedModel, rules: Schema, path: str) -> TrainedModel:
         "features": description.features.model_copy(update={"names": encoding.names, "norm": encoding.norm}),
     }
     return TrainedModel(description.model_copy(update=changes), found.params, found.model, encoding.stages)
+
+
+def ranges_in(found: TrainedModel, described: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """The ranges by which silos whose schema is ``described`` so make the features that a model takes.
+
+    Raises unless they can make them: what they said of a model of other columns would be nonsense.
+    """
+    schema, own = described_schema(described), found.description
+    parts = [part for stage in found.stages if isinstance(stage, Columns) for part in stage.columns]
+    limits = {part.column: (part.low, part.high) for part in parts if isinstance(part, Bounded)}
+    numbers = {n: c for n, c in schema.columns.items() if isinstance(c, NumberColumn) and n in limits}
+    ranges = {name: limits[name] for name, column in numbers.items() if limits[name] != (column.low, column.high)}
+    rules = with_ranges(schema, ranges)
+    if encoding_of(rules).stages != found.stages or target_of(rules) != own.target:
+        raise BundleError(
+            f"The model takes {', '.join(own.columns)} for {own.target.column}, and silos have "
+            f"{', '.join(schema.used)} for {schema.target.column}: columns, levels, units or classes differ. Give a "
+            "model that was trained with their schema."
+        )
+    return ranges

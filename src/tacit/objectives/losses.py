@@ -169,10 +169,13 @@ def pinball(quantile: float, smoothness: float | None = None, smoothing: Smooth 
     return _largest_line("pinball", residual, quantile - 1.0, quantile, (smoothness, smoothing), {"coverage": below})
 
 
+SURVIVAL = "piecewise-exponential"
+"""The loss of `tacit.objectives.survival`, whose targets are signed times."""
+
 FITTING: dict[str, tuple[str, ...]] = {
     "binary": ("logistic", "softmax", "hinge"),
     "multiclass": ("softmax",),
-    "regression": ("squared", "absolute", "pinball", "huber", "poisson", "piecewise-exponential"),
+    "regression": ("squared", "absolute", "pinball", "huber", "poisson", SURVIVAL),
 }
 """The losses that ship with Tacit by the kind of target, the default first; a silo's daemon builds no others."""
 LOSSES = tuple(dict.fromkeys(name for names in FITTING.values() for name in names))

@@ -82,6 +82,25 @@ def gradient_difference(
     return GradientQuery(objective, lambda work: (new(work), old(work)), lambda work: (1.0, -1.0))
 
 
+@dataclass(frozen=True)
+class SquareQuery:
+    """The statistic ``{"square": {"w": u u^T}}`` of a record's vector u = ``vector(work, record)``: its second moments.
+
+    Calling it evaluates one record plainly. A door keeps u alone, in integers l, and adds l l^T: matrices whose
+    products with each other are not negative, so that such a release may be declared ``nonnegative``.
+    """
+
+    vector: Callable[[Work, Record], Array]
+
+    def __call__(self, work: Work, record: Record) -> Statistic:
+        """Evaluate the statistic of one record."""
+        own = self.vector(work, record)
+        return {SQUARE: {"w": jnp.outer(own, own)}}
+
+
+SQUARE = "square"
+"""The only layer of a `SquareQuery`."""
+
 Duals = Any
 """A pytree of arrays: the variables of the inner maximum."""
 

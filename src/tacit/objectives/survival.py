@@ -17,9 +17,9 @@ from jax import Array
 
 from tacit.algorithm import Params
 from tacit.errors import TacitError
+from tacit.objectives.losses import SURVIVAL
 from tacit.objectives.objective import Architecture, Loss, Model, Tap
 
-NAME = "piecewise-exponential"
 BINS = 5
 """Equal parts of the horizon, unless a study says how many."""
 
@@ -57,7 +57,7 @@ def piecewise_exponential(bins: int = BINS) -> Loss:
         events, time = happened(targets).sum(axis=0), exposure(targets).sum(axis=0)
         return jnp.log((events + _LEAST_COUNT) / (time + width))
 
-    return Loss(value, joint={"concordance": concordance}, constant=constant, name=NAME)
+    return Loss(value, joint={"concordance": concordance}, constant=constant, name=SURVIVAL)
 
 
 def hazards(features: int, bins: int) -> Model:

@@ -310,13 +310,14 @@ class ValidationSection(_Section):
     """How a deployed study ends: its model is tested on records that silos have set aside, unless ``run`` is false.
 
     ``epsilon`` is paid from those records' own account; the study's, unless it is given. ``threshold`` is the
-    probability from which a class is predicted, ``bins`` are those of scores. ``residual`` is the largest error of a
-    number that counts, as a share of its range. ``groups`` are categories, by whose levels it is told too.
+    probability from which a class is predicted, ``bins`` are those of scores (20, and 10 of risks). ``residual`` is the
+    largest error of a number that counts, as a share of its range. ``groups`` are categories, by whose levels it is
+    told too.
     """
 
     run: bool = True
     epsilon: Positive | None = None
-    bins: Annotated[int, Field(ge=2, le=200)] = 20
+    bins: Annotated[int, Field(ge=2, le=200)] | None = None
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
     residual: Annotated[float, Field(gt=0, le=1)] = 1.0
     groups: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Releas
 from tacit.privacy.allocation import batches_of
 from tacit.privacy.strategy import Strategy, strategy_of
 from tacit.silo.batches import SecretBatch, allotted, pass_order, secret_batch
-from tacit.silo.engine import Layout, is_outside, layouts, outside_vectors, vectors_of, whole
+from tacit.silo.engine import Layout, is_outside, is_square, layouts, outside_vectors, vectors_of, whole
 from tacit.silo.integers import (
     BOUND,
     MOST_RECORDS,
@@ -40,6 +40,7 @@ from tacit.silo.integers import (
     Vectors,
     checked_sum,
     quantise,
+    quantise_squares,
     usable_clip,
 )
 from tacit.silo.noise import Buffers, check_rounding, no_buffers, remembered
@@ -116,8 +117,9 @@ class Engine:
 
         A ``limit`` below BOUND makes them smaller, by the weight of their silo.
         """
+        rounded = quantise_squares if is_square(self._silo.query) and not self._form else quantise
         for stored, there in self.stored(work, records, present):
-            yield {name: quantise(own, clips[name], limit) for name, own in stored.items()}, there
+            yield {name: rounded(own, clips[name], limit) for name, own in stored.items()}, there
 
 
 def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) -> np.ndarray:
@@ -261,7 +263,7 @@ class DiscreteGaussian:
 
 
 NONNEGATIVE = math.sqrt(2.0)
-"""The sensitivity of a sum of rows without negative entries, in BOUNDs; the nearest float is above the root."""
+"""The sensitivity of a sum of rows without negative products, in BOUNDs; the nearest float is above the root."""
 
 
 def noise_scale(multiplier: float, sensitivity: float) -> float:

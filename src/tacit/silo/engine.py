@@ -23,7 +23,7 @@ from jaxtyping import Array, Int64
 
 from tacit.algorithm import Record, Silo, Statistic, Work
 from tacit.objectives.objective import Metric, Objective, Pulled
-from tacit.objectives.query import GradientQuery, SaddleQuery, differences, gradient_at
+from tacit.objectives.query import SQUARE, GradientQuery, SaddleQuery, SquareQuery, differences, gradient_at
 from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped, total_of
 from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
 
@@ -93,6 +93,8 @@ def layouts(silo: Silo, work: Work, record: Record) -> dict[str, Layout]:
 def _layout(query: Any, work: Work, record: Record, block: str, shape: Any) -> Layout:
     if is_outside(query):
         return _factored(shape, _outside_terms(query, work, record))
+    if is_square(query):
+        return Layout(shape, (SQUARE,), 1, 2 * len(shape[SQUARE]["w"]))
     if not _is_gradient(query, block):
         return whole(shape)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), record)
@@ -159,12 +161,25 @@ def vectors_of(silo: Silo, blocks: Mapping[str, Layout], work: Work, records: Re
     vectors: dict[str, Vectors] = {}
     plain = None
     for block, layout in blocks.items():
+        if layout.factored and isinstance(silo.query, SquareQuery):
+            vectors[block] = _squares(silo.query, work, records)
+            continue
         if layout.factored:
             vectors[block] = _tapped(_gradient(silo.query, work, block), layout, work, records)
             continue
         plain = _plain(silo.query, work, records) if plain is None else plain
         vectors[block] = Vectors(_ravel(plain if block == WHOLE else plain[block]), {})
     return vectors
+
+
+def is_square(query: Any) -> bool:
+    """Whether a query is a matrix of second moments, which stays in factors whatever its width."""
+    return isinstance(query, SquareQuery)
+
+
+def _squares(query: SquareQuery, work: Work, records: Record) -> Vectors:
+    own = jax.vmap(lambda record: query.vector(work, record))(records).astype(jnp.float32)[None]
+    return Vectors(jnp.zeros((own.shape[1], 0), jnp.float32), {SQUARE: Factors(own, own)})  # type: ignore[arg-type]
 
 
 def is_outside(query: Any) -> bool:

@@ -95,8 +95,10 @@ def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit
     Formal guarantee: whatever integers are stored, each record adds an integer vector of l2 norm at most ``limit``,
     computed from that record's integers alone. So replacing one record moves the sum, over all its parts together, by
     at most ``2 limit``. What is checked is what is added: both read the same stored arrays. With ``nonnegative`` a
-    record that has a negative integer adds zero too. Then replacing one moves the sum by at most ``sqrt(2) limit``:
-    the product of two such vectors is not negative, so that |a - b|^2 <= |a|^2 + |b|^2.
+    record adds zero too if a formed integer of it is negative, or if both factors of a term differ. Then replacing one
+    moves the sum by at most ``sqrt(2) limit``: the product of two such vectors is not negative, so that
+    |a - b|^2 <= |a|^2 + |b|^2. Formed parts have no negative product; that of two layers sum_s a_s a_s^T and
+    sum_t b_t b_t^T is the sum of (a_s . b_t)^2.
 
     Proof. Inner products of factors are sums of at most WIDEST products of at most FACTOR^2, exact in float64.
     The squared norm of the layers is a sum of products of two such numbers, at most 2^11 of them, each rounded:
@@ -106,8 +108,8 @@ def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit
     twice that is added. The last factor covers the few additions and products that are left.
     """
     _check_shapes(integers, present, limit)
-    if nonnegative and integers.layers:
-        raise ValueError("Expected rows that are formed in full, to see that none of their integers is negative.")
+    if nonnegative and any(own.left.shape != own.right.shape for own in integers.layers.values()):
+        raise ValueError("Expected equal factors of layers whose products must not be negative, got others' shapes.")
     bound = float(limit)
     inside = np.ones(present.shape, bool)
     squared = np.zeros(present.shape)
@@ -115,6 +117,8 @@ def checked_sum(integers: Integers, present: Bool[np.ndarray, " records"], limit
     layers = {name: [side.astype(np.float64) for side in own] for name, own in integers.layers.items()}
     for left, right in layers.values():
         inside &= _within(left, FACTOR) & _within(right, FACTOR)
+        if nonnegative:
+            inside &= (left == right).all(axis=(0, 2))
         squared += layer_norms(left, right)
     formed = integers.formed
     inside &= _within(formed[None], BOUND)
@@ -201,6 +205,19 @@ def quantise(vectors: Vectors, clip: float, limit: int) -> Integers:
     formed = _whole(vectors.formed * (scale * smaller)[:, None], BOUND, np.int64)
     layers = {name: _rounded(vectors.layers[name], (own.left, own.right * smaller)) for name, own in times.items()}
     return Integers(formed, layers)
+
+
+@np.errstate(all="ignore")
+def quantise_squares(vectors: Vectors, clip: float, limit: int) -> Integers:
+    """As `quantise`, of one matrix u u^T for each record: both factors of it are the same integers."""
+    clip = usable_clip(clip)
+    (formed, layers), finite = _finite(vectors)
+    [(name, (own, _))] = layers.items()
+    norms = np.sqrt(np.einsum("tri,tri->r", own, own))
+    room = _LESS * np.sqrt(float(limit)) - np.sqrt(own.shape[2]) / 2
+    times = np.minimum(np.sqrt(limit / (clip or 1.0)), max(room, 0.0) / np.maximum(norms, 1e-300))
+    whole = _whole(own * np.where(finite & (clip > 0), times, 0.0)[:, None], FACTOR, np.int32)
+    return Integers(formed.astype(np.int64), {name: IntegerFactors(whole, whole)})
 
 
 @np.errstate(all="ignore")

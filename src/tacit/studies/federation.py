@@ -8,6 +8,7 @@ import numpy as np
 
 from tacit import data
 from tacit.data.schema import Schema, public_schema
+from tacit.objectives.losses import SURVIVAL
 from tacit.plans.spec import Study, StudyError
 from tacit.studies.centralisation import regrouped
 
@@ -35,6 +36,12 @@ def federation_of(study: Study, seed: int) -> data.Federation:
         **study.data.options,
     )
     federation = regrouped(study, federation)
+    if study.objective.loss == SURVIVAL and federation.target is not None and federation.target.range is not None:
+        raise StudyError(
+            f"objective.loss: {SURVIVAL!r} needs signed times, negative where no event was seen, and "
+            f"{federation.target.column!r} of {study.data.name} is a number that was scaled to [0, 1]: every record "
+            "would have an event. Use arrays of signed times (tacit.fit, or npz files), or tcga-brca."
+        )
     if federation.task != "regression":
         classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
         if len(classes) < 2:

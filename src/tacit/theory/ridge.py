@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from tacit.privacy.gaussian import gdp_mu
 
-_BLOCKS = (1.5, 2.0, 2.0)  # as `tacit.algorithms.ridge` divides its budget
-_T = math.log(3 / 0.05)
+_T = math.log(4 / 0.05)
 
 
 class RidgeBound(NamedTuple):
@@ -42,16 +41,17 @@ def ridge_bound(
     >>> 50 < few.bound / many.bound < 300
     True
     """
-    unit = 2 / (gdp_mu(epsilon, delta) * records * math.sqrt(silos))
-    gram, mean, cross = (ratio * unit for ratio in _BLOCKS)
+    # Of an entry off the diagonal of the matrix of `tacit.algorithms.ridge`, the mean of two.
+    unit = 1.5 * feature_norm**2 / (gdp_mu(epsilon, delta) * records * math.sqrt(silos))
     slack = math.sqrt(2 * _T)
     vector = math.sqrt(features) + slack
-    of_mean = mean * feature_norm * vector
-    of_cross = cross * 0.5 * math.sqrt(feature_norm**2 + 1) * (math.sqrt(features + 1) + slack)
-    of_gram = gram * feature_norm**2 / math.sqrt(2) * (2 * math.sqrt(features) + slack)
+    of_gram = unit * (2 * math.sqrt(features) + slack)
+    of_mean = unit * vector / (feature_norm / 2)
+    of_cross = unit * vector / feature_norm
+    of_target = unit * (1 + slack) / (feature_norm**2 / 2)
     matrix = 2 * (of_gram + 2 * feature_norm * of_mean + of_mean**2)
-    linear = of_cross + 0.5 * of_mean + of_cross * (feature_norm + of_mean)
+    linear = of_cross + 0.5 * of_mean + of_target * (feature_norm + of_mean)
     strength = max(2 * matrix, math.sqrt(2) * linear / radius)
     slope = (strength + matrix) * radius**2 / 2 + linear * radius + linear**2 / strength
     length = math.sqrt(4 * slope / strength)
-    return RidgeBound(slope + (of_cross + of_mean * length) ** 2 / 2, strength)
+    return RidgeBound(slope + (of_target + of_mean * length) ** 2 / 2, strength)

@@ -1,6 +1,7 @@
 """``tacit consortium try`` on two folders of one's own: real processes from CSV files to predictions, and none left."""
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from tacit.cli import app
 from tacit.deploy.consortium.trial import Trial
 from tacit.errors import TacitError
 from tacit.models import load_model
+from tacit.plans.spec import load_study
 
 TRY = [sys.executable, "-c", "from tacit.cli import main; main()", "consortium", "try"]
 
@@ -74,7 +76,13 @@ def test_two_commands_lead_from_csv_files_to_predictions(tmp_path, channel):
     model = load_model(run / "model")
     x, _ = model.encode(next(iter(folder.glob("*.csv"))))
     assert len(model.predictions(model.outputs(x))) == len(x) >= 60
+    facts = json.loads((run / "validation.json").read_text())
+    assert (facts["channel"], facts["epsilon"]) == (
+        channel,
+        pytest.approx(load_study(folder / "study.toml").privacy.epsilon),
+    )
     silos = [path.stem.replace(" ", "-") for path in folder.glob("*.csv")]
+    assert {silo["name"] for silo in facts["silos"]} == set(silos)
     for name in silos:
         assert len(list((keep / "homes" / name / "silo" / "models").iterdir())) == 1
         assert f"{name} " in done.stdout

@@ -322,11 +322,7 @@ def test_a_study_through_reports_is_led_from_its_run_folder_to_its_report(world,
     privacy, run = {"epsilon": 6.0, "delta": 1e-6}, {"participants": [3, 4]}
     tree = {"name": "led", "data": {"name": "silo"}, "algorithm": algorithm, "privacy": privacy, "run": run}
     (tmp_path / "study.toml").write_text(tomli_w.dumps(tree))
-    entries = []
-    for party in parties:
-        at = party.address()
-        files = {"authority": str(at.authority), "certificate": str(at.certificate), "key": str(at.key)}
-        entries.append({"name": at.name, "sign": at.sign, "host": at.host, "port": at.port, **files})
+    entries = [party.entry() for party in parties]
     terms = {"silos": 4, "folder": str(tmp_path), "seed": SEED, "round_seconds": 30.0, "patience": 60.0}
     (tmp_path / "deployment.toml").write_text(
         tomli_w.dumps({**terms, **led_by(tmp_path, *NAMES), "shufflers": entries})

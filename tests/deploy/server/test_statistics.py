@@ -131,6 +131,8 @@ def answered(silos, tmp_path_factory):
 def test_answers_are_near_the_truth_with_intervals_of_the_priced_noise(answered):
     facts, root = answered
     every = [row for place in range(3) for row in rows_of(place)]
+    journal = [json.loads(line) for line in (root / "statistics" / "progress.jsonl").read_text().splitlines()]
+    assert not [row for row in journal if row["event"] == "warning"], "there is no model to hand over"
     counts, _histogram, moments = facts["statistics"]
     true = sum(sex == "f" and ill == "yes" for _, sex, ill in every)
     [row] = [r for r in counts["rows"] if (r["group"], r["cell"], r["measure"]) == ("f", "yes", "count")]

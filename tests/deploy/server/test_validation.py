@@ -1,19 +1,36 @@
 """Over real daemons: a histogram, training with its ranges, validation on records set aside; ledgers and prices."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import tomli_w
 
 from tacit.counting.ranges import ranges_of
+from tacit.counting.validated import main_row
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
+from tacit.deploy.consortium.certificates import Authority
+from tacit.deploy.server.checkpoint import load_checkpoint
+from tacit.deploy.server.coordinator import Coordinator, StalledError, fresh_state
 from tacit.deploy.server.study import evaluate_again, lead
 from tacit.deploy.server.transport import SocketTransport
+from tacit.deploy.server.validation import bundle_run
+from tacit.deploy.signing import Signer
 from tacit.deploy.silo.policy import load_policy
 from tacit.deploy.silo.service import home_of
-from tacit.deploy.wire import Hello, Propose, RefusalError
+from tacit.deploy.wire import (
+    Answer,
+    ColumnDescription,
+    Description,
+    Hello,
+    Propose,
+    RefusalError,
+    TargetDescription,
+)
+from tacit.errors import TacitError
+from tacit.models.bundle import FOLDER
 from tacit.models.loading import load_model
 from tacit.models.rows import RowsWarning
 from tacit.privacy import price
@@ -21,7 +38,8 @@ from tacit.silo.chain import Notes, replay
 from tacit.silo.ledger import inspect
 from tacit.silo.pools import TRAINING, VALIDATION
 from tests.deploy.server.test_statistics import DELTA, NAMES, SCHEMA, SIZES, rows_of, study_tree, write_silo
-from tests.deploy.silo.consortium import Daemon, LocalClient, fork_server, led_by, plan_of
+from tests.deploy.shuffler.parties import Party
+from tests.deploy.silo.consortium import Daemon, LocalClient, broadcast_of, fork_server, led_by, plan_of, silo_key
 
 SHARE = 0.25
 TRAINED = {"name": "mb-sgd", "num_rounds": 20, "step_size": 2.0, "clip_norm": 1.0, "sampling": "full"}
@@ -136,19 +154,123 @@ def test_a_model_can_be_asked_about_again_while_the_account_lasts(done, silos):
     assert refused.value.code in ("over-budget", "unpriceable")
 
 
+def bundle_of(trained, tmp_path, silos, change=lambda text: text, **terms):
+    """A copy of a model alone, as if it came from elsewhere, and a run folder around it."""
+    shutil.copytree(trained / FOLDER, tmp_path / "bundle")
+    path = tmp_path / "bundle" / "model.json"
+    path.write_text(change(path.read_text()))
+    folder = bundle_run(tmp_path / "bundle", tmp_path / "runs", epsilon=terms.get("epsilon"), delta=None)
+    told = {"silos": 3, "folder": str(folder), "round_seconds": 120.0, **led_by(folder, *NAMES)}
+    (folder / "deployment.toml").write_text(tomli_w.dumps(told))
+    return folder, SocketTransport([daemon.home.socket for daemon in silos])
+
+
+def quiet(event, facts):
+    pass
+
+
+def test_a_bundle_alone_is_enough_and_silos_make_its_features_by_its_ranges(done, silos, tmp_path):
+    trained, ranges, _ = done
+    first = json.loads((trained / "validation.json").read_text())
+    folder, transport = bundle_of(trained, tmp_path, silos, epsilon=4.0)
+    facts = evaluate_again(folder, transport, tell=quiet)
+    point = load_checkpoint(folder / "validation" / "checkpoint.npz", fresh_state)
+    assert point.plan.ranges == {"age": pytest.approx(ranges["age"])}
+    assert (facts["epsilon"], facts["study"]) == (4.0, first["study"])
+    for name in ("accuracy", "AUC"):
+        one, other = (main_row(own["numbers"], name) for own in (first, facts))
+        assert one["low"] <= other["value"] <= one["high"]
+    assert (folder / "validation.png").is_file()
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"f",', '"g",'), ('"age"', '"years"'), ('"classes": [\n   "no"', '"classes": [\n   "never"')]
+)
+def test_a_model_of_other_columns_levels_or_classes_is_refused_before_anybody_is_asked(done, silos, tmp_path, old, new):
+    def change(text):
+        assert old in text
+        return text.replace(old, new)
+
+    folder, transport = bundle_of(done[0], tmp_path, silos, change, epsilon=1.0)
+    with pytest.raises(TacitError, match="columns, levels, units or classes differ"):
+        evaluate_again(folder, transport, tell=quiet)
+    assert not (folder / "validation").exists()
+
+
+def test_a_question_that_was_left_open_is_not_answered_in_place_of_another(done, silos, tmp_path, monkeypatch):
+    """The first was consented to and never played: its reservation ends, and only what is asked now is paid."""
+    folder, transport = bundle_of(done[0], tmp_path, silos, epsilon=3.0)
+
+    def stalls(coordinator):
+        coordinator.propose()
+        raise StalledError("away")
+
+    path = folder / "validation" / "checkpoint.npz"
+    with monkeypatch.context() as only_here:
+        only_here.setattr(Coordinator, "run", stalls)
+        with pytest.raises(StalledError):
+            evaluate_again(folder, transport, tell=quiet)
+        left = load_checkpoint(path, fresh_state).plan
+        with pytest.raises(StalledError):
+            evaluate_again(folder, transport, tell=quiet)
+        assert load_checkpoint(path, fresh_state).plan == left, "the same question goes on"
+    facts = evaluate_again(folder, transport, {"epsilon": 0.25}, tell=quiet)
+    assert facts["epsilon"] == 0.25
+    for daemon in silos:
+        accounts = replay(inspect(home_of(daemon.folder, load_policy(daemon.folder / "policy.toml")).ledger))
+        assert not any(own.live for own in accounts.values())
+        assert [[e.count for e in own.debited()] for own in accounts.values()][-2:] == [[0], [1]]
+
+
+def test_a_study_through_shufflers_is_validated_through_them(tmp_path):
+    """Without coins: the counts are those of the records set aside, and no silo's own are told."""
+    keys = {name: Signer(silo_key(name)) for name in NAMES}
+    authority = Authority(tmp_path / "certificates")
+    first = Party(tmp_path / "a", authority, keys)
+    parties = [first, Party(tmp_path / "b", authority, keys, layer=1, before={"a": first.keys.sign.public})]
+    seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
+    own = {"shuffle": {"shufflers": seals, "colluding": 0}, "allow": {"channels": ["shuffled-sum"]}, "test": True}
+    context, daemons = fork_server(), []
+    try:
+        for place, name in enumerate(NAMES):
+            folder = write_silo(tmp_path / name, place, data={"validation": SHARE}, **own)
+            daemons.append(Daemon(folder, context, noise_off=True))
+        algorithm = {**TRAINED, "num_rounds": 2, "channel": "shuffled-sum"}
+        entries = [party.entry() for party in parties]
+        root = led(tmp_path / "run", daemons, study_tree(algorithm, epsilon=6.0), shufflers=entries)
+    finally:
+        for part in [*daemons, *parties]:
+            part.stop()
+    facts = json.loads((root / "validation.json").read_text())
+    assert (facts["channel"], [silo["numbers"] for silo in facts["silos"]]) == ("shuffled-sum", [None] * 3)
+    model, right, count = load_model(root), 0, 0
+    for place, daemon in enumerate(daemons):
+        entries = inspect(home_of(daemon.folder, load_policy(daemon.folder / "policy.toml")).ledger)
+        rows = [rows_of(place)[i] for i in Notes(entries).split.rows(VALIDATION)]
+        with pytest.warns(RowsWarning):
+            guess = model.predict({"age": [row[0] for row in rows], "sex": [row[1] for row in rows]})
+        right, count = right + sum(g == row[2] for g, row in zip(guess, rows, strict=True)), count + len(rows)
+        assert [own.pool for own in replay(entries).values()] == [TRAINING, VALIDATION]
+    assert main_row(facts["numbers"], "accuracy")["value"] == pytest.approx(right / count, abs=1e-3)
+    noise = main_row(facts["numbers"], "accuracy")
+    assert noise["high"] - noise["low"] > 2 * 1.96 * np.sqrt(0.25 / count), "the interval knows of the coins"
+
+
 @pytest.fixture
 def alone(tmp_path):
     from tests.deploy.silo.consortium import make_home, records_of
 
     made = []
 
-    def make(**data):
+    def make(table=None, description=None, **data):
         from tacit.deploy.silo.service import SiloService
 
         folder = tmp_path / f"silo{len(made)}"
         allow = {"algorithms": ["mb-sgd", "validation"], "min_silos": 2}
-        home, policy = make_home(folder, records_of(0, 100), allow=allow, data=data)
-        made.append(SiloService(policy, records_of(0, 100), home))
+        table = records_of(0, 100) if table is None else table
+        home, policy = make_home(folder, table, allow=allow, data=data)
+        made.append(SiloService(policy, table, home, description=description))
         return LocalClient(made[-1])
 
     yield make
@@ -161,6 +283,41 @@ def test_a_silo_that_sets_nothing_aside_validates_nothing(alone):
     assert client.ask(Hello())[0].validation is None
     with pytest.raises(RefusalError, match="set no records aside"):
         client.ask(Propose(plan=plan_of({"name": "validation", "num_rounds": 1, "step_size": 1.0, "clip_norm": None})))
+
+
+SURVIVAL = {"loss": "piecewise-exponential", "bins": 3}
+TIMES = {"x": np.ones((100, 5), np.float32), "y": np.linspace(-1.0, 1.0, 100, dtype=np.float32)}
+ASKED_OF_TIMES = {"name": "validation", "asked": {}, "num_rounds": 1, "step_size": 1.0, "clip_norm": None}
+
+
+def test_survival_is_validated_by_counts_of_risk_time_and_event(alone):
+    client = alone(TIMES, task="regression", classes=None, validation=0.2)
+    plan = plan_of(ASKED_OF_TIMES, SURVIVAL, task="regression", classes=None)
+    client.ask(Propose(plan=plan))
+    specs, payload = broadcast_of(plan)
+    answer, _ = client.ask(Answer(study=plan.study, round=0, arrays=specs), payload)
+    [cells] = [spec.shape for spec in answer.arrays]
+    assert cells == (10 * 9 * 2,)
+    [event] = client.service._ledger.accounts[plan.study].debited()
+    assert (event.kind, event.records) == ("validation", 20)
+
+
+def test_a_number_that_was_scaled_is_no_survival_time(alone):
+    """It would count every record as an event, and say nothing about it."""
+    column = {"name": "age", "kind": "number", "low": 0.0, "high": 1.0, "log": False, "missing": False}
+    told = Description(
+        features=(5,),
+        task="regression",
+        encoding=1,
+        norm="box",
+        target=TargetDescription(column="days", low=-10.0, high=10.0),
+        columns=tuple(ColumnDescription(**{**column, "name": f"c{i}"}) for i in range(5)),
+    )
+    client = alone(TIMES, told, task="regression", classes=None, validation=0.2)
+    for algorithm in (ASKED_OF_TIMES, {"name": "mb-sgd"}):
+        plan = plan_of(algorithm, SURVIVAL, task="regression", classes=None, schema_digest=told.digest)
+        with pytest.raises(RefusalError, match="days is a number that was scaled"):
+            client.ask(Propose(plan=plan))
 
 
 def test_a_silo_says_both_sizes_and_trains_on_one(alone):

@@ -70,6 +70,12 @@ class Party:
         trusted = authority or self._authority.certificate
         return Address(self.terms.name, signed, "127.0.0.1", self.port, trusted, own.certificate, own.key)
 
+    def entry(self) -> dict[str, Any]:
+        """As a deployment lists it."""
+        at = self.address()
+        files = {"authority": str(at.authority), "certificate": str(at.certificate), "key": str(at.key)}
+        return {"name": at.name, "sign": at.sign, "host": at.host, "port": at.port, **files}
+
     def caller(self, patience: float = 0.0) -> Caller:
         self._callers.append(Caller(self.address(), CALLER, patience))
         return self._callers[-1]

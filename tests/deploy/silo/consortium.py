@@ -76,7 +76,8 @@ def policy_tree(name: str = "silo", **changes: Any) -> dict[str, Any]:
         "pad_seconds": 0.0,
     }
     for key, value in changes.items():
-        tree[key] = {**tree[key], **value} if isinstance(tree.get(key), dict) else value
+        both = {**tree[key], **value} if isinstance(tree.get(key), dict) else value
+        tree[key] = {k: v for k, v in both.items() if v is not None} if isinstance(both, dict) else both
     return tree
 
 

@@ -22,6 +22,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]{0,251}[A-Za-z0-9])?$")]
 """A name or an address, and nothing that means more to a unit or a shell: root installs what a kit says."""
 _RESERVED = ("authority", SERVER)
+_ALGORITHMS = ("mb-sgd", "accelerated-mb-sgd", "local-sgd", "statistics", "validation")
 
 
 class ServerPart(Section):
@@ -50,8 +51,9 @@ class Consortium(Section):
     """What all parties agree on before there are keys.
 
     ``proposer`` leads studies from the server's machine. ``colluding`` is how many silos may work together with the
-    server, at most. ``data_schema`` is the file that says what the columns of all silos mean, and ``study`` one that
-    the proposer may start with; both lie beside this file.
+    server, at most. ``validation`` is the share of records that each silo sets aside to test models on; an owner may
+    choose another one before the first study. ``data_schema`` is the file that says what the columns of all silos mean,
+    and ``study`` one that the proposer may start with; both lie beside this file.
     """
 
     name: Name
@@ -60,7 +62,8 @@ class Consortium(Section):
     channels: Annotated[tuple[Channel, ...], Field(min_length=1)] = ("direct",)
     colluding: Annotated[int, Field(ge=0)] = 1
     min_silos: Count = 2
-    algorithms: Annotated[tuple[str, ...], Field(min_length=1)] = ("mb-sgd", "accelerated-mb-sgd", "local-sgd")
+    algorithms: Annotated[tuple[str, ...], Field(min_length=1)] = _ALGORITHMS
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
     data_schema: Annotated[str, Field(alias="schema")]
     study: str | None = None
     budget: BudgetPart = BudgetPart()

@@ -26,13 +26,14 @@ from tacit.deploy.consortium.processes import TACIT, Processes, free_port
 from tacit.deploy.consortium.roster import admit, roster_text
 from tacit.deploy.consortium.terms import Consortium, ConsortiumError, load_consortium, services
 from tacit.deploy.server.deployment import check_study
-from tacit.plans.spec import Study, load_study
+from tacit.plans.spec import QUESTIONS, Study, load_study
 from tacit.privacy.anonymity import colluding_silos
 
 HOST = "127.0.0.1"
 _GRACE = 90.0
 """Longer than a leader takes to end a study at every silo."""
 _ROOM = 2.0
+_SET_ASIDE = 0.2
 """How many times the study's epsilon a trial's policies allow, so that a second study fits as well."""
 
 
@@ -52,6 +53,7 @@ class Trial(Processes):
     def _terms(self) -> dict[str, Any]:
         """What consortium.toml says for this study: its channel, its algorithm, and twice its budget."""
         study, silos = self.study, len(self.files)
+        validates = study.validation.run and study.algorithm.name not in QUESTIONS
         channel = study.algorithm.channel
         shuffled = channel.startswith("shuffled")
         honest = {"pairwise": study.pairwise.colluding}.get(channel, colluding_silos(silos, study.run.honest))
@@ -63,7 +65,8 @@ class Trial(Processes):
             "silos": list(self.files),
             "channels": [channel],
             "colluding": honest if channel != "direct" else 0,
-            "algorithms": [study.algorithm.name],
+            "algorithms": [study.algorithm.name, *(["validation"] if validates else [])],
+            "validation": _SET_ASIDE if validates else 0.0,
             "schema": "schema.toml",
             "study": "study.toml",
             "budget": {"epsilon": _ROOM * study.privacy.epsilon, "delta": study.privacy.delta},

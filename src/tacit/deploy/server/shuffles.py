@@ -25,6 +25,14 @@ from tacit.silo.release import usable_clips
 Answers = Mapping[str, tuple[Any, bytes]]
 
 
+def tests_among(silos: Sequence[str], met: Mapping[str, Any]) -> list[str]:
+    """The silos that are test builds without noise; raises where only some are."""
+    tests = [name for name in silos if name in met and met[name][1].noise.startswith("off")]
+    if tests and any(name in met and name not in tests for name in silos):
+        raise TacitError(f"{', '.join(tests)}: a test build without noise, which shufflers never mix with real silos.")
+    return tests
+
+
 class Shuffled(ABC):
     """Turns the sealed answers of a round into the mean that they stand for."""
 

@@ -26,7 +26,7 @@ from tacit.deploy.server.delivery import HAS_IT, deliver
 from tacit.deploy.server.deployment import Deployment, deployment_from, led, plan_for, unknown_meaning
 from tacit.deploy.server.ending import SECONDS, end_everywhere, journal, should_end
 from tacit.deploy.server.outcome import spent, write_outcome
-from tacit.deploy.server.shuffles import Reports, Shuffled, Sums
+from tacit.deploy.server.shuffles import Reports, Shuffled, Sums, tests_among
 from tacit.deploy.server.transport import Recorder, SignedTransport, Transport
 from tacit.deploy.server.validation import evaluate, evaluation_of
 from tacit.deploy.shuffler.client import Caller, greet
@@ -101,18 +101,27 @@ def _lead(folder: Path, carrier: Transport, tell: Tell) -> None:
     seconds = time.monotonic() - begun
     if not is_through:
         write_outcome(folder, study, coordinator, receipts, seconds, command=terms.command)
-    _hand_over(folder, study, terms, coordinator, transport, met, tell)
+    _hand_over(folder, study, terms, coordinator, transport, met, callers, tell)
     tell("finished", {"seconds": seconds, "receipts": {n: r.model_dump(mode="json") for n, r in receipts.items()}})
     for caller in callers.values():
         caller.close()
 
 
 def _hand_over(
-    folder: Path, study: Study, terms: Deployment, coordinator: Coordinator, transport: Transport, met: Met, tell: Tell
+    folder: Path,
+    study: Study,
+    terms: Deployment,
+    coordinator: Coordinator,
+    transport: Transport,
+    met: Met,
+    callers: Mapping[str, Caller],
+    tell: Tell,
 ) -> None:
-    """Give the model to the silos, and ask them how it does."""
+    """Give the model to the silos, and ask them how it does; a question has none."""
+    if study.algorithm.name in QUESTIONS:
+        return
     _deliver(folder, coordinator, transport, tell, min(SECONDS, terms.round_seconds))
-    _validate(folder, study, terms, transport, met, tell)
+    _validate(folder, study, terms, transport, met, callers, tell)
 
 
 def _deliver(folder: Path, coordinator: Coordinator, transport: Transport, tell: Tell, seconds: float) -> None:
@@ -128,16 +137,24 @@ def _deliver(folder: Path, coordinator: Coordinator, transport: Transport, tell:
         tell("warning", {"text": f"Not every silo has the model: {names}. Later: tacit server deliver {folder}"})
 
 
-def _validate(folder: Path, study: Study, terms: Deployment, transport: Transport, met: Met, tell: Tell) -> None:
+def _validate(
+    folder: Path,
+    study: Study,
+    terms: Deployment,
+    transport: Transport,
+    met: Met,
+    callers: Mapping[str, Caller],
+    tell: Tell,
+) -> None:
     """Ask how the model does on records that were set aside, where silos have such; a failure costs nobody the study.
 
     Nobody is waited for long: owners who have yet to approve do so, and the question is asked again.
     """
     trained = {name: found for name, found in met.items() if found[1].validation}
-    if study.algorithm.name in QUESTIONS or not study.validation.run or not trained:
+    if not study.validation.run or not trained:
         return
     try:
-        asked = evaluation_of(folder, study, terms.proposer)
+        asked = evaluation_of(folder, study, terms.proposer, callers)
         patience = Patience(terms.round_seconds, min(SECONDS, terms.patience))
         facts = evaluate(asked, transport, trained, patience, tell)
         write_report(folder)
@@ -150,18 +167,27 @@ def _validate(folder: Path, study: Study, terms: Deployment, transport: Transpor
 def evaluate_again(
     folder: Path, transport: Transport, section: Mapping[str, Any] | None = None, *, tell: Tell
 ) -> dict[str, Any]:
-    """Ask how the model of a run folder does at the silos of its study; writes and returns what they say.
+    """Ask how the model of a run folder does at the silos of its deployment; writes and returns what they say.
 
     ``section`` are values of a study's section ``validation``, in place of its own.
     """
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
-    signed = SignedTransport(transport, Proposer(terms.proposer, Signer(read_secret(Path(terms.key)))), terms.pins)
+    proposer = Proposer(terms.proposer, Signer(read_secret(Path(terms.key))))
+    signed = SignedTransport(transport, proposer, terms.pins)
     patience = Patience(terms.round_seconds, terms.patience)
-    met = meet(signed, terms.silos, patience, tell, terms.only, tuple(terms.pins))
     wanted = None if section is None else ValidationSection.model_validate(dict(section))
-    facts = evaluate(evaluation_of(folder, study, terms.proposer, wanted), signed, met, patience, tell)
-    write_report(folder)
+    callers = {entry.name: Caller(entry.address, proposer, terms.patience) for entry in terms.shufflers}
+    asked = evaluation_of(folder, study, terms.proposer, callers, wanted)
+    try:
+        met = meet(signed, terms.silos, patience, tell, terms.only, tuple(terms.pins))
+        facts = evaluate(asked, signed, met, patience, tell)
+    finally:
+        for caller in callers.values():
+            caller.close()
+    # A bundle that was trained elsewhere has no report.
+    if (folder / "result.json").exists():
+        write_report(folder)
     return facts
 
 
@@ -233,9 +259,7 @@ def _shuffled(
 ) -> Shuffled | None:
     if not callers:
         return None
-    tests = [name for name in point.silos if name in met and met[name][1].noise.startswith("off")]
-    if tests and any(name in met and name not in tests for name in point.silos):
-        raise TacitError(f"{', '.join(tests)}: a test build without noise, which shufflers never mix with real silos.")
+    tests = tests_among(point.silos, met)
     if point.plan.shuffle is not None and point.plan.shuffle.server is not None:
         return Reports(point.plan, point.silos, callers, _server_key(folder), noise=not tests)
     return Sums(point.plan, point.silos, callers, coins=not tests)

@@ -3,20 +3,24 @@
     bundle -> plan of one round, with the model as its broadcast -> counts by (score, truth) -> validation.json
 
 Silos that have set nothing aside, or do not allow it, are left out. Where owners still have to approve, or silos are
-away, the question stays open: `tacit server evaluate` asks it again.
+away, the question stays open: `tacit server evaluate` goes on with it, unless something else is asked.
+
+A bundle is enough: `bundle_run` makes a run folder around it. Silos make the features that a model takes from their own
+cells, by the ranges of its bundle; a model that takes others is refused before anybody is asked.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tacit.algorithm import GUARANTEES, Channel
+from tacit.algorithm import GUARANTEES, SHUFFLED_CHANNELS, Channel
 from tacit.algorithms.validation import TASKS, tables_for
 from tacit.counting.estimate import Noisy
 from tacit.counting.performance import performance
@@ -26,26 +30,36 @@ from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, Tell, fresh_state
 from tacit.deploy.server.deployment import plan_for
+from tacit.deploy.server.ending import end_everywhere
 from tacit.deploy.server.questions import answered
+from tacit.deploy.server.shuffles import Sums, tests_among
 from tacit.deploy.server.transport import Transport
-from tacit.deploy.wire import Plan, Receipt, RefusalError
+from tacit.deploy.shuffler.client import Caller, greet
+from tacit.deploy.wire import Plan, Receipt, RefusalError, Welcome
 from tacit.errors import TacitError
-from tacit.models.loading import load_model
+from tacit.models.bundle import FOLDER, bundle_folder
+from tacit.models.loading import load_model, ranges_in
 from tacit.models.scores import LOG_LOSSES
 from tacit.models.trained import TrainedModel
 from tacit.plans.spec import Study, ValidationSection, study_from
 from tacit.simulate.participation import participation
+from tacit.studies.folder import new_folder, write_study
 from tacit.studies.statistics import ALL_SILOS
 
 NAME = "validation"
 RESULT = "validation.json"
 _LONGEST = 64 - len(NAME) - 1
 _NUMBERS = ("bins", "threshold", "residual", "groups")
+_ENDING = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """A question about the model of a run folder; ``section`` is what is asked, at which price."""
+    """A question about the model of a run folder; ``section`` is what is asked, at which price.
+
+    ``ranges`` are those of a model whose bundle has no columns. Shuffled sums go through ``callers``, and the share
+    ``honest`` of silos keeps its noise secret; in pairwise sums ``colluding`` silos may not.
+    """
 
     folder: Path
     name: str
@@ -55,6 +69,9 @@ class Evaluation:
     epsilon: float
     delta: float
     proposer: str
+    honest: float
+    colluding: int
+    callers: Mapping[str, Caller]
 
     @property
     def path(self) -> Path:
@@ -62,16 +79,47 @@ class Evaluation:
         return self.folder / NAME / "checkpoint.npz"
 
 
-def evaluation_of(folder: Path, study: Study, proposer: str, section: ValidationSection | None = None) -> Evaluation:
-    """The question that follows a study: through its channel where no shuffler is needed, and at its price."""
+def evaluation_of(
+    folder: Path,
+    study: Study,
+    proposer: str,
+    callers: Mapping[str, Caller],
+    section: ValidationSection | None = None,
+) -> Evaluation:
+    """The question that follows a study: through its channel, and at its price; shuffled reports become sums."""
     section = study.validation if section is None else section
     epsilon = section.epsilon or study.privacy.epsilon
     if not isinstance(epsilon, float | int):
         raise TacitError("Expected one epsilon for a validation; give --epsilon.")
-    channel: Channel = "pairwise" if study.algorithm.channel == "pairwise" else "direct"
     ranges = study.data.options.get("ranges") or {}
-    name = f"{study.name[:_LONGEST]}-{NAME}"
-    return Evaluation(folder, name, section, channel, ranges, float(epsilon), study.privacy.delta, proposer)
+    name = f"{study.name.removesuffix(f'-{NAME}')[:_LONGEST]}-{NAME}"
+    channel, delta = channel_of(study.algorithm.channel), study.privacy.delta
+    counted_on = study.run.honest, study.pairwise.colluding
+    return Evaluation(folder, name, section, channel, ranges, float(epsilon), delta, proposer, *counted_on, callers)
+
+
+def channel_of(trained: Channel) -> Channel:
+    """The channel in which a model is validated that was trained through another one, or the same."""
+    if trained in SHUFFLED_CHANNELS:
+        return "shuffled-sum"
+    return "pairwise" if trained == "pairwise" else "direct"
+
+
+def bundle_run(bundle: Path, out: Path, *, epsilon: float | None, delta: float | None) -> Path:
+    """A new run folder with a bundle in it, to ask about: at the price that the model had, unless another is given."""
+    model, found = load_model(bundle), bundle_folder(bundle)
+    paid = [silo for silo in model.description.privacy.silos if silo.epsilon is not None and silo.delta is not None]
+    epsilon = epsilon or max((silo.epsilon for silo in paid), default=None)  # type: ignore[type-var]
+    delta = delta or min((silo.delta for silo in paid), default=None)  # type: ignore[type-var]
+    if epsilon is None or delta is None:
+        raise TacitError(f"{bundle} says no price that its model had; give --epsilon and --delta of the validation.")
+    name = f"{(model.description.training.study or 'model')[:_LONGEST]}-{NAME}"
+    channel = channel_of(model.description.privacy.channel)
+    study = study_from(_tree(name, model, {"channel": channel, "asked": {}}, epsilon, delta))
+    folder = new_folder(out, study).resolve()
+    write_study(folder, study)
+    shutil.copytree(found, folder / FOLDER)
+    return folder
 
 
 def evaluate(asked: Evaluation, transport: Transport, met: Met, patience: Patience, tell: Tell) -> dict[str, Any]:
@@ -84,7 +132,7 @@ def evaluate(asked: Evaluation, transport: Transport, met: Met, patience: Patien
     if not willing:
         raise TacitError("No silo has set records aside to test models; their owners can, with data.validation.")
     while True:
-        point = _point(asked, model, willing)
+        point = _point(asked, model, willing, transport)
         coordinator = _coordinator(asked, point, transport, met, patience, tell)
         try:
             receipts = coordinator.run()
@@ -99,15 +147,19 @@ def evaluate(asked: Evaluation, transport: Transport, met: Met, patience: Patien
     return _write(asked, model, coordinator, receipts)
 
 
-def _point(asked: Evaluation, model: TrainedModel, willing: Met) -> Checkpoint:
-    """Where the question stands: as it was left, or at its beginning."""
-    if asked.path.exists():
-        point = load_checkpoint(asked.path, fresh_state)
-        if not point.finished:
-            return point
+def _point(asked: Evaluation, model: TrainedModel, willing: Met, transport: Transport) -> Checkpoint:
+    """Where the question stands: as it was left, or at its beginning. Another one that was left open is ended."""
     names = tuple(sorted(willing))
     facts = [willing[name][1].model_copy(update={"records": willing[name][1].validation}) for name in names]
-    plan = plan_for(question(asked, model), facts, {}, proposer=asked.proposer)
+    seals = {name: greet(caller).seal for name, caller in asked.callers.items()}
+    plan = plan_for(question(asked, model, facts), facts, seals, proposer=asked.proposer)
+    if asked.path.exists():
+        point = load_checkpoint(asked.path, fresh_state)
+        if not point.finished and _same(point.plan, plan):
+            return point
+        if not point.finished:
+            # Who pays for one question must not be asked another, nor hold a reservation for it.
+            end_everywhere(point, asked.path, transport, lambda event, facts: None, seconds=_ENDING)
     records = tuple(fact.records for fact in facts)
     state = builder_from(plan, records[0]).build(noise_multiplier=1.0).init(model.params)
     asked.path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,19 +168,50 @@ def _point(asked: Evaluation, model: TrainedModel, willing: Met) -> Checkpoint:
     return point
 
 
-def question(asked: Evaluation, model: TrainedModel) -> Study:
-    """The study of one round that asks about a model."""
-    section = asked.section
-    wanted = {name: getattr(section, name) for name in _NUMBERS}
-    algorithm = {"name": NAME, "channel": asked.channel, "asked": wanted}
-    tree = {
-        "name": asked.name,
-        "data": {"name": "silo", "options": {"ranges": asked.ranges} if asked.ranges else {}},
+def _same(one: Plan, other: Plan) -> bool:
+    """Whether two plans ask the same; silos that came or went since do not make another question of it."""
+    asks = ("objective", "algorithm", "epsilon", "delta", "ranges", "schema_digest", "proposer")
+    return all(getattr(one, name) == getattr(other, name) for name in asks)
+
+
+def question(asked: Evaluation, model: TrainedModel, facts: Sequence[Welcome]) -> Study:
+    """The study of one round that asks silos with these facts about a model."""
+    wanted = {name: own for name in _NUMBERS if (own := getattr(asked.section, name)) is not None}
+    ranges = ranges_for(model, facts)
+    tree = _tree(asked.name, model, {"channel": asked.channel, "asked": wanted}, asked.epsilon, asked.delta)
+    options = {"ranges": own} if (own := asked.ranges if ranges is None else ranges) else {}
+    run = {"honest": asked.honest} if asked.callers else {}
+    # All who answer: those who have set nothing aside are not among them.
+    peers = {"pairwise": {"colluding": asked.colluding}} if asked.channel == "pairwise" else {}
+    return study_from({**tree, "data": {"name": "silo", "options": options}, "run": run, **peers})
+
+
+def _tree(name: str, model: TrainedModel, algorithm: Mapping[str, Any], epsilon: float, delta: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "data": {"name": "silo"},
         "objective": _objective(model),
-        "algorithm": algorithm,
-        "privacy": {"epsilon": asked.epsilon, "delta": asked.delta},
+        "algorithm": {"name": NAME, **algorithm},
+        "privacy": {"epsilon": epsilon, "delta": delta},
     }
-    return study_from(tree)
+
+
+def ranges_for(model: TrainedModel, facts: Sequence[Welcome]) -> dict[str, tuple[float, float]] | None:
+    """The ranges by which silos make the features that a model takes; none where its bundle has no columns.
+
+    Raises unless they can make them: a model of other columns, levels, units or classes would be told nonsense about.
+    """
+    own, first = model.description, facts[0]
+    shape = (own.features.shape, own.task, len(own.target.classes) or first.classes)
+    if shape != (first.features, first.task, first.classes):
+        raise TacitError(
+            f"The model takes {own.features.shape} features for a {own.task} target, and silos have {first.features} "
+            f"for {first.task}, {first.classes or 'no'} classes; give a model of their records."
+        )
+    told = next((fact.description for fact in facts if fact.description is not None), None)
+    if not own.columns or told is None or told.columns is None:
+        return None
+    return ranges_in(model, told.model_dump())
 
 
 def _objective(model: TrainedModel) -> dict[str, Any]:
@@ -139,8 +222,10 @@ def _objective(model: TrainedModel) -> dict[str, Any]:
             f"Expected a model of Tacit's own with a loss among {', '.join(TASKS)}, got {loss or 'one of your own'}; "
             "silos know no other."
         )
-    # Scores do not depend on how a loss is smoothed, nor on its quantile.
-    section: dict[str, Any] = {"model": built.name, "loss": "absolute" if loss == "pinball" else loss}
+    # Scores do not depend on how a loss is smoothed, where it bends, nor on its quantile.
+    section: dict[str, Any] = {"model": built.name, "loss": "absolute" if loss in ("pinball", "huber") else loss}
+    if built.name == "hazards":
+        section |= {"model": "linear", "bins": built.arguments["bins"]}
     if built.name == "mlp":
         section |= {"hidden": tuple(built.arguments["sizes"][1:-1]), "activation": built.arguments["activation"]}
     if built.name == "cnn":
@@ -160,11 +245,13 @@ def _coordinator(
 
     weights = list(point.records)
     colluding = 1 if point.plan.pairwise is None else point.plan.pairwise.colluding
-    who = participation(len(point.silos), weights=weights, colluding=colluding)
+    who = participation(len(point.silos), weights=weights, honest=asked.honest, colluding=colluding)
     at = {name: address for name, (address, _) in met.items()}
     told_by = [welcome.description for _, welcome in met.values()]
     meant = next((one for one in told_by if one is not None and one.digest == point.plan.schema_digest), None)
-    own: dict[str, Any] = {"who": who, "patience": patience, "tell": told, "description": meant}
+    coins = not tests_among(point.silos, met)
+    sums = Sums(point.plan, point.silos, asked.callers, coins=coins) if asked.callers else None
+    own: dict[str, Any] = {"who": who, "patience": patience, "tell": told, "description": meant, "shuffled": sums}
     return Coordinator(point, asked.path, transport, at, **own)
 
 

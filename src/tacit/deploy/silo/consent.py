@@ -19,7 +19,7 @@ from tacit.deploy.contract import affordable, builder_from, seat_of
 from tacit.deploy.silo.policy import AllowSection, PairwiseSection, ShuffleSection
 from tacit.deploy.wire import REPORTS, Consent, Description, Enrolment, Plan, RefusalError, frame
 from tacit.errors import TacitError
-from tacit.objectives.losses import LOSSES
+from tacit.objectives.losses import LOSSES, SURVIVAL
 from tacit.objectives.models import MODELS
 from tacit.plans.assemble import Builder, Shapes, coordinates, shapes_of
 from tacit.plans.catalogue import QUESTIONS, shipped
@@ -304,6 +304,14 @@ def check_columns(plan: Plan, description: Description) -> None:
     own = columns_of(description.model_dump()) if description.columns is not None else []
     if not isinstance(claimed, list | tuple) or not claimed or not same_columns(claimed, own):
         raise RefusalError("schema", "expected columns as this silo's schema declares them, each at its place")
+
+
+def check_times(plan: Plan, description: Description) -> None:
+    """Refuse survival regression of a target that is no signed time: it would take every record for an event."""
+    target = description.target
+    if plan.objective.get("loss") == SURVIVAL and target is not None and target.low is not None:
+        text = f"{SURVIVAL} needs signed times, and {target.column} is a number that was scaled to [0, 1]"
+        raise RefusalError("schema", text)
 
 
 def charge_of(offer: Offer) -> Charge:

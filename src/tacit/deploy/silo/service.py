@@ -484,6 +484,7 @@ class SiloService:
         if terms not in self._prepared:
             policy = self.policy
             accounts.check_columns(plan, self._description)
+            accounts.check_times(plan, self._description)
             own = {"allow": policy.allow, "shuffle": policy.shuffle, "pairwise": policy.pairwise, "silo": policy.name}
             records = self._ranged(plan, self._pool(accounts.pool_of(plan, self._opened().notes.split)))
             offer = consider(plan, records=len(records["y"]), record=self._record, **own)  # type: ignore[arg-type]
