@@ -426,11 +426,12 @@ def evaluate_command(
     if as_json:
         print_json(facts)
         return
-    _print_validation(facts)
+    print_validation(facts)
     typer.echo(f"Report: {model / 'report.html'}")
 
 
-def _print_validation(facts: dict[str, Any]) -> None:
+def print_validation(facts: dict[str, Any]) -> None:
+    """Show what silos say of a model, by silo and overall."""
     from tacit.counting.validated import MAIN, main_row, verdict
 
     console = Console()

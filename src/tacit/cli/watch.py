@@ -132,7 +132,7 @@ def look_at_server(runs: Path) -> Look:
             if row["event"] == "refusal":
                 text = f"run {run}: {row['silo']} refuses ({row['code']})"
                 events.append(Event("refused", f"{run} {row['silo']} {row['code']}", text))
-            if row["event"] == "waiting":
+            if row["event"] == "waiting" and facts["state"] == "started" and not view.rows:
                 events.append(
                     Event("waiting", f"{run} {row['silo']}", f"run {run}: {row['silo']} waits for {row['for']}")
                 )
