@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tacit.deploy.permissions import write_secret
+from tacit.deploy.permissions import replace_secret
 from tacit.errors import TacitError, printable
 
 _log = logging.getLogger("tacit.watch")
@@ -214,10 +214,7 @@ class Told:
         fresh = [e for e in events if f"{e.what} {e.key}" not in known and (not first or e.what == "waiting")]
         if first or keys - known:
             self._known = known | keys
-            draft = self._path.with_name(f".{self._path.name}.new")
-            draft.unlink(missing_ok=True)
-            write_secret(draft, json.dumps(sorted(self._known)))
-            draft.replace(self._path)
+            replace_secret(self._path, json.dumps(sorted(self._known)))
         return fresh
 
 

@@ -36,6 +36,16 @@ def write_secret(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def replace_secret(path: Path, content: str | bytes) -> None:
+    """Write a file that only its owner can read, or replace it; it is there whole, or as it was."""
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    write_secret(draft, content)
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
 def read_secret(path: Path) -> bytes:
     """Read a secret from a file that nobody else can read."""
     try:

@@ -251,7 +251,7 @@ def test_replies_of_all_parties_are_needed(tmp_path):
         ({"channels": ["direct"]}, "leave .shufflers. out"),
         ({"colluding": 3}, "colluding=3 < 3"),
         ({"colluding": 0}, "colluding >= 1"),
-        ({"channels": ["shuffled-sum"], "validation": 0.2}, "shufflers carry none"),
+        ({"channels": ["pairwise", "shuffled-sum"], "validation": 0.2}, "shufflers carry none"),
         ({"colour": "blue"}, "Unknown key"),
         ({"server": {"host": "x", "prot": 1}}, "did you mean 'port'"),
     ],

@@ -84,8 +84,8 @@ class Consortium(Section):
             raise ValueError("set [shufflers.NAME] at least twice where a shuffled channel is used")
         if self.shufflers and not self.shuffled:
             raise ValueError("name a shuffled channel in channels, or leave [shufflers] out")
-        if self.validation and not set(self.channels) & {"direct", "pairwise"}:
-            raise ValueError("name direct or pairwise in channels where validation is set: shufflers carry none")
+        if self.validation and self.shuffled and "direct" not in self.channels:
+            raise ValueError("name direct in channels too where validation is set: shufflers carry none")
         if self.colluding >= len(self.silos):
             raise ValueError(f"expected colluding={self.colluding} < {len(self.silos)}, the number of silos")
         if "pairwise" in self.channels and self.colluding < 1:

@@ -61,7 +61,7 @@ class Trial(Processes):
         channels = [one.algorithm.channel for one in self.studies]
         shuffled = any(channel in SHUFFLED_CHANNELS for channel in channels)
         # Shufflers carry no validation.
-        others = [] if {"direct", "pairwise"} & set(channels) else ["direct"]
+        others = ["direct"] if shuffled and "direct" not in channels else []
         shufflers = {name: {"host": HOST, "port": free_port()} for name in ("shuffler-a", "shuffler-b")}
         assert isinstance(study.privacy.epsilon, float | int)
         return {

@@ -38,7 +38,7 @@ from tacit.simulate.program import split_keys
 Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
 _FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
-_FINAL |= {"rejected", "revoked", "noise", "unable"}
+_FINAL |= {"rejected", "revoked", "noise", "unable", "bad-message"}
 _FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity", "schema"}
 # Of these, what a silo's owner could repair while the study waits.
 _MENDABLE = {"ledger", "counter", "restored", "identity", "schema", "unable"}
