@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import tomli_w
 import yaml
+from typer.main import get_command
 
 from tacit import __version__
+from tacit.cli import app
 from tacit.deploy.consortium import pages
 from tacit.deploy.consortium.accepting import MARK, accept
 from tacit.deploy.consortium.checking import check
@@ -173,13 +175,12 @@ def test_a_roster_of_others_or_of_before_is_refused(world, tmp_path, field):
         accept(tmp_path / "roster.toml", homes["a"], changed.fingerprint)
 
 
-def test_records_are_set_aside_where_the_terms_say_so(tmp_path):
-    kits, homes = joined(tmp_path, validation=0.25)
-    path, roster = admitted(tmp_path, kits)
-    accept(path, homes["oslo"], roster.fingerprint)
+@pytest.mark.parametrize("share", [None, 0.0])
+def test_records_are_set_aside_unless_the_terms_say_otherwise(tmp_path, share):
+    homes = set_up(tmp_path, validation=share)
     policy = load_policy(homes["oslo"] / "silo" / "policy.toml")
-    assert policy.data.validation == 0.25
-    assert "validation" in policy.allow.algorithms
+    assert policy.data.validation == (0.2 if share is None else 0.0)
+    assert ("validation" in policy.allow.algorithms) == (share is None)
 
 
 def test_what_an_owner_has_edited_stays_when_a_new_roster_comes(tmp_path):
@@ -251,7 +252,7 @@ def test_replies_of_all_parties_are_needed(tmp_path):
         ({"channels": ["direct"]}, "leave .shufflers. out"),
         ({"colluding": 3}, "colluding=3 < 3"),
         ({"colluding": 0}, "colluding >= 1"),
-        ({"channels": ["pairwise", "shuffled-sum"], "validation": 0.2}, "shufflers carry none"),
+        ({"channels": ["pairwise", "shuffled-sum"]}, "shufflers carry no validation"),
         ({"colour": "blue"}, "Unknown key"),
         ({"server": {"host": "x", "prot": 1}}, "did you mean 'port'"),
     ],
@@ -306,6 +307,11 @@ def test_a_watcher_can_open_neither_records_nor_keys_and_reaches_no_other_machin
         lines = unit_of(kits[party], watches)
         assert (lines["IPAddressDeny"], lines["IPAddressAllow"]) == ("any", "localhost")
         assert lines["EnvironmentFile"] == f"-{pages.HOMES / party / 'watch.env'}"
+        kit = tomllib.loads((kits[party] / "kit.toml").read_text())
+        settings = pages.watching(consortium_from(kit["consortium"]), party, pages.HOMES / party).splitlines()
+        assert watches.name in settings[0]
+        words = get_command(app).commands[watches.words[0]].commands["watch"].params
+        assert {line[2:].split("=")[0] for line in settings[1:]} == {one.envvar for one in words if one.envvar}
         hidden = [Path(word.removeprefix("-")) for word in lines["InaccessiblePaths"].split()]
         # All that is a secret of the user whom it runs as, or a record.
         part = watches.writes[0].relative_to(pages.HOMES / party).parts[0]

@@ -119,7 +119,7 @@ def readme(terms: Consortium, party: str, home: Path) -> str:
 
 def watching(terms: Consortium, party: str, home: Path) -> str:
     """The settings of a party's watcher, all of them off."""
-    return rendered(WATCH, name=watcher(terms, party, home).name, kind=terms.parties[party])
+    return rendered(WATCH, unit=watcher(terms, party, home).name, kind=terms.parties[party])
 
 
 def policy(terms: Consortium, party: str, *, data: str, approval: str = "manual") -> str:

@@ -64,7 +64,7 @@ class Consortium(Section):
     algorithms: Annotated[tuple[str, ...], Field(min_length=1)] = ("mb-sgd", "accelerated-mb-sgd", "local-sgd")
     data_schema: Annotated[str, Field(alias="schema")]
     study: str | None = None
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
     budget: BudgetPart = BudgetPart()
     server: ServerPart
     shufflers: dict[Name, ShufflerPart] = Field(default_factory=dict)
@@ -85,7 +85,7 @@ class Consortium(Section):
         if self.shufflers and not self.shuffled:
             raise ValueError("name a shuffled channel in channels, or leave [shufflers] out")
         if self.validation and self.shuffled and "direct" not in self.channels:
-            raise ValueError("name direct in channels too where validation is set: shufflers carry none")
+            raise ValueError("name direct in channels too, or set validation = 0: shufflers carry no validation")
         if self.colluding >= len(self.silos):
             raise ValueError(f"expected colluding={self.colluding} < {len(self.silos)}, the number of silos")
         if "pairwise" in self.channels and self.colluding < 1:

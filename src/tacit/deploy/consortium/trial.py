@@ -35,8 +35,6 @@ _GRACE = 90.0
 """Longer than a leader takes to end a study at every silo."""
 _ROOM = 2.0
 """How many times the epsilon of its studies a trial's policies allow, so that another one fits as well."""
-VALIDATION = 0.2
-"""The share of records that a trial's silos set aside to test models."""
 
 
 class Trial(Processes):
@@ -73,7 +71,6 @@ class Trial(Processes):
             "algorithms": [study.algorithm.name],
             "schema": "schema.toml",
             "study": "study.toml",
-            "validation": VALIDATION,
             "budget": {"epsilon": _ROOM * len(channels) * study.privacy.epsilon, "delta": study.privacy.delta},
             "server": {"host": HOST, "port": free_port(), "control_port": free_port()},
             "shufflers": shufflers if shuffled else {},
