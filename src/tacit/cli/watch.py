@@ -118,6 +118,7 @@ def look_at_server(runs: Path) -> Look:
         rows = view.read()
         facts, labels = view.facts, {"run": run}
         missed = view.rows[-1]["missed"] if view.rows else []
+        agreed = {row["silo"] for row in rows if row["event"] == "consent"}
         spent = [row["epsilon"] for row in view.rows if row.get("epsilon") is not None]
         samples += [
             Sample("tacit_server_round", "The round that is through.", facts["round"], labels),
@@ -132,7 +133,7 @@ def look_at_server(runs: Path) -> Look:
             if row["event"] == "refusal":
                 text = f"run {run}: {row['silo']} refuses ({row['code']})"
                 events.append(Event("refused", f"{run} {row['silo']} {row['code']}", text))
-            if row["event"] == "waiting" and facts["state"] == "started" and not view.rows:
+            if row["event"] == "waiting" and facts["state"] == "started" and row["silo"] not in agreed:
                 events.append(
                     Event("waiting", f"{run} {row['silo']}", f"run {run}: {row['silo']} waits for {row['for']}")
                 )
