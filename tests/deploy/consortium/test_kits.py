@@ -390,11 +390,14 @@ def test_who_joins_with_containers_gets_files_of_this_tacit_and_not_of_the_kit(t
     kits = init(consortium_file(tmp_path), tmp_path / "kits")
     (kits["oslo"] / "compose.yaml").write_text("services: {}")
     home, _ = join(kits["oslo"], tmp_path / "oslo", tmp_path / "clinics" / "oslo.csv", whose="containers")
-    tree = yaml.safe_load((home / "compose.yaml").read_text())
+    made = home / "containers"
+    tree = yaml.safe_load((made / "compose.yaml").read_text())
     assert len(tree["services"]) == 2
-    assert (home / "Containerfile").read_text() == (kits["oslo"] / "Containerfile").read_text()
+    # Nothing else is handed to whoever builds the image.
+    assert {path.name for path in made.iterdir()} == {"compose.yaml", "Containerfile"}
+    assert (made / "Containerfile").read_text() == (kits["oslo"] / "Containerfile").read_text()
     assert {(home / name).stat().st_uid for name in ("silo", "courier")} == {10001, 10002}
-    assert (home / "compose.yaml").stat().st_uid == 0
+    assert (made / "compose.yaml").stat().st_uid == 0
 
 
 def test_a_readme_has_at_most_five_commands(world):

@@ -65,9 +65,11 @@ def join(
     for name, text in units.items():
         write_public(UNITS / name, text)
     if whose == "containers":
-        # As Tacit writes them here: what lies in the kit may have been changed on its way.
+        # As Tacit writes them here: what lies in the kit may have been changed on its way. In a folder of their own,
+        # because whoever builds an image is handed all of it.
+        (place / "containers").mkdir(exist_ok=True, mode=0o755)
         for name, text in pages.containers(kit.terms, kit.party, place).items():
-            write_public(place / name, text)
+            write_public(place / "containers" / name, text)
     if units and not (place / pages.WATCH).exists():
         # An address to send word to may be a secret.
         write_secret(place / pages.WATCH, pages.watching(kit.terms, kit.party, place))
