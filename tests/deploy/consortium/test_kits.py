@@ -16,6 +16,7 @@ from typer.main import get_command
 
 from tacit import __version__
 from tacit.cli import app
+from tacit.cli.status import _commands
 from tacit.deploy.consortium import pages
 from tacit.deploy.consortium.accepting import MARK, accept
 from tacit.deploy.consortium.checking import check
@@ -121,6 +122,28 @@ def test_check_finds_what_is_wrong(world, tmp_path):
     policy = homes["tromso"] / "silo" / "policy.toml"
     policy.write_text(policy.read_text().partition(MARK)[0])
     assert "pins" in {row.what for row in check(homes["tromso"]) if row.state == "wrong"}
+
+
+def test_root_looks_with_the_home_of_the_partys_user_and_decides_as_that_user(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("only root looks as others")
+    homes = set_up(tmp_path, channels=["direct"], shufflers=None)
+    for name in ("silo", "courier"):
+        os.chown(homes["oslo"] / name, 10001, 10001)
+    asked = []
+
+    def run(command, **terms):
+        asked.append(terms)
+        return subprocess.CompletedProcess(command, 0, "[]", "")
+
+    monkeypatch.setattr("tacit.deploy.consortium.checking.subprocess.run", run)
+    check(homes["oslo"])
+    looked = [terms for terms in asked if "env" in terms]
+    assert [terms["env"]["HOME"] for terms in looked] == [str(homes["oslo"] / name) for name in ("silo", "courier")]
+    assert {terms["user"] for terms in looked} == {10001}
+    row = {"approved": False, "study": "9" * 64}
+    for folder, words in ((homes["oslo"] / "silo", "sudo -u '#10001' tacit"), (homes["bergen"] / "silo", "tacit")):
+        assert _commands(row, folder)["approve"] == f"{words} silo approve {folder} {row['study']}"
 
 
 def test_everybody_pins_the_others_keys_and_nobody_elses(world):
