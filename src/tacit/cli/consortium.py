@@ -224,6 +224,8 @@ def show_validation(run: Path) -> None:
     found = run / RESULT
     if found.exists():
         print_validation(json.loads(found.read_text(encoding="utf-8")))
+    else:
+        typer.echo("The model was not validated; see above why.")
 
 
 def show_accounts(trial: Trial, console: Console) -> None:

@@ -27,6 +27,7 @@ from tacit.deploy.consortium.processes import TACIT, Processes, free_port
 from tacit.deploy.consortium.roster import admit, roster_text
 from tacit.deploy.consortium.terms import Consortium, ConsortiumError, load_consortium, services
 from tacit.deploy.server.deployment import check_study
+from tacit.deploy.silo.policy import MOST_EPSILON
 from tacit.plans.spec import Study, load_study
 from tacit.privacy.anonymity import colluding_silos
 
@@ -62,6 +63,7 @@ class Trial(Processes):
         others = ["direct"] if shuffled and "direct" not in channels else []
         shufflers = {name: {"host": HOST, "port": free_port()} for name in ("shuffler-a", "shuffler-b")}
         assert isinstance(study.privacy.epsilon, float | int)
+        epsilon = min(_ROOM * len(channels) * study.privacy.epsilon, MOST_EPSILON)
         return {
             "name": "trial",
             "proposer": "trial",
@@ -71,7 +73,7 @@ class Trial(Processes):
             "algorithms": [study.algorithm.name],
             "schema": "schema.toml",
             "study": "study.toml",
-            "budget": {"epsilon": _ROOM * len(channels) * study.privacy.epsilon, "delta": study.privacy.delta},
+            "budget": {"epsilon": epsilon, "delta": study.privacy.delta},
             "server": {"host": HOST, "port": free_port(), "control_port": free_port()},
             "shufflers": shufflers if shuffled else {},
         }
