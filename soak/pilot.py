@@ -9,6 +9,7 @@ started from the units that ``join`` has installed: their command, as their user
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -232,6 +233,8 @@ def clean_up() -> None:
         (UNITS / f"{user}-watch.service").unlink(missing_ok=True)
     for home in homes:
         shutil.rmtree(home, ignore_errors=True)
+    with contextlib.suppress(OSError):  # others may live there
+        HOMES.rmdir()
 
 
 def main() -> None:
