@@ -131,7 +131,8 @@ def simulated(study: Study, seeds: int) -> tuple[float, float]:
 def show_sights(trial: Trial, runs: Sequence[Path], console: Console) -> None:
     """What the server and the shufflers received, by kind."""
     places = {name: trial.homes[name] / "shuffler" / "received.bin" for name in trial.terms.shufflers}
-    places |= {f"server, {run.name}": run / "received.bin" for run in runs}
+    names = [f"server, {study.algorithm.channel}" for study in trial.studies]
+    places |= {name: run / "received.bin" for name, run in zip(names, runs, strict=True)}
     meaning = {
         "message": "noisy means, private before they left",
         "masked": "masked sums: uniform numbers, of which only the sum over all silos can be read",
