@@ -162,7 +162,7 @@ def test_what_can_be_waited_for_is_to_be_resumed(manual, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "final"), [("over-budget", True), ("bad-plan", True), ("bad-message", True), ("restored", False)]
+    ("code", "final"), [("over-budget", True), ("bad-plan", True), ("bad-message", False), ("restored", False)]
 )
 def test_which_refusals_are_final(code, final):
     assert is_final(RefusalError(code, "no")) is final
