@@ -14,7 +14,7 @@ endif
 demo: $(VENV)/base
 	$(BIN)/tacit run heart-disease
 
-# Four hospitals, two shufflers and a server as processes of their own on this machine: two studies, start to stop.
+# Four hospitals, two shufflers and a server as processes of their own on this machine: three channels, start to stop.
 consortium: $(VENV)/installed
 	$(BIN)/python -m experiments.consortium
 

@@ -11,9 +11,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from experiments.consortium import demo_study, hospital
 from experiments.deployed_rounds import play
-from experiments.parties import Consortium
+from experiments.parties import Consortium, demo_study, hospital
 from tacit.data.heart_disease import HOSPITALS
 
 

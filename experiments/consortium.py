@@ -1,30 +1,35 @@
-"""``make consortium``: three studies among four hospitals on one machine, and what each party saw of them."""
+"""``make consortium``: four hospitals try their files as `tacit consortium try` does, through three channels.
+
+Beside it stand simulations of the same study, and what each party saw of it.
+"""
 
 from __future__ import annotations
 
 import argparse
-import io
-import json
+import csv
 import signal
+import subprocess
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from experiments.parties import Consortium, Silo
-from tacit.algorithm import SHUFFLED_CHANNELS
-from tacit.data import load
+from experiments.parties import frames_in
+from tacit.cli.consortium import show_accounts, show_validation
 from tacit.data.heart_disease import HOSPITALS
-from tacit.deploy.flower.watch import follow
-from tacit.deploy.wire import read_frame
-from tacit.plans.spec import Study, load_study
-from tacit.studies.folder import new_folder, write_study
+from tacit.data.layout import described
+from tacit.deploy.consortium.processes import TACIT
+from tacit.deploy.consortium.trial import Trial
+from tacit.plans.spec import Study
+
+CHANNELS = ("direct", "pairwise", "shuffled-sum")
+LEVELS = {"sex": "0,1", "cp": "1,2,3,4", "exang": "0,1", "slope": "1,2,3", "ca": "0,1,2,3", "thal": "3,6,7"}
+"""Categories of the data set's manual."""
 
 
 def main() -> None:
@@ -39,82 +44,61 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     console = Console()
     with tempfile.TemporaryDirectory(prefix="tacit-", ignore_cleanup_errors=True) as root:
-        consortium = Consortium(Path(root) / "c", [hospital(name) for name in HOSPITALS])
+        trial = Trial(hospitals(Path(root) / "heart-disease", chosen.rounds), Path(root) / "c", CHANNELS)
         try:
-            _start(consortium, console)
-            for channel in ("direct", "pairwise", "shuffled-sum"):
-                study = demo_study(channel, chosen.rounds)
-                console.rule(f"{study.name}: {study.title}")
-                folder = train(consortium, study, chosen.out, console)
-                show_result(folder, study, chosen.simulations, console)
-            show_ledgers(consortium, console)
-            show_sights(consortium, chosen.out, console)
+            play(trial, chosen.out, chosen.simulations, console)
         except KeyboardInterrupt:
             raise SystemExit(130) from None
         finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             console.print("Stopping everything.")
-            _undisturbed(consortium.stop)
+            trial.stop()
     console.print(f"Stopped. Run folders with reports lie in {chosen.out}.")
 
 
-def _undisturbed(act: Any) -> None:
-    """Do something to its end, whatever keys are pressed."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    act()
+def play(trial: Trial, out: Path, seeds: int, console: Console) -> None:
+    """The study through every channel, and what came of it."""
+    console.print("Starting four silo daemons with their couriers, two shufflers and a server.")
+    trial.start_all()
+    runs = []
+    for study in trial.studies:
+        console.rule(study.name)
+        runs.append(trial.lead(study, out, "--record"))
+        show_validation(runs[-1])
+        if seeds:
+            mean, std = simulated(study, seeds)
+            console.print(f"Simulated test error: {mean:.3f} ± {std:.3f} over {seeds} seeds of the noise.")
+    show_accounts(trial, console)
+    show_sights(trial, runs, console)
 
 
-def hospital(name: str) -> Silo:
-    """A hospital of the heart-disease data that ships with Tacit."""
-    [records] = [silo.train for silo in load("heart-disease").silos if silo.name == name]
-    own = {column: records[column] for column in ("x", "y")}
-    return Silo(name, {"file": "records.npz", "task": "binary", "classes": 2}, records=own)
-
-
-def demo_study(channel: str, rounds: int) -> Study:
-    """The heart-disease study with few rounds, through one of the channels."""
-    own = [f"algorithm.num_rounds={rounds}", f"algorithm.channel={channel}", f"name=heart-disease-{channel}"]
-    return load_study("heart-disease", own)
-
-
-def _start(consortium: Consortium, console: Console) -> None:
-    console.print("Starting four silo daemons, two shufflers, a SuperLink and four nodes.")
-    consortium.start_all()
-
-
-def train(consortium: Consortium, study: Study, out: Path, console: Console, **changes: Any) -> Path:
-    """Run a study over the consortium and return its run folder."""
-    folder = new_folder(out, study).resolve()
-    write_study(folder, study)
-    shuffled = study.algorithm.channel in SHUFFLED_CHANNELS
-    terms = {
-        "silos": len(consortium.silos),
-        "folder": str(folder),
-        "round_seconds": 120.0,
-        "patience": 300.0,
-        "evaluate": True,
-        "record": True,
-        "shufflers": consortium.shuffler_entries() if shuffled else [],
-        "command": "python -m experiments.consortium",
-        **consortium.proposer_entries,
-        **changes,
-    }
-    (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
-    follow(folder, consortium.control, console, consortium.check)
+def hospitals(folder: Path, rounds: int) -> Path:
+    """The hospitals of the heart-disease data that ships with Tacit as CSV files, with a schema and a study."""
+    tree, source = described("heart_disease"), resources.files("tacit.data") / "files" / "heart_disease"
+    ranges = {row["columns"][0]: (row["low"], row["high"]) for row in tree["features"] if row["kind"] == "Bounded"}
+    folder.mkdir()
+    for name in HOSPITALS:
+        lines = (source / f"processed.{name}.data").read_text(encoding="utf-8").splitlines()
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow([*ranges, *LEVELS, "disease"])
+            for cells in csv.reader(lines):
+                found = dict(zip([*tree["columns"], "disease"], cells, strict=True))
+                numbers = [_measured(found[column], tree["missing"].get(column, ())) for column in ranges]
+                kinds = ["" if found[column] == "?" else f"{float(found[column]):.0f}" for column in LEVELS]
+                rows.writerow([*numbers, *kinds, "yes" if float(found["disease"]) > 0 else "no"])
+    known = [("--range", f"{column}={low}:{high}") for column, (low, high) in ranges.items()]
+    known += [("--levels", f"{column}={levels}") for column, levels in {**LEVELS, "disease": "no,yes"}.items()]
+    words = ["init", str(folder), "--target", "disease", *(word for pair in known for word in pair)]
+    subprocess.run([*TACIT, *words], check=True, stdout=subprocess.DEVNULL)
+    study = folder / "study.toml"
+    study.write_text(study.read_text().replace("num_rounds = 30", f"num_rounds = {rounds}"), encoding="utf-8")
     return folder
 
 
-def show_result(folder: Path, study: Study, seeds: int, console: Console) -> None:
-    """The deployed result beside simulations of the same study, with other noise."""
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    rounds = [row["seconds"] for row in result["deployment"]["rounds"]]
-    found = result["metrics"]["test_error"]["mean"]
-    line = f"test error {found:.3f}, {sum(rounds) / len(rounds):.1f} s a round"
-    if seeds:
-        mean, std = simulated(study, seeds)
-        apart = abs(found - mean) / max(std, 1e-9)
-        line += f"; simulated {mean:.3f} ± {std:.3f} over {seeds} seeds of the noise ({apart:.1f} deviations apart)"
-    console.print(line)
+def _measured(cell: str, missing: Sequence[float]) -> str:
+    """A number's cell; empty where it was not measured."""
+    return "" if cell == "?" or float(cell) in missing else cell
 
 
 def simulated(study: Study, seeds: int) -> tuple[float, float]:
@@ -144,35 +128,11 @@ def simulated(study: Study, seeds: int) -> tuple[float, float]:
     return float(values.mean()), float(values.std(ddof=1))
 
 
-def show_ledgers(consortium: Consortium, console: Console) -> None:
-    """What every silo has spent, from its own books."""
-    from tacit.cli.books import account_of
-
-    table = Table(
-        "silo", "study", "answers", "own epsilon", "of the account", "account left", title="the silos' ledgers"
-    )
-    for silo in consortium.silos:
-        found = account_of(consortium.folder(silo.name))
-        for i, row in enumerate(found["studies"]):
-            left = f"{100 * found['account']['left_share']:.1f}%" if i == len(found["studies"]) - 1 else ""
-            name = silo.name if i == 0 else ""
-            prices = f"{row['own_epsilon']:.3f}", f"{100 * row['takes_share']:.1f}%"
-            table.add_row(name, row["study"][:12], str(row["answers"]), *prices, left)
-    console.print(table)
-
-
-def frames_in(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Header and payload of every frame that was kept in a file."""
-    stream = io.BytesIO(path.read_bytes()) if path.exists() else io.BytesIO()
-    while (found := read_frame(stream.read)) is not None:
-        yield json.loads(found[0]), found[1]
-
-
-def show_sights(consortium: Consortium, out: Path, console: Console) -> None:
+def show_sights(trial: Trial, runs: Sequence[Path], console: Console) -> None:
     """What the server and the shufflers received, by kind."""
-    places = {f"shuffler {n}": consortium.folder(f"shuffler-{n}") / "received.bin" for n in consortium.shufflers}
-    latest = sorted(out.glob("heart-disease-*/received.bin"), key=lambda path: path.stat().st_mtime)[-3:]
-    places |= {f"server, {path.parent.name}": path for path in latest}
+    places = {name: trial.homes[name] / "shuffler" / "received.bin" for name in trial.terms.shufflers}
+    names = [f"server, {study.algorithm.channel}" for study in trial.studies]
+    places |= {name: run / "received.bin" for name, run in zip(names, runs, strict=True)}
     meaning = {
         "message": "noisy means, private before they left",
         "masked": "masked sums: uniform numbers, of which only the sum over all silos can be read",

@@ -1,12 +1,15 @@
 """A whole consortium on one machine: SuperLink, nodes, silo daemons and shufflers, each a process of its own.
 
-Folders, keys and certificates are made for the occasion. `experiments.consortium` trains three studies over it.
+Folders, keys and certificates are made for the occasion, with any policy and any array as records, for tests,
+benchmarks and soaks. What people try is `tacit consortium try`, which sets everything up from kits.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,16 +17,23 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from rich.console import Console
 
+from tacit.algorithm import SHUFFLED_CHANNELS
+from tacit.data import load
 from tacit.deploy.consortium.certificates import Authority, Pair
 from tacit.deploy.consortium.processes import TACIT, Party, Processes, free_port
 from tacit.deploy.flower.commands import node_key, read_control
 from tacit.deploy.flower.private import Link
+from tacit.deploy.flower.watch import follow
 from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.server.deployment import DEPLOYED
 from tacit.deploy.shuffler.client import Address, Caller, greet
 from tacit.deploy.shuffler.config import Keys, make_keys
 from tacit.deploy.signing import Proposer, Signer, new_signing_key
+from tacit.deploy.wire import read_frame
+from tacit.plans.spec import Study, load_study
+from tacit.studies.folder import new_folder, write_study
 
 PROPOSER = "demo"
 
@@ -228,3 +238,45 @@ class Consortium(Processes):
             greet(caller)
         finally:
             caller.close()
+
+
+def hospital(name: str) -> Silo:
+    """A hospital of the heart-disease data that ships with Tacit."""
+    [records] = [silo.train for silo in load("heart-disease").silos if silo.name == name]
+    own = {column: records[column] for column in ("x", "y")}
+    return Silo(name, {"file": "records.npz", "task": "binary", "classes": 2}, records=own)
+
+
+def demo_study(channel: str, rounds: int) -> Study:
+    """The heart-disease study with few rounds, through one of the channels."""
+    own = [f"algorithm.num_rounds={rounds}", f"algorithm.channel={channel}", f"name=heart-disease-{channel}"]
+    return load_study("heart-disease", own)
+
+
+def train(consortium: Consortium, study: Study, out: Path, console: Console, **changes: Any) -> Path:
+    """Run a study over the consortium and return its run folder."""
+    folder = new_folder(out, study).resolve()
+    write_study(folder, study)
+    shuffled = study.algorithm.channel in SHUFFLED_CHANNELS
+    terms = {
+        "silos": len(consortium.silos),
+        "folder": str(folder),
+        "round_seconds": 120.0,
+        "patience": 300.0,
+        "evaluate": True,
+        "record": True,
+        "shufflers": consortium.shuffler_entries() if shuffled else [],
+        "command": "python -m experiments.parties",
+        **consortium.proposer_entries,
+        **changes,
+    }
+    (folder / "deployment.toml").write_text(tomli_w.dumps(terms), encoding="utf-8")
+    follow(folder, consortium.control, console, consortium.check)
+    return folder
+
+
+def frames_in(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Header and payload of every frame that was kept in a file."""
+    stream = io.BytesIO(path.read_bytes()) if path.exists() else io.BytesIO()
+    while (found := read_frame(stream.read)) is not None:
+        yield json.loads(found[0]), found[1]

@@ -9,6 +9,7 @@ started from the units that ``join`` has installed: their command, as their user
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -37,7 +38,9 @@ class Pilot:
     def __init__(self, root: Path, tacit: Path) -> None:
         self.root, self.typed = root, dict[str, list[str]]()
         self.running: list[subprocess.Popen[bytes]] = []
-        self.env = {"PATH": f"{tacit.parent}:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "JAX_PLATFORMS": "cpu"}
+        # As root has it: the home of root is shut to everybody else.
+        self.env = {"PATH": f"{tacit.parent}:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
+        self.env |= {"JAX_PLATFORMS": "cpu"}
 
     def type(self, party: str, command: str, folder: Path, answer: str = "", *, wait: bool = True) -> str:
         """Type a command of a README at a party's desk."""
@@ -151,14 +154,32 @@ def play(root: Path, pilot: Pilot) -> dict[str, float]:
     marks["set up"] = time.monotonic()
     pilot.type("server", steps["server"][4], HOMES / "server" / "proposer", wait=False)
     leader = pilot.running[-1]
-    for party in SILOS:
-        _wait(lambda party=party: _pending(pilot, party), f"a proposal at {party}")
-        pilot.type(party, steps[party][4].replace("STUDY", STUDY), kits[party], answer="y\n")
-    if leader.wait(900):
-        raise SystemExit(f"The study failed:\n{(root / 'server.log').read_text()[-3000:]}")
+    _approve(pilot, kits, steps, STUDY)
+    [run] = (HOMES / "server" / "proposer" / "runs").glob(f"{STUDY}-*")
+    _wait((run / "model").exists, "the model", 900.0)
     marks["study"] = time.monotonic()
+    if leader.wait(300):
+        raise SystemExit(f"The study failed:\n{(root / 'server.log').read_text()[-3000:]}")
+    # Nobody has approved the test of the model within the minute; it is asked again, for as long as that takes.
+    pilot.type("server, again", steps["server"][4].split("run ")[0] + f"evaluate {run} {_control()}", run, wait=False)
+    _approve(pilot, kits, steps, f"{STUDY}-validation", ", again")
+    if pilot.running[-1].wait(600) or not (run / "validation.json").exists():
+        raise SystemExit(f"The validation failed:\n{(root / 'server, again.log').read_text()[-3000:]}")
+    print((root / "server, again.log").read_text(), flush=True)
+    marks["validation"] = time.monotonic()
     times = list(marks.values())
     return {name: (b - a) / 60 for name, a, b in zip(list(marks)[1:], times, times[1:], strict=False)}
+
+
+def _approve(pilot: Pilot, kits: dict[str, Path], steps: dict[str, list[str]], study: str, again: str = "") -> None:
+    """Approve what waits at every silo, by the last command of its README."""
+    for party in SILOS:
+        _wait(lambda party=party: _pending(pilot, party), f"a proposal at {party}")
+        pilot.type(f"{party}{again}", steps[party][4].replace("STUDY", study), kits[party], answer="y\n")
+
+
+def _control() -> str:
+    return f"--control {HOMES / 'server' / 'proposer' / 'control.toml'}"
 
 
 def _pending(pilot: Pilot, party: str) -> bool:
@@ -175,7 +196,7 @@ def _pending(pilot: Pilot, party: str) -> bool:
         "--json",
     ]
     done = subprocess.run(words, env=pilot.env, capture_output=True, text=True)
-    return done.returncode == 0 and bool(json.loads(done.stdout)["pending"])
+    return done.returncode == 0 and any(not row["approved"] for row in json.loads(done.stdout)["pending"])
 
 
 def _listens(port: int) -> bool:
@@ -209,8 +230,11 @@ def clean_up() -> None:
     for user in reversed(users):
         subprocess.run(["userdel", user], capture_output=True)
         (UNITS / f"{user}.service").unlink(missing_ok=True)
+        (UNITS / f"{user}-watch.service").unlink(missing_ok=True)
     for home in homes:
         shutil.rmtree(home, ignore_errors=True)
+    with contextlib.suppress(OSError):  # others may live there
+        HOMES.rmdir()
 
 
 def main() -> None:

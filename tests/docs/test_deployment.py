@@ -102,7 +102,7 @@ def test_flower_is_started_with_everything_off_and_authentication_on():
 def test_the_commands_of_the_guide_leave_permissions_that_a_daemon_accepts(tmp_path, monkeypatch):
     """As they are printed, but for the place and the users, under the usual umask."""
     lines = re.findall(r"^    (install [^\n]*|tacit silo init [^\n]*)$", TEXT, flags=re.MULTILINE)
-    assert len(lines) == 21
+    assert len(lines) == 23
     monkeypatch.chdir(tmp_path)
     before = os.umask(0o022)
     try:

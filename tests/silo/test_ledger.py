@@ -41,6 +41,22 @@ def test_what_is_written_is_there_after_reopening(home):
     again.close()
 
 
+@pytest.mark.parametrize(("room", "kept"), [(1, [3, 4]), (15, [2, 3, 4]), (1 << 30, [0, 1, 2, 3, 4])])
+def test_old_replies_make_room_and_their_rounds_are_not_answered_again(home, monkeypatch, room, kept):
+    monkeypatch.setattr("tacit.silo.ledger.REPLY_BYTES", room)
+    ledger = home.open()
+    reserve(ledger, events=(event(count=9),))
+    for number in range(5):
+        debit(ledger, number)
+    assert [number for number in range(5) if ledger.stored("s", number)] == kept
+    before = ledger.accounts["s"]
+    for number in range(5):
+        with pytest.raises(LedgerError, match="Expected a round after 4"):
+            debit(ledger, number)
+    assert ledger.accounts["s"] == before
+    ledger.close()
+
+
 def test_a_commit_is_on_disk_when_it_returns(home):
     ledger = home.open()
     modes = [ledger._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]

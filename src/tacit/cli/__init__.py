@@ -45,9 +45,17 @@ Set = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Folder in which the run folder is made.")]
-Metrics = Annotated[int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics on 127.0.0.1:PORT.")]
-Webhook = Annotated[str | None, typer.Option(metavar="URL", help="POST each event there, as JSON.")]
-Command = Annotated[str | None, typer.Option(help="Run this for each event, with its JSON on standard input.")]
+Metrics = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", envvar="TACIT_WATCH_METRICS", help="Serve Prometheus metrics on 127.0.0.1:PORT."),
+]
+Webhook = Annotated[
+    str | None, typer.Option(metavar="URL", envvar="TACIT_WATCH_WEBHOOK", help="POST each event there, as JSON.")
+]
+Command = Annotated[
+    str | None,
+    typer.Option(envvar="TACIT_WATCH_COMMAND", help="Run this for each event, with its JSON on standard input."),
+]
 Live = Annotated[bool, typer.Option("--live", help="Keep looking, every two seconds, until stopped.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 JsonObject = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

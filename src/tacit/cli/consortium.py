@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +94,7 @@ def admit_command(
 
     roster = admit(replies, authority)
     write_public(out, roster_text(roster))
-    typer.echo(f"Send {out} to {', '.join(roster.members)}.")
+    typer.echo(f"Send {out} to {', '.join(roster.members)}. Signing again makes another roster, which all accept anew.")
     typer.echo(f"Its fingerprint, for the telephone: {roster.fingerprint}")
 
 
@@ -117,8 +118,25 @@ def accept_command(
         fingerprint = str(typer.prompt("The roster's fingerprint, as the coordinator reads it out by telephone"))
     accepted = accept(roster, place.resolve(), fingerprint)
     typer.echo(
-        f"Pinned the keys of {', '.join(accepted.members)}. Next: start the services, then tacit consortium check"
+        f"Pinned the keys of {', '.join(accepted.members)}. Next: start the services (or restart them), then: tacit "
+        f"consortium check {place}"
     )
+
+
+@consortium_app.command("show")
+def show_command(roster: Annotated[Path, typer.Argument(help="roster.toml, as `admit` wrote it.")]) -> None:
+    """Print who is in a roster, and its fingerprint, to read out by telephone.
+
+    Whoever accepts a roster types what is read out, and not what this prints there: that is what the mail brought.
+
+    Example: tacit consortium show roster.toml
+    """
+    from tacit.deploy.consortium.roster import read_roster
+
+    found = read_roster(roster)
+    for name, member in found.members.items():
+        typer.echo(f"{name}: {member.kind}, Tacit {member.tacit}")
+    typer.echo(f"Its fingerprint, for the telephone: {found.fingerprint}")
 
 
 @consortium_app.command("check")
@@ -153,6 +171,9 @@ def check_command(
 def try_command(
     folder: Annotated[Path, typer.Argument(help="One CSV file per silo, with schema.toml and study.toml.")],
     out: Out = Path("runs"),
+    channel: Annotated[
+        list[str] | None, typer.Option(help="Train through this channel; may be repeated. By default the study's own.")
+    ] = None,
     keep: Annotated[
         Path | None, typer.Option(help="Keep all parties' files in this new folder, to look at; else none.")
     ] = None,
@@ -160,8 +181,9 @@ def try_command(
     """Try your own CSV files as a real consortium on this machine: every party is a process of its own.
 
     Keys, certificates, policies and ledgers are made as for real silos; the study of the folder (from `tacit init`) is
-    proposed, priced and answered by daemons, and its model is handed to every silo. In the end everything is stopped.
-    Policies consent by themselves here; real owners approve.
+    proposed, priced and answered by daemons, and its model is handed to every silo, which test it on a fifth of their
+    records that they have set aside. In the end everything is stopped. Policies consent by themselves here; real
+    owners approve.
 
     Example: tacit consortium try clinics
     """
@@ -178,13 +200,15 @@ def try_command(
         raise TacitError(f"{keep} is not empty; name a new folder with --keep.")
     console = Console()
     with tempfile.TemporaryDirectory(prefix="tacit-", ignore_cleanup_errors=True) as made:
-        trial = Trial(folder, Path(made) / "c" if keep is None else keep.resolve())
+        trial = Trial(folder, Path(made) / "c" if keep is None else keep.resolve(), channel or ())
         try:
             parties = ", ".join(f"{name} ({kind})" for name, kind in trial.terms.parties.items())
             typer.echo(f"Starting {parties}; each is a process of its own.")
             trial.start_all()
-            run = trial.lead(out)
-            _show_trial(trial, console)
+            for study in trial.studies:
+                run = trial.lead(study, out)
+                show_validation(run)
+            show_accounts(trial, console)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             typer.echo("Stopping everything.")
@@ -195,7 +219,19 @@ def try_command(
     typer.echo(f"Stopped. The model: {run / 'model'}. Predict with: tacit predict {run / 'model'} NEW.csv")
 
 
-def _show_trial(trial: Trial, console: Console) -> None:
+def show_validation(run: Path) -> None:
+    """How silos say that the model of a run folder does, on records that they have set aside."""
+    from tacit.cli.server import print_validation
+    from tacit.deploy.server.validation import RESULT
+
+    found = run / RESULT
+    if found.exists():
+        print_validation(json.loads(found.read_text(encoding="utf-8")))
+    else:
+        typer.echo("The model was not validated; see above why.")
+
+
+def show_accounts(trial: Trial, console: Console) -> None:
     """What every silo has spent and was given, and that the model predicts, from the silos' own folders."""
     from tacit.cli.books import account_of
     from tacit.deploy.silo.models import kept_models

@@ -40,6 +40,7 @@ ControlFile = Annotated[
     typer.Option("--control", help="control.toml of the SuperLink's folder, or your copy; used on its machine only."),
 ]
 Keys = Annotated[Path, typer.Option(help="The folder of the proposer's key, from `tacit server keys`.")]
+_NOTHING = 1e-6  # an end of an interval below this is shown as zero
 _Only = Annotated[str | None, typer.Option(metavar="A,B,...", help="The names of these silos, where more are online.")]
 _Shufflers = Annotated[Path | None, typer.Option(help="TOML file with [[shufflers]]; see docs/deployment.md.")]
 _Overrides = Annotated[
@@ -435,7 +436,7 @@ def evaluate_command(
     if as_json:
         print_json(facts)
         return
-    _print_validation(facts)
+    print_validation(facts)
     report = folder / "report.html"
     typer.echo(f"Report: {report if report.is_file() else folder / 'validation.json'}")
 
@@ -483,7 +484,8 @@ def _terms(
     }
 
 
-def _print_validation(facts: dict[str, Any]) -> None:
+def print_validation(facts: dict[str, Any]) -> None:
+    """Show what silos say of a model, by silo and overall."""
     from tacit.counting.validated import MAIN, main_row, verdict
 
     console = Console()
@@ -491,7 +493,9 @@ def _print_validation(facts: dict[str, Any]) -> None:
     table = Table("silo", "records", *measures, title=f"{facts['study']}, 95% intervals")
     total = sum(silo["records"] for silo in facts["silos"])
     for part in ({"name": "all", "records": total, "numbers": facts["numbers"]}, *facts["silos"]):
-        shown = [_interval(main_row(part["numbers"] or (), name)) for name in measures]
+        # Sums tell of all silos together, and of none alone.
+        rows = part["numbers"]
+        shown = ["–" if rows is None else _interval(main_row(rows, name)) for name in measures]
         table.add_row(Text(part["name"]), str(part["records"]), *shown)
     print_table(table, console)
     console.print(Text(verdict(facts)))
@@ -501,7 +505,8 @@ def _print_validation(facts: dict[str, Any]) -> None:
 def _interval(row: Any) -> str:
     if row is None or row["value"] is None:
         return "too few"
-    return " to ".join("?" if row[key] is None else f"{row[key]:.3g}" for key in ("low", "high"))
+    ends = [row[key] for key in ("low", "high")]
+    return " to ".join("?" if end is None else f"{0.0 if abs(end) < _NOTHING else end:.3g}" for end in ends)
 
 
 def _run_folder(study: str, overrides: list[str], shufflers: int, out: Path) -> Path:

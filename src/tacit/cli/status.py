@@ -9,13 +9,14 @@ import contextlib
 import datetime
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of, seat_of
-from tacit.deploy.permissions import check_owner
+from tacit.deploy.permissions import check_owner, other_owner
 from tacit.deploy.silo.consent import Offer, charge_of, check_delta, check_sampling, consider, pool_of, terms_of
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
@@ -418,12 +419,14 @@ def described_lines(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _commands(row: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """What an owner may do with a proposal."""
+    """What an owner may do with a proposal; whoever looks as somebody else decides as the owner's user."""
+    name = other_owner(folder)
+    tacit = "tacit" if name is None else f"sudo -u {shlex.quote(name)} tacit"
     if row["approved"]:
-        return {"revoke": f"tacit silo revoke {folder} {row['study'][:12]}"}
+        return {"revoke": f"{tacit} silo revoke {folder} {row['study'][:12]}"}
     return {
-        "approve": f"tacit silo approve {folder} {row['study']}",
-        "reject": f"tacit silo reject {folder} {row['study'][:12]}",
+        "approve": f"{tacit} silo approve {folder} {row['study']}",
+        "reject": f"{tacit} silo reject {folder} {row['study'][:12]}",
     }
 
 

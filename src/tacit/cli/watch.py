@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tacit.deploy.permissions import write_secret
+from tacit.deploy.permissions import replace_secret
 from tacit.errors import TacitError, printable
 
 _log = logging.getLogger("tacit.watch")
@@ -118,6 +118,7 @@ def look_at_server(runs: Path) -> Look:
         rows = view.read()
         facts, labels = view.facts, {"run": run}
         missed = view.rows[-1]["missed"] if view.rows else []
+        agreed = {row["silo"] for row in rows if row["event"] == "consent"}
         spent = [row["epsilon"] for row in view.rows if row.get("epsilon") is not None]
         samples += [
             Sample("tacit_server_round", "The round that is through.", facts["round"], labels),
@@ -132,7 +133,7 @@ def look_at_server(runs: Path) -> Look:
             if row["event"] == "refusal":
                 text = f"run {run}: {row['silo']} refuses ({row['code']})"
                 events.append(Event("refused", f"{run} {row['silo']} {row['code']}", text))
-            if row["event"] == "waiting":
+            if row["event"] == "waiting" and facts["state"] == "started" and row["silo"] not in agreed:
                 events.append(
                     Event("waiting", f"{run} {row['silo']}", f"run {run}: {row['silo']} waits for {row['for']}")
                 )
@@ -214,10 +215,7 @@ class Told:
         fresh = [e for e in events if f"{e.what} {e.key}" not in known and (not first or e.what == "waiting")]
         if first or keys - known:
             self._known = known | keys
-            draft = self._path.with_name(f".{self._path.name}.new")
-            draft.unlink(missing_ok=True)
-            write_secret(draft, json.dumps(sorted(self._known)))
-            draft.replace(self._path)
+            replace_secret(self._path, json.dumps(sorted(self._known)))
         return fresh
 
 

@@ -36,6 +36,16 @@ def write_secret(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def replace_secret(path: Path, content: str | bytes) -> None:
+    """Write a file that only its owner can read, or replace it; it is there whole, or as it was."""
+    draft = path.with_name(f".{path.name}.new")
+    draft.unlink(missing_ok=True)
+    write_secret(draft, content)
+    with draft.open("rb") as file:
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
 def read_secret(path: Path) -> bytes:
     """Read a secret from a file that nobody else can read."""
     try:
@@ -104,20 +114,24 @@ def check_owner(folder: Path) -> None:
 
     Root could write there too, but the daemon cannot read what root has written.
     """
-    if not folder.exists():
-        return
-    owner = folder.stat().st_uid
-    if owner != os.geteuid():
-        import pwd
-
-        try:
-            name = pwd.getpwuid(owner).pw_name
-        except KeyError:
-            name = f"#{owner}"
+    name = other_owner(folder)
+    if name is not None:
         raise PermissionsError(
             f"Expected the user who owns {folder}, {name}: files of others are shut to its daemon. Run: sudo -u "
             f"{shlex.quote(name)} tacit silo ..."
         )
+
+
+def other_owner(folder: Path) -> str | None:
+    """The name of the user who owns a folder, where that is not the one who runs this process."""
+    import pwd
+
+    if not folder.exists() or (owner := folder.stat().st_uid) == os.geteuid():
+        return None
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"#{owner}"
 
 
 def too_open(paths: Iterable[Path]) -> dict[Path, int]:

@@ -64,6 +64,9 @@ CREATE TABLE IF NOT EXISTS refusals(day TEXT NOT NULL, code TEXT NOT NULL, propo
   count INTEGER NOT NULL, last REAL NOT NULL, PRIMARY KEY(day, code, proposer));
 """
 
+REPLY_BYTES = 1 << 30
+"""How much room the replies of an open study may take; the oldest make room, but for the last two."""
+
 MOST_REFUSALS = 1000
 """How many rows of refusals a ledger keeps: one for each day, code and proposer, the newest."""
 
@@ -362,7 +365,7 @@ class Ledger:
     ) -> None:
         """Pay for one answer; when this returns, debit, reply and state are on disk and the reply may leave.
 
-        Of several attempts of a round the reply to the last one is kept.
+        Of several attempts of a round the reply to the last one is kept, and of all rounds the newest that have room.
 
         Formal guarantee: no answer is paid for from an account that is overdrawn, as it can be after its owner has
         lowered epsilon, or where studies of version 0.1 cost more by the rule of today.
@@ -381,6 +384,8 @@ class Ledger:
         with self._write("debit", study, body) as database:
             row = (study, round_number, reply.request, reply.header, reply.payload)
             database.execute("INSERT OR REPLACE INTO replies VALUES(?, ?, ?, ?, ?)", row)
+            oldest = round_number - max(2, REPLY_BYTES // max(1, len(reply.payload)))
+            database.execute("DELETE FROM replies WHERE study = ? AND round <= ?", (study, oldest))
             database.execute("UPDATE studies SET state = ? WHERE study = ?", (state, study))
         self._accounts[study] = after
 
@@ -417,7 +422,7 @@ class Ledger:
                 self.finish(study, "expired")
 
     def stored(self, study: str, round_number: int) -> Reply | None:
-        """The reply to a round that was answered, while its study is open."""
+        """The reply to a round that was answered, while its study is open and it has room."""
         columns = "request, header, payload"
         row = self._ask(f"SELECT {columns} FROM replies WHERE study = ? AND round = ?", study, round_number)
         return None if row is None else Reply(*row)

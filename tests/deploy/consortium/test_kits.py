@@ -1,22 +1,29 @@
 """Kits hold no secret, keys stay where they are made, and nobody pins a key that its owner has not made."""
 
+import os
+import re
 import shutil
 import ssl
 import stat
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 import tomli_w
 import yaml
+from typer.main import get_command
 
+from tacit import __version__
+from tacit.cli import app
+from tacit.cli.status import _commands
 from tacit.deploy.consortium import pages
 from tacit.deploy.consortium.accepting import MARK, accept
 from tacit.deploy.consortium.checking import check
 from tacit.deploy.consortium.joining import join
 from tacit.deploy.consortium.kits import init
 from tacit.deploy.consortium.roster import admit, read_roster, roster_text
-from tacit.deploy.consortium.terms import consortium_from, services
+from tacit.deploy.consortium.terms import consortium_from, services, watcher
 from tacit.deploy.permissions import check_silo
 from tacit.deploy.shuffler.config import load_terms
 from tacit.deploy.signing import Signer, new_signing_key
@@ -117,6 +124,28 @@ def test_check_finds_what_is_wrong(world, tmp_path):
     assert "pins" in {row.what for row in check(homes["tromso"]) if row.state == "wrong"}
 
 
+def test_root_looks_with_the_home_of_the_partys_user_and_decides_as_that_user(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("only root looks as others")
+    homes = set_up(tmp_path, channels=["direct"], shufflers=None)
+    for name in ("silo", "courier"):
+        os.chown(homes["oslo"] / name, 10001, 10001)
+    asked = []
+
+    def run(command, **terms):
+        asked.append(terms)
+        return subprocess.CompletedProcess(command, 0, "[]", "")
+
+    monkeypatch.setattr("tacit.deploy.consortium.checking.subprocess.run", run)
+    check(homes["oslo"])
+    looked = [terms for terms in asked if "env" in terms]
+    assert [terms["env"]["HOME"] for terms in looked] == [str(homes["oslo"] / name) for name in ("silo", "courier")]
+    assert {terms["user"] for terms in looked} == {10001}
+    row = {"approved": False, "study": "9" * 64}
+    for folder, words in ((homes["oslo"] / "silo", "sudo -u '#10001' tacit"), (homes["bergen"] / "silo", "tacit")):
+        assert _commands(row, folder)["approve"] == f"{words} silo approve {folder} {row['study']}"
+
+
 def test_everybody_pins_the_others_keys_and_nobody_elses(world):
     _, _, homes, _, roster = world
     signs = {name: member.sign for name, member in roster.members.items()}
@@ -167,6 +196,14 @@ def test_a_roster_of_others_or_of_before_is_refused(world, tmp_path, field):
     (tmp_path / "roster.toml").write_text(roster_text(changed))
     with pytest.raises(TacitError, match=r"authority|schema|older"):
         accept(tmp_path / "roster.toml", homes["a"], changed.fingerprint)
+
+
+@pytest.mark.parametrize("share", [None, 0.0])
+def test_records_are_set_aside_unless_the_terms_say_otherwise(tmp_path, share):
+    homes = set_up(tmp_path, validation=share)
+    policy = load_policy(homes["oslo"] / "silo" / "policy.toml")
+    assert policy.data.validation == (0.2 if share is None else 0.0)
+    assert ("validation" in policy.allow.algorithms) == (share is None)
 
 
 def test_what_an_owner_has_edited_stays_when_a_new_roster_comes(tmp_path):
@@ -238,6 +275,7 @@ def test_replies_of_all_parties_are_needed(tmp_path):
         ({"channels": ["direct"]}, "leave .shufflers. out"),
         ({"colluding": 3}, "colluding=3 < 3"),
         ({"colluding": 0}, "colluding >= 1"),
+        ({"channels": ["pairwise", "shuffled-reports"]}, "leaves as a shuffled sum"),
         ({"colour": "blue"}, "Unknown key"),
         ({"server": {"host": "x", "prot": 1}}, "did you mean 'port'"),
     ],
@@ -258,28 +296,131 @@ def test_a_silo_joins_with_its_records_and_says_what_is_wrong_with_them(tmp_path
     assert not (tmp_path / "home").exists()
 
 
-def test_units_and_containers_start_the_same_commands_shut_in(world):
+def own_services(kit, party):
+    tree = tomllib.loads((kit / "kit.toml").read_text())
+    terms, home = consortium_from(tree["consortium"]), pages.HOMES / party
+    return services(terms, party, home), watcher(terms, party, home)
+
+
+def unit_of(kit, service):
+    text = (kit / "units" / f"{service.name}.service").read_text()
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+
+
+def test_units_start_the_commands_of_their_services_shut_in(world):
     _, kits, _, _, _ = world
     for party in PARTIES:
-        kit = tomllib.loads((kits[party] / "kit.toml").read_text())
-        own = services(consortium_from(kit["consortium"]), party, pages.HOMES / party)
-        composed = yaml.safe_load((kits[party] / "compose.yaml").read_text())["services"]
-        assert sorted(composed) == sorted(service.name for service in own)
-        for service in own:
-            unit = (kits[party] / "units" / f"{service.name}.service").read_text()
-            lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+        own, watches = own_services(kits[party], party)
+        assert len(list((kits[party] / "units").iterdir())) == len(own) + 1
+        for service in (*own, watches):
+            lines = unit_of(kits[party], service)
             assert lines["ExecStart"].split() == [pages.INSTALLED, *service.words]
+            assert lines["User"] == service.user
             assert lines["WantedBy"] == "multi-user.target"
             assert {lines[key] for key in ("NoNewPrivileges", "PrivateUsers", "ProtectHome")} == {"yes"}
             assert lines["ProtectSystem"] == "strict"
-            assert lines.get("PrivateNetwork") == (None if service.online else "yes")
-            container = composed[service.name]
+            assert lines.get("PrivateNetwork") == ("yes" if service.network == "none" else None)
+            assert lines.get("ReadWritePaths", "").split() == list(map(str, service.writes))
+
+
+def test_a_watcher_can_open_neither_records_nor_keys_and_reaches_no_other_machine(world):
+    _, kits, homes, _, _ = world
+    for party in PARTIES:
+        watches = own_services(kits[party], party)[1]
+        lines = unit_of(kits[party], watches)
+        assert (lines["IPAddressDeny"], lines["IPAddressAllow"]) == ("any", "localhost")
+        assert lines["EnvironmentFile"] == f"-{pages.HOMES / party / 'watch.env'}"
+        kit = tomllib.loads((kits[party] / "kit.toml").read_text())
+        settings = pages.watching(consortium_from(kit["consortium"]), party, pages.HOMES / party).splitlines()
+        assert watches.name in settings[0]
+        words = get_command(app).commands[watches.words[0]].commands["watch"].params
+        assert {line[2:].split("=")[0] for line in settings[1:]} == {one.envvar for one in words if one.envvar}
+        hidden = [Path(word.removeprefix("-")) for word in lines["InaccessiblePaths"].split()]
+        # All that is a secret of the user whom it runs as, or a record.
+        part = watches.writes[0].relative_to(pages.HOMES / party).parts[0]
+        secrets = [path.relative_to(homes[party]) for path in secrets_in(homes[party] / part)]
+        secrets += [Path("silo/records.csv")] * (party in SILOS)
+        for secret in secrets:
+            assert any((pages.HOMES / party / secret).is_relative_to(path) for path in hidden), secret
+
+
+COMPOSED = {"image", "build", "command", "user", "restart", "read_only", "tmpfs", "environment", "cap_drop"}
+COMPOSED |= {"security_opt", "volumes"}
+
+
+def test_the_compose_file_starts_the_commands_of_the_services_shut_in(world):
+    """Against the structure of compose files, as its specification names it: nothing else is in them."""
+    _, kits, _, _, _ = world
+    for party in PARTIES:
+        own, _ = own_services(kits[party], party)
+        tree = yaml.safe_load((kits[party] / "compose.yaml").read_text())
+        assert sorted(tree) == ["name", "services"]
+        assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", tree["name"])
+        assert sorted(tree["services"]) == sorted(service.name for service in own)
+        for service in own:
+            container = tree["services"][service.name]
+            assert COMPOSED <= set(container) <= COMPOSED | {"network_mode", "ports"}
+            assert container["image"] == f"tacit:{__version__}"
+            assert (kits[party] / container["build"]["dockerfile"]).is_file()
+            assert container["build"]["context"] == "."
             assert container["command"] == list(service.words)
-            assert container["read_only"] is True
-            assert container["cap_drop"] == ["ALL"]
-            assert (container.get("network_mode") == "none") == (not service.online)
-            writable = {v.split(":")[0] for v in container["volumes"] if not v.endswith(":ro")}
-            assert writable == set(map(str, service.writes))
+            assert container["user"] in ("10001:10001", "10002:10001")
+            assert container["user"].startswith("10001") == service.first
+            assert (container["read_only"], container["restart"], container["cap_drop"]) == (True, "always", ["ALL"])
+            assert container["security_opt"] == ["no-new-privileges:true"]
+            mounts = [volume.split(":") for volume in container["volumes"]]
+            assert all(len(parts) in (2, 3) and parts[0] == parts[1] for parts in mounts)
+            assert all(Path(parts[0]).is_relative_to(pages.HOMES / party) for parts in mounts)
+            assert {parts[0] for parts in mounts if parts[2:] != ["ro"]} == set(map(str, service.writes))
+            home = Path(container["environment"]["HOME"])
+            assert home in service.writes or str(home) in container["tmpfs"]
+            for path in [word for word in service.words if word.startswith("/")]:
+                assert any(Path(path).is_relative_to(parts[0]) for parts in mounts), path
+
+
+def test_containers_open_the_ports_of_front_and_shufflers_and_no_other(world):
+    _, kits, _, _, _ = world
+    for party in PARTIES:
+        own, _ = own_services(kits[party], party)
+        tree = yaml.safe_load((kits[party] / "compose.yaml").read_text())
+        modes = {name: found.get("network_mode") for name, found in tree["services"].items()}
+        open_ports = [port for found in tree["services"].values() for port in found.get("ports", [])]
+        assert {service.name for service in own if service.network == "none"} == {
+            name for name, mode in modes.items() if mode == "none"
+        }
+        if party == "server":
+            # On the host's network, where the SuperLink's own port listens on loopback: a published one would not.
+            assert (list(modes.values()), open_ports) == (["host"], [])
+            words = own[0].words
+            assert words[words.index("--host") + 3] != words[words.index("--control-port") + 1]
+        else:
+            assert "host" not in modes.values()
+            assert open_ports == {"a": ["9400:9400"], "b": ["9401:9401"]}.get(party, [])
+
+
+def test_the_image_installs_a_file_and_no_package_of_another_with_this_name(world):
+    _, kits, _, _, _ = world
+    lines = (kits["oslo"] / "Containerfile").read_text().splitlines()
+    [install] = [line for line in lines if "pip install" in line]
+    assert f'"/tmp/tacit-{__version__}-py3-none-any.whl[flower]"' in install
+    assert f"COPY tacit-{__version__}-py3-none-any.whl /tmp/" in lines
+    assert 'ENTRYPOINT ["tacit"]' in lines
+
+
+def test_who_joins_with_containers_gets_files_of_this_tacit_and_not_of_the_kit(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files to containers' users")
+    kits = init(consortium_file(tmp_path), tmp_path / "kits")
+    (kits["oslo"] / "compose.yaml").write_text("services: {}")
+    home, _ = join(kits["oslo"], tmp_path / "oslo", tmp_path / "clinics" / "oslo.csv", whose="containers")
+    made = home / "containers"
+    tree = yaml.safe_load((made / "compose.yaml").read_text())
+    assert len(tree["services"]) == 2
+    # Nothing else is handed to whoever builds the image.
+    assert {path.name for path in made.iterdir()} == {"compose.yaml", "Containerfile"}
+    assert (made / "Containerfile").read_text() == (kits["oslo"] / "Containerfile").read_text()
+    assert {(home / name).stat().st_uid for name in ("silo", "courier")} == {10001, 10002}
+    assert (made / "compose.yaml").stat().st_uid == 0
 
 
 def test_a_readme_has_at_most_five_commands(world):
@@ -295,7 +436,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(world, tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     _, kits, _, _, _ = world
-    for path in kits["oslo"].glob("units/*.service"):
+    for path in [path for party in ("oslo", "server", "a") for path in kits[party].glob("units/*.service")]:
         own = tmp_path / path.name
         # The user and the command are not on this machine.
         own.write_text(path.read_text().replace(pages.INSTALLED, "/bin/true").replace("User=tacit", "User=root\n#"))

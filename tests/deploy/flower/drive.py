@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments.consortium import train
-from experiments.parties import Consortium, Silo
+from experiments.parties import Consortium, Silo, train
 from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.flower.commands import node_key
 from tacit.deploy.server.deployment import DEPLOYED

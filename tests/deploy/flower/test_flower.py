@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.consortium import frames_in
+from experiments.parties import frames_in
 from tacit.channel.sealing import open_layer
 from tacit.channel.shuffled_sum import ShareTerms
 from tacit.deploy.contract import builder_from
@@ -142,7 +142,7 @@ def test_run_folder_and_ledgers_agree(world, channel):
 def test_run_folders_hold_no_secret_of_the_superlink(world, channel):
     root, facts = world
     folder = Path(facts["folders"][channel])
-    assert json.loads((folder / "provenance.json").read_text())["command"] == "python -m experiments.consortium"
+    assert json.loads((folder / "provenance.json").read_text())["command"] == "python -m experiments.parties"
     secret = (root / "c" / "link" / "executor.secret").read_bytes()
     for path in folder.rglob("*"):
         held = path.read_bytes() if path.is_file() else b""

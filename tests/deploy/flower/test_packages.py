@@ -10,8 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.consortium import train
-from experiments.parties import Consortium, Silo
+from experiments.parties import Consortium, Silo, train
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import load_checkpoint
 from tacit.deploy.server.coordinator import fresh_state

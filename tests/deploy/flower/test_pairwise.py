@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from experiments.consortium import hospital, train
-from experiments.parties import Consortium
+from experiments.parties import Consortium, hospital, train
 from tacit.data.heart_disease import HOSPITALS
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import load_checkpoint

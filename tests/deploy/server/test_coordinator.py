@@ -1,12 +1,13 @@
 """The server among real daemons, over their sockets: as in simulation, with silos that come and go."""
 
 import re
+import time
 
 import pytest
 
 from tacit.deploy.server.coordinator import Patience, StalledError
 from tacit.deploy.server.deployment import check_study
-from tacit.deploy.wire import RefusalError
+from tacit.deploy.wire import RefusalError, refuse, unframed
 from tacit.plans.spec import StudyError, study_from
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
@@ -130,6 +131,29 @@ def test_a_study_that_too_many_refuse_ends_before_it_begins(world, tmp_path):
     with pytest.raises(RefusalError) as caught:
         coordinator.run()
     assert caught.value.code == "over-budget"
+
+
+class Refusing(LocalTransport):
+    """All silos refuse what is proposed, once ``code`` is set."""
+
+    code = None
+
+    def ask(self, requests, seconds, enough=None):
+        if self.code is None:
+            return super().ask(requests, seconds, enough)
+        return {at: [unframed(refuse(self.code, f"no, says {at}"))] for at in requests}
+
+
+@pytest.mark.parametrize("code", ["bad-plan", "bad-message"])
+def test_a_plan_that_nobody_can_use_ends_at_once_with_every_refusal(world, tmp_path, code):
+    transport, events = Refusing([daemon.home.socket for daemon in world[0]]), []
+    coordinator = conductor_of(plan_like(name=code), world, tmp_path, transport=transport, events=events)
+    transport.code, begun = code, time.monotonic()
+    with pytest.raises(RefusalError) as caught:
+        coordinator.propose()
+    assert time.monotonic() - begun < 10
+    assert caught.value.code == code
+    assert {facts["silo"]: facts["code"] for event, facts in events if event == "refusal"} == dict.fromkeys(NAMES, code)
 
 
 def test_studies_that_daemons_cannot_run_are_refused_before_anybody_is_asked():

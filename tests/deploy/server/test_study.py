@@ -161,7 +161,9 @@ def test_what_can_be_waited_for_is_to_be_resumed(manual, tmp_path, monkeypatch):
     assert error.endswith(f". Go on with --resume {root}.")
 
 
-@pytest.mark.parametrize(("code", "final"), [("over-budget", True), ("bad-plan", True), ("restored", False)])
+@pytest.mark.parametrize(
+    ("code", "final"), [("over-budget", True), ("bad-plan", True), ("bad-message", False), ("restored", False)]
+)
 def test_which_refusals_are_final(code, final):
     assert is_final(RefusalError(code, "no")) is final
     assert is_final(StalledError("no", final=final)) is final

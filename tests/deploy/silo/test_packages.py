@@ -269,6 +269,18 @@ def test_features_of_a_backbone_are_made_once_and_kept_for_the_owner_alone(sourc
     service.close()
 
 
+def test_features_that_a_crash_has_cut_short_are_computed_again(source, tmp_path):
+    home, policy, records = home_with(tmp_path, lambda folder: body_of(folder)[0])
+    made = with_features(policy, home.folder, records)["x"]
+    [kept] = home.folder.glob("features-*.npy")
+    whole = kept.read_bytes()
+    for length in (0, 7, len(whole) - 1):
+        kept.write_bytes(whole[:length])
+        np.testing.assert_array_equal(with_features(policy, home.folder, records)["x"], made)
+        assert kept.read_bytes() == whole
+    assert list(home.folder.glob(".*.new")) == []
+
+
 def test_the_account_stays_that_of_the_records_when_a_backbone_comes(source, tmp_path):
     home, policy, records = home_with(tmp_path, lambda folder: body_of(folder)[0])
     plain = policy_from(policy_tree("s"))

@@ -74,8 +74,8 @@ def _check(roster: Roster, kit: Kit, home: Path) -> None:
     wrong = _foreign(own, home)
     if wrong:
         raise ConsortiumError(
-            f"The roster has another key of {kit.party} than the one made here ({wrong}): tell the coordinator, and "
-            "send the reply again (tacit consortium join writes it)."
+            f"The roster has another key of {kit.party} than the one made here ({wrong}). Tell the coordinator, "
+            "who has certified a stranger's; send the reply again by another way (tacit consortium join writes it)."
         )
 
 

@@ -144,10 +144,12 @@ def _as_user(home: Path, folder: str, part: str) -> list[Finding]:
         name = _user(owner.st_uid)
         return [Finding("permissions", "note", f"only root or {name} can look at {home / folder}")]
     command = [sys.executable, "-m", "tacit.deploy.consortium.checking", str(home), part]
+    # Its home as the unit has it: prices are kept there, and root's is shut.
+    env = {"HOME": str(home / folder), "PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
     groups = _groups(owner.st_uid, owner.st_gid)
     as_them: dict[str, Any] = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": groups}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd="/", **as_them)
+        done = subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, **as_them)
     except PermissionError:
         text = f"{_user(owner.st_uid)} may not execute {sys.executable}; install Tacit for all users, as in /opt/tacit"
         return [Finding("permissions", "wrong", text)]

@@ -64,6 +64,15 @@ def join(
     write_public(place / "ca.pem", kit.authority)
     for name, text in units.items():
         write_public(UNITS / name, text)
+    if whose == "containers":
+        # As Tacit writes them here: what lies in the kit may have been changed on its way. In a folder of their own,
+        # because whoever builds an image is handed all of it.
+        (place / "containers").mkdir(exist_ok=True, mode=0o755)
+        for name, text in pages.containers(kit.terms, kit.party, place).items():
+            write_public(place / "containers" / name, text)
+    if units and not (place / pages.WATCH).exists():
+        # An address to send word to may be a secret.
+        write_secret(place / pages.WATCH, pages.watching(kit.terms, kit.party, place))
     facts = {"party": kit.party, "kind": kind, "consortium": kit.terms.name, "tacit": __version__}
     return place, {**facts, "schema_digest": kit.schema_digest, **keys}
 
@@ -100,7 +109,7 @@ def _policy(kit: Kit, source: Path) -> str:
     """The kit's policy, as it was handed over or edited since."""
     if (source / "policy.toml").exists():
         return read_text(source / "policy.toml", "The policy")
-    data = data_section(public_schema(source / "schema.toml"), "records.csv")
+    data = data_section(public_schema(source / "schema.toml"), kit.terms.validation)
     return pages.policy(kit.terms, kit.party, data=data)
 
 

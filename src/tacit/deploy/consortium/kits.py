@@ -80,11 +80,12 @@ def description(schema: Schema) -> Description:
     return Description.model_validate(schema.description())
 
 
-def data_section(schema: Schema, file: str) -> str:
+def data_section(schema: Schema, validation: float) -> str:
     """The policy's [data] for records of a schema, without its heading."""
     target = schema.target
-    section: dict[str, Any] = {"file": file, "columns": "schema.toml", "task": target.task}
-    return tomli_w.dumps(section | ({} if target.classes is None else {"classes": len(target.classes)}))
+    section: dict[str, Any] = {"file": "records.csv", "columns": "schema.toml", "task": target.task}
+    section |= {} if target.classes is None else {"classes": len(target.classes)}
+    return tomli_w.dumps(section | ({"validation": validation} if validation else {}))
 
 
 def _study(path: Path) -> dict[str, Any]:
@@ -101,13 +102,12 @@ def _write(folder: Path, kit: Kit, schema: Path, study: dict[str, Any] | None) -
         "kit.toml": tomli_w.dumps(plain(kit)),
         "ca.pem": kit.authority,
         "schema.toml": schema.read_text(encoding="utf-8"),
-        "compose.yaml": pages.compose(terms, party, home),
-        "Containerfile": pages.rendered("Containerfile", version=__version__),
+        **pages.containers(terms, party, home),
         "README.md": pages.readme(terms, party, home),
         "grafana.json": pages.board(),
     }
     if terms.parties[party] == "silo":
-        data = data_section(public_schema(schema), "records.csv")
+        data = data_section(public_schema(schema), terms.validation)
         files["policy.toml"] = pages.policy(terms, party, data=data)
     if terms.parties[party] == "shuffler":
         files["shuffler.toml"] = pages.shuffler_terms(terms, party)

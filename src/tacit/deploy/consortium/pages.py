@@ -12,12 +12,26 @@ from typing import Any
 import jinja2
 
 from tacit import __version__
-from tacit.deploy.consortium.terms import SERVER, Consortium, ConsortiumError, Service, account_name, services
+from tacit.deploy.consortium.terms import (
+    SERVER,
+    Consortium,
+    ConsortiumError,
+    Service,
+    account_name,
+    services,
+    watcher,
+)
 
 HOMES = Path("/srv/tacit")
 """Where parties live, unless they are told otherwise."""
 
 INSTALLED = "/opt/tacit/bin/tacit"
+WHEEL = f"tacit-{__version__}-py3-none-any.whl"
+"""What everybody installs: a file, because the public index has another package of this name."""
+
+WATCH = "watch.env"
+"""What a party's watcher does beside its log."""
+
 CONTAINER_USERS = (10001, 10002)
 """The users of a party's containers, by number."""
 
@@ -49,7 +63,8 @@ def units(terms: Consortium, party: str, home: Path, tacit: str = INSTALLED) -> 
 
     Formal guarantee: no word of a command, and no path, is more to systemd than that word: all others raise.
     """
-    own = services(terms, party, home)
+    watches = watcher(terms, party, home)
+    own = [*services(terms, party, home), watches]
     words = [tacit, *(str(word) for service in own for word in (*service.words, *service.writes))]
     strange = [word for word in words if not _PLAIN.fullmatch(word)]
     if strange:
@@ -58,10 +73,19 @@ def units(terms: Consortium, party: str, home: Path, tacit: str = INSTALLED) -> 
             f"Expected letters, digits and any of ._:/@+- in what units say, got {listed}; choose another --home, or "
             "join with --containers."
         )
-    return {f"{service.name}.service": rendered("service", service=service, tacit=tacit) for service in own}
+    settings = {watches: home / WATCH}
+    return {
+        f"{service.name}.service": rendered("service", service=service, tacit=tacit, settings=settings.get(service))
+        for service in own
+    }
 
 
-def compose(terms: Consortium, party: str, home: Path) -> str:
+def containers(terms: Consortium, party: str, home: Path) -> dict[str, str]:
+    """The compose file and the image of a party, by the names of their files."""
+    return {"compose.yaml": _compose(terms, party, home), "Containerfile": rendered("Containerfile", wheel=WHEEL)}
+
+
+def _compose(terms: Consortium, party: str, home: Path) -> str:
     """The compose file of a party: the commands of its units, in containers."""
     kind = terms.parties[party]
     own = [_mounted(service, home) for service in services(terms, party, home)]
@@ -93,9 +117,16 @@ def readme(terms: Consortium, party: str, home: Path) -> str:
     return rendered("README.md", terms=terms, home=home, services=own, run=run, **facts)
 
 
+def watching(terms: Consortium, party: str, home: Path) -> str:
+    """The settings of a party's watcher, all of them off."""
+    return rendered(WATCH, unit=watcher(terms, party, home).name, kind=terms.parties[party])
+
+
 def policy(terms: Consortium, party: str, *, data: str, approval: str = "manual") -> str:
     """A policy to start from, all but its pinned keys."""
-    return rendered("policy.toml", terms=terms, party=party, data=data.strip(), approval=approval)
+    algorithms = [*terms.algorithms, *(["validation"] if terms.validation else [])]
+    facts = {"party": party, "data": data.strip(), "approval": approval, "algorithms": algorithms}
+    return rendered("policy.toml", terms=terms, **facts)
 
 
 def shuffler_terms(terms: Consortium, party: str) -> str:

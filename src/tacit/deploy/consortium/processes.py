@@ -47,14 +47,14 @@ class Party:
     """One process with a session of its own, so that everything it starts can be ended with it."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        self.name, self._command, self.log, self._env = name, list(command), log, dict(env)
+        self.name, self.command, self.log, self._env = name, list(command), log, dict(env)
         self.start()
 
     def start(self) -> None:
         """Start it, or start it again."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._command,
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

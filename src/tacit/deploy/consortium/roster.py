@@ -85,13 +85,14 @@ class Roster(Section):
 
     @property
     def fingerprint(self) -> str:
-        """All of it in eight groups of four digits, to compare by telephone: the first 128 bits of its SHA-256.
+        """All of it in twelve groups of four digits, to compare by telephone: the first 192 bits of its SHA-256.
 
-        The order of names counts too: that of shufflers is the order of their cascade.
+        So many because a coordinator who cheats may look for two rosters with one fingerprint, which takes half as many
+        bits of work. The order of names counts too: that of shufflers is the order of their cascade.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True))
         digits = hashlib.sha256(b"tacit roster 1\0" + text.encode()).hexdigest()
-        return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
+        return " ".join(digits[at : at + 4] for at in range(0, 48, 4))
 
     def signs(self, kind: Kind) -> dict[str, str]:
         """The signing keys of all parties of a kind."""

@@ -22,7 +22,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]{0,251}[A-Za-z0-9])?$")]
 """A name or an address, and nothing that means more to a unit or a shell: root installs what a kit says."""
 _RESERVED = ("authority", SERVER)
-_ALGORITHMS = ("mb-sgd", "accelerated-mb-sgd", "local-sgd", "statistics", "validation")
+_ALGORITHMS = ("mb-sgd", "accelerated-mb-sgd", "local-sgd", "statistics")
 
 
 class ServerPart(Section):
@@ -51,9 +51,9 @@ class Consortium(Section):
     """What all parties agree on before there are keys.
 
     ``proposer`` leads studies from the server's machine. ``colluding`` is how many silos may work together with the
-    server, at most. ``validation`` is the share of records that each silo sets aside to test models on; an owner may
-    choose another one before the first study. ``data_schema`` is the file that says what the columns of all silos mean,
-    and ``study`` one that the proposer may start with; both lie beside this file.
+    server, at most. ``data_schema`` is the file that says what the columns of all silos mean, and ``study`` one that
+    the proposer may start with; both lie beside this file. ``validation`` is the share of records that policies set
+    aside to test models; they never train.
     """
 
     name: Name
@@ -63,9 +63,9 @@ class Consortium(Section):
     colluding: Annotated[int, Field(ge=0)] = 1
     min_silos: Count = 2
     algorithms: Annotated[tuple[str, ...], Field(min_length=1)] = _ALGORITHMS
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
     data_schema: Annotated[str, Field(alias="schema")]
     study: str | None = None
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.2
     budget: BudgetPart = BudgetPart()
     server: ServerPart
     shufflers: dict[Name, ShufflerPart] = Field(default_factory=dict)
@@ -85,6 +85,11 @@ class Consortium(Section):
             raise ValueError("set [shufflers.NAME] at least twice where a shuffled channel is used")
         if self.shufflers and not self.shuffled:
             raise ValueError("name a shuffled channel in channels, or leave [shufflers] out")
+        if self.validation and "shuffled-reports" in self.channels and "shuffled-sum" not in self.channels:
+            raise ValueError(
+                "name shuffled-sum in channels too, or set validation = 0: after shuffled reports, what silos say of a "
+                "model leaves as a shuffled sum"
+            )
         if self.colluding >= len(self.silos):
             raise ValueError(f"expected colluding={self.colluding} < {len(self.silos)}, the number of silos")
         if "pairwise" in self.channels and self.colluding < 1:
@@ -133,17 +138,20 @@ def account_name(party: str) -> str:
 
 
 class Service(NamedTuple):
-    """A process of a party: its unit's and user's name, its command, whether it has a network, and what it may change.
+    """A process of a party: its unit's name, its user, its command, its network, and what it may change.
 
     ``words`` follow ``tacit``. ``first`` is whether it runs as the first of the party's two users, who owns its files.
+    A process that is ``local`` reaches this machine and no other; one that ``hides`` files cannot open them.
     """
 
     name: str
+    user: str
     words: tuple[str, ...]
-    online: bool
+    network: Literal["none", "local", "any"]
     writes: tuple[Path, ...]
-    first: bool
     about: str
+    first: bool = True
+    hides: tuple[Path, ...] = ()
 
 
 def services(terms: Consortium, party: str, home: Path, listen: str = "0.0.0.0") -> list[Service]:
@@ -157,17 +165,33 @@ def services(terms: Consortium, party: str, home: Path, listen: str = "0.0.0.0")
             *("--control-port", str(part.control_port)),
             *("--certificate", str(link / "link.pem"), "--key", str(link / "link.key")),
         )
-        return [Service(own, words, True, (link,), True, "the SuperLink and its front")]
+        return [Service(own, own, words, "any", (link,), "the SuperLink and its front")]
     if kind == "shuffler":
         words = ("shuffler", "serve", str(home / "shuffler"))
-        return [Service(own, words, True, (home / "shuffler",), True, f"the shuffler {party}")]
+        return [Service(own, own, words, "any", (home / "shuffler",), f"the shuffler {party}")]
     folder, courier = home / "silo", home / "courier"
     joins = (
         *("silo", "join", str(folder), "--superlink", f"{terms.server.host}:{terms.server.port}"),
         *("--authority", str(home / "ca.pem"), "--key", str(courier / "node.key")),
     )
-    daemon = ("silo", "serve", str(folder), "--socket-mode", "660")
+    daemon, second = ("silo", "serve", str(folder), "--socket-mode", "660"), f"{own}-courier"
     return [
-        Service(own, daemon, False, (folder, home / "counter"), True, f"the daemon of the silo {party}"),
-        Service(f"{own}-courier", joins, True, (), False, f"the courier of the silo {party}"),
+        Service(own, own, daemon, "none", (folder, home / "counter"), f"the daemon of the silo {party}"),
+        Service(second, second, joins, "any", (), f"the courier of the silo {party}", first=False),
     ]
+
+
+def watcher(terms: Consortium, party: str, home: Path) -> Service:
+    """What watches a party's books from beside its services, where its owner wants that.
+
+    It runs as the user who owns the books. Its unit lets it open neither records nor keys, and reach this machine only.
+    """
+    kind, own = terms.parties[party], account_name(party)
+    books, *hidden = {
+        "silo": ("silo", "silo/records.csv", "silo/sign.key"),
+        "server": ("proposer/runs", "proposer/keys", "proposer/server.key", "proposer/control.toml"),
+        "shuffler": ("shuffler", "shuffler/sign.key", "shuffler/seal.key", "shuffler/shuffler.key"),
+    }[kind]
+    user, words = f"{own}-proposer" if kind == "server" else own, (kind, "watch", str(home / books))
+    hides = tuple(home / name for name in hidden)
+    return Service(f"{own}-watch", user, words, "local", (home / books,), f"watching {party}", kind != "server", hides)

@@ -10,13 +10,14 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from tacit.algorithm import SHUFFLED_CHANNELS
 from tacit.data.csv_silos import csv_files
 from tacit.deploy.consortium import pages
 from tacit.deploy.consortium.accepting import accept
@@ -26,6 +27,7 @@ from tacit.deploy.consortium.processes import TACIT, Processes, free_port
 from tacit.deploy.consortium.roster import admit, roster_text
 from tacit.deploy.consortium.terms import Consortium, ConsortiumError, load_consortium, services
 from tacit.deploy.server.deployment import check_study
+from tacit.deploy.silo.policy import MOST_EPSILON
 from tacit.plans.spec import QUESTIONS, Study, load_study
 from tacit.privacy.anonymity import colluding_silos
 
@@ -33,15 +35,18 @@ HOST = "127.0.0.1"
 _GRACE = 90.0
 """Longer than a leader takes to end a study at every silo."""
 _ROOM = 2.0
+"""How many times the epsilon of its studies a trial's policies allow, so that another one fits as well."""
 _SET_ASIDE = 0.2
-"""How many times the study's epsilon a trial's policies allow, so that a second study fits as well."""
 
 
 class Trial(Processes):
-    """The consortium of a folder with one CSV file per silo, ``schema.toml`` and ``study.toml``, under ``root``."""
+    """The consortium of a folder with one CSV file per silo, ``schema.toml`` and ``study.toml``, under ``root``.
 
-    def __init__(self, folder: Path, root: Path, **env: str) -> None:
-        self.folder, self.study = folder, _study(folder)
+    The study goes through its own channel, or through each of ``channels``.
+    """
+
+    def __init__(self, folder: Path, root: Path, channels: Sequence[str] = (), **env: str) -> None:
+        self.folder, self.studies = folder, _studies(folder, channels)
         super().__init__(root, **env)
         self.files = _silos(folder)
         (root / "consortium.toml").write_text(tomli_w.dumps(self._terms()), encoding="utf-8")
@@ -51,25 +56,27 @@ class Trial(Processes):
         self.homes = self._set_up()
 
     def _terms(self) -> dict[str, Any]:
-        """What consortium.toml says for this study: its channel, its algorithm, and twice its budget."""
-        study, silos = self.study, len(self.files)
+        """What consortium.toml says for these studies: their channels, their algorithm, and twice their budget."""
+        study, silos = self.studies[0], len(self.files)
         validates = study.validation.run and study.algorithm.name not in QUESTIONS
-        channel = study.algorithm.channel
-        shuffled = channel.startswith("shuffled")
-        honest = {"pairwise": study.pairwise.colluding}.get(channel, colluding_silos(silos, study.run.honest))
+        channels = [one.algorithm.channel for one in self.studies]
+        shuffled = any(channel in SHUFFLED_CHANNELS for channel in channels)
+        # What silos say of a model after shuffled reports leaves as a shuffled sum.
+        others = ["shuffled-sum"] if "shuffled-reports" in channels and "shuffled-sum" not in channels else []
         shufflers = {name: {"host": HOST, "port": free_port()} for name in ("shuffler-a", "shuffler-b")}
         assert isinstance(study.privacy.epsilon, float | int)
+        epsilon = min(_ROOM * len(channels) * study.privacy.epsilon, MOST_EPSILON)
         return {
             "name": "trial",
             "proposer": "trial",
             "silos": list(self.files),
-            "channels": [channel],
-            "colluding": honest if channel != "direct" else 0,
-            "algorithms": [study.algorithm.name, *(["validation"] if validates else [])],
+            "channels": [*channels, *others],
+            "colluding": max(_colluding(one, silos) for one in self.studies),
+            "algorithms": [study.algorithm.name],
             "validation": _SET_ASIDE if validates else 0.0,
             "schema": "schema.toml",
             "study": "study.toml",
-            "budget": {"epsilon": _ROOM * study.privacy.epsilon, "delta": study.privacy.delta},
+            "budget": {"epsilon": epsilon, "delta": study.privacy.delta},
             "server": {"host": HOST, "port": free_port(), "control_port": free_port()},
             "shufflers": shufflers if shuffled else {},
         }
@@ -104,14 +111,21 @@ class Trial(Processes):
                 self.wait(name, (self.homes[party] / "silo" / "door" / "silo.sock").stat)
             else:
                 port = self.terms.server.port if kind == "server" else self.terms.shufflers[party].port
-                self.wait(name, partial(_knock, port))
+                self.wait(name, partial(_listening, port))
 
-    def lead(self, out: Path) -> Path:
-        """Lead the folder's study with the command that the server's README names; returns the run folder."""
+    def lead(self, study: Study, out: Path, *options: str) -> Path:
+        """Lead a study with the command that the server's README names; returns the run folder."""
         before = set(out.iterdir()) if out.exists() else set()
         words = pages.run_command(self.terms, self.homes["server"]).split()[1:]
         words[words.index("--out") + 1] = str(out.resolve())
-        code = _led([*TACIT, *words])
+        own = [f"name={study.name}", f"algorithm.channel={study.algorithm.channel}"]
+        if study.algorithm.channel in SHUFFLED_CHANNELS:
+            silos = len(self.files)
+            own += [f"run.honest={min(study.run.honest, 1 - self.terms.colluding / silos)}"]
+        else:
+            at = [*words, "--shufflers"].index("--shufflers")
+            del words[at : at + 2]
+        code = _led([*TACIT, *words, *options, *(word for value in own for word in ("--set", value))])
         made = sorted(set(out.iterdir()) - before) if out.exists() else []
         if code or not made:
             logs = self.root / "logs"
@@ -132,21 +146,33 @@ def _led(command: list[str]) -> int:
             raise
 
 
-def _knock(port: int) -> None:
+def _listening(port: int) -> None:
+    """Raise unless somebody listens on a port."""
     socket.create_connection((HOST, port), 1.0).close()
 
 
-def _study(folder: Path) -> Study:
-    """The folder's study, if real silos can answer it."""
+def _colluding(study: Study, silos: int) -> int:
+    """How many silos a study lets work together with the server."""
+    if study.algorithm.channel == "pairwise":
+        return study.pairwise.colluding
+    return colluding_silos(silos, study.run.honest) if study.algorithm.channel in SHUFFLED_CHANNELS else 0
+
+
+def _studies(folder: Path, channels: Sequence[str]) -> list[Study]:
+    """The folder's study through each of the channels, or its own, if real silos can answer it."""
     path = folder / "study.toml"
     if not path.is_file() or not (folder / "schema.toml").is_file():
         raise ConsortiumError(
             f"Expected study.toml and schema.toml in {folder}, beside one CSV file per silo; make them first: tacit "
             f"init {folder} --target COLUMN, with the ranges and levels that are publicly known."
         )
-    study = load_study(path)
-    check_study(study, 2 if study.algorithm.channel.startswith("shuffled") else 0)
-    return study
+    found = [load_study(path)]
+    if channels:
+        name = found[0].name
+        found = [load_study(path, [f"algorithm.channel={own}", f"name={name}-{own}"]) for own in channels]
+    for study in found:
+        check_study(study, 2 if study.algorithm.channel in SHUFFLED_CHANNELS else 0)
+    return found
 
 
 def _silos(folder: Path) -> Mapping[str, Path]:
@@ -162,10 +188,13 @@ def _silos(folder: Path) -> Mapping[str, Path]:
 
 
 def _for_a_trial(kit: Path) -> None:
-    """Let a kit's party listen on this machine only, and its policy consent by itself: owner and proposer are one."""
+    """Let a kit's party listen on this machine only, and its policy consent by itself: owner and proposer are one.
+
+    Shufflers keep what they receive, to look at.
+    """
     for name, old, new in (
         ("policy.toml", 'mode = "manual"', 'mode = "auto"'),
-        ("shuffler.toml", 'host = "0.0.0.0"', f'host = "{HOST}"'),
+        ("shuffler.toml", 'host = "0.0.0.0"', f'host = "{HOST}"\nrecord = "received.bin"'),
     ):
         path = kit / name
         if path.exists():

@@ -38,10 +38,10 @@ from tacit.simulate.program import split_keys
 Tell = Callable[[str, dict[str, Any]], None]
 # Refusals that will not go away by asking again.
 _FINAL = {"finished", "exhausted", "expired", "closed", "changed", "not-allowed", "over-budget", "bad-plan"}
-_FINAL |= {"rejected", "revoked", "noise", "unable"}
+_FINAL |= {"rejected", "revoked", "noise", "unable", "bad-message"}
 _FINAL |= {"unpriceable", "version", "shape", "answered", "ledger", "counter", "restored", "identity", "schema"}
 # Of these, what a silo's owner could repair while the study waits.
-_MENDABLE = {"ledger", "counter", "restored", "identity", "schema", "unable"}
+_MENDABLE = {"ledger", "counter", "restored", "identity", "schema", "unable", "bad-message"}
 _WAITS = "waits for its owner's approval"
 _SILENT = "no answer"
 _PAUSE = 0.2

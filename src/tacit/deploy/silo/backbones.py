@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.deploy.permissions import read_secret, write_secret
+from tacit.deploy.permissions import read_secret, replace_secret
 from tacit.deploy.silo.policy import BackboneSection, Policy, PolicyError, digest
 from tacit.errors import TacitError
 from tacit.objectives.installed import BACKBONES, installed, loaded
@@ -34,13 +34,25 @@ def with_features(policy: Policy, home: Path, records: Mapping[str, np.ndarray])
     if section is None:
         return dict(records)
     path = home / f"features-{_key(section, records)}.npy"
-    if not path.exists():
+    features = _kept(path)
+    if features is None:
         features = _computed(section, home, np.asarray(records["x"]))
         stored = io.BytesIO()
         np.save(stored, features, allow_pickle=False)
-        write_secret(path, stored.getvalue())
+        replace_secret(path, stored.getvalue())
         _log.info("features of %s records are kept in %s", len(features), path)
-    return {**records, "x": np.load(io.BytesIO(read_secret(path)), allow_pickle=False)}
+    return {**records, "x": features}
+
+
+def _kept(path: Path) -> np.ndarray | None:
+    """The features in a file; none where there is no file, or one that a crash of an earlier version has cut short."""
+    if not path.exists():
+        return None
+    try:
+        return np.load(io.BytesIO(read_secret(path)), allow_pickle=False)
+    except (ValueError, EOFError):
+        _log.warning("%s is not whole: its features are computed again", path)
+        return None
 
 
 def _key(section: BackboneSection, records: Mapping[str, np.ndarray]) -> str:
