@@ -28,7 +28,7 @@ from tacit.deploy.server.transport import SignedTransport
 from tacit.deploy.silo.pairwise import Masker
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import Pairwise
-from tests.deploy.silo.consortium import PROPOSER, LocalClient, make_home, pins, plan_of
+from tests.deploy.silo.consortium import PROPOSER, LocalClient, make_home, peers_of, pins, plan_of
 
 SILOS, RECORDS, WIDTH, HIDDEN, CLASSES = 25, 1000, 784, 1250, 10
 LINK = 1e9
@@ -96,7 +96,7 @@ def service_of(root: Path, name: str) -> SiloService:
         root / name,
         records,
         allow={"channels": ["pairwise"], "max_parameters": 2_000_000},
-        pairwise={"peers": pins(*(other for other in NAMES if other != name))},
+        pairwise={"peers": peers_of(name, NAMES)},
         data={"file": "records.npz", "task": "multiclass", "classes": CLASSES},
     )
     return SiloService(policy, records, home)
