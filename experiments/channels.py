@@ -129,11 +129,7 @@ def errors(design: Design, channel: str) -> Data:
 
 
 def beyond(values: Sequence[float], chosen: Sequence[float], least: float = 0.0) -> list[float]:
-    """What lies beyond the ends that were chosen, by a factor of two; nothing lies before the ``least``.
-
-    >>> beyond([1, 2, 4], [1, 4], 1), beyond([0.5, 1.0], [0.5])
-    ([8], [0.25])
-    """
+    """What lies beyond the ends that were chosen, by a factor of two; nothing lies before the ``least``."""
     first, last = values[0], values[-1]
     return [first / 2] * (first in chosen and first > least) + [last * 2] * (last in chosen)
 
