@@ -109,8 +109,8 @@ def errors(design: Design, channel: str) -> Data:
         for count in rounds:
             missing = [move for move in moves if (count, move) not in found]
             found |= _scored(design, channel, count, missing) if missing else {}
-        means = {at: scores["validation"].mean(axis=0) for at, scores in found.items()}
-        chosen = [min(means, key=lambda at, place=place: means[at][place]) for place in range(len(labels))]
+        means = np.stack([scores["validation"].mean(axis=0) for scores in found.values()])
+        chosen = [list(found)[best] for best in means.argmin(axis=0)]
         wider = beyond(rounds, [at[0] for at in chosen], 1) if len(design.rounds) > 1 else []
         longer = beyond(moves, [at[1] for at in chosen])
         if not [*wider, *longer] or max(len(rounds), len(moves)) > MOST_TRIED:
@@ -121,7 +121,7 @@ def errors(design: Design, channel: str) -> Data:
             "rounds": best[0],
             "move": best[1],
             "tried": {"rounds": [rounds[0], rounds[-1]], "move": [moves[0], moves[-1]]},
-            "validation": float(means[best][place]),
+            "validation": float(found[best]["validation"][:, place].mean()),
             "test": [round(float(v), 6) for v in found[best]["test"][:, place]],
         }
         for place, (label, best) in enumerate(zip(labels, chosen, strict=True))
@@ -147,7 +147,9 @@ def _scored(
     seeds = seeds_of(federations(design), objective)
     scores = train(_build(prepared, design, channel), points, seeds, objective, who=prepared.who, rounds=rounds)
     tables = {
-        part: np.nan_to_num(scores[f"{part}_{design.metric}"], nan=np.inf).reshape(len(seeds), len(epsilons), -1)
+        part: np.nan_to_num(scores[f"{part}_{design.metric}"].astype(float), nan=np.inf, posinf=np.inf).reshape(
+            len(seeds), len(epsilons), -1
+        )
         for part in ("validation", "test")
     }
     return {(rounds, move): {part: own[:, :, i] for part, own in tables.items()} for i, move in enumerate(moves)}
@@ -367,12 +369,18 @@ def _heart(own: Data) -> Data:
         c: {name: interval(np.subtract(own[c]["1"]["test"], other)) for name, other in without.items()}
         for c in CHANNELS
     }
-    gap, error = gaps["pairwise"]["converged"], float(np.mean(own["converged"]))
-    near = "sure" if gap["mean"] + gap["half90"] <= 0.01 else "mean" if gap["mean"] <= 0.01 else "no"
+    near, error = {name: _near(gap) for name, gap in gaps["pairwise"].items()}, float(np.mean(own["converged"]))
     rows = [[c, *(f"{gap['mean']:+.4f} ± {gap['half90']:.4f}" for gap in both.values())] for c, both in gaps.items()]
     header = ["channel", "above the converged model", "above the same algorithm without noise"]
     coarse = math.sqrt(error * (1 - error) / own["tested"])
-    return {"table": table(header, rows), "near": near, "gap": gap, "tested": own["tested"], "coarse": coarse}
+    return {"table": table(header, rows), "near": near, "tested": own["tested"], "coarse": coarse}
+
+
+def _near(gap: Mapping[str, float]) -> str:
+    """Whether a difference is at most a hundredth."""
+    if gap["mean"] > 0.01:
+        return "not within .01"
+    return "within .01" + (" (with all of the interval)" if gap["mean"] + gap["half90"] <= 0.01 else " (on average)")
 
 
 def _absence(data: Data) -> str:
