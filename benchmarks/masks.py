@@ -4,7 +4,8 @@ A million parameters and 25 silos, each with a daemon as it ships (gradients, ch
 ledger, signed reply), and a server that leads them; all in this process, one after the other. In a consortium silos
 work at the same time, so a round takes what the server takes and one silo's answer: the other 24 answers are
 subtracted. Masks are timed inside that one answer, with the keys and signatures of the whole roster. Seconds are of
-one run, and so is the work of the processor, which other programs disturb less. The network is not measured: what a
+one run, and so is the work of the processor, which other programs disturb less. Masks are made by up to four threads,
+as gradients are: on a machine of one processor seconds are those of the work. The network is not measured: what a
 server's link of 1 Gbit/s adds is computed from the bytes. The bar is 5% of a deployed round. The last line is one JSON
 object.
 """
@@ -28,7 +29,7 @@ from tacit.deploy.server.transport import SignedTransport
 from tacit.deploy.silo.pairwise import Masker
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import Pairwise
-from tests.deploy.silo.consortium import PROPOSER, LocalClient, make_home, pins, plan_of
+from tests.deploy.silo.consortium import PROPOSER, LocalClient, make_home, peers_of, pins, plan_of
 
 SILOS, RECORDS, WIDTH, HIDDEN, CLASSES = 25, 1000, 784, 1250, 10
 LINK = 1e9
@@ -96,7 +97,7 @@ def service_of(root: Path, name: str) -> SiloService:
         root / name,
         records,
         allow={"channels": ["pairwise"], "max_parameters": 2_000_000},
-        pairwise={"peers": pins(*(other for other in NAMES if other != name))},
+        pairwise={"peers": peers_of(name, NAMES)},
         data={"file": "records.npz", "task": "multiclass", "classes": CLASSES},
     )
     return SiloService(policy, records, home)

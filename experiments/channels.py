@@ -37,28 +37,38 @@ TRUSTED = {
     "open": "everybody",
 }
 MISSING, SPARE_ROUNDS, STUDIES_DRAWN, PLAYED = (0.05, 0.1, 0.2), 30, 4000, 2
+MOST_TRIED = 20
+"""How long an axis of what is tried may become, where choices lie at its end again and again."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """A study with its rounds and clip, its score, how often it is repeated, and what is tried.
+    """A study with its clip, server and output, its score, how often it is repeated, and what is tried.
 
-    That is step size times clip: how far a clipped gradient moves the model.
+    Tried are ``rounds``, unless it is one number, and ``moves``, how far a step goes: step size times clip for plain
+    steps, and the step size of adam.
     """
 
     study: str
     metric: str
     seeds: int
-    rounds: int
+    rounds: tuple[int, ...]
     moves: tuple[float, ...]
     clip: float
+    server: str = "sgd"
+    output: str = "last"
     changes: tuple[str, ...] = ()
 
     def load(self, channel: str, *more: str) -> Study:
         """The study through a channel; through the shuffled sum as many silos collude as through pairwise sums."""
         private = "direct" if channel == "open" else channel
-        own = [f"algorithm.channel={private}", f"algorithm.num_rounds={self.rounds}", "run.alone=false"]
+        own = [f"algorithm.channel={private}", f"algorithm.num_rounds={self.rounds[0]}", "run.alone=false"]
+        own += [f"algorithm.server={self.server}", f"algorithm.output={self.output}"]
         return load_study(self.study, [*own, *self.changes, *more])
+
+    def step_size(self, move: float) -> float:
+        """The step size of a move."""
+        return move / self.clip if self.server == "sgd" else move
 
 
 def powers(first: int, last: int) -> tuple[float, ...]:
@@ -66,10 +76,12 @@ def powers(first: int, last: int) -> tuple[float, ...]:
     return tuple(2.0**k for k in range(first, last + 1))
 
 
+HEART_ROUNDS = (1, 2, 3, 5, 8, 16, 32)
+EVERYBODY = "run.participants=none"
 DESIGNS = (
-    Design("heart-disease", "error", 40, 30, powers(-4, 11), 0.5, ("run.honest=0.75",)),
-    Design("insurance-linear", "mse", 20, 35, powers(-7, 2), 0.15, ("run.honest=0.9",)),
-    Design("mnist-logistic-parity", "error", 5, 35, powers(1, 9), 2.0, ("run.honest=0.96", "run.participants=none")),
+    Design("heart-disease", "error", 120, HEART_ROUNDS, powers(-5, 3), 0.3, "adam", changes=("run.honest=0.75",)),
+    Design("insurance-linear", "mse", 20, (35,), powers(-7, 2), 0.15, changes=("run.honest=0.9",)),
+    Design("mnist-logistic-parity", "error", 5, (35,), powers(1, 9), 2.0, changes=("run.honest=0.96", EVERYBODY)),
 )
 
 
@@ -79,56 +91,68 @@ def federations(design: Design) -> tuple[Any, ...]:
     return prepare(design.load("direct", f"run.seeds={design.seeds}")).federations
 
 
-def prepared_for(design: Design, channel: str) -> Prepared:
+def prepared_for(design: Design, channel: str, *more: str) -> Prepared:
     """The study, assembled and priced for the records of the first repetition."""
-    return prepare(design.load(channel, "run.seeds=1"))
+    return prepare(design.load(channel, "run.seeds=1", *more))
 
 
 def errors(design: Design, channel: str) -> Data:
-    """The chosen step at each epsilon, by validation score, and its test scores.
+    """The chosen rounds and step at each epsilon, by validation score, and their test scores.
 
-    Steps are tried alike through every channel; where a choice lies at the edge, two more are tried beyond it. Without
+    The same are tried through every channel; where a choice lies at the edge, one more is tried beyond it. Without
     privacy (``open``) there is neither clip nor noise.
     """
-    moves = list(design.moves)
-    found = _scored(design, channel, moves)
-    for _ in range(3):
-        chosen = [int(best) for best in found["validation"].mean(axis=0).argmin(axis=1)]
-        more = [moves[0] / 4, moves[0] / 2] * (0 in chosen) + [moves[-1] * 2, moves[-1] * 4] * (
-            len(moves) - 1 in chosen
-        )
-        if not more:
-            break
-        further = _scored(design, channel, more)
-        order = np.argsort([*moves, *more])
-        found = {part: np.concatenate([found[part], further[part]], axis=2)[:, :, order] for part in found}
-        moves = sorted([*moves, *more])
+    rounds, moves = list(design.rounds), list(design.moves)
     labels = ["none"] if channel == "open" else [f"{epsilon:g}" for epsilon in EPSILONS]
+    found: dict[tuple[int, float], dict[str, np.ndarray]] = {}
+    while True:
+        for count in rounds:
+            missing = [move for move in moves if (count, move) not in found]
+            found |= _scored(design, channel, count, missing) if missing else {}
+        means = np.stack([scores["validation"].mean(axis=0) for scores in found.values()])
+        chosen = [list(found)[best] for best in means.argmin(axis=0)]
+        wider = beyond(rounds, [at[0] for at in chosen], 1) if len(design.rounds) > 1 else []
+        longer = beyond(moves, [at[1] for at in chosen])
+        if not [*wider, *longer] or max(len(rounds), len(moves)) > MOST_TRIED:
+            break
+        rounds, moves = sorted([*rounds, *map(int, wider)]), sorted([*moves, *longer])
     return {
         label: {
-            "move": moves[best],
-            "tried": [moves[0], moves[-1]],
-            "validation": float(found["validation"][:, place, best].mean()),
-            "test": [round(float(v), 6) for v in found["test"][:, place, best]],
+            "rounds": best[0],
+            "move": best[1],
+            "tried": {"rounds": [rounds[0], rounds[-1]], "move": [moves[0], moves[-1]]},
+            "validation": float(found[best]["validation"][:, place].mean()),
+            "test": [round(float(v), 6) for v in found[best]["test"][:, place]],
         }
         for place, (label, best) in enumerate(zip(labels, chosen, strict=True))
     }
 
 
-def _scored(design: Design, channel: str, moves: Sequence[float]) -> dict[str, np.ndarray]:
-    """Scores on validation and test records, with axes (repetitions, epsilons, steps); infinite where it diverged."""
-    prepared = prepared_for(design, channel)
+def beyond(values: Sequence[float], chosen: Sequence[float], least: float = 0.0) -> list[float]:
+    """What lies beyond the ends that were chosen, by a factor of two; nothing lies before the ``least``."""
+    first, last = values[0], values[-1]
+    return [first / 2] * (first in chosen and first > least) + [last * 2] * (last in chosen)
+
+
+def _scored(
+    design: Design, channel: str, rounds: int, moves: Sequence[float]
+) -> dict[tuple[int, float], dict[str, np.ndarray]]:
+    """Scores on validation and test records, (repetitions, epsilons) for each step; infinite where it diverged."""
+    prepared = prepared_for(design, channel, f"algorithm.num_rounds={rounds}")
     objective, points = prepared.builder.problem.objective, []
     epsilons = (math.inf,) if channel == "open" else EPSILONS
     for epsilon in epsilons:
         noise = {} if channel == "open" else {"noise_multiplier": noise_at(prepared, {"privacy.epsilon": epsilon})}
-        points += [{"step_size": move / design.clip, **noise} for move in moves]
+        points += [{"step_size": design.step_size(move), **noise} for move in moves]
     seeds = seeds_of(federations(design), objective)
-    scores = train(_build(prepared, design, channel), points, seeds, objective, who=prepared.who, rounds=design.rounds)
-    return {
-        part: np.nan_to_num(scores[f"{part}_{design.metric}"], nan=np.inf).reshape(len(seeds), len(epsilons), -1)
+    scores = train(_build(prepared, design, channel), points, seeds, objective, who=prepared.who, rounds=rounds)
+    tables = {
+        part: np.nan_to_num(scores[f"{part}_{design.metric}"].astype(float), nan=np.inf, posinf=np.inf).reshape(
+            len(seeds), len(epsilons), -1
+        )
         for part in ("validation", "test")
     }
+    return {(rounds, move): {part: own[:, :, i] for part, own in tables.items()} for i, move in enumerate(moves)}
 
 
 def _build(prepared: Prepared, design: Design, channel: str) -> Any:
@@ -248,6 +272,7 @@ def compute(given: argparse.Namespace) -> Iterator[Data]:
         name = design.study
         own: Data = {"design": asdict(design), "silos": len(federations(design)[0].silos), "seconds": {}}
         own["records"] = [len(silo.train["y"]) for silo in federations(design)[0].silos]
+        own["tested"] = sum(len(silo.test["y"]) for silo in federations(design)[0].silos)
         own["converged"] = parts.get(f"{name}, converged", partial(converged, design))
         for channel in (*CHANNELS, "open"):
             own[channel] = parts.get(f"{name}, {channel}", partial(errors, design, channel))
@@ -259,10 +284,14 @@ def compute(given: argparse.Namespace) -> Iterator[Data]:
         yield {**found, "cpu_minutes": round(parts.cpu_minutes, 1)}
 
 
-def edges(moves: Sequence[float], cells: Mapping[str, Any]) -> list[str]:
-    """Where the chosen step is the first or the last of those that were tried."""
-    ends = {label: cell.get("tried", (moves[0], moves[-1])) for label, cell in cells.items()}
-    return [f"at epsilon {label}" for label, cell in cells.items() if cell["move"] in ends[label]]
+def edges(cells: Mapping[str, Any]) -> list[str]:
+    """Where a choice is the first or the last of what was tried; one round is no edge, and one number no choice."""
+    return [
+        f"{what} at epsilon {label}"
+        for label, cell in cells.items()
+        for what, (first, last) in cell["tried"].items()
+        if first != last and cell[what] in (first, last) and (what, cell[what]) != ("rounds", 1)
+    ]
 
 
 def draw(folder: Path, data: Data) -> None:
@@ -287,8 +316,7 @@ def words(data: Data) -> Data:
         "trusted": TRUSTED,
         "tables": {name: _table(own, data["epsilons"]) for name, own in studies.items()},
         "edges": {
-            name: [f"{c}: {e}" for c in (*CHANNELS, "open") for e in edges(own["design"]["moves"], own[c])]
-            for name, own in studies.items()
+            name: [f"{c}: {e}" for c in (*CHANNELS, "open") for e in edges(own[c])] for name, own in studies.items()
         },
         "settings": {name: _settings(own) for name, own in studies.items()},
         "heart": _heart(studies["heart-disease"]),
@@ -317,8 +345,21 @@ def _table(own: Data, epsilons: Any) -> str:
 
 
 def _settings(own: Data) -> str:
-    chosen = {channel: own[channel].values() for channel in (*CHANNELS, "open")}
-    return "; ".join(f"{c} {', '.join(format(cell['move'], 'g') for cell in cells)}" for c, cells in chosen.items())
+    """What was fixed, what was tried, and what was chosen."""
+    design, several = own["design"], len(own["design"]["rounds"]) > 1
+    chosen = {
+        channel: [
+            f"{cell['rounds']} x {cell['move']:g}" if several else f"{cell['move']:g}" for cell in own[channel].values()
+        ]
+        for channel in (*CHANNELS, "open")
+    }
+    rounds, moves = (", ".join(f"{v:g}" for v in design[axis]) for axis in ("rounds", "moves"))
+    steps, step = ("Adam", "step size") if design["server"] == "adam" else ("Plain steps", "step size times clip")
+    tried = f"Tried, rounds: {rounds}; {step}: {moves}." if several else f"{rounds} rounds. Tried, {step}: {moves}."
+    names = "rounds x step, " if several else ""
+    said = "; ".join(f"{channel} {', '.join(cells)}" for channel, cells in chosen.items())
+    fixed = f"{steps}, the {design['output']} iterate, clip {design['clip']}."
+    return f"{fixed} {tried} Chosen, {names}by epsilon: {said}."
 
 
 def _heart(own: Data) -> Data:
@@ -328,10 +369,18 @@ def _heart(own: Data) -> Data:
         c: {name: interval(np.subtract(own[c]["1"]["test"], other)) for name, other in without.items()}
         for c in CHANNELS
     }
-    near = gaps["pairwise"]["converged"]["mean"] <= 0.01
+    near, error = {name: _near(gap) for name, gap in gaps["pairwise"].items()}, float(np.mean(own["converged"]))
     rows = [[c, *(f"{gap['mean']:+.4f} ± {gap['half90']:.4f}" for gap in both.values())] for c, both in gaps.items()]
     header = ["channel", "above the converged model", "above the same algorithm without noise"]
-    return {"table": table(header, rows), "near": near, "gap": gaps["pairwise"]["converged"]["mean"]}
+    coarse = math.sqrt(error * (1 - error) / own["tested"])
+    return {"table": table(header, rows), "near": near, "tested": own["tested"], "coarse": coarse}
+
+
+def _near(gap: Mapping[str, float]) -> str:
+    """Whether a difference is at most a hundredth."""
+    if gap["mean"] > 0.01:
+        return "not within .01"
+    return "within .01" + (" (with all of the interval)" if gap["mean"] + gap["half90"] <= 0.01 else " (on average)")
 
 
 def _absence(data: Data) -> str:

@@ -1,12 +1,16 @@
 """Pairwise sums: masks cancel exactly where all silos agree, and what does not cancel is uniform."""
 
 import dataclasses
+import hmac
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from tacit.algorithm import CHANNELS
 from tacit.channel.pairwise import (
@@ -99,6 +103,44 @@ def test_masks_do_not_depend_on_the_chunks_of_a_stream():
     assert len(np.unique(long)) == long.size
 
 
+def ladder(scalar, point):
+    """X25519 as RFC 7748 writes it, with integers."""
+    prime, k = 2**255 - 19, int.from_bytes(scalar, "little") & ~7 & (2**255 - 1) | 2**254
+    x1, x2, z2, x3, z3, swap = point, 1, 0, point, 1, 0
+    for bit in (k >> t & 1 for t in reversed(range(255))):
+        x2, z2, x3, z3 = (x3, z3, x2, z2) if swap ^ bit else (x2, z2, x3, z3)
+        swap, a, b, c, d = bit, x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        x3, z3 = (d * a + c * b) ** 2 % prime, x1 * (d * a - c * b) ** 2 % prime
+        x2, z2 = a * a * b * b % prime, (a * a - b * b) * (a * a + 121665 * (a * a - b * b)) % prime
+    x2, z2 = (x3, z3) if swap else (x2, z2)
+    return (x2 * pow(z2, prime - 2, prime) % prime).to_bytes(32, "little")
+
+
+def slow_masks(secret, roster, context, coordinates):
+    """`masks_of` as docs/protocol.md says it: RFC 7748, RFC 5869, and AES of one counter after the other."""
+    own, total = ladder(secret, 9), np.zeros(coordinates, np.uint64)
+    counters = b"".join(n.to_bytes(16, "big") for n in range(-(-coordinates // 2)))
+    for key in (member.key for member in roster if member.key != own):
+        extracted = hmac.digest(bytes(32), ladder(secret, int.from_bytes(key, "little")), "sha256")
+        info = b"tacit pairwise mask 1" + context + b"".join(sorted([own, key]))
+        derived = hmac.digest(extracted, info + b"\1", "sha256")
+        stream = np.frombuffer(Cipher(AES256(derived), ECB()).encryptor().update(counters), "<u8")[:coordinates]
+        total = total + stream if own < key else total - stream
+    return total
+
+
+@pytest.mark.parametrize("coordinates", [0, 1, 2, 7, 2**14 + 1, 3 * 2**17 + 5])
+def test_masks_are_those_of_the_protocol_bit_for_bit(coordinates, monkeypatch):
+    """Whether one thread makes them or three do, whose parts begin in the middle of a stream."""
+    monkeypatch.setattr("tacit.channel.pairwise._THREADS", 3)
+    silos = silos_of(3)
+    roster = in_order([silo.member for silo in silos], silos[0].member)
+    context = context_of(**AGREED, roster=roster)
+    for silo in silos:
+        masks = masks_of(silo.secret, roster, context, coordinates)
+        assert (masks == slow_masks(silo.secret, roster, context, coordinates)).all()
+
+
 CHANGES = {
     "version": 4,
     "study": b"t" * 32,
@@ -169,8 +211,12 @@ LOW_ORDER = [
 
 @pytest.mark.parametrize("raw", LOW_ORDER, ids=lambda raw: raw.hex()[:6])
 def test_keys_of_low_order_are_refused(raw):
+    """Before anything is computed with them, and once more when their secret is zeros."""
     with pytest.raises(PairwiseError, match="low order"):
         check_key(raw)
+    one, bad = Silo("one"), Member("bad", b"b" * 32, raw)
+    with pytest.raises(PairwiseError, match="low order"):
+        masks_of(one.secret, [one.member, bad], b"c" * 32, 4)
 
 
 @pytest.mark.parametrize("wrong", ["top bit", "above the prime", "short", "long"])

@@ -3,15 +3,25 @@
 import numpy as np
 import pytest
 
-from experiments.channels import DESIGNS, SPARE_ROUNDS, _price, attempts, edges
+from experiments.channels import DESIGNS, SPARE_ROUNDS, _price, attempts, beyond, edges
 from experiments.deployed_rounds import Absent
 from tacit.deploy.wire import AnswerTogether, Hello, frame
 from tacit.privacy.anonymity import colluding_silos
 
 
 def test_a_choice_at_the_edge_is_told():
-    cells = {"0.5": {"move": 1.0}, "1": {"move": 2.0}, "4": {"move": 4.0}}
-    assert edges([1.0, 2.0, 4.0], cells) == ["at epsilon 0.5", "at epsilon 4"]
+    """One round is no edge, for nothing lies before it, and one number is no choice."""
+    tried = {"rounds": [1, 8], "move": [1.0, 4.0]}
+    chosen = {"0.5": (4, 1.0), "1": (1, 2.0), "4": (8, 4.0)}
+    cells = {label: {"rounds": r, "move": m, "tried": tried} for label, (r, m) in chosen.items()}
+    assert edges(cells) == ["move at epsilon 0.5", "rounds at epsilon 4", "move at epsilon 4"]
+    assert edges({"1": {"rounds": 35, "move": 2.0, "tried": {**tried, "rounds": [35, 35]}}}) == []
+
+
+def test_what_is_tried_goes_on_beyond_a_choice_at_the_edge():
+    assert beyond([1, 2, 4], [1, 4], 1) == [8]
+    assert beyond([0.5, 1.0, 2.0], [0.5, 2.0]) == [0.25, 4.0]
+    assert beyond([0.5, 1.0, 2.0], [1.0]) == []
 
 
 def test_attempts_without_anybody_missing_are_the_rounds():

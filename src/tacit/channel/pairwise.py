@@ -18,8 +18,10 @@ belong together add up to something uniform.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ from tacit.errors import TacitError
 try:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import x25519
-    from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError:  # pragma: no cover
     raise TacitError("Pairwise sums need the package cryptography; install: pip install 'tacit[silo]'.") from None
@@ -39,7 +41,21 @@ PROTOCOL = "tacit pairwise 1"
 KEY_BYTES = 32
 
 _PRIME = 2**255 - 19
+LOW_ORDER = frozenset(
+    point.to_bytes(KEY_BYTES, "little")
+    for point in (
+        0,
+        1,
+        _PRIME - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    )
+)
+"""Points whose secret with every key is all zeros: those of order 1, 2, 4 and 8, of the curve and of its twist."""
+
 _CHUNK = 1 << 14  # coordinates at a time
+_PART = 1 << 17  # the fewest coordinates for which a thread is started
+_THREADS = min(4, os.cpu_count() or 1)
 
 
 class PairwiseError(TacitError):
@@ -85,16 +101,8 @@ def check_key(raw: bytes) -> None:
         raise PairwiseError(f"Expected a study key of {KEY_BYTES} bytes, got {len(raw)}.")
     if int.from_bytes(raw, "little") >= _PRIME:
         raise PairwiseError("Expected a study key in its canonical encoding, below 2^255 - 19.")
-    try:
-        _shared(bytes(KEY_BYTES), raw)
-    except ValueError:
-        raise PairwiseError("Expected a study key that keeps secrets, got one of low order.") from None
-
-
-def _shared(secret: bytes, public: bytes) -> bytes:
-    """The shared secret; a ValueError where it is all zeros."""
-    own = x25519.X25519PrivateKey.from_private_bytes(secret)
-    return own.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+    if raw in LOW_ORDER:
+        raise PairwiseError("Expected a study key that keeps secrets, got one of low order.")
 
 
 def in_order(roster: Iterable[Member], own: Member) -> tuple[Member, ...]:
@@ -146,30 +154,51 @@ def masks_of(
     secret: bytes, roster: Sequence[Member], context: bytes, coordinates: int
 ) -> UInt64[np.ndarray, " coordinates"]:
     """What the holder of ``secret`` adds to its integers: the masks shared with everybody else in the roster."""
-    own, total = public_key(secret), np.zeros(coordinates, np.uint64)
+    private, own = x25519.X25519PrivateKey.from_private_bytes(secret), public_key(secret)
     others = [member.key for member in roster if member.key != own]
-    streams = [(_cipher(secret, own, key, context), np.add if own < key else np.subtract) for key in others]
-    zeros, stream = bytes(8 * _CHUNK), bytearray(8 * _CHUNK + 15)
-    # All masks of a chunk while it is in the processor's cache.
-    for first in range(0, coordinates, _CHUNK):
-        part = total[first : first + _CHUNK]
-        for cipher, apply in streams:
-            cipher.update_into(zeros[: 8 * part.size], stream)
-            with np.errstate(over="ignore"):
-                apply(part, np.frombuffer(stream, "<u8", part.size), out=part)
+    pairs = [_Pair(_mask_key(private, own, key, context), np.add if own < key else np.subtract) for key in others]
+    total = np.zeros(coordinates, np.uint64)
+    size = max(_PART, -(-coordinates // (_THREADS * _CHUNK)) * _CHUNK)
+    parts = [(pairs, first, total[first : first + size]) for first in range(0, coordinates, size)]
+    if len(parts) == 1:
+        _add_masks(*parts[0])
+    else:  # ciphers and additions of long arrays leave the interpreter to other threads
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(_add_masks, *zip(*parts, strict=True)))
     return total
 
 
-def _cipher(secret: bytes, own: bytes, other: bytes, context: bytes) -> CipherContext:
-    """The stream that two silos share for a context; a secret that is all zeros is refused."""
+class _Pair(NamedTuple):
+    """The key of a mask that two silos share, and whether this one adds it or takes it off."""
+
+    key: bytes
+    apply: np.ufunc
+
+
+def _mask_key(private: x25519.X25519PrivateKey, own: bytes, other: bytes, context: bytes) -> bytes:
+    """The key that two silos share for a context; a secret that is all zeros is refused."""
     try:
-        shared = _shared(secret, other)
+        shared = private.exchange(x25519.X25519PublicKey.from_public_bytes(other))
     except ValueError:
         raise PairwiseError("Expected a shared secret, got zeros: a key of low order.") from None
     info = b"tacit pairwise mask 1" + context + min(own, other) + max(own, other)
-    key = HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(shared)
-    # A key is used for one context and two silos, so the counter may begin at zero.
-    return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    return HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(shared)
+
+
+def _add_masks(pairs: Sequence[_Pair], first: int, part: UInt64[np.ndarray, " some"]) -> None:
+    """Add the masks of all pairs to the coordinates from ``first`` on, a multiple of two."""
+    # A key is used for one context and two silos, so the counter may begin at zero; a block has two coordinates.
+    counter = modes.CTR((first // 2).to_bytes(16, "big"))
+    streams = [(Cipher(algorithms.AES256(pair.key), counter).encryptor(), pair.apply) for pair in pairs]
+    zeros, buffer = bytes(8 * _CHUNK), bytearray(8 * _CHUNK + 15)
+    masks = np.frombuffer(buffer, "<u8", _CHUNK)
+    # All masks of a chunk while it is in the processor's cache.
+    for at in range(0, part.size, _CHUNK):
+        chunk = part[at : at + _CHUNK]
+        nothing, mask = zeros[: 8 * chunk.size], masks[: chunk.size]
+        for stream, apply in streams:
+            stream.update_into(nothing, buffer)
+            apply(chunk, mask, out=chunk)
 
 
 def mean_of_total(

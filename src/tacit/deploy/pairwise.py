@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,12 @@ def enrolment_of(plan: Plan, silo: str, key: bytes, signer: Signer) -> Enrolment
     return Enrolment(silo=silo, identity=signer.public, key=key.hex(), signature=signature)
 
 
+@lru_cache(maxsize=1024)
+def _check_once(identity: str, signature: str, statement: bytes) -> None:
+    """Raise unless the holder of the key signed this; a roster comes again in every round, and was checked then."""
+    check_signature(identity, signature, statement, b"")
+
+
 def member_of(plan: Plan, enrolment: Enrolment, identity: str | None) -> Member:
     """A silo of a roster, or a refusal.
 
@@ -102,7 +109,7 @@ def member_of(plan: Plan, enrolment: Enrolment, identity: str | None) -> Member:
     try:
         if verifying_key(enrolment.identity).public_bytes_raw() != raw:
             raise RefusalError("roster", f"expected the key that is pinned to {enrolment.silo}")
-        check_signature(identity, enrolment.signature, _statement(plan, enrolment.silo, enrolment.key), b"")
+        _check_once(identity, enrolment.signature, _statement(plan, enrolment.silo, enrolment.key))
     except (SignatureError, ValueError):
         raise RefusalError("roster", f"expected a study key that {enrolment.silo} has signed for this plan") from None
     return Member(enrolment.silo, raw, bytes.fromhex(enrolment.key))

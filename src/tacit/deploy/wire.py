@@ -641,7 +641,9 @@ def write_arrays(leaves: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], bytes]:
 def broadcast_digest(specs: Sequence[ArraySpec], payload: bytes) -> bytes:
     """A digest of a broadcast as it was sent; the deposits of its round are bound to it."""
     shapes = "".join(spec.model_dump_json() for spec in specs)
-    return hashlib.sha256(shapes.encode() + b"\0" + payload).digest()
+    digest = hashlib.sha256(shapes.encode() + b"\0")
+    digest.update(payload)
+    return digest.digest()
 
 
 def read_arrays(specs: Sequence[ArraySpec], payload: bytes) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.signing import Signer
 from tests.deploy.server.world import NAMES, SIZES
 from tests.deploy.shuffler.parties import Party
-from tests.deploy.silo.consortium import Daemon, fork_server, make_home, records_of, silo_key
+from tests.deploy.silo.consortium import make_home, records_of, running, silo_key
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +26,11 @@ def world(tmp_path_factory, tables):
     first = Party(root / "a", authority, silos)
     parties = [first, Party(root / "b", authority, silos, layer=1, before={"a": first.keys.sign.public})]
     seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
-    context, daemons = fork_server(), []
+    shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
+    allow = {"channels": ["direct", "shuffled-sum", "shuffled-reports"]}
     for name, table in zip(NAMES, tables, strict=True):
-        shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
-        allow = {"channels": ["direct", "shuffled-sum", "shuffled-reports"]}
-        changes = {"test": True, "allow": allow, "shuffle": shuffle}
-        make_home(root / name, table, **changes)
-        daemons.append(Daemon(root / name, context, noise_off=True))
-    for daemon in daemons:
-        daemon.ready()
-    yield daemons, parties, seals
-    for part in [*daemons, *parties]:
-        part.stop()
+        make_home(root / name, table, test=True, allow=allow, shuffle=shuffle)
+    with running([root / name for name in NAMES], noise_off=True) as daemons:
+        yield daemons, parties, seals
+    for party in parties:
+        party.stop()

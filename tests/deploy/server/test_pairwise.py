@@ -15,8 +15,8 @@ from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
-from tests.deploy.server.world import NAMES, PATIENCE, SIZES, Flaky, conductor_of, simulated, travelled
-from tests.deploy.silo.consortium import Daemon, fork_server, make_home, pins, plan_of
+from tests.deploy.server.world import NAMES, PATIENCE, SIZES, Flaky, conductor_of, killed_after, simulated, travelled
+from tests.deploy.silo.consortium import make_home, peers_of, plan_of, running
 
 SHORT = Patience(20.0, 40.0)
 
@@ -25,17 +25,12 @@ SHORT = Patience(20.0, 40.0)
 def world(tmp_path_factory, tables):
     """Four daemons without noise that pin each other's keys; no third party."""
     root = tmp_path_factory.mktemp("w")
-    context, daemons = fork_server(), []
+    allow = {"channels": ["direct", "pairwise"], "max_open": 40}
     for name, table in zip(NAMES, tables, strict=True):
-        peers = pins(*(other for other in NAMES if other != name))
-        allow = {"channels": ["direct", "pairwise"], "max_open": 40}
-        make_home(root / name, table, test=True, allow=allow, pairwise={"peers": peers, "min_silos": 3})
-        daemons.append(Daemon(root / name, context, noise_off=True))
-    for daemon in daemons:
-        daemon.ready()
-    yield daemons, [], None
-    for daemon in daemons:
-        daemon.stop()
+        pairwise = {"peers": peers_of(name, NAMES), "min_silos": 3}
+        make_home(root / name, table, test=True, allow=allow, pairwise=pairwise)
+    with running([root / name for name in NAMES], noise_off=True) as daemons:
+        yield daemons, [], None
 
 
 def pairwise_plan(*, algorithm=None, among=None, **changes):
@@ -140,16 +135,8 @@ def four_rounds(plan, tables, rosters):
 def test_a_killed_server_asks_for_the_same_sum(world, tables, tmp_path):
     plan = pairwise_plan(nonce="03", among={"spare_attempts": 0, "min_silos": 4})
 
-    class KilledError(Exception):
-        pass
-
-    def killed(number):
-        if number == 2:
-            raise KilledError
-
     first = conductor_of(plan, world, tmp_path)
-    with pytest.raises(KilledError):
-        first.run(killed)
+    killed_after(first, 2)
     # The next round is answered, but the server dies before it writes down what it learnt.
     save = first.point.save
     first.point.save = lambda path: save(path) if first.point.round == 2 else None

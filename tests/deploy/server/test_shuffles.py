@@ -31,6 +31,7 @@ from tests.deploy.server.world import (
     Flaky,
     LocalTransport,
     conductor_of,
+    killed_after,
     plan_like,
     simulated,
     travelled,
@@ -60,16 +61,8 @@ def test_a_killed_server_goes_on_where_it_was(world, tables, tmp_path):
     _, _, seals = world
     plan = plan_like(seals, nonce="aa")
 
-    class KilledError(Exception):
-        pass
-
-    def killed(number):
-        if number == 2:
-            raise KilledError
-
     first = conductor_of(plan, world, tmp_path)
-    with pytest.raises(KilledError):
-        first.run(killed)
+    killed_after(first, 2)
     # The sum of the next round is asked for, but the server dies before it writes down what it learnt.
     save = first.point.save
     first.point.save = lambda path: save(path) if first.point.answers else None
@@ -121,17 +114,7 @@ def test_silos_that_drop_out_of_a_shuffled_study_come_back_even_to_a_server_that
     away["s3"] = False
     first = conductor_of(plan, world, tmp_path, who=who, transport=transport, seed=5)
 
-    class KilledError(Exception):
-        pass
-
-    def after(number):
-        away["s3"] = number == 1
-        if number == 2:
-            away["s3"] = True
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        first.run(after)
+    killed_after(first, 2, lambda number: away.update(s3=number <= 2))
     # The next server finds three silos, and the fourth later, at an address that it did not know.
     second = conductor_of(plan, world, tmp_path, who=who, transport=transport, seed=5, min_silos=3)
     assert set(second._addresses) == {"s0", "s1", "s2"}

@@ -24,13 +24,12 @@ from tacit.plans.spec import study_from
 from tacit.privacy import price
 from tests.deploy.shuffler.parties import Party
 from tests.deploy.silo.consortium import (
-    Daemon,
     LocalClient,
     LocalTransport,
-    fork_server,
     led_by,
-    pins,
+    peers_of,
     policy_tree,
+    running,
     silo_key,
 )
 
@@ -86,13 +85,9 @@ def statistics_tree(**changes):
 
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory):
-    root, context = tmp_path_factory.mktemp("asked"), fork_server()
-    daemons = [Daemon(write_silo(root / name, place), context) for place, name in enumerate(NAMES)]
-    for daemon in daemons:
-        daemon.ready()
-    yield daemons
-    for daemon in daemons:
-        daemon.stop()
+    root = tmp_path_factory.mktemp("asked")
+    with running([write_silo(root / name, place) for place, name in enumerate(NAMES)]) as daemons:
+        yield daemons
 
 
 def led(root, silos, tree):
@@ -226,36 +221,20 @@ def test_statistics_beyond_the_account_are_refused_with_numbers(alone):
     assert proposed(alone, epsilon=again.value.numbers["fits"])[0].state == "consented"
 
 
-def test_a_shuffled_sum_says_the_counts_of_all_silos(tmp_path):
-    """Without coins, through two real shufflers: the counts are exact, and no silo's own are told."""
-    keys = {name: Signer(silo_key(name)) for name in NAMES}
-    authority = Authority(tmp_path / "certificates")
-    first = Party(tmp_path / "a", authority, keys)
-    parties = [first, Party(tmp_path / "b", authority, keys, layer=1, before={"a": first.keys.sign.public})]
+def summed(folder, daemons, channel, parties=()):
+    """The server of a study of statistics among daemons without noise, once it has run."""
+    transport, patience = LocalTransport([daemon.home.socket for daemon in daemons]), Patience(120.0, 120.0)
+    met = meet(transport, 3, patience, lambda event, facts: None)
     seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
-    context, daemons = fork_server(), []
-    try:
-        for place, name in enumerate(NAMES):
-            shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
-            folder = write_silo(
-                tmp_path / name, place, test=True, allow={"channels": ["shuffled-sum"]}, shuffle=shuffle
-            )
-            daemons.append(Daemon(folder, context, noise_off=True))
-        transport = LocalTransport([daemon.home.socket for daemon in daemons])
-        patience = Patience(120.0, 120.0)
-        met = meet(transport, 3, patience, lambda event, facts: None)
-        tree = study_tree(statistics_tree(channel="shuffled-sum"))
-        plan = plan_for(study_from(tree), [met[name][1] for name in NAMES], seals, proposer="tester")
-        point = Checkpoint(plan, NAMES, SIZES, fresh_state(plan, SIZES))
-        sums = Sums(plan, NAMES, {party.terms.name: party.caller() for party in parties}, coins=False)
-        addresses = {name: at for name, (at, _) in met.items()}
-        path = tmp_path / "checkpoint.npz"
-        coordinator = Coordinator(point, path, transport, addresses, patience=patience, shuffled=sums)
-        coordinator.run()
-    finally:
-        for part in [*daemons, *parties]:
-            part.stop()
-    check_counts(coordinator)
+    tree = study_tree(statistics_tree(channel=channel))
+    plan = plan_for(study_from(tree), [met[name][1] for name in NAMES], seals, proposer="tester")
+    point = Checkpoint(plan, NAMES, SIZES, fresh_state(plan, SIZES))
+    callers = {party.terms.name: party.caller() for party in parties}
+    sums = Sums(plan, NAMES, callers, coins=False) if parties else None
+    addresses, path = {name: at for name, (at, _) in met.items()}, folder / "checkpoint.npz"
+    coordinator = Coordinator(point, path, transport, addresses, patience=patience, shuffled=sums)
+    coordinator.run()
+    return coordinator
 
 
 def check_counts(coordinator):
@@ -268,51 +247,53 @@ def check_counts(coordinator):
     assert coordinator.messages == {}
 
 
-def test_a_pairwise_sum_says_the_counts_of_all_silos_with_one_noise(tmp_path):
-    """Through real daemons with masks that cancel: near the truth by the noise of one, and no silo's own are told."""
-    context, daemons = fork_server(), []
+def test_a_shuffled_sum_says_the_counts_of_all_silos(tmp_path):
+    """Without coins, through two real shufflers: the counts are exact, and no silo's own are told."""
+    keys = {name: Signer(silo_key(name)) for name in NAMES}
+    authority = Authority(tmp_path / "certificates")
+    first = Party(tmp_path / "a", authority, keys)
+    parties = [first, Party(tmp_path / "b", authority, keys, layer=1, before={"a": first.keys.sign.public})]
+    seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
+    shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
+    own = {"test": True, "allow": {"channels": ["shuffled-sum"]}, "shuffle": shuffle}
     try:
-        for place, name in enumerate(NAMES):
-            peers = {other: Signer(silo_key(other)).public for other in NAMES if other != name}
-            own = {"allow": {"channels": ["pairwise"]}, "pairwise": {"peers": peers, "colluding": 1, "min_silos": 3}}
-            daemons.append(Daemon(write_silo(tmp_path / name, place, **own), context))
-        for daemon in daemons:
-            daemon.ready()
-        led(tmp_path / "run", daemons, study_tree(statistics_tree(channel="pairwise"), pairwise={"colluding": 1}))
+        with running([write_silo(tmp_path / n, i, **own) for i, n in enumerate(NAMES)], noise_off=True) as daemons:
+            check_counts(summed(tmp_path, daemons, "shuffled-sum", parties))
     finally:
-        for daemon in daemons:
-            daemon.stop()
+        for party in parties:
+            party.stop()
+
+
+@pytest.fixture
+def among(tmp_path):
+    """Daemons that pin each other and nobody else, with noise or without."""
+
+    def start(**own):
+        folders = []
+        for place, name in enumerate(NAMES):
+            pairwise = {"peers": peers_of(name, NAMES), "colluding": 1, "min_silos": 3}
+            pinned = {"allow": {"channels": ["pairwise"]}, "pairwise": pairwise, **own}
+            folders.append(write_silo(tmp_path / name, place, **pinned))
+        return running(folders, noise_off="test" in own)
+
+    return start
+
+
+def test_a_pairwise_sum_says_the_counts_of_all_silos(among, tmp_path):
+    """Without noise they are exact."""
+    with among(test=True) as daemons:
+        check_counts(summed(tmp_path, daemons, "pairwise"))
+
+
+def test_a_pairwise_sum_has_one_noise_for_all_silos(among, tmp_path):
+    """Near the truth by the noise of one, and no silo's own are told."""
+    with among() as daemons:
+        led(tmp_path / "run", daemons, study_tree(statistics_tree(channel="pairwise"), pairwise={"colluding": 1}))
     facts = json.loads((tmp_path / "run" / "statistics.json").read_text())
     assert (facts["channel"], [silo["statistics"] for silo in facts["silos"]]) == ("pairwise", [None] * 3)
-    every = [row for place in range(3) for row in rows_of(place)]
+    every, counts = [row for place in range(3) for row in rows_of(place)], facts["statistics"][0]["rows"]
     for group in ("f", "m"):
-        [row] = [
-            r
-            for r in facts["statistics"][0]["rows"]
-            if (r["group"], r["cell"], r["measure"]) == (group, "yes", "count")
-        ]
+        [row] = [r for r in counts if (r["group"], r["cell"], r["measure"]) == (group, "yes", "count")]
         half = (row["high"] - row["low"]) / 2
         assert abs(row["value"] - sum(r[1:] == (group, "yes") for r in every)) <= 2.5 * half
         assert half < 20
-
-
-def test_a_pairwise_sum_says_the_counts_of_all_silos(tmp_path):
-    """Without noise, among daemons that pin each other and nobody else."""
-    context, daemons = fork_server(), []
-    try:
-        for place, name in enumerate(NAMES):
-            peers = {"peers": pins(*(other for other in NAMES if other != name))}
-            folder = write_silo(tmp_path / name, place, test=True, allow={"channels": ["pairwise"]}, pairwise=peers)
-            daemons.append(Daemon(folder, context, noise_off=True))
-        transport, patience = LocalTransport([daemon.home.socket for daemon in daemons]), Patience(120.0, 120.0)
-        met = meet(transport, 3, patience, lambda event, facts: None)
-        tree = study_tree(statistics_tree(channel="pairwise"))
-        plan = plan_for(study_from(tree), [met[name][1] for name in NAMES], {}, proposer="tester")
-        point = Checkpoint(plan, NAMES, SIZES, fresh_state(plan, SIZES))
-        addresses = {name: at for name, (at, _) in met.items()}
-        coordinator = Coordinator(point, tmp_path / "checkpoint.npz", transport, addresses, patience=patience)
-        coordinator.run()
-    finally:
-        for daemon in daemons:
-            daemon.stop()
-    check_counts(coordinator)

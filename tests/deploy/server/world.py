@@ -1,6 +1,7 @@
 """Plans, servers and their simulations for the consortium of these tests."""
 
 import jax
+import pytest
 
 from tacit.channel.sealing import new_secret
 from tacit.deploy.contract import builder_from
@@ -63,6 +64,22 @@ def simulated(plan, tables, who=None):
 def travelled(plan, found):
     """How far a model went from where it began."""
     return largest_difference(found, builder_from(plan, SIZES[0]).problem.objective.init(jax.random.key(0)))
+
+
+class KilledError(Exception):
+    """The server is no more."""
+
+
+def killed_after(coordinator, rounds, then=lambda number: None):
+    """Run a study until so many rounds are done, and no further; ``then`` is told after each."""
+
+    def done(number):
+        then(number)
+        if number == rounds:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        coordinator.run(done)
 
 
 class Flaky(LocalTransport):

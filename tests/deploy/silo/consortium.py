@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def led_by(folder: Path, *names: str) -> dict[str, Any]:
 def pins(*names: str) -> dict[str, str]:
     """The public keys of silos of the tests."""
     return {name: Signer(silo_key(name)).public for name in names}
+
+
+def peers_of(name: str, names: Iterable[str]) -> dict[str, str]:
+    """The public keys of all others, as a silo's policy pins them."""
+    return pins(*(other for other in names if other != name))
 
 
 def fork_server() -> Any:
@@ -157,6 +163,21 @@ class Daemon:
         """How it ended."""
         self._process.join(0)
         return self._process.exitcode
+
+
+@contextlib.contextmanager
+def running(folders: Iterable[Path], *, noise_off: bool = False) -> Iterator[list[Daemon]]:
+    """Daemons of these folders, once all of them answer; they are stopped at the end."""
+    context, daemons = fork_server(), list[Daemon]()
+    try:
+        for folder in folders:
+            daemons.append(Daemon(folder, context, noise_off=noise_off))
+        for daemon in daemons:
+            daemon.ready()
+        yield daemons
+    finally:
+        for daemon in daemons:
+            daemon.stop()
 
 
 def said(client: Client, request: Any, payload: bytes = b"") -> tuple[bytes, bytes]:
