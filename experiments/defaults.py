@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.common import grid_of, records_of, seeds_of
 from experiments.defaults_page import draw, words
-from experiments.defaults_regret import PLAIN, Explored, Rule, left_out
+from experiments.defaults_regret import PLAIN, Explored, left_out
 from experiments.folder import Data, Experiment, Parts
 from tacit import data, geometry
 from tacit.algorithm import Algorithm, Server, Terms
@@ -43,18 +43,14 @@ from tacit.studies.run import Declared, Prepared, prepare_facts
 
 EPSILONS, DELTA, TEST = (1.0, 4.0, 8.0), 1e-6, 0.3
 ROUNDS = (30, 100)
-CLIPS = {"binary": (0.1, 0.3, 1.0), "multiclass": (0.1, 0.3, 1.0), "regression": (0.03, 0.1, 0.3, 1.0)}
-PLAIN_STEPS = (0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-STEPS = {"sgd": PLAIN_STEPS, "momentum": PLAIN_STEPS, "adam": (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)}
+CLIPS = (0.01, 0.03, 0.1, 0.3, 1.0)
+MOVES = {"binary": range(-4, 7), "multiclass": range(-4, 7), "regression": range(-7, 4)}
+"""Powers of two: how far a plain step goes where the mean gradient is as long as the clip; its step is that over it."""
+ADAM_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 OUTPUTS = ("last", "average", "tail")
 BALL = 10.0
 NORMS = (1.0, 4.0)
 """What rows are shrunk to: the first loses what features say about size, the last keeps nearly all of it."""
-REHEARSED = 4.0
-REHEARSALS = ("heart disease", "iris", "diabetes")
-"""Where, and at which epsilon, rehearsals are held against the grid."""
-RUN = ("iris", "wine", "digits", "MNIST, digits", "heart disease", "breast cancer", "diabetes", "insurance")
-"""Where the defaults are run, with rows of both norms; elsewhere they are read from the grid."""
 EARLIER = {
     "binary": {"step_size": 8.0, "clip_norm": 0.71},
     "multiclass": {"step_size": 4.0, "clip_norm": 0.5},
@@ -161,8 +157,11 @@ def inner_of(state: Any) -> Any:
 
 def settings_of(task: str) -> list[dict[str, Any]]:
     """The settings of one number of rounds, each of which has all outputs."""
-    return [point for server, steps in STEPS.items()
-            for point in grid_of(server=[server], step_size=steps, clip_norm=CLIPS[task])]  # fmt: skip
+    plain = grid_of(server=["sgd", "momentum"], move=[2.0**power for power in MOVES[task]], clip_norm=CLIPS)
+    return [
+        *({"step_size": point.pop("move") / point["clip_norm"], **point} for point in plain),
+        *grid_of(server=["adam"], step_size=ADAM_STEPS, clip_norm=CLIPS),
+    ]
 
 
 def errors_of(federations: list[Federation], points: list[dict[str, Any]], rounds: int) -> dict[str, np.ndarray]:
@@ -204,17 +203,14 @@ def explored(given: argparse.Namespace) -> Parts:
     """The grid on every data set: mean test errors by output, epsilon and setting."""
     parts = Parts(
         given.out / "parts.json",
-        [SOURCES, BUNDLED, EPSILONS, DELTA, TEST, ROUNDS, CLIPS, STEPS, BALL, NORMS, REHEARSED, LINEAR],
+        [SOURCES, BUNDLED, EPSILONS, DELTA, TEST, ROUNDS, CLIPS, MOVES, ADAM_STEPS, BALL, NORMS, LINEAR],
     )
     for source in SOURCES:
         federations: list[Federation] = []
         for rounds in ROUNDS:
             parts.get(f"{source.label}, {rounds} rounds", partial(_explore, source, federations, rounds))
-    named = {source.label: source for source in SOURCES}
-    for label in RUN:
-        parts.get(f"{label}, defaults", partial(settled, named[label]))
-    for label in REHEARSALS:
-        parts.get(f"{label}, rehearsed", partial(rehearsed, named[label]))
+        parts.get(f"{source.label}, defaults", partial(settled, source))
+        parts.get(f"{source.label}, rehearsed", partial(rehearsed, source))
     return parts
 
 
@@ -245,16 +241,18 @@ def settled(source: Source) -> Data:
     return found
 
 
-def rehearsed(source: Source) -> Data:
-    """The settings that a rehearsal chooses at one epsilon, and their mean test error."""
+def rehearsed(source: Source) -> list[Data]:
+    """The settings that a rehearsal chooses at every epsilon, and their mean test error."""
     federations = [shrunk(federation_of(source, seed)) for seed in range(source.splits)]
-    ours = settings_at(federations[0], REHEARSED)
-    started = time.process_time()
-    found = rehearse(*study_at(federations[0], REHEARSED, ours), seed=0)
-    seconds = time.process_time() - started
-    row = {**_row(ours, REHEARSED), **found.sections["algorithm"]}
-    error = float(errors_of(federations, [row], ours.num_rounds)[ours.output].mean())
-    return {**row, "error": round(error, 4), "cpu_seconds": round(seconds, 1)}
+    rows, spent = [], []
+    for epsilon in EPSILONS:
+        ours, started = settings_at(federations[0], epsilon), time.process_time()
+        found = rehearse(*study_at(federations[0], epsilon, ours), seed=0)
+        spent.append(time.process_time() - started)
+        rows.append({**_row(ours, epsilon), **found.sections["algorithm"]})
+    errors = errors_of(federations, rows, ours.num_rounds)[ours.output].mean(0)
+    return [{**row, "error": round(float(error), 4), "cpu_seconds": round(seconds, 1)}
+            for row, error, seconds in zip(rows, errors, spent, strict=True)]  # fmt: skip
 
 
 def _row(settings: Settings, epsilon: float) -> dict[str, Any]:
@@ -292,27 +290,21 @@ def compute(given: argparse.Namespace) -> Data:
     fitted = left_out(sets, {key: row["error"] for key, row in best.items()})
     cells = []
     for one, (place, epsilon) in itertools.product(sets, enumerate(EPSILONS)):
-        ours, practice = rows.get(f"{one.label}, defaults"), rows.get(f"{one.label}, rehearsed")
+        norms = {norm: own[place]["error"] for norm, own in rows[f"{one.label}, defaults"].items()}
         cells.append({
             "data": one.label,
             "epsilon": epsilon,
             "best": best[one.label, place],
             "earlier": one.earlier(place),
-            "default": round(float(one.errors(_rule(one.task))[place]), 4),
+            "default": norms[f"{NORMS[0]:g}"],
             "plain": round(float(one.errors(PLAIN[one.task])[place]), 4),
             "left_out": fitted[one.label][place],
-            "rehearsed": practice if epsilon == REHEARSED else None,
-            "norms": None if ours is None else {norm: own[place]["error"] for norm, own in ours.items()},
+            "rehearsed": rows[f"{one.label}, rehearsed"][place],
+            "norms": norms,
         })  # fmt: skip
     facts = {one.label: {**one.facts, "settings": one.count, "errors": None} for one in sets}
     minutes = sum(part["cpu_seconds"] for part in found.values()) / 60
-    return {"sets": facts, "cells": cells, "cpu_minutes": round(minutes, 1), "delta": DELTA, "rehearsed_at": REHEARSED}
-
-
-def _rule(task: str) -> Rule:
-    """The defaults as a rule of the grid; its clips are among the grid's."""
-    own = LINEAR[task]
-    return Rule(own.rounds, own.output, own.server, own.clip, own.kappa, own.cap)
+    return {"sets": facts, "cells": cells, "cpu_minutes": round(minutes, 1), "delta": DELTA}
 
 
 EXPERIMENT = Experiment("defaults", compute, draw, words)

@@ -61,12 +61,16 @@ class Explored:
                 for setting, error in zip(self._grid(rounds), errors[place], strict=False):
                     found.append({**setting, "rounds": rounds, "output": output, "error": error})
         least = min(found, key=lambda row: row["error"] if math.isfinite(row["error"]) else math.inf)
-        return {**least, "edge": any(self._is_edge(least, name) for name in ("step_size", "clip_norm"))}
+        return {**least, "edge": self._is_edge(least)}
 
-    def _is_edge(self, row: Row, name: str) -> bool:
-        values = [s[name] for s in self._grid(row["rounds"]) if s["server"] == row["server"]]
-        # A clip of one cuts next to nothing of features of norm one: there is nothing beyond it.
-        return row[name] == min(values) or (row[name] == max(values) and name == "step_size")
+    def _is_edge(self, row: Row) -> bool:
+        """Whether the grid has no shorter or no longer step for this clip, or no smaller clip.
+
+        A clip of one cuts next to nothing of features of norm one: there is nothing beyond it.
+        """
+        own = [s for s in self._grid(row["rounds"]) if s["server"] == row["server"]]
+        steps = [s["step_size"] for s in own if s["clip_norm"] == row["clip_norm"]]
+        return row["step_size"] in (min(steps), max(steps)) or row["clip_norm"] == min(s["clip_norm"] for s in own)
 
     def earlier(self, place: int) -> float:
         """The error of the default that was there before."""

@@ -294,9 +294,8 @@ def test_a_second_study_of_a_folder_has_a_schema_of_its_own(clinics, tmp_path):
     facts = json.loads(tacit("data", other, "--json").stdout)
     assert [silo["name"] for silo in facts["silos"]] == ["bergen", "bodo", "molde", "oslo"]
     assert any("age in [0, 50]" in step["detail"] for step in facts["steps"])
-    # The ball of the study is the ball of the theorem.
     _, better = chosen(tmp_path, "--study", other, "--max-rounds", "5")
-    assert better.objective.regulariser == "l2-ball:10"
+    assert better.objective.regulariser == "l2-ball:10"  # assumed, and said: the study has none
 
 
 @pytest.mark.parametrize(

@@ -154,13 +154,15 @@ def test_the_sentences_follow_from_both_rows():
         "gains": {name: {"gain": {"mean": gain, "std": 0.0}} for name, gain in (("a", 0.1), ("b", -0.1))},
     }
     privacy, schedule, gain = verdict(result, main_metric(result["metrics"]))
-    assert privacy.startswith("Privacy costs 0.029 of test error here: 0.500 with clip and noise, 0.471 in the same")
-    assert schedule.startswith("The schedule costs 0.412 of test error: 0.471 after these rounds without noise, 0.059")
+    assert privacy.startswith("Noise costs 0.029 of test error here: 0.500 with it, 0.471 in the same")
+    assert schedule.startswith(
+        "Clip and schedule cost 0.412 of test error: 0.471 after these rounds without noise, 0.059"
+    )
     assert "at 1 of 2 silos. Not better: b." in gain
     result["silos"][0]["epsilon"] = None
     assert verdict(result, "test_error")[0].startswith("The schedule costs")
     result["baselines"]["converged"] = {}
-    assert "The schedule" not in " ".join(verdict(result, "test_error"))
+    assert "schedule" not in " ".join(verdict(result, "test_error"))
 
 
 def test_each_silo_is_told_what_it_gains():

@@ -352,11 +352,19 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
         console.print(f"assumed  {escape(line)}", highlight=False)
     for line in drafted.loud:
         console.print(f"[bold red]NOT PRIVATE[/]  {escape(line)}", highlight=False)
-    console.print(f"Wrote {study} and {schema}. Next: tacit plan {study}; tacit run {study}", highlight=False)
     # What is not priced is not served, and a daemon serves features of a bounded norm.
     deployed = not drafted.loud and drafted.schema.norm != "box"
-    silo = f". Each silo: tacit silo init HOME --records FILE.csv --columns {schema}" if deployed else ""
-    console.print(f"Another algorithm: tacit choose --study {study}{silo}", highlight=False)
+    steps = {
+        "the price, before anything runs": f"tacit plan {study}",
+        "train, test, and keep the model": f"tacit run {study} --model MODEL",
+        "predict new rows": "tacit predict MODEL NEW.csv",
+        "what theorems would choose": f"tacit choose --study {study}",
+    }
+    if deployed:
+        steps["each silo as a daemon"] = f"tacit silo init HOME --records FILE.csv --columns {schema}"
+    console.print(f"Wrote {study} and {schema}. Next:", highlight=False, soft_wrap=True)
+    for why, command in steps.items():
+        console.print(f"  {command}   # {why}", highlight=False, soft_wrap=True)
     if not deployed:
         console.print(
             "For simulation alone: silos serve neither private statistics yet nor what was read from records."
