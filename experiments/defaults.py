@@ -48,7 +48,6 @@ MOVES = {"binary": range(-4, 7), "multiclass": range(-4, 7), "regression": range
 """Powers of two: how far a plain step goes where the mean gradient is as long as the clip; its step is that over it."""
 ADAM_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 OUTPUTS = ("last", "average", "tail")
-BALL = 10.0
 NORMS = (1.0, 4.0)
 """What rows are shrunk to: the first loses what features say about size, the last keeps nearly all of it."""
 EARLIER = {
@@ -56,7 +55,8 @@ EARLIER = {
     "multiclass": {"step_size": 4.0, "clip_norm": 0.5},
     "regression": {"step_size": 1.0, "clip_norm": 0.5},
 }
-"""What `tacit init` wrote before: 30 rounds of plain steps, and the mean of all iterates."""
+BALL = 10.0
+"""What `tacit init` wrote before: 30 rounds of plain steps, the mean of all iterates, and parameters within a ball."""
 
 
 class Source(NamedTuple):
@@ -74,6 +74,7 @@ SOURCES = (
     Source("wine", "wine", 16),
     Source("digits", "digits", 4),
     Source("MNIST, digits", "mnist", 2, {**DIGITS, "records_per_silo": 300}),
+    Source("MNIST, digits, large", "mnist", 1, {**DIGITS, "records_per_silo": 1500}),
     Source("heart disease", "heart-disease", 12),
     Source("breast cancer", "breast-cancer", 8),
     Source("credit card", "credit-card", 3, {"records_per_silo": 600}),
@@ -120,11 +121,14 @@ def shrunk(federation: Federation, norm: float = 1.0) -> Federation:
     return dataclasses.replace(federation, silos=tuple(silos), feature_norm=norm)
 
 
-def problem_for(federation: Federation) -> Problem:
-    """A linear model in the ball of `tacit init`."""
+def problem_for(federation: Federation, ball: float | None = None) -> Problem:
+    """A linear model, as in the studies of `tacit init`."""
     loss = {"binary": logistic, "multiclass": softmax, "regression": squared}[federation.task]()
     outputs = federation.num_classes if federation.task == "multiclass" and federation.num_classes else 1
-    return Problem(Objective(linear(federation.feature_shape[0], outputs), loss), geometry.l2_ball(BALL))
+    return Problem(
+        Objective(linear(federation.feature_shape[0], outputs), loss),
+        geometry.zero() if ball is None else geometry.l2_ball(ball),
+    )
 
 
 def every_output(algorithm: Algorithm, rounds: int) -> Algorithm:
@@ -164,13 +168,15 @@ def settings_of(task: str) -> list[dict[str, Any]]:
     ]
 
 
-def errors_of(federations: list[Federation], points: list[dict[str, Any]], rounds: int) -> dict[str, np.ndarray]:
+def errors_of(
+    federations: list[Federation], points: list[dict[str, Any]], rounds: int, ball: float | None = None
+) -> dict[str, np.ndarray]:
     """For each output, the test error of each split at each point; of regression, over that of predicting the mean.
 
     A point has an epsilon besides its setting.
     """
     problem, who = (
-        problem_for(federations[0]),
+        problem_for(federations[0], ball),
         participation(len(federations[0].silos), weights=records_of(federations[0])),
     )
     seeds = seeds_of(federations, problem.objective, ("test",))
@@ -218,8 +224,7 @@ def _explore(source: Source, federations: list[Federation], rounds: int) -> Data
     if not federations:
         federations += [shrunk(federation_of(source, seed)) for seed in range(source.splits)]
     first = federations[0]
-    before = [{"server": "sgd", **EARLIER[first.task], "earlier": True}] if rounds == ROUNDS[0] else []
-    settings = [*settings_of(first.task), *before]
+    settings = settings_of(first.task)
     errors = errors_of(federations, [{**point, "epsilon": e} for e in EPSILONS for point in settings], rounds)
     means = {name: values.mean(0).reshape(len(EPSILONS), -1).round(4).tolist() for name, values in errors.items()}
     facts = {"task": first.task, "records": records_of(first), "features": first.feature_shape[0],
@@ -228,15 +233,17 @@ def _explore(source: Source, federations: list[Federation], rounds: int) -> Data
 
 
 def settled(source: Source) -> Data:
-    """The defaults at every epsilon, with rows shrunk to each of the norms."""
+    """At every epsilon the defaults that were there before, and those of now with rows shrunk to each of the norms."""
     own = [federation_of(source, seed) for seed in range(source.splits)]
-    found = {}
+    first, unit = own[0], [shrunk(federation) for federation in own]
+    earlier = [{"epsilon": epsilon, "server": "sgd", **EARLIER[first.task]} for epsilon in EPSILONS]
+    found = {"earlier": [{"error": error} for error in _means(errors_of(unit, earlier, ROUNDS[0], BALL)["average"])]}
     for norm in NORMS:
         federations = [shrunk(federation, norm) for federation in own]
         rows = [_row(settings_at(federations[0], epsilon), epsilon) for epsilon in EPSILONS]
         ours = settings_at(federations[0], EPSILONS[0])
         # Neither rounds nor output depend on the budget.
-        errors = errors_of(federations, rows, ours.num_rounds)[ours.output].mean(0).round(4).tolist()
+        errors = _means(errors_of(federations, rows, ours.num_rounds)[ours.output])
         found[f"{norm:g}"] = [{**row, "error": error} for row, error in zip(rows, errors, strict=True)]
     return found
 
@@ -253,6 +260,10 @@ def rehearsed(source: Source) -> list[Data]:
     errors = errors_of(federations, rows, ours.num_rounds)[ours.output].mean(0)
     return [{**row, "error": round(float(error), 4), "cpu_seconds": round(seconds, 1)}
             for row, error, seconds in zip(rows, errors, spent, strict=True)]  # fmt: skip
+
+
+def _means(errors: np.ndarray) -> list[float]:
+    return [round(float(value), 4) for value in errors.mean(0)]
 
 
 def _row(settings: Settings, epsilon: float) -> dict[str, Any]:
@@ -272,7 +283,6 @@ def study_at(federation: Federation, epsilon: float, start: Settings) -> tuple[P
     tree = {
         "name": federation.name,
         "data": {"name": "csv"},
-        "objective": {"regulariser": f"l2-ball:{BALL:g}"},
         "algorithm": {"name": "mb-sgd", **start._asdict()},
         "privacy": {"epsilon": epsilon, "delta": DELTA},
         "run": {"weights": "records"},
@@ -285,17 +295,26 @@ def compute(given: argparse.Namespace) -> Data:
     """Every cell: a data set at an epsilon."""
     found = explored(given).found
     rows = {name: part["rows"] for name, part in found.items()}
-    sets = [Explored(s.label, {r: rows[f"{s.label}, {r} rounds"] for r in ROUNDS}, EPSILONS, DELTA) for s in SOURCES]
+    sets = [
+        Explored(
+            s.label,
+            {r: rows[f"{s.label}, {r} rounds"] for r in ROUNDS},
+            [row["error"] for row in rows[f"{s.label}, defaults"]["earlier"]],
+            EPSILONS,
+            DELTA,
+        )
+        for s in SOURCES
+    ]
     best = {(one.label, place): one.best(place) for one in sets for place in range(len(EPSILONS))}
     fitted = left_out(sets, {key: row["error"] for key, row in best.items()})
     cells = []
     for one, (place, epsilon) in itertools.product(sets, enumerate(EPSILONS)):
-        norms = {norm: own[place]["error"] for norm, own in rows[f"{one.label}, defaults"].items()}
+        norms = {norm: rows[f"{one.label}, defaults"][norm][place]["error"] for norm in map("{:g}".format, NORMS)}
         cells.append({
             "data": one.label,
             "epsilon": epsilon,
             "best": best[one.label, place],
-            "earlier": one.earlier(place),
+            "earlier": one.before[place],
             "default": norms[f"{NORMS[0]:g}"],
             "plain": round(float(one.errors(PLAIN[one.task])[place]), 4),
             "left_out": fitted[one.label][place],

@@ -49,6 +49,8 @@ def predict_command(
 
     Example: tacit predict runs/clinics-20260101-120000 new.csv --out predicted.csv --proba
     """
+    if out is not None and not out.parent.is_dir():
+        raise TacitError(f"--out: there is no folder {out.parent}; make it, or name a file in one that exists.")
     model = _model(bundle, rows, silo, schema)
     x, notes = model.encode(rows)
     outputs = model.outputs(x)
@@ -104,7 +106,7 @@ def evaluate_command(
 
     Example: tacit evaluate runs/clinics-20260101-120000 labelled.csv
     """
-    from tacit.models.rows import rows_of
+    from tacit.models.rows import labels_of, rows_of
     from tacit.models.scores import TITLES
     from tacit.models.trained import EXACT
 
@@ -114,6 +116,7 @@ def evaluate_command(
         raise TacitError(
             f"{rows}: expected a column {target.column!r}, the label; add it, or use `tacit predict` for rows without."
         )
+    labels_of(found.cells[target.column], target, found.place)  # a wrong one is told with its line
     x, notes = model.encode(rows)
     metrics = model.evaluate(x, found.cells[target.column])
     if as_json:

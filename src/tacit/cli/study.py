@@ -237,7 +237,8 @@ def _score(value: dict[str, float] | None, several: bool) -> str:
         return "–"
     from tacit.studies.report import number
 
-    return f"{number(value['mean'])} ± {number(value['std'])}" if several else number(value["mean"])
+    mean, std = value["mean"], value["std"]
+    return f"{number(mean)} ± {number(std, beside=mean)}" if several else number(mean)
 
 
 def _grid_table(grid: list[dict[str, Any]]) -> Table:

@@ -6,6 +6,7 @@ import base64
 import csv
 import itertools
 import json
+import math
 import re
 from collections import defaultdict
 from importlib import resources
@@ -42,7 +43,8 @@ _FAIR = {
 }
 _MANY = 12  # silos that fit on a page
 _LARGE = 100  # numbers from here on are shown without digits after the point
-_COLUMNS = 10  # of a table, that fit beside each other
+_SMALL = 0.01  # numbers below have more of them
+_COLUMNS, _LETTERS = 10, 60  # of a table, and of its headings, that fit beside each other
 
 
 def write_report(folder: Path, *, publish: bool = False) -> Path:
@@ -95,17 +97,23 @@ def _row(row: str, heads: list[str]) -> str:
     return re.sub(r"<td([^>]*)>", cell, row)
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3, *, beside: float | None = None) -> str:
     """A number for people: three digits after the point, none of a large one, more of one that is nearly zero.
+
+    A deviation has as many as the mean ``beside`` it.
 
     >>> number(0.1234), number(-6860.98), number(0.00955149), number(None)
     ('0.123', '-6,861', '0.00955', '–')
+    >>> number(0.0004, beside=0.415), number(1.923, beside=121.0), number(0.000812, beside=0.00955149)
+    ('0.000', '2', '0.00081')
     """
     if value is None:
         return "–"
-    if 0 < abs(value) < 10.0 ** (1 - digits):
-        return f"{value:.{digits}g}"
-    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.{digits}f}"
+    size = abs(value if beside is None else beside)
+    if size >= _LARGE:
+        return f"{value:,.0f}"
+    after = digits - 1 - math.floor(math.log10(size)) if 0 < size < _SMALL else digits
+    return f"{value:.{after}f}"
 
 
 def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
@@ -200,11 +208,14 @@ def score_tables(result: dict[str, Any]) -> dict[str, Any]:
     names |= {"non_private": f"all silos, {open_label(result)}", "converged": f"all silos, {converged_label(result)}"}
     first: dict[str, Any] = next(iter(models.values()), {"all": {}, "silos": {}})
     told = [name for name in TITLES if name != "records" and name in first["all"]]
+    classes = first["all"].get("classes", {})
     return {
         "score_names": [(name, TITLES[name]) for name in told],
         "score_models": [(names[model], rows["all"]) for model, rows in models.items()],
         "score_silos": list(first["silos"].items()),
-        "score_classes": list(first["all"].get("classes", {}).items()),
+        "score_classes": list(classes.items()),
+        # Long names do not fit beside each other; of more classes every row is a list, with names.
+        "by_number": len("".join(classes)) > _LETTERS and len(classes) < _COLUMNS,
         "confusion": first["all"].get("confusion"),
         "reliability": first["all"].get("reliability"),
         "score_target": scores.get("target"),
@@ -293,8 +304,8 @@ def _noise_cost(mine: dict[str, float], rounds: dict[str, float], title: str) ->
     values = number(mine["mean"]), number(rounds["mean"])
     if cost >= 0:
         return (
-            f"Noise costs {number(cost)} of {title} here: {values[0]} with it, {values[1]} in the same rounds "
-            f"without{spread}."
+            f"Noise costs {number(cost, beside=mine['mean'])} of {title} here: {values[0]} with it, {values[1]} in the "
+            f"same rounds without{spread}."
         )
     text = (
         f"Noise costs nothing that shows here: {title} is {values[0]} with it, and {values[1]} in the same rounds "
@@ -313,8 +324,8 @@ def _schedule_cost(rounds: dict[str, float], best: dict[str, float], title: str,
     values = number(rounds["mean"]), number(best["mean"])
     if cost >= 0:
         return (
-            f"{what} {number(cost)} of {title}: {values[0]} after these rounds without noise, {values[1]} "
-            f"{until}{spread}."
+            f"{what} {number(cost, beside=best['mean'])} of {title}: {values[0]} after these rounds without noise, "
+            f"{values[1]} {until}{spread}."
         )
     return (
         f"{what} nothing that shows: {title} is {values[0]} after these rounds without noise, and {values[1]} "
