@@ -33,7 +33,7 @@ from tacit.data.tabular import fixed_table
 from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
 from tacit.objectives.server import RULES
 from tacit.plans.assemble import Facts
-from tacit.plans.defaults import LINEAR, Settings, defaults_of
+from tacit.plans.defaults import CALM, LINEAR, Settings, defaults_of
 from tacit.plans.spec import study_from
 from tacit.privacy import Budget, gdp_mu
 from tacit.simulate.compiled import simulate_grid
@@ -209,7 +209,21 @@ def explored(given: argparse.Namespace) -> Parts:
     """The grid on every data set: mean test errors by output, epsilon and setting."""
     parts = Parts(
         given.out / "parts.json",
-        [SOURCES, BUNDLED, EPSILONS, DELTA, TEST, ROUNDS, CLIPS, MOVES, ADAM_STEPS, BALL, NORMS, LINEAR],
+        [
+            SOURCES,
+            BUNDLED,
+            EPSILONS,
+            DELTA,
+            TEST,
+            ROUNDS,
+            CLIPS,
+            MOVES,
+            ADAM_STEPS,
+            BALL,
+            NORMS,
+            LINEAR,
+            CALM,
+        ],
     )
     for source in SOURCES:
         federations: list[Federation] = []
@@ -240,26 +254,32 @@ def settled(source: Source) -> Data:
     found = {"earlier": [{"error": error} for error in _means(errors_of(unit, earlier, ROUNDS[0], BALL)["average"])]}
     for norm in NORMS:
         federations = [shrunk(federation, norm) for federation in own]
-        rows = [_row(settings_at(federations[0], epsilon), epsilon) for epsilon in EPSILONS]
-        ours = settings_at(federations[0], EPSILONS[0])
-        # Neither rounds nor output depend on the budget.
-        errors = _means(errors_of(federations, rows, ours.num_rounds)[ours.output])
-        found[f"{norm:g}"] = [{**row, "error": error} for row, error in zip(rows, errors, strict=True)]
+        found[f"{norm:g}"] = measured(
+            federations, [_row(settings_at(federations[0], epsilon), epsilon) for epsilon in EPSILONS]
+        )
     return found
 
 
 def rehearsed(source: Source) -> list[Data]:
     """The settings that a rehearsal chooses at every epsilon, and their mean test error."""
     federations = [shrunk(federation_of(source, seed)) for seed in range(source.splits)]
-    rows, spent = [], []
+    rows = []
     for epsilon in EPSILONS:
         ours, started = settings_at(federations[0], epsilon), time.process_time()
         found = rehearse(*study_at(federations[0], epsilon, ours), seed=0)
-        spent.append(time.process_time() - started)
-        rows.append({**_row(ours, epsilon), **found.sections["algorithm"]})
-    errors = errors_of(federations, rows, ours.num_rounds)[ours.output].mean(0)
-    return [{**row, "error": round(float(error), 4), "cpu_seconds": round(seconds, 1)}
-            for row, error, seconds in zip(rows, errors, spent, strict=True)]  # fmt: skip
+        seconds = round(time.process_time() - started, 1)
+        rows.append({**_row(ours, epsilon), **found.sections["algorithm"], "cpu_seconds": seconds})
+    return measured(federations, rows)
+
+
+def measured(federations: list[Federation], rows: list[Data]) -> list[Data]:
+    """Settings with their mean test errors; those of as many rounds are run together."""
+    found = []
+    for rounds in sorted({row["num_rounds"] for row in rows}):
+        own = [row for row in rows if row["num_rounds"] == rounds]
+        errors = errors_of(federations, own, rounds)
+        found += [{**row, "error": _means(errors[row["output"]])[place]} for place, row in enumerate(own)]
+    return sorted(found, key=lambda row: float(row["epsilon"]))
 
 
 def _means(errors: np.ndarray) -> list[float]:
@@ -267,8 +287,7 @@ def _means(errors: np.ndarray) -> list[float]:
 
 
 def _row(settings: Settings, epsilon: float) -> dict[str, Any]:
-    own = {name: getattr(settings, name) for name in ("server", "step_size", "clip_norm")}
-    return {"epsilon": epsilon, **own}
+    return {"epsilon": epsilon, **settings._asdict()}
 
 
 def settings_at(federation: Federation, epsilon: float | None) -> Settings:
@@ -284,7 +303,7 @@ def study_at(federation: Federation, epsilon: float, start: Settings) -> tuple[P
         "name": federation.name,
         "data": {"name": "csv"},
         "algorithm": {"name": "mb-sgd", **start._asdict()},
-        "privacy": {"epsilon": epsilon, "delta": DELTA},
+        "privacy": {"epsilon": epsilon, "delta": DELTA, "whole": True},
         "run": {"weights": "records"},
     }
     facts = Declared(federation.task, federation.num_classes, federation.feature_shape, 1.0)
@@ -323,7 +342,7 @@ def compute(given: argparse.Namespace) -> Data:
         })  # fmt: skip
     facts = {one.label: {**one.facts, "settings": one.count, "errors": None} for one in sets}
     minutes = sum(part["cpu_seconds"] for part in found.values()) / 60
-    return {"sets": facts, "cells": cells, "cpu_minutes": round(minutes, 1), "delta": DELTA}
+    return {"sets": facts, "cells": cells, "cpu_minutes": round(minutes, 1), "delta": DELTA, "whole": True}
 
 
 EXPERIMENT = Experiment("defaults", compute, draw, words)

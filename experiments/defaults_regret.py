@@ -108,7 +108,11 @@ def rules_for(one: Explored) -> list[Rule]:
     plain = [
         Rule(rounds, output, server, clip, kappa, cap)
         for (rounds, output), server, clip, kappa, cap in itertools.product(
-            both, ("sgd", "momentum"), clips, (1.0, 2.0, 4.0, 8.0, 12.0, 16.0), (2.0, 4.0, 8.0, 16.0, 32.0)
+            both,
+            ("sgd", "momentum"),
+            clips,
+            (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0),
+            (2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
         )
     ]
     return plain + [Rule(*pair, "adam", clip, None, step) for pair, clip, step in itertools.product(both, clips, adam)]
