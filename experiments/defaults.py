@@ -303,7 +303,7 @@ def study_at(federation: Federation, epsilon: float, start: Settings) -> tuple[P
         "name": federation.name,
         "data": {"name": "csv"},
         "algorithm": {"name": "mb-sgd", **start._asdict()},
-        "privacy": {"epsilon": epsilon, "delta": DELTA, "whole": True},
+        "privacy": {"epsilon": epsilon, "delta": DELTA},
         "run": {"weights": "records"},
     }
     facts = Declared(federation.task, federation.num_classes, federation.feature_shape, 1.0)
