@@ -235,7 +235,7 @@ def _score(value: dict[str, float] | None, several: bool) -> str:
     """Mean and deviation over seeds; of one seed there is no deviation."""
     if value is None:
         return "–"
-    from tacit.studies.report import number
+    from tacit.studies.charts import number
 
     mean, std = value["mean"], value["std"]
     return f"{number(mean)} ± {number(std, beside=mean)}" if several else number(mean)

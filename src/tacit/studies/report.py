@@ -6,7 +6,6 @@ import base64
 import csv
 import itertools
 import json
-import math
 import re
 from collections import defaultdict
 from importlib import resources
@@ -26,7 +25,7 @@ from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
 from tacit.privacy.risks import Risk
-from tacit.studies.charts import Bar, bars, curves, trust_drawing
+from tacit.studies.charts import Bar, bars, curves, number, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.folder import NOT_PRIVATE, metrics_path, read_result, stages_of, unmeasured
 from tacit.studies.plan import counts_on
@@ -42,8 +41,6 @@ _FAIR = {
     "divergence": "Chi-squared divergence between prediction and group, which the fairness term makes small",
 }
 _MANY = 12  # silos that fit on a page
-_LARGE = 100  # numbers from here on are shown without digits after the point
-_SMALL = 0.01  # numbers below have more of them
 _COLUMNS, _LETTERS = 10, 60  # of a table, and of its headings, that fit beside each other
 
 
@@ -95,25 +92,6 @@ def _row(row: str, heads: list[str]) -> str:
         return f'<td data-head="{heads[place]}"{found[1]}>' if place < len(heads) else found[0]
 
     return re.sub(r"<td([^>]*)>", cell, row)
-
-
-def number(value: float | None, digits: int = 3, *, beside: float | None = None) -> str:
-    """A number for people: three digits after the point, none of a large one, more of one that is nearly zero.
-
-    A deviation has as many as the mean ``beside`` it.
-
-    >>> number(0.1234), number(-6860.98), number(0.00955149), number(None)
-    ('0.123', '-6,861', '0.00955', '–')
-    >>> number(0.0004, beside=0.415), number(1.923, beside=121.0), number(0.000812, beside=0.00955149)
-    ('0.000', '2', '0.00081')
-    """
-    if value is None:
-        return "–"
-    size = abs(value if beside is None else beside)
-    if size >= _LARGE:
-        return f"{value:,.0f}"
-    after = digits - 1 - math.floor(math.log10(size)) if 0 < size < _SMALL else digits
-    return f"{value:.{after}f}"
 
 
 def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
