@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.common import grid_of, records_of, seeds_of
 from experiments.defaults_page import draw, words
-from experiments.defaults_regret import PLAIN, Explored, Rule, left_out
+from experiments.defaults_regret import PLAIN, Explored, left_out
 from experiments.folder import Data, Experiment, Parts
 from tacit import data, geometry
 from tacit.algorithm import Algorithm, Server, Terms
@@ -33,7 +33,7 @@ from tacit.data.tabular import fixed_table
 from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
 from tacit.objectives.server import RULES
 from tacit.plans.assemble import Facts
-from tacit.plans.defaults import LINEAR, Settings, defaults_of
+from tacit.plans.defaults import CALM, LINEAR, Settings, defaults_of
 from tacit.plans.spec import study_from
 from tacit.privacy import Budget, gdp_mu
 from tacit.simulate.compiled import simulate_grid
@@ -43,24 +43,20 @@ from tacit.studies.run import Declared, Prepared, prepare_facts
 
 EPSILONS, DELTA, TEST = (1.0, 4.0, 8.0), 1e-6, 0.3
 ROUNDS = (30, 100)
-CLIPS = {"binary": (0.1, 0.3, 1.0), "multiclass": (0.1, 0.3, 1.0), "regression": (0.03, 0.1, 0.3, 1.0)}
-PLAIN_STEPS = (0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-STEPS = {"sgd": PLAIN_STEPS, "momentum": PLAIN_STEPS, "adam": (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)}
+CLIPS = (0.01, 0.03, 0.1, 0.3, 1.0)
+MOVES = {"binary": range(-4, 7), "multiclass": range(-4, 7), "regression": range(-7, 4)}
+"""Powers of two: how far a plain step goes where the mean gradient is as long as the clip; its step is that over it."""
+ADAM_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 OUTPUTS = ("last", "average", "tail")
-BALL = 10.0
 NORMS = (1.0, 4.0)
 """What rows are shrunk to: the first loses what features say about size, the last keeps nearly all of it."""
-REHEARSED = 4.0
-REHEARSALS = ("heart disease", "iris", "diabetes")
-"""Where, and at which epsilon, rehearsals are held against the grid."""
-RUN = ("iris", "wine", "digits", "MNIST, digits", "heart disease", "breast cancer", "diabetes", "insurance")
-"""Where the defaults are run, with rows of both norms; elsewhere they are read from the grid."""
 EARLIER = {
     "binary": {"step_size": 8.0, "clip_norm": 0.71},
     "multiclass": {"step_size": 4.0, "clip_norm": 0.5},
     "regression": {"step_size": 1.0, "clip_norm": 0.5},
 }
-"""What `tacit init` wrote before: 30 rounds of plain steps, and the mean of all iterates."""
+BALL = 10.0
+"""What `tacit init` wrote before: 30 rounds of plain steps, the mean of all iterates, and parameters within a ball."""
 
 
 class Source(NamedTuple):
@@ -78,6 +74,7 @@ SOURCES = (
     Source("wine", "wine", 16),
     Source("digits", "digits", 4),
     Source("MNIST, digits", "mnist", 2, {**DIGITS, "records_per_silo": 300}),
+    Source("MNIST, digits, large", "mnist", 1, {**DIGITS, "records_per_silo": 1500}),
     Source("heart disease", "heart-disease", 12),
     Source("breast cancer", "breast-cancer", 8),
     Source("credit card", "credit-card", 3, {"records_per_silo": 600}),
@@ -124,11 +121,14 @@ def shrunk(federation: Federation, norm: float = 1.0) -> Federation:
     return dataclasses.replace(federation, silos=tuple(silos), feature_norm=norm)
 
 
-def problem_for(federation: Federation) -> Problem:
-    """A linear model in the ball of `tacit init`."""
+def problem_for(federation: Federation, ball: float | None = None) -> Problem:
+    """A linear model, as in the studies of `tacit init`."""
     loss = {"binary": logistic, "multiclass": softmax, "regression": squared}[federation.task]()
     outputs = federation.num_classes if federation.task == "multiclass" and federation.num_classes else 1
-    return Problem(Objective(linear(federation.feature_shape[0], outputs), loss), geometry.l2_ball(BALL))
+    return Problem(
+        Objective(linear(federation.feature_shape[0], outputs), loss),
+        geometry.zero() if ball is None else geometry.l2_ball(ball),
+    )
 
 
 def every_output(algorithm: Algorithm, rounds: int) -> Algorithm:
@@ -161,17 +161,22 @@ def inner_of(state: Any) -> Any:
 
 def settings_of(task: str) -> list[dict[str, Any]]:
     """The settings of one number of rounds, each of which has all outputs."""
-    return [point for server, steps in STEPS.items()
-            for point in grid_of(server=[server], step_size=steps, clip_norm=CLIPS[task])]  # fmt: skip
+    plain = grid_of(server=["sgd", "momentum"], move=[2.0**power for power in MOVES[task]], clip_norm=CLIPS)
+    return [
+        *({"step_size": point.pop("move") / point["clip_norm"], **point} for point in plain),
+        *grid_of(server=["adam"], step_size=ADAM_STEPS, clip_norm=CLIPS),
+    ]
 
 
-def errors_of(federations: list[Federation], points: list[dict[str, Any]], rounds: int) -> dict[str, np.ndarray]:
+def errors_of(
+    federations: list[Federation], points: list[dict[str, Any]], rounds: int, ball: float | None = None
+) -> dict[str, np.ndarray]:
     """For each output, the test error of each split at each point; of regression, over that of predicting the mean.
 
     A point has an epsilon besides its setting.
     """
     problem, who = (
-        problem_for(federations[0]),
+        problem_for(federations[0], ball),
         participation(len(federations[0].silos), weights=records_of(federations[0])),
     )
     seeds = seeds_of(federations, problem.objective, ("test",))
@@ -204,17 +209,28 @@ def explored(given: argparse.Namespace) -> Parts:
     """The grid on every data set: mean test errors by output, epsilon and setting."""
     parts = Parts(
         given.out / "parts.json",
-        [SOURCES, BUNDLED, EPSILONS, DELTA, TEST, ROUNDS, CLIPS, STEPS, BALL, NORMS, REHEARSED, LINEAR],
+        [
+            SOURCES,
+            BUNDLED,
+            EPSILONS,
+            DELTA,
+            TEST,
+            ROUNDS,
+            CLIPS,
+            MOVES,
+            ADAM_STEPS,
+            BALL,
+            NORMS,
+            LINEAR,
+            CALM,
+        ],
     )
     for source in SOURCES:
         federations: list[Federation] = []
         for rounds in ROUNDS:
             parts.get(f"{source.label}, {rounds} rounds", partial(_explore, source, federations, rounds))
-    named = {source.label: source for source in SOURCES}
-    for label in RUN:
-        parts.get(f"{label}, defaults", partial(settled, named[label]))
-    for label in REHEARSALS:
-        parts.get(f"{label}, rehearsed", partial(rehearsed, named[label]))
+        parts.get(f"{source.label}, defaults", partial(settled, source))
+        parts.get(f"{source.label}, rehearsed", partial(rehearsed, source))
     return parts
 
 
@@ -222,8 +238,7 @@ def _explore(source: Source, federations: list[Federation], rounds: int) -> Data
     if not federations:
         federations += [shrunk(federation_of(source, seed)) for seed in range(source.splits)]
     first = federations[0]
-    before = [{"server": "sgd", **EARLIER[first.task], "earlier": True}] if rounds == ROUNDS[0] else []
-    settings = [*settings_of(first.task), *before]
+    settings = settings_of(first.task)
     errors = errors_of(federations, [{**point, "epsilon": e} for e in EPSILONS for point in settings], rounds)
     means = {name: values.mean(0).reshape(len(EPSILONS), -1).round(4).tolist() for name, values in errors.items()}
     facts = {"task": first.task, "records": records_of(first), "features": first.feature_shape[0],
@@ -232,34 +247,47 @@ def _explore(source: Source, federations: list[Federation], rounds: int) -> Data
 
 
 def settled(source: Source) -> Data:
-    """The defaults at every epsilon, with rows shrunk to each of the norms."""
+    """At every epsilon the defaults that were there before, and those of now with rows shrunk to each of the norms."""
     own = [federation_of(source, seed) for seed in range(source.splits)]
-    found = {}
+    first, unit = own[0], [shrunk(federation) for federation in own]
+    earlier = [{"epsilon": epsilon, "server": "sgd", **EARLIER[first.task]} for epsilon in EPSILONS]
+    found = {"earlier": [{"error": error} for error in _means(errors_of(unit, earlier, ROUNDS[0], BALL)["average"])]}
     for norm in NORMS:
         federations = [shrunk(federation, norm) for federation in own]
-        rows = [_row(settings_at(federations[0], epsilon), epsilon) for epsilon in EPSILONS]
-        ours = settings_at(federations[0], EPSILONS[0])
-        # Neither rounds nor output depend on the budget.
-        errors = errors_of(federations, rows, ours.num_rounds)[ours.output].mean(0).round(4).tolist()
-        found[f"{norm:g}"] = [{**row, "error": error} for row, error in zip(rows, errors, strict=True)]
+        found[f"{norm:g}"] = measured(
+            federations, [_row(settings_at(federations[0], epsilon), epsilon) for epsilon in EPSILONS]
+        )
     return found
 
 
-def rehearsed(source: Source) -> Data:
-    """The settings that a rehearsal chooses at one epsilon, and their mean test error."""
+def rehearsed(source: Source) -> list[Data]:
+    """The settings that a rehearsal chooses at every epsilon, and their mean test error."""
     federations = [shrunk(federation_of(source, seed)) for seed in range(source.splits)]
-    ours = settings_at(federations[0], REHEARSED)
-    started = time.process_time()
-    found = rehearse(*study_at(federations[0], REHEARSED, ours), seed=0)
-    seconds = time.process_time() - started
-    row = {**_row(ours, REHEARSED), **found.sections["algorithm"]}
-    error = float(errors_of(federations, [row], ours.num_rounds)[ours.output].mean())
-    return {**row, "error": round(error, 4), "cpu_seconds": round(seconds, 1)}
+    rows = []
+    for epsilon in EPSILONS:
+        ours, started = settings_at(federations[0], epsilon), time.process_time()
+        found = rehearse(*study_at(federations[0], epsilon, ours), seed=0)
+        seconds = round(time.process_time() - started, 1)
+        rows.append({**_row(ours, epsilon), **found.sections["algorithm"], "cpu_seconds": seconds})
+    return measured(federations, rows)
+
+
+def measured(federations: list[Federation], rows: list[Data]) -> list[Data]:
+    """Settings with their mean test errors; those of as many rounds are run together."""
+    found = []
+    for rounds in sorted({row["num_rounds"] for row in rows}):
+        own = [row for row in rows if row["num_rounds"] == rounds]
+        errors = errors_of(federations, own, rounds)
+        found += [{**row, "error": _means(errors[row["output"]])[place]} for place, row in enumerate(own)]
+    return sorted(found, key=lambda row: float(row["epsilon"]))
+
+
+def _means(errors: np.ndarray) -> list[float]:
+    return [round(float(value), 4) for value in errors.mean(0)]
 
 
 def _row(settings: Settings, epsilon: float) -> dict[str, Any]:
-    own = {name: getattr(settings, name) for name in ("server", "step_size", "clip_norm")}
-    return {"epsilon": epsilon, **own}
+    return {"epsilon": epsilon, **settings._asdict()}
 
 
 def settings_at(federation: Federation, epsilon: float | None) -> Settings:
@@ -274,7 +302,6 @@ def study_at(federation: Federation, epsilon: float, start: Settings) -> tuple[P
     tree = {
         "name": federation.name,
         "data": {"name": "csv"},
-        "objective": {"regulariser": f"l2-ball:{BALL:g}"},
         "algorithm": {"name": "mb-sgd", **start._asdict()},
         "privacy": {"epsilon": epsilon, "delta": DELTA},
         "run": {"weights": "records"},
@@ -287,32 +314,35 @@ def compute(given: argparse.Namespace) -> Data:
     """Every cell: a data set at an epsilon."""
     found = explored(given).found
     rows = {name: part["rows"] for name, part in found.items()}
-    sets = [Explored(s.label, {r: rows[f"{s.label}, {r} rounds"] for r in ROUNDS}, EPSILONS, DELTA) for s in SOURCES]
+    sets = [
+        Explored(
+            s.label,
+            {r: rows[f"{s.label}, {r} rounds"] for r in ROUNDS},
+            [row["error"] for row in rows[f"{s.label}, defaults"]["earlier"]],
+            EPSILONS,
+            DELTA,
+        )
+        for s in SOURCES
+    ]
     best = {(one.label, place): one.best(place) for one in sets for place in range(len(EPSILONS))}
     fitted = left_out(sets, {key: row["error"] for key, row in best.items()})
     cells = []
     for one, (place, epsilon) in itertools.product(sets, enumerate(EPSILONS)):
-        ours, practice = rows.get(f"{one.label}, defaults"), rows.get(f"{one.label}, rehearsed")
+        norms = {norm: rows[f"{one.label}, defaults"][norm][place]["error"] for norm in map("{:g}".format, NORMS)}
         cells.append({
             "data": one.label,
             "epsilon": epsilon,
             "best": best[one.label, place],
-            "earlier": one.earlier(place),
-            "default": round(float(one.errors(_rule(one.task))[place]), 4),
+            "earlier": one.before[place],
+            "default": norms[f"{NORMS[0]:g}"],
             "plain": round(float(one.errors(PLAIN[one.task])[place]), 4),
             "left_out": fitted[one.label][place],
-            "rehearsed": practice if epsilon == REHEARSED else None,
-            "norms": None if ours is None else {norm: own[place]["error"] for norm, own in ours.items()},
+            "rehearsed": rows[f"{one.label}, rehearsed"][place],
+            "norms": norms,
         })  # fmt: skip
     facts = {one.label: {**one.facts, "settings": one.count, "errors": None} for one in sets}
     minutes = sum(part["cpu_seconds"] for part in found.values()) / 60
-    return {"sets": facts, "cells": cells, "cpu_minutes": round(minutes, 1), "delta": DELTA, "rehearsed_at": REHEARSED}
-
-
-def _rule(task: str) -> Rule:
-    """The defaults as a rule of the grid; its clips are among the grid's."""
-    own = LINEAR[task]
-    return Rule(own.rounds, own.output, own.server, own.clip, own.kappa, own.cap)
+    return {"sets": facts, "cells": cells, "cpu_minutes": round(minutes, 1), "delta": DELTA, "whole": True}
 
 
 EXPERIMENT = Experiment("defaults", compute, draw, words)

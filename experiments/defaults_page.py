@@ -67,7 +67,8 @@ def words(data: Data) -> Data:
             [[name, *_set_row(row)] for name, row in sets.items()],
         ),
         "rehearsal_table": table(
-            ["data", "chosen", "error", "regret", "regret of the defaults"], [_rehearsal_row(c) for c in practised]
+            ["data", "epsilon", "chosen", "error", "regret", "regret of the defaults"],
+            [_rehearsal_row(c) for c in practised],
         ),
         "run_sets": len({cell["data"] for cell in ran}),
         "apart": max(abs(cell["norms"][norms[0]] - cell["default"]) for cell in ran),
@@ -116,4 +117,4 @@ def _set_row(row: Data) -> list[str]:
 def _rehearsal_row(cell: Data) -> list[str]:
     own = cell["rehearsed"]
     numbers = own["error"], regret(cell, "rehearsed"), regret(cell, "default")
-    return [cell["data"], _setting(own), *(f"{n:.3f}" for n in numbers)]
+    return [*_cell_name(cell), _setting(own), *(f"{n:.3f}" for n in numbers)]

@@ -38,41 +38,42 @@ PLAIN = {
 class Explored:
     """The grid of one data set: errors by rounds, output and setting at every epsilon."""
 
-    def __init__(self, label: str, by_rounds: Mapping[int, Row], epsilons: Sequence[float], delta: float) -> None:
-        self.label, self.by_rounds, self.epsilons = label, by_rounds, epsilons
+    def __init__(
+        self,
+        label: str,
+        by_rounds: Mapping[int, Row],
+        before: Sequence[float],
+        epsilons: Sequence[float],
+        delta: float,
+    ) -> None:
+        self.label, self.by_rounds, self.before, self.epsilons = label, by_rounds, before, epsilons
         self.facts = next(iter(by_rounds.values()))
         self.task, self.records = self.facts["task"], self.facts["records"]
         outputs = self.facts["classes"] if self.task == "multiclass" else 1
         self.parameters = (self.facts["features"] + 1) * outputs
-        self.count = sum(len(self._grid(r)) * len(row["errors"]) for r, row in by_rounds.items())
+        self.count = sum(len(row["settings"]) * len(row["errors"]) for row in by_rounds.values())
         told: dict[str, Any] = {"delta": delta, "weights": self.records}
         self.noise = [mean_noise(self.records, epsilon=epsilon, **told) for epsilon in epsilons]
         self._tables: dict[Any, tuple[np.ndarray, np.ndarray]] = {}
-
-    def _grid(self, rounds: int) -> list[Row]:
-        """The settings of the grid; one more, after them, is the default that was there before."""
-        return [setting for setting in self.by_rounds[rounds]["settings"] if not setting.get("earlier")]
 
     def best(self, place: int) -> Row:
         """The best setting at one epsilon, and whether its step or clip is at the edge of the grid."""
         found = []
         for rounds, row in self.by_rounds.items():
             for output, errors in row["errors"].items():
-                for setting, error in zip(self._grid(rounds), errors[place], strict=False):
+                for setting, error in zip(row["settings"], errors[place], strict=True):
                     found.append({**setting, "rounds": rounds, "output": output, "error": error})
         least = min(found, key=lambda row: row["error"] if math.isfinite(row["error"]) else math.inf)
-        return {**least, "edge": any(self._is_edge(least, name) for name in ("step_size", "clip_norm"))}
+        return {**least, "edge": self._is_edge(least)}
 
-    def _is_edge(self, row: Row, name: str) -> bool:
-        values = [s[name] for s in self._grid(row["rounds"]) if s["server"] == row["server"]]
-        # A clip of one cuts next to nothing of features of norm one: there is nothing beyond it.
-        return row[name] == min(values) or (row[name] == max(values) and name == "step_size")
+    def _is_edge(self, row: Row) -> bool:
+        """Whether the grid has no shorter or no longer step for this clip, or no smaller clip.
 
-    def earlier(self, place: int) -> float:
-        """The error of the default that was there before."""
-        row = self.by_rounds[30]
-        [at] = [i for i, setting in enumerate(row["settings"]) if setting.get("earlier")]
-        return float(row["errors"]["average"][place][at])
+        A clip of one cuts next to nothing of features of norm one: there is nothing beyond it.
+        """
+        own = [s for s in self.by_rounds[row["rounds"]]["settings"] if s["server"] == row["server"]]
+        steps = [s["step_size"] for s in own if s["clip_norm"] == row["clip_norm"]]
+        return row["step_size"] in (min(steps), max(steps)) or row["clip_norm"] == min(s["clip_norm"] for s in own)
 
     def errors(self, rule: Rule) -> np.ndarray:
         """The error of a rule at every epsilon, between the steps of the grid on a line in their logarithms."""
@@ -90,7 +91,7 @@ class Explored:
             errors = self.by_rounds[rule.rounds]["errors"][rule.output][place]
             own = [
                 (setting["step_size"], error)
-                for setting, error in zip(self._grid(rule.rounds), errors, strict=False)
+                for setting, error in zip(self.by_rounds[rule.rounds]["settings"], errors, strict=True)
                 if setting["server"] == rule.server and setting["clip_norm"] == rule.clip
             ]
             steps, values = zip(*own, strict=True)
@@ -100,14 +101,18 @@ class Explored:
 
 def rules_for(one: Explored) -> list[Rule]:
     """The rules to fit from."""
-    grid = one._grid(100)
+    grid = one.by_rounds[100]["settings"]
     clips = sorted({setting["clip_norm"] for setting in grid})
     adam = sorted({setting["step_size"] for setting in grid if setting["server"] == "adam"})
     both = list(itertools.product((30, 100), ("tail", "last")))
     plain = [
         Rule(rounds, output, server, clip, kappa, cap)
         for (rounds, output), server, clip, kappa, cap in itertools.product(
-            both, ("sgd", "momentum"), clips, (1.0, 2.0, 4.0, 8.0, 12.0, 16.0), (2.0, 4.0, 8.0, 16.0, 32.0)
+            both,
+            ("sgd", "momentum"),
+            clips,
+            (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0),
+            (2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
         )
     ]
     return plain + [Rule(*pair, "adam", clip, None, step) for pair, clip, step in itertools.product(both, clips, adam)]
@@ -124,7 +129,7 @@ def left_out(sets: Sequence[Explored], best: Mapping[tuple[str, int], float]) ->
         own = [one for one in sets if one.task == task]
         rules, places = rules_for(own[0]), range(len(own[0].epsilons))
         bests = {one.label: np.asarray([best[one.label, place] for place in places]) for one in own}
-        before = {one.label: np.asarray([one.earlier(place) for place in places]) for one in own}
+        before = {one.label: np.asarray([one.before[place] for place in places]) for one in own}
         errors = {one.label: np.asarray([one.errors(rule) for rule in rules]) for one in own}
         for one in own:
             others = [o.label for o in own if o.label.split(",")[0] != one.label.split(",")[0]]

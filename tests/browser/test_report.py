@@ -84,7 +84,7 @@ VARIANTS = {
     "not private": not_private,
 }
 SAYS = {
-    "plain": ("each silo trusts itself alone", "The schedule costs", "gain by training together", "Reliability"),
+    "plain": ("each silo trusts itself alone", "Clip and schedule cost", "gain by training together", "Reliability"),
     "deployed": ("Who took part", "abcdef012345"),
     "shuffled": ("mixes reports", "12.500"),
     "fair": ("Equalized odds", "FairGradients"),

@@ -286,6 +286,17 @@ def test_private_statistics_are_not_offered_to_silos(clinics, tmp_path):
         tacit("silo", "init", tmp_path / "b", "--records", clinics / "bergen.csv", "--columns", clinics / "schema.toml")
 
 
+def test_what_must_be_declared_is_told_as_a_file_to_fill_in(clinics, tmp_path):
+    with pytest.raises(TacitError) as told:
+        tacit("init", clinics, "--target", "ill", "--levels", "ill=no,yes")
+    lines = [line.strip() for line in str(told.value).splitlines() if " = {" in line]
+    assert "age = { low = 0, high = 100 }" in lines
+    filled = "\n".join(lines).replace('"A", "B"', '"f", "m"').replace("high = 100", "high = 110")
+    (tmp_path / "bounds.toml").write_text(filled, encoding="utf-8")
+    done = tacit("init", clinics, "--target", "ill", "--levels", "ill=no,yes", "--bounds", tmp_path / "bounds.toml")
+    assert "Target: ill, one of no, yes." in done.stdout
+
+
 def test_a_second_study_of_a_folder_has_a_schema_of_its_own(clinics, tmp_path):
     tacit("init", clinics, *DECLARE)
     other = tmp_path / "new" / "other.toml"
@@ -294,9 +305,8 @@ def test_a_second_study_of_a_folder_has_a_schema_of_its_own(clinics, tmp_path):
     facts = json.loads(tacit("data", other, "--json").stdout)
     assert [silo["name"] for silo in facts["silos"]] == ["bergen", "bodo", "molde", "oslo"]
     assert any("age in [0, 50]" in step["detail"] for step in facts["steps"])
-    # The ball of the study is the ball of the theorem.
     _, better = chosen(tmp_path, "--study", other, "--max-rounds", "5")
-    assert better.objective.regulariser == "l2-ball:10"
+    assert better.objective.regulariser == "l2-ball:10"  # assumed, and said: the study has none
 
 
 @pytest.mark.parametrize(

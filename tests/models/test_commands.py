@@ -1,5 +1,6 @@
 """Mistakes at ``tacit predict``, ``evaluate`` and ``export`` end in one line that names the way out."""
 
+import csv
 import json
 
 import numpy as np
@@ -44,7 +45,10 @@ def test_mistakes_are_told(bundle, tmp_path):
     refused("no rows to predict", "predict", bundle, file(tmp_path, "age,sex,town\n", "empty.csv"))
     refused("column 'town'", "predict", bundle, file(tmp_path, "age,sex\n1,f\n", "short.csv"))
     refused("column 'ill', the label", "evaluate", bundle, rows)
-    refused("to be one of no, yes", "evaluate", bundle, file(tmp_path, "age,sex,town,ill\n1,f,1,perhaps\n", "l.csv"))
+    label = "l.csv, line 2: expected the label 'ill' to be one of no, yes, got 'perhaps'"
+    refused(label, "evaluate", bundle, file(tmp_path, "age,sex,town,ill\n1,f,1,perhaps\n", "l.csv"))
+    refused("there is no folder", "predict", bundle, rows, "--out", tmp_path / "none" / "predicted.csv")
+    refused("did you mean 'town'", "predict", bundle, rows, "--keep", "towm")
     schema = file(tmp_path, schema_text(schema_from(SCHEMA, "test")), "schema.toml")
     refused("columns of its own", "predict", bundle, rows, "--schema", schema)
 
@@ -63,6 +67,11 @@ def test_what_was_done_to_cells_is_said_beside_the_predictions(bundle, tmp_path)
     ]
     for note in said["notes"]:
         assert f"note: {note}" in done.stderr
+    kept = list(csv.reader(called("predict", bundle, rows, "--keep", "who", "--proba").stdout.splitlines()))
+    assert kept[0] == ["who", "prediction", "probability no", "probability yes"]
+    assert [row[0] for row in kept[1:]] == ["me", "you"]
+    assert all(float(row[2]) + float(row[3]) == pytest.approx(1.0) for row in kept[1:])
+    assert max(len(row[2]) for row in kept[1:]) <= 10  # what float32 holds
 
 
 def test_a_model_without_columns_takes_the_silos_schema(tmp_path):

@@ -170,7 +170,7 @@ def test_a_published_page_has_nothing_that_was_measured(folder, tmp_path):
     for absent in (
         "How well it works",
         "Confusion",
-        "The schedule costs",
+        "Clip and schedule cost",
         "test_error",
         "Test error",
         "AUC",
@@ -182,7 +182,7 @@ def test_a_published_page_has_nothing_that_was_measured(folder, tmp_path):
     shutil.rmtree(run_folder / "not-private")
     write_report(run_folder, publish=True)
     whole = write_report(folder).read_text()
-    for present in ("How well it works", "The schedule costs", "AUC", "Reliability", "gain by training together"):
+    for present in ("How well it works", "Clip and schedule cost", "AUC", "Reliability", "gain by training together"):
         assert present in whole
 
 

@@ -12,7 +12,7 @@ from tacit.data import load
 from tacit.errors import TacitError
 from tacit.estimators import PrivateClassifier, PrivateRegressor
 from tacit.objectives import Objective, linear, logistic, mlp, softmax
-from tacit.plans.defaults import LINEAR, NETWORK, Settings, defaults, defaults_of, mean_noise
+from tacit.plans.defaults import CALM, CALM_BELOW, LINEAR, NETWORK, Settings, defaults, defaults_of, mean_noise
 from tacit.plans.spec import load_study
 from tacit.studies.federation import federation_of
 from tacit.studies.noise import mean_over_clip
@@ -53,12 +53,25 @@ def test_a_channel_whose_noise_nobody_knows_has_no_default():
 
 @pytest.mark.parametrize("task", LINEAR)
 def test_more_noise_never_has_longer_steps_and_none_has_the_cap(task):
+    """Steps of adam and plain ones are not compared."""
     free, *noisy = (
-        defaults(task, parameters=20, feature_norm=1.0, noise=noise).step_size for noise in (0.0, 1e-4, 0.01, 0.1, 1.0)
+        defaults(task, parameters=20, feature_norm=1.0, noise=noise) for noise in (0.0, 1e-5, 0.01, 0.05, 0.3, 1.0)
     )
-    assert free == LINEAR[task].cap
-    assert noisy == sorted(noisy, reverse=True)
+    assert free.step_size == (CALM | {t: LINEAR[t] for t in LINEAR if t not in CALM})[task].cap
     assert noisy[0] == free
+    for server in {one.server for one in noisy}:
+        steps = [one.step_size for one in noisy if one.server == server]
+        assert steps == sorted(steps, reverse=True)
+
+
+def test_little_noise_over_all_parameters_has_more_rounds():
+    calm, loud = (
+        defaults("multiclass", parameters=100, feature_norm=1.0, noise=CALM_BELOW * s / 10) for s in (0.99, 1.01)
+    )
+    assert (calm.num_rounds, calm.server, calm.clip_norm) == (100, "adam", 1.0)
+    assert (loud.num_rounds, loud.server, loud.clip_norm) == (30, "sgd", 0.3)
+    # Noise moves parameters by about kappa: a hundred steps of this length, each of them all noise.
+    assert calm.step_size * 100 * CALM_BELOW * 0.99 == pytest.approx(1.0, rel=0.01)
 
 
 @pytest.mark.parametrize("task", LINEAR)

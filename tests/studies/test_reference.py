@@ -10,7 +10,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRe
 from tacit.data import DataError
 from tacit.plans.spec import load_study, study_names
 from tacit.studies.reference import RIDGE, Reference
-from tacit.studies.report import main_metric, verdict
+from tacit.studies.report import main_metric, score_tables, verdict
 from tacit.studies.run import ALL_SILOS, pooled, prepare, run
 
 CONVEX = [
@@ -22,6 +22,7 @@ CONVEX = [
 ]
 
 
+UNITS = {"private": 37.5, "non_private": 35.0, "converged": 34.0}
 FEWER = {"mnist-mu2": ["partition.records_per_silo=100", "algorithm.num_rounds=50"]}
 """The whole study takes minutes."""
 
@@ -154,13 +155,50 @@ def test_the_sentences_follow_from_both_rows():
         "gains": {name: {"gain": {"mean": gain, "std": 0.0}} for name, gain in (("a", 0.1), ("b", -0.1))},
     }
     privacy, schedule, gain = verdict(result, main_metric(result["metrics"]))
-    assert privacy.startswith("Privacy costs 0.029 of test error here: 0.500 with clip and noise, 0.471 in the same")
-    assert schedule.startswith("The schedule costs 0.412 of test error: 0.471 after these rounds without noise, 0.059")
+    assert privacy.startswith("Noise costs 0.029 of test error here: 0.500 with it, 0.471 in the same")
+    assert schedule.startswith(
+        "Clip and schedule cost 0.412 of test error: 0.471 after these rounds without noise, 0.059"
+    )
     assert "at 1 of 2 silos. Not better: b." in gain
     result["silos"][0]["epsilon"] = None
     assert verdict(result, "test_error")[0].startswith("The schedule costs")
     result["baselines"]["converged"] = {}
-    assert "The schedule" not in " ".join(verdict(result, "test_error"))
+    assert "schedule" not in " ".join(verdict(result, "test_error"))
+
+
+def test_the_rounds_without_noise_keep_their_clip():
+    """With next to no noise they are the private rounds; steps for clipped gradients are too long for others."""
+    short = ["algorithm.clip_norm=0.02", "algorithm.step_size=100", "run.alone=false", "run.converged=false"]
+    found = run(load_study("heart-disease", ["run.seeds=1", "privacy.epsilon=1e6", *short]))
+    np.testing.assert_allclose(found.non_private["train_loss"], found.metrics["train_loss"], rtol=1e-3)
+
+
+def test_a_number_is_told_in_its_own_unit():
+    scores = {name: {"all": {"rmse": {"mean": mean, "std": 0.0}}} for name, mean in UNITS.items()}
+    result = {
+        "metrics": {"test_mse": {"mean": 0.009, "std": 0.0}},
+        "baselines": {"non_private": {"test_mse": {"mean": 0.008, "std": 0.0}}},
+        "silos": [{"epsilon": 1.0}],
+        "reference": {"rule": "until it ends"},
+        "scores": {"target": "wage", "models": scores},
+    }
+    noise, schedule = verdict(result, "test_mse")
+    assert noise.startswith("Noise costs 2.500 of the RMSE of wage here: 37.500 with it, 35.000 in the same rounds")
+    assert "cost 1.000 of the RMSE of wage: 35.000 after these rounds without noise, 34.000 trained on all" in schedule
+
+
+@pytest.mark.parametrize(
+    ("names", "numbered"),
+    [
+        ([f"a long name {i}" for i in range(9)], True),
+        (["no", "yes"], False),
+        ([f"a long name {i}" for i in range(12)], False),
+    ],
+)
+def test_classes_whose_names_do_not_fit_have_numbers_in_the_confusion(names, numbered):
+    models = {"private": {"all": {"classes": {name: {} for name in names}}, "silos": {}}}
+    told = score_tables({"scores": {"models": models}, "silos": [{"noise_multiplier": {}}]})
+    assert told["by_number"] is numbered
 
 
 def test_each_silo_is_told_what_it_gains():

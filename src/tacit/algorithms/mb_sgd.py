@@ -65,7 +65,8 @@ def mb_sgd(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int
     def tell(state: MbSgdState, gradient: Params) -> MbSgdState:
         step, weight = steps[state.round_index], weights[state.round_index]
         total = state.weight + weight
-        share = jnp.where(total > 0, weight / jnp.maximum(total, 1e-30), 0.0)
+        # Until an iterate counts, whoever looks is shown the newest; the first that counts takes its place.
+        share = jnp.where(total > 0, weight / jnp.maximum(total, 1e-30), 1.0)
         average = jax.tree.map(lambda a, w: a + share * (w - a), state.average, state.params)
         return MbSgdState(problem.descend(state.params, gradient, step), average, total, state.round_index + 1)
 

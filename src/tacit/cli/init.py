@@ -306,6 +306,17 @@ def _training_records(found: Folder) -> list[int]:
     return [max(1, split_sizes(size, csv.validation, csv.test)[0]) for size in found.sizes.values()]
 
 
+def _shares() -> str:
+    """How the records of each silo are divided."""
+    from tacit.data.catalogue import OWN
+
+    validation, test = OWN["csv"].validation, OWN["csv"].test
+    return (
+        f"Of each silo's records {1 - validation - test:.0%} train, {validation:.0%} validate and {test:.0%} test; "
+        "data.validation and data.test of the study change that."
+    )
+
+
 def _settings(tree: dict[str, Any], drafted: Draft, records: Sequence[int]) -> dict[str, Any]:
     """Rounds, step, clip and output to start from, by what is public: see `tacit.plans.defaults`."""
     from tacit.plans.spec import study_from
@@ -348,15 +359,23 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
         words = "the target" if read is None else read.kind
         table.add_row(escape(name), column.kind, words, str(sum(column.missing.values())))
     print_table(table, console)
-    for line in drafted.assumed:
+    for line in (*drafted.assumed, _shares()):
         console.print(f"assumed  {escape(line)}", highlight=False)
     for line in drafted.loud:
         console.print(f"[bold red]NOT PRIVATE[/]  {escape(line)}", highlight=False)
-    console.print(f"Wrote {study} and {schema}. Next: tacit plan {study}; tacit run {study}", highlight=False)
     # What is not priced is not served, and a daemon serves features of a bounded norm.
     deployed = not drafted.loud and drafted.schema.norm != "box"
-    silo = f". Each silo: tacit silo init HOME --records FILE.csv --columns {schema}" if deployed else ""
-    console.print(f"Another algorithm: tacit choose --study {study}{silo}", highlight=False)
+    steps = {
+        "the price, before anything runs": f"tacit plan {study}",
+        "train, test, and keep the model": f"tacit run {study} --model MODEL",
+        "predict new rows": "tacit predict MODEL NEW.csv",
+        "what theorems would choose": f"tacit choose --study {study}",
+    }
+    if deployed:
+        steps["each silo as a daemon"] = f"tacit silo init HOME --records FILE.csv --columns {schema}"
+    console.print(f"Wrote {study} and {schema}. Next:", highlight=False, soft_wrap=True)
+    for why, command in steps.items():
+        console.print(f"  {command}   # {why}", highlight=False, soft_wrap=True)
     if not deployed:
         console.print(
             "For simulation alone: silos serve neither private statistics yet nor what was read from records."

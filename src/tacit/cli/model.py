@@ -6,7 +6,7 @@ import csv
 import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tacit.cli import JsonObject, need_file, print_json, print_table
-from tacit.errors import TacitError
+from tacit.errors import TacitError, unknown
 
 if TYPE_CHECKING:
     from tacit.models import TrainedModel
@@ -35,6 +35,10 @@ def predict_command(
     rows: Annotated[Path, typer.Argument(metavar="NEW.csv", help="A CSV file with the model's columns; no label.")],
     out: Annotated[Path | None, typer.Option(help="The CSV file to write; by default standard output.")] = None,
     proba: Annotated[bool, typer.Option("--proba", help="Also the probability of every class.")] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="A column of the new rows to write beside predictions; may be repeated."),
+    ] = None,
     silo: Silo = None,
     schema: Schema = None,
     as_json: JsonObject = False,
@@ -45,6 +49,8 @@ def predict_command(
 
     Example: tacit predict runs/clinics-20260101-120000 new.csv --out predicted.csv --proba
     """
+    if out is not None and not out.parent.is_dir():
+        raise TacitError(f"--out: there is no folder {out.parent}; make it, or name a file in one that exists.")
     model = _model(bundle, rows, silo, schema)
     x, notes = model.encode(rows)
     outputs = model.outputs(x)
@@ -57,8 +63,10 @@ def predict_command(
         print_json({"target": target, "records": len(found), "predictions": found, **shares, "notes": list(notes)})
         if out is None:
             return
-    lines = [["prediction", *(f"probability {name}" for name in classes)] if proba else ["prediction"]]
-    lines += [[one, *([] if likely is None else likely[i].tolist())] for i, one in enumerate(found)]
+    table = _kept(rows, keep or []) | {"prediction": [_short(one) for one in found]}
+    if likely is not None:
+        table |= {f"probability {name}": map(_short, likely[:, i].tolist()) for i, name in enumerate(classes)}
+    lines = [table, *zip(*table.values(), strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     if out is not None:
@@ -66,6 +74,23 @@ def predict_command(
     else:
         typer.echo(text.getvalue(), nl=False)
     _tell(notes, None if out is None else f"{len(found)} predictions in {out}.")
+
+
+def _kept(rows: Path, names: list[str]) -> dict[str, Any]:
+    """Columns of the new rows, as they stand there."""
+    from tacit.models.rows import rows_of
+
+    found = rows_of(rows)
+    cells = {} if found is None else found.cells
+    for name in names:
+        if name not in cells:
+            raise TacitError(f"--keep: {unknown('column', name, cells)}")
+    return {name: cells[name] for name in names}
+
+
+def _short(value: Any) -> Any:
+    """A number to seven digits, which is what float32 holds."""
+    return f"{value:.7g}" if isinstance(value, float) else value
 
 
 def evaluate_command(
@@ -81,7 +106,7 @@ def evaluate_command(
 
     Example: tacit evaluate runs/clinics-20260101-120000 labelled.csv
     """
-    from tacit.models.rows import rows_of
+    from tacit.models.rows import labels_of, rows_of
     from tacit.models.scores import TITLES
     from tacit.models.trained import EXACT
 
@@ -91,17 +116,20 @@ def evaluate_command(
         raise TacitError(
             f"{rows}: expected a column {target.column!r}, the label; add it, or use `tacit predict` for rows without."
         )
+    labels_of(found.cells[target.column], target, found.place)  # a wrong one is told with its line
     x, notes = model.encode(rows)
     metrics = model.evaluate(x, found.cells[target.column])
     if as_json:
         facts = {"target": target.column, "metrics": metrics, "private": False, "says": EXACT, "notes": list(notes)}
         print_json(facts)
         return
-    table = Table("metric", "value", title=f"{target.column} on {rows}")
+    table = Table("metric", "value")
+    titles = {**TITLES, "majority_accuracy": "accuracy of one class for all", "mean_rmse": "RMSE of the mean for all"}
     for name, value in metrics.items():
         if not isinstance(value, dict | list):
-            table.add_row(TITLES.get(name, name.replace("_", " ")), "–" if value is None else f"{value:.4g}")
+            table.add_row(titles.get(name, name.replace("_", " ")), "–" if value is None else f"{value:.4g}")
     console = Console()
+    console.print(f"{escape(target.column)} on {escape(str(rows))}", highlight=False, soft_wrap=True)
     print_table(table, console)
     console.print(escape(EXACT), highlight=False, soft_wrap=True)
     _tell(notes, None)

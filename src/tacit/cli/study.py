@@ -90,7 +90,7 @@ def run_command(
     if as_json:
         print_json(written)
         return
-    _print_result(written, report)
+    _print_result(written, report, model)
 
 
 def _check_resume(study: str | None, overrides: list[str] | None, folder: Path) -> None:
@@ -104,7 +104,7 @@ def _check_resume(study: str | None, overrides: list[str] | None, folder: Path) 
         raise TacitError(f"{folder} holds no stopped run; give a folder that `tacit run` made.")
 
 
-def _print_result(written: dict[str, Any], report: Path) -> None:
+def _print_result(written: dict[str, Any], report: Path, model: Path | None) -> None:
     from tacit.models.bundle import FOLDER
     from tacit.studies.constant import nothing_learnt
     from tacit.studies.report import main_metric, verdict
@@ -124,7 +124,7 @@ def _print_result(written: dict[str, Any], report: Path) -> None:
     if written["preprocessing_private"]:
         console.print(UNPRICED)
     console.print(f"{written['seconds']:.1f} s. Report: {report}", soft_wrap=True)
-    model = Path(written["run_dir"]) / FOLDER
+    model = model or Path(written["run_dir"]) / FOLDER
     console.print(f"Model: {model}. Use it: tacit predict {model} NEW.csv", soft_wrap=True, highlight=False)
 
 
@@ -174,7 +174,7 @@ def _listing(title: str, rows: list[dict[str, str]], as_json: bool) -> None:
 
 
 def _silo_table(written: dict[str, Any]) -> Table:
-    headings = ("silo", "records", "epsilon", "spent", "delta", "noise multiplier")
+    headings = ("silo", "training records", "epsilon", "spent", "delta", "noise multiplier")
     table = Table(*headings, title=f"{written['study']}: price")
     for silo in written["silos"]:
         noise = ", ".join(f"{kind} {z:.3f}" for kind, z in silo["noise_multiplier"].items())
@@ -235,9 +235,10 @@ def _score(value: dict[str, float] | None, several: bool) -> str:
     """Mean and deviation over seeds; of one seed there is no deviation."""
     if value is None:
         return "–"
-    from tacit.studies.report import number
+    from tacit.studies.charts import number
 
-    return f"{number(value['mean'])} ± {number(value['std'])}" if several else number(value["mean"])
+    mean, std = value["mean"], value["std"]
+    return f"{number(mean)} ± {number(std, beside=mean)}" if several else number(mean)
 
 
 def _grid_table(grid: list[dict[str, Any]]) -> Table:

@@ -85,7 +85,10 @@ def is_missing(cell: str) -> bool:
 def csv_files(folder: Path) -> list[Path]:
     """The silos' files in order of name."""
     if not folder.is_dir():
-        raise DataError(f"Expected a folder of CSV files, one per silo, got {folder}; give the path of such a folder.")
+        what = "a file" if folder.exists() else "which does not exist"
+        raise DataError(
+            f"Expected a folder of CSV files, one per silo, got {folder}, {what}; give the path of such a folder."
+        )
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv" and path.is_file())
     if not files:
         raise DataError(f"Expected at least one .csv file in {folder}, got none; put one file per silo there.")

@@ -148,15 +148,16 @@ def _declaration_needed(folder: Path, columns: Sequence[Found]) -> DataError:
     lines = []
     for column in columns:
         key = column.name if re.fullmatch(r"[A-Za-z0-9_-]+", column.name) else f'"{column.name}"'
-        lines.append(f"[{key}]" + ("  levels = [...]" if column.kind == "category" else "  low = ... high = ..."))
-    listed = ", ".join(column.name for column in columns)
+        lines.append(f"{key} = " + ('{ levels = ["A", "B"] }' if column.levels else "{ low = 0, high = 100 }"))
+    listed, table = ", ".join(column.name for column in columns), "\n       ".join(lines)
     return DataError(
-        f"Expected a public range or public levels of {listed}: what records say about them is private. Three ways:\n"
-        f"  1. declare them: --range COLUMN=LOW:HIGH, --levels COLUMN=A,B,C, or --bounds FILE with a table for each:\n"
-        f"       {'; '.join(lines)}\n"
+        f"Expected a public range or public levels of {listed} in {folder}: what records say about them is private. "
+        "Three ways:\n"
+        "  1. declare them: --range COLUMN=LOW:HIGH, --levels COLUMN=A,B,C; or --bounds FILE with such lines, and your "
+        f"own numbers and words in them:\n       {table}\n"
         "  2. price them: --private moments (or quantiles, histogram) standardises numbers by private statistics; "
         "levels must still be declared\n"
-        f"  3. read them from the records, which is not private: --read-records\nFolder: {folder}"
+        "  3. read them from the records, which is not private: --read-records"
     )
 
 
@@ -193,7 +194,10 @@ def draft(
             assumed += lines
     part = _target_part(folder, folder.columns[target], declared)
     assumed += _outside(folder.columns[target], part.range)
-    assumed.append(f"Target: {target}, {part.task}, {part.classes or f'scaled from [{part.low:g}, {part.high:g}]'}.")
+    kind = (
+        f"a number from {part.low:g} to {part.high:g}" if part.classes is None else f"one of {', '.join(part.classes)}"
+    )
+    assumed.append(f"Target: {target}, {kind}.")
     read = tuple(column.name for column in open_columns)
     loud = [
         f"{name}: its {'range was' if folder.columns[name].kind == 'number' else 'levels were'} read from the records, "
@@ -242,7 +246,10 @@ def _column(column: Found, declared: Declared, private: bool) -> tuple[AnyColumn
     name, missing, lines = column.name, any(column.missing.values()), []
     if missing:
         counts = ", ".join(f"{silo} {count}" for silo, count in column.missing.items() if count)
-        lines.append(f"{name}: missing at {counts}; missing counts as a feature of its own, filled with the middle.")
+        filled = "zeros" if name in declared.levels or column.kind == "category" else "the middle of its range"
+        lines.append(
+            f"{name}: missing at {counts}; a missing cell becomes {filled}, and a feature says that it is missing."
+        )
     if name in declared.levels:
         lines += _not_listed(column, declared.levels[name])
         return CategoryColumn(levels=declared.levels[name], missing=missing), lines

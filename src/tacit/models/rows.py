@@ -225,9 +225,9 @@ def labels_of(rows: Sequence[Any], target: Target, place: Callable[[int], str]) 
         values = np.array([known.get(text_of_cell(cell, known), np.nan) for cell in rows])
         missing = np.isnan(values)
     if missing.any():
-        rule = f"one of {', '.join(target.classes)}" if target.classes else "a number"
+        rule, first = f"one of {', '.join(target.classes)}" if target.classes else "a number", int(missing.argmax())
         raise BundleError(
-            f"{place(int(missing.argmax()))}: expected the label {target.column!r} to be {rule}; correct it, or leave "
-            "the row out."
+            f"{place(first)}: expected the label {target.column!r} to be {rule}, got {rows[first]!r}; correct it, or "
+            "leave the row out."
         )
     return values

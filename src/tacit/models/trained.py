@@ -110,7 +110,7 @@ class TrainedModel:
         if not self.has_probabilities:
             loss = self.description.loss or "a loss of one's own"
             raise BundleError(
-                f"Expected a model of logistic or softmax loss for probabilities, got {loss}; use predict."
+                f"Expected a model of logistic or softmax loss for probabilities, got {loss}; predict without them."
             )
         return np.asarray(softmax(logits_of(outputs), axis=1))
 

@@ -14,6 +14,27 @@ from tacit.algorithm import Channel
 _WIDTH, _HEIGHT = 360, 216
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 12, 34
 _WHISKERS = 8  # error bars on a curve; the band shows the rest
+_LARGE = 100  # numbers from here on are shown without digits after the point
+_SMALL = 0.01  # numbers below have more of them
+
+
+def number(value: float | None, digits: int = 3, *, beside: float | None = None) -> str:
+    """A number for people: three digits after the point, none of a large one, more of one that is nearly zero.
+
+    A deviation has as many as the mean ``beside`` it.
+
+    >>> number(0.1234), number(-6860.98), number(0.00955149), number(None)
+    ('0.123', '-6,861', '0.00955', '–')
+    >>> number(0.0004, beside=0.415), number(1.923, beside=121.0), number(0.000812, beside=0.00955149)
+    ('0.000', '2', '0.00081')
+    """
+    if value is None:
+        return "–"
+    size = abs(value if beside is None else beside)
+    if size >= _LARGE:
+        return f"{value:,.0f}"
+    after = digits - 1 - math.floor(math.log10(size)) if 0 < size < _SMALL else digits
+    return f"{value:.{after}f}"
 
 
 @dataclass(frozen=True)
@@ -130,8 +151,8 @@ def bars(rows: Sequence[Bar], *, name: str, start: float = 0.0, end: float | Non
     parts = []
     for i, row in enumerate(rows):
         y = 34 * i
-        shown = f"{100 * row.mean:.1f}%" if percent else f"{row.mean:.3f}"
-        shown += f" ± {row.std:.3f}" if row.std and not percent else ""
+        shown = f"{100 * row.mean:.1f}%" if percent else number(row.mean)
+        shown += f" ± {number(row.std, beside=row.mean)}" if row.std and not percent else ""
         parts.append(_text(2, y + 12, row.label, "name", "start"))
         length = max(x(row.mean) - 2, 1.0)
         if end is not None:

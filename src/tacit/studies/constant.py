@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tacit.studies.charts import number
+
 Parts = Mapping[str, Mapping[str, np.ndarray]]
 
 
@@ -98,12 +100,12 @@ def nothing_learnt(result: Mapping[str, Any], metric: str) -> str | None:
     if metric in shared and not mean[metric] + std[metric] < constant[metric]:
         name = metric.removeprefix("test_")
         words = _MEASURED.get(name, ("the best constant",))[0]
-        spread = f" ± {std[metric]:.3f}" if std[metric] else ""
+        spread = f" ± {number(std[metric], beside=mean[metric])}" if std[metric] else ""
         better = mean[metric] < constant[metric]
         verdict = "is not clearly better than a constant" if better else "has learnt nothing useful"
         return (
             f"The model {verdict}{price}: on test records its {name.replace('mse', 'mean squared error')} is "
-            f"{mean[metric]:.3f}{spread}, and predicting {words} for every record has {constant[metric]:.3f}. "
+            f"{number(mean[metric])}{spread}, and predicting {words} for every record has {number(constant[metric])}. "
             f"{_remedies(result)}"
         )
     if "test_loss" in shared and not mean["test_loss"] <= constant["test_loss"]:

@@ -25,7 +25,7 @@ from tacit.plans.spec import Study, load_study
 from tacit.privacy import risk
 from tacit.privacy.parties import parties
 from tacit.privacy.risks import Risk
-from tacit.studies.charts import Bar, bars, curves, trust_drawing
+from tacit.studies.charts import Bar, bars, curves, number, trust_drawing
 from tacit.studies.constant import constant_label, nothing_learnt
 from tacit.studies.folder import NOT_PRIVATE, metrics_path, read_result, stages_of, unmeasured
 from tacit.studies.plan import counts_on
@@ -41,8 +41,7 @@ _FAIR = {
     "divergence": "Chi-squared divergence between prediction and group, which the fairness term makes small",
 }
 _MANY = 12  # silos that fit on a page
-_LARGE = 100  # numbers from here on are shown without digits after the point
-_COLUMNS = 10  # of a table, that fit beside each other
+_COLUMNS, _LETTERS = 10, 60  # of a table, and of its headings, that fit beside each other
 
 
 def write_report(folder: Path, *, publish: bool = False) -> Path:
@@ -93,17 +92,6 @@ def _row(row: str, heads: list[str]) -> str:
         return f'<td data-head="{heads[place]}"{found[1]}>' if place < len(heads) else found[0]
 
     return re.sub(r"<td([^>]*)>", cell, row)
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number for people: three digits after the point, none of a large one.
-
-    >>> number(0.1234), number(-6860.98), number(None)
-    ('0.123', '-6,861', '–')
-    """
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.{digits}f}"
 
 
 def contents(folder: Path, publish: bool = False) -> dict[str, Any]:
@@ -198,11 +186,14 @@ def score_tables(result: dict[str, Any]) -> dict[str, Any]:
     names |= {"non_private": f"all silos, {open_label(result)}", "converged": f"all silos, {converged_label(result)}"}
     first: dict[str, Any] = next(iter(models.values()), {"all": {}, "silos": {}})
     told = [name for name in TITLES if name != "records" and name in first["all"]]
+    classes = first["all"].get("classes", {})
     return {
         "score_names": [(name, TITLES[name]) for name in told],
         "score_models": [(names[model], rows["all"]) for model, rows in models.items()],
         "score_silos": list(first["silos"].items()),
-        "score_classes": list(first["all"].get("classes", {}).items()),
+        "score_classes": list(classes.items()),
+        # Long names do not fit beside each other; of more classes every row is a list, with names.
+        "by_number": len("".join(classes)) > _LETTERS and len(classes) < _COLUMNS,
         "confusion": first["all"].get("confusion"),
         "reliability": first["all"].get("reliability"),
         "score_target": scores.get("target"),
@@ -256,54 +247,73 @@ def _protected(study: Study) -> str:
 
 
 def verdict(result: dict[str, Any], metric: str) -> list[str]:
-    """What privacy costs, what the schedule costs, and whether working together paid: a sentence or two for each."""
-    baselines, private = result["baselines"], result["silos"][0]["epsilon"] is not None
-    if not result["metrics"] or not baselines["non_private"]:
+    """What noise costs, what clip and schedule cost, and whether working together paid: a sentence or two for each."""
+    private = result["silos"][0]["epsilon"] is not None
+    if not result["metrics"] or not result["baselines"]["non_private"]:
         return []
-    mine, rounds, best = result["metrics"][metric], baselines["non_private"][metric], baselines.get("converged")
-    found = [_privacy_cost(mine, rounds, _words(metric))] if private else []
+    title, mine, rounds, best = _compared(result, metric)
+    found = [_noise_cost(mine, rounds, title)] if private else []
     if best:
-        found.append(_schedule_cost(rounds, best[metric], _words(metric), result["reference"]))
+        found.append(_schedule_cost(rounds, best, title, result["reference"]["rule"], private))
     if result.get("gains"):
         found.append(_gain(result["gains"], _words(metric), private))
     return found
 
 
-def _privacy_cost(mine: dict[str, float], rounds: dict[str, float], title: str) -> str:
+def _compared(result: dict[str, Any], metric: str) -> tuple[str, *tuple[dict[str, float], ...]]:
+    """The metric's name; and its value of the model, of the same rounds without noise, and of the reference.
+
+    A number to predict is told in its own unit.
+    """
+    scores, baselines = result.get("scores") or {}, result["baselines"]
+    models = scores.get("models", {})
+    if metric == "test_mse" and all("rmse" in rows["all"] for rows in models.values()) and models:
+        mine = models.get("private") or models["not private"]
+        others = (models.get(name) for name in ("non_private", "converged"))
+        told = [mine["all"]["rmse"], *({} if rows is None else rows["all"]["rmse"] for rows in others)]
+        return f"the RMSE of {scores['target']}", told[0], told[1] or told[0], told[2]
+    best = baselines.get("converged") or {}
+    return _words(metric), result["metrics"][metric], baselines["non_private"][metric], best.get(metric, {})
+
+
+def _noise_cost(mine: dict[str, float], rounds: dict[str, float], title: str) -> str:
     """The cost in the metric; a negative one is no gain of privacy, but a schedule that could be better."""
     cost, spread = mine["mean"] - rounds["mean"], _spread(mine, rounds)
+    values = number(mine["mean"]), number(rounds["mean"])
     if cost >= 0:
         return (
-            f"Privacy costs {cost:.3f} of {title} here: {mine['mean']:.3f} with clip and noise, {rounds['mean']:.3f} "
-            f"in the same rounds without{spread}."
+            f"Noise costs {number(cost, beside=mine['mean'])} of {title} here: {values[0]} with it, {values[1]} in the "
+            f"same rounds without{spread}."
         )
     text = (
-        f"Privacy costs nothing that shows here: {title} is {mine['mean']:.3f} with clip and noise, and "
-        f"{rounds['mean']:.3f} in the same rounds without{spread}."
+        f"Noise costs nothing that shows here: {title} is {values[0]} with it, and {values[1]} in the same rounds "
+        f"without{spread}."
     )
     if -cost > max(mine["std"], rounds["std"]):
-        text += " Without them these rounds stop far from the optimum: another step size or more rounds may lower both."
+        text += " These rounds do better with noise than without: another step size or clip may lower both."
     return text
 
 
-def _schedule_cost(rounds: dict[str, float], best: dict[str, float], title: str, how: dict[str, Any]) -> str:
-    """What ending after these rounds costs, beside training to convergence without privacy."""
+def _schedule_cost(rounds: dict[str, float], best: dict[str, float], title: str, rule: str, private: bool) -> str:
+    """What these rounds cost, with their clip if they have one, beside training to convergence without privacy."""
     cost, spread = rounds["mean"] - best["mean"], _spread(rounds, best)
-    until = f"trained on all records without privacy {how['rule']}"
+    until = f"trained on all records without privacy {rule}"
+    what = "Clip and schedule cost" if private else "The schedule costs"
+    values = number(rounds["mean"]), number(best["mean"])
     if cost >= 0:
         return (
-            f"The schedule costs {cost:.3f} of {title}: {rounds['mean']:.3f} after these rounds without noise, "
-            f"{best['mean']:.3f} {until}{spread}."
+            f"{what} {number(cost, beside=best['mean'])} of {title}: {values[0]} after these rounds without noise, "
+            f"{values[1]} {until}{spread}."
         )
     return (
-        f"The schedule costs nothing that shows: {title} is {rounds['mean']:.3f} after these rounds without noise, and "
-        f"{best['mean']:.3f} {until}{spread}; stopping early can help on records that were not trained on."
+        f"{what} nothing that shows: {title} is {values[0]} after these rounds without noise, and {values[1]} "
+        f"{until}{spread}; stopping early can help on records that were not trained on."
     )
 
 
 def _spread(*values: dict[str, float]) -> str:
     deviation = max(value["std"] for value in values)
-    return f" (one standard deviation over splits is {deviation:.3f})" if deviation else ""
+    return f" (one standard deviation over splits is {number(deviation)})" if deviation else ""
 
 
 def _gain(gains: dict[str, Any], title: str, private: bool) -> str:
@@ -319,7 +329,7 @@ def _gain(gains: dict[str, Any], title: str, private: bool) -> str:
 
 
 def open_label(result: dict[str, Any]) -> str:
-    """The name of the same rounds without clip and noise; released statistics keep their noise."""
+    """The name of the same rounds with their clip, without noise; released statistics keep their noise."""
     return f"{NO_NOISE}{_kept_noise(result)}"
 
 

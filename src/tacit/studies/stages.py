@@ -20,7 +20,7 @@ PRIVATE = "training"
 """The part of a run that costs privacy."""
 NO_NOISE = "these rounds, no noise"
 CONVERGED = "without privacy, converged"
-"""Baselines: the same rounds without clip and noise, and training to convergence on all records and each silo's."""
+"""Baselines: the same rounds, clipped and without noise; training to convergence on all records and each silo's."""
 _PATIENCE = 2.0  # seconds between two files; the last stage of a part is always kept
 _SHARE = 20  # the running price may take one part in this many of the time
 
