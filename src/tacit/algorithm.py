@@ -374,6 +374,8 @@ class Algorithm:
     """Kinds of round and the order in which they happen. ``schedule`` is static: the price is read from it.
 
     The state is what the next round or the output needs. ``info`` is what people look at, computed from it.
+    ``personal`` is the model that a silo has of its own, from its memory, where an algorithm makes one for each: it is
+    post-processing of releases, as all memory is. Such an algorithm asks every silo in every round.
     """
 
     init: Callable[[Params], State]
@@ -382,6 +384,7 @@ class Algorithm:
     output: Callable[[State], Params]
     memory: Callable[[Params], Memory] = _no_memory
     info: Callable[[State], Info] = _no_info
+    personal: Callable[[Memory], Params] | None = None
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.schedule) - set(self.rounds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tacit.data.csv_silos import encoding_of, target_of
@@ -47,4 +48,4 @@ def with_rules(found: TrainedModel, rules: Schema, path: str) -> TrainedModel:
         "target": target,
         "features": description.features.model_copy(update={"names": encoding.names, "norm": encoding.norm}),
     }
-    return TrainedModel(description.model_copy(update=changes), found.params, found.model, encoding.stages)
+    return replace(found, description=description.model_copy(update=changes), stages=encoding.stages)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.mb_sgd import dp_ftrl as dp_ftrl
     from tacit.algorithms.mb_sgd import mb_sgd as mb_sgd
     from tacit.algorithms.mb_sgd import prox_sgd as prox_sgd
+    from tacit.algorithms.mr_mtl import mr_mtl as mr_mtl
     from tacit.algorithms.mu2_sgd import mu2_sgd as mu2_sgd
     from tacit.algorithms.prox_spider import alternate_spider as alternate_spider
     from tacit.algorithms.prox_spider import prox_spider as prox_spider
@@ -56,7 +57,8 @@ class Entry:
     Files load when they are used: a daemon loads no algorithm but that of its study. ``noise`` names the function of
     `tacit.privacy.theorems` with the noise that its paper prints, ``through`` the channel that it is printed for
     (``None``: any). ``theorem`` names the function of `tacit.theory` with its conditions and bound. ``reads_attribute``
-    says that it reads the field ``s`` of records, and can protect it alone.
+    says that it reads the field ``s`` of records, and can protect it alone; ``personal`` that it makes a model for each
+    silo beside the one for everybody else.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Entry:
     through: Channel | None = None
     theorem: str | None = None
     reads_attribute: bool = False
+    personal: bool = False
 
     @property
     def recipe(self) -> Callable[..., Recipe]:
@@ -298,6 +301,14 @@ ALGORITHMS: dict[str, Entry] = {
             guarantee="ISRL-DP, every local step is priced",
             assumes="nothing; a baseline",
             noise="multi_pass",
+        ),
+        Entry(
+            "mr-mtl",
+            file="mr_mtl",
+            paper="Liu, Hu, Wu and Smith 2022 (arXiv:2206.07902), MR-MTL",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting; a silo's own model costs nothing more",
+            assumes="any differentiable loss; every silo in every round",
+            personal=True,
         ),
     )
 }

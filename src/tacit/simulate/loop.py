@@ -92,7 +92,10 @@ def debug(
         if measure is not None:
             trace.append(measure(algorithm.output(state)))
     joined = {name: np.asarray([row[name] for row in trace]) for name in (trace[0] if trace else {})}
-    return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1)
+    own = None
+    if algorithm.personal is not None:
+        own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(algorithm.personal, memories))
+    return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1, own)
 
 
 def _first_noise(algorithm: Algorithm, state: Any, desk: SiloView) -> dict[str, Any]:
