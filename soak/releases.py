@@ -67,6 +67,9 @@ def kind_of(algorithm: dict[str, Any], number: int) -> str:
             return "local"
         step = number // 2 if turns else number
         return "gradient" if step == 0 or (phase and step % phase == 0) else "estimate"
+    if name == "localised-mb-sgd" and algorithm.get("sampling") == "one-pass":
+        phases = np.array_split(np.arange(algorithm["num_rounds"]), algorithm.get("phases", 2))
+        return next(f"phase_{i + 1}" for i, own in enumerate(phases) if number in own)
     return _ALONE.get(name, "gradient")
 
 
@@ -85,6 +88,8 @@ def broadcast_of(algorithm: dict[str, Any], kind: str) -> tuple[int, int]:
     """How many points (lists of the model's arrays) a broadcast has, and how many numbers after them."""
     if kind == "local":
         return (1 if algorithm["name"] == "local-sgd" else 3), 0
+    if kind.startswith("phase_"):
+        return 1, 0
     points = {"gradient": 1, "anchor": 1, "difference": 2, "estimate": 2, "increment": 2, "step": 1}[kind]
     return points, int(kind in ("increment", "step"))
 
@@ -142,6 +147,8 @@ def _batch(algorithm: dict[str, Any], kind: str, records: int) -> tuple[int, flo
     if kind == "difference":
         sampling = algorithm.get("difference_sampling", sampling)
     batch = algorithm.get(f"{special}_batch_size", algorithm.get("batch_size", records))
+    if kind.startswith("phase_"):
+        batch >>= int(kind.removeprefix("phase_")) - 1
     return batch, records / batch if sampling == "poisson" else 1.0
 
 

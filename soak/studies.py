@@ -11,6 +11,7 @@ import numpy as np
 from soak.releases import REFUSED
 
 _ONE_PASS = ("one-pass-accelerated", "prox-sgd", "dp-ftrl")
+_TWO_PARTS = 3  # records
 _FULL = ("ce-psgm-fg", "mb-psgm-fg")
 _SLOPED = ("prox-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
 _PHASED = ("prox-svrg", "pl-svrg", "prox-spider")
@@ -176,8 +177,14 @@ def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> 
         needed["local_steps"] = 2
     if name == "fedfdp":
         needed["fairness"] = 0.5
+    if name == "localised-mb-sgd":
+        needed["strength"] = 0.5
     algorithm = needed | chosen
-    if name in _FULL or (name == "mu2-sgd" and chosen.get("sampling") != "one-pass"):
+    if name == "localised-mb-sgd" and algorithm.get("sampling") == "one-pass":
+        # Two parts, of which the first has at least two records.
+        algorithm["batch_size"] = max(2, min(algorithm["batch_size"], 2 * records // 3))
+    scarce = name == "localised-mb-sgd" and records < _TWO_PARTS
+    if name in _FULL or scarce or (name == "mu2-sgd" and chosen.get("sampling") != "one-pass"):
         algorithm = {key: value for key, value in algorithm.items() if key not in ("sampling", "batch_size")}
     if name in _ONE_PASS:
         algorithm |= {"sampling": "one-pass", "batch_size": 1}
@@ -190,6 +197,8 @@ def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> 
 def _rounds(algorithm: dict[str, Any], records: int) -> int:
     """As many rounds as the records last for one pass, in whole phases; a round and its local steps in turn are two."""
     name, rounds = algorithm["name"], algorithm["num_rounds"]
+    if name == "localised-mb-sgd":
+        return max(2, rounds)
     if name in _STEPPING and name != "local-sgd":
         rounds = rounds // 2
     if algorithm.get("sampling") == "one-pass":

@@ -113,7 +113,9 @@ class Release:
     ``protects="sensitive-attribute"`` protects the field ``s`` alone, which takes ``groups`` values: features and
     target count as known. The clip then bounds half of how far a record's statistic can move as ``s`` takes any other
     value, and everything else about the record leaves as it is. ``passes`` is how often one-pass sampling may go
-    through the records, in the same batches each time.
+    through the records, in the same batches each time. With a ``part`` all rounds of a kind have one batch: the records
+    from that place on in the silo's order. Parts of several kinds do not overlap, and ``passes`` is how often a record
+    of a part is read.
 
     ``nonnegative`` says that no entry of a record's statistic is negative, as in counts. A door checks it and leaves
     other rows out, so that two rows are at most sqrt(2) clips apart, not two: `sensitivity`.
@@ -132,8 +134,10 @@ class Release:
     passes: int = 1
     nonnegative: bool = False
     rounds: int | None = None
+    part: int | None = None
 
     def __post_init__(self) -> None:
+        _check_part(self)
         _check_correlated(self)
         if self.nonnegative and self.protects == "sensitive-attribute":
             raise ValueError('Expected protects="record" for rows of counts; only whole records are counted.')
@@ -156,6 +160,17 @@ class Release:
         Rows a and b without negative entries have |a - b|^2 <= |a|^2 + |b|^2. A shuffled sum is not checked for them.
         """
         return math.sqrt(2.0) if self.nonnegative and self.channel not in SHUFFLED_CHANNELS else 2.0
+
+
+def _check_part(release: Release) -> None:
+    if release.part is None:
+        return
+    one_size = release.batch_size is not None and not _several(release.batch_size)
+    if release.part < 0 or release.sampling != "one-pass" or release.mechanism != "gaussian" or not one_size:
+        raise ValueError(
+            f"Expected part={release.part} >= 0 only for one-pass sampling with fresh noise, and a batch_size that is "
+            "one number for all silos."
+        )
 
 
 def _check_correlated(release: Release) -> None:
@@ -236,6 +251,7 @@ class Terms:
         rounds: int | None = None,
         randomiser: Randomiser = "auto",
         nonnegative: bool = False,
+        part: int | None = None,
     ) -> Release:
         """A release on these terms.
 
@@ -263,6 +279,7 @@ class Terms:
             passes=passes,
             nonnegative=nonnegative,
             rounds=rounds if mechanism == "correlated" else None,
+            part=part,
         )
 
 
@@ -325,9 +342,12 @@ class Silo:
 
     @property
     def stride(self) -> int:
-        """How many records of its pass a silo uses up at each local step: zero unless sampling is one-pass."""
+        """How many records of its pass a silo uses up at each local step: zero unless sampling is one-pass.
+
+        A part of the records stays where it is.
+        """
         release = self.release
-        if release.sampling != "one-pass":
+        if release.sampling != "one-pass" or release.part is not None:
             return 0
         if release.batch_size is None:
             raise ValueError("Expected a batch_size for one-pass sampling; the pass is cut into batches of that size.")

@@ -83,6 +83,7 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
             preset_of="mb-sgd",
             settles={"mechanism": "correlated", "output": "last"},
         ),
+        Case("localised-mb-sgd", {"strength": 0.05}, convergence={"strength": 0.005}, slow_step=1e-4),
         Case("quantile-clip", {"clip_step": 0.2}, convergence={"clip_step": 0.0}),
         Case(
             "prox-spider",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.fedfdp import fedfdp as fedfdp
     from tacit.algorithms.lagrangian_dual import lagrangian_dual as lagrangian_dual
     from tacit.algorithms.local_sgd import local_sgd as local_sgd
+    from tacit.algorithms.localised_mb_sgd import localised_mb_sgd as localised_mb_sgd
     from tacit.algorithms.mb_sgd import dp_ftrl as dp_ftrl
     from tacit.algorithms.mb_sgd import mb_sgd as mb_sgd
     from tacit.algorithms.mb_sgd import prox_sgd as prox_sgd
@@ -149,6 +150,14 @@ ALGORITHMS: dict[str, Entry] = {
             assumes="smooth convex losses; population risk, silos may differ",
             noise="one_pass_accelerated",
             theorem="one_pass_accelerated_from_theory",
+        ),
+        Entry(
+            "localised-mb-sgd",
+            file="localised_mb_sgd",
+            paper="Gao, Lowy, Zhou and Wright 2024 (arXiv:2407.09690)",
+            guarantee="ISRL-DP, each record pays for the rounds of one phase",
+            assumes="smooth convex losses; population risk, silos may differ",
+            theorem="localised_mb_sgd_from_theory",
         ),
         Entry(
             "mu2-sgd",
