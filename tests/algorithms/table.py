@@ -90,6 +90,11 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
             {"phase_length": 3, "difference_slope": 4.0},
             convergence={"difference_slope": 100.0},
         ),
+        Case(
+            "warm-spider",
+            {"warm_rounds": 2, "phase_length": 2, "difference_slope": 4.0},
+            convergence={"difference_slope": 100.0},
+        ),
         Case("alternate-spider", preset_of="prox-spider", settles={"phase_length": 2, "difference_slope": None}),
         Case("prox-svrg", {"phase_length": 3}),
         Case("pl-svrg", {"phase_length": 2, "restarts": 2}, preset_of="prox-svrg"),

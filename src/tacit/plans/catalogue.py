@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.ridge import ridge as ridge
     from tacit.algorithms.sgda import sgda as sgda
     from tacit.algorithms.steffle import steffle as steffle
+    from tacit.algorithms.warm_spider import warm_spider as warm_spider
     from tacit.privacy.statements import PaperNoise
 
 _LETTERS = re.compile(r"^ {4}paper +here\n {4}-+ +-+\n((?: {4}\S.*\n)+)", re.MULTILINE)
@@ -223,6 +224,13 @@ ALGORITHMS: dict[str, Entry] = {
             paper="Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 11",
             guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
             assumes="as prox-spider",
+        ),
+        Entry(
+            "warm-spider",
+            file="warm_spider",
+            paper="Lowy, Ullman and Wright 2024 (arXiv:2402.11173), minibatch SGD before SPIDER",
+            guarantee="ISRL-DP, both parts priced together",
+            assumes="as prox-spider; helps where a point of small risk is easier found than one of small gradient",
         ),
         Entry(
             "ce-psgm",

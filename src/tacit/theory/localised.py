@@ -54,8 +54,8 @@ class _Plan(NamedTuple):
     bound: float
 
 
-def localised_mb_sgd_from_theory(setting: ConvexSetting) -> Statement:
-    """Localised accelerated minibatch SGD with the least noise that the budget allows.
+def localised_mb_sgd_from_theory(setting: ConvexSetting, *, num_rounds: int | None = None) -> Statement:
+    """Localised accelerated minibatch SGD with the least noise that the budget allows, in at most ``num_rounds``.
 
     >>> s = ConvexSetting(lipschitz=1, radius=1, smoothness=1, records=10**5, silos=50, dimension=10, epsilon=1,
     ...                   delta=1e-7)
@@ -66,7 +66,7 @@ def localised_mb_sgd_from_theory(setting: ConvexSetting) -> Statement:
     s = _smooth(setting, "population")
     if s.records < 2 or s.present != s.silos:
         raise TheoryError(f"Expected records={s.records} >= 2 and every silo in every round for localised-mb-sgd.")
-    plan = _chosen(s)
+    plan = _chosen(s, math.inf if num_rounds is None else num_rounds)
     per_phase = plan.rounds
     terms = {
         "batch_size": s.records // 2,
@@ -87,14 +87,14 @@ def localised_mb_sgd_from_theory(setting: ConvexSetting) -> Statement:
     return dataclasses.replace(found, source=f"Gao, Lowy, Zhou and Wright (localised), our constants{smoothed}")
 
 
-def _chosen(s: ConvexSetting) -> _Plan:
+def _chosen(s: ConvexSetting, most: float) -> _Plan:
     """The plan of the least bound on a grid, or one of fewer rounds that is nearly as good."""
     usual = rate(s, "population") / s.radius**2
     strengths = [usual * 2.0**k for k in range(-3, 7)]
-    rounds = [2**k for k in range(1, 13)]
+    rounds = [2**k for k in range(13)]
     phases = range(1, max(2, min(12, int(math.log2(s.records)))))
     grid = itertools.product(rounds, (1, 2, 4, 8), phases, strengths)
-    plans = [_planned(s, *point) for point in grid if point[0] >= point[1]]
+    plans = [_planned(s, *point) for point in grid if point[1] <= point[0] <= most / point[2]]
     least = min(plan.bound for plan in plans)
     return min((p for p in plans if p.bound <= _NEAR * least), key=lambda p: (p.rounds * p.phases, p.bound))
 
