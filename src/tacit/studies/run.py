@@ -194,8 +194,7 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
 
     ``stages`` is a folder that keeps how far the run is: the same study goes on from there, to the same result.
     """
-    started, study, build = time.perf_counter(), prepared.study, prepared.builder.build
-    seeds = starts_of(prepared)
+    started, study, build, seeds = time.perf_counter(), prepared.study, prepared.builder.build, starts_of(prepared)
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
     def dearest(rounds: int) -> float | None:
@@ -216,16 +215,15 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
     trained, opened = (_first_point((one.params, one.personal)) for one in (chosen, public))
     models = {"private": trained, "non_private": opened} if private else {"not private": trained}
     models |= {"converged": (found.params[ALL_SILOS], None)} if ALL_SILOS in found.params else {}
-    params, personal = trained
     return Result(
         prepared=prepared,
-        params=params,
-        personal=personal,
-        metrics={name: values[:, 0] for name, values in last_of(prepared, chosen).items()},
-        non_private={name: values[:, 0] for name, values in last_of(prepared, public).items()},
+        params=trained[0],
+        personal=trained[1],
+        metrics=_first_point(_last(prepared, chosen)),
+        non_private=_first_point(_last(prepared, public)),
         converged=found.metrics.get(ALL_SILOS, {}),
         alone={name: found.metrics[name] for name in prepared.names if name in found.metrics},
-        gains=_gains(prepared, params, personal, found.params),
+        gains=_gains(prepared, *trained, found.params),
         reference=found.facts,
         scores=_scores(prepared, models),
         rounds=chosen.rounds,
@@ -327,7 +325,7 @@ def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
     return measure
 
 
-def last_of(prepared: Prepared, outcome: Outcome) -> dict[str, np.ndarray]:
+def _last(prepared: Prepared, outcome: Outcome) -> dict[str, np.ndarray]:
     """The last measurements, with axes (seeds, points); of silos' own models on their records, where there are such."""
     last = {name: values[:, :, -1] for name, values in outcome.trace.items()}
     if outcome.personal is None:
@@ -439,7 +437,7 @@ def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) 
         rows = [{**row, "noise_multiplier": noise_at(prepared, point)} for row, point in zip(rows, points, strict=True)]
     grid = {name: jnp.asarray(np.asarray([row[name] for row in rows])) for name in rows[0]}
     outcome = train("grid", prepared.builder.build, grid, seeds, prepared.who)
-    last = last_of(prepared, outcome)
+    last = _last(prepared, outcome)
     return [
         {"point": point, "metrics": {name: summary(values[:, i]) for name, values in last.items()}}
         for i, point in enumerate(points)
