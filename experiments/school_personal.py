@@ -54,7 +54,8 @@ def school(seed: int) -> Federation:
 @cache
 def problem() -> Problem:
     """A linear model of the score."""
-    return Problem(Objective(linear(*school(0).feature_shape, 1), squared()))
+    (features,) = school(0).feature_shape
+    return Problem(Objective(linear(features, 1), squared()))
 
 
 @cache

@@ -110,8 +110,8 @@ class Fit:
             own = self.reads
             given = check_problem(self.problem, silos_of(silos, target=own.target, classes=own.classes))
             parts = dict(zip(given.names, given.tables, strict=True))
-        own = self.model.personal
-        return scores_by_silo(self.problem.objective, self.params, parts, told.classes, told.range, own)
+        personal = self.model.personal
+        return scores_by_silo(self.problem.objective, self.params, parts, told.classes, told.range, personal)
 
 
 def fit(

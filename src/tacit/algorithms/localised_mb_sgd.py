@@ -84,12 +84,12 @@ def _releases(terms: Terms, rounds: list[int]) -> dict[str, Release]:
     if terms.sampling != "one-pass":
         return {"gradient": terms.release()}
     first = terms.batch_size
-    if not isinstance(first, int) or first < 2 ** (len(rounds) - 1):
+    if not isinstance(first, int | np.integer) or first < 2 ** (len(rounds) - 1):
         raise ValueError(
             f"Expected batch_size={first!r}, the records of the first part, to be one whole number for all silos, and "
             f"at least {2 ** (len(rounds) - 1)} for {len(rounds)} phases; each part has half of the one before."
         )
-    sizes = [first >> i for i in range(len(rounds))]
+    sizes = [int(first) >> i for i in range(len(rounds))]
     places = np.cumsum([0, *sizes]).tolist()
     return {
         f"phase_{i + 1}": replace(terms, batch_size=size).release(part=places[i], passes=max(rounds))

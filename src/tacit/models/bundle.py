@@ -129,8 +129,8 @@ def _params(model: Model, tensors: Mapping[str, np.ndarray], description: Descri
     """The tree of the model's parameters, each found by its name."""
     shapes = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     leaves = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        name = leaf_name(path)
+    for place, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        name = leaf_name(place)
         found = tensors.get(name)
         if found is None or found.shape != leaf.shape or description.tensors.get(name) != leaf.shape:
             got = "none" if found is None else str(found.shape)

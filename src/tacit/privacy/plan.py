@@ -214,7 +214,7 @@ def _check_parts(algorithm: Algorithm) -> None:
             raise PricingError(f"Expected parts of the records that do not overlap; {kind} begins at {release.part}.")
         if asked > release.passes:
             raise PricingError(f"Expected at most passes={release.passes} releases of the part of {kind}, got {asked}.")
-        end = release.part + int(np.max(release.batch_size))
+        end = release.part + int(release.batch_size or 0)
 
 
 def honest_reports(part: Round, anonymity_set: AnonymitySet) -> int:

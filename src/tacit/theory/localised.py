@@ -67,21 +67,17 @@ def localised_mb_sgd_from_theory(setting: ConvexSetting, *, num_rounds: int | No
     if s.records < 2 or s.present != s.silos:
         raise TheoryError(f"Expected records={s.records} >= 2 and every silo in every round for localised-mb-sgd.")
     plan = _chosen(s, math.inf if num_rounds is None else num_rounds)
-    per_phase = plan.rounds
-    terms = {
-        "batch_size": s.records // 2,
-        "sampling": "one-pass",
-        "noise_multiplier": math.sqrt(per_phase) / s.mu,
-    }
+    size, multiplier = s.records // 2, math.sqrt(plan.rounds) / s.mu
+    terms = {"batch_size": size, "sampling": "one-pass", "noise_multiplier": multiplier}
     own: dict[str, Any] = {
         "step_size": np.asarray(plan.steps),
-        "num_rounds": per_phase * plan.phases,
+        "num_rounds": plan.rounds * plan.phases,
         "phases": plan.phases,
         "restarts": plan.restarts,
         "strength": plan.strength,
         "clip_norm": s.lipschitz,
     }
-    noise = _Noise(terms, terms["noise_multiplier"] * 2 * s.lipschitz / terms["batch_size"], terms["batch_size"], ())
+    noise = _Noise(terms, multiplier * 2 * s.lipschitz / size, size, ())
     found = _statement("localised-mb-sgd", "", setting, s, own, noise, "population", plan.bound)
     smoothed = " on the Moreau envelope" if found.smoothing else ""
     return dataclasses.replace(found, source=f"Gao, Lowy, Zhou and Wright (localised), our constants{smoothed}")
