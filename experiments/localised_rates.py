@@ -32,8 +32,8 @@ from tacit.simulate.compiled import Program, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import participation
 from tacit.theory import proximal_descent
 
-SILOS, DIMENSION, EPSILON, DELTA = 20, 20, 1.0, 1e-6
-RECORDS, ROUNDS = (256, 1024, 4096), (12, 48, 192)
+SILOS, DIMENSION, EPSILON, DELTA = 20, 10, 1.0, 1e-6
+RECORDS, ROUNDS = (512, 4096), (24, 96)
 POPULATION = 2000  # records of each silo that stand for its population
 PHASES, RESTARTS = 3, 2
 METHODS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -87,7 +87,7 @@ class Runs:
     method: str
     records: int
     rounds: int
-    widths: tuple[int, ...] = (3, 12)
+    widths: tuple[int, ...] = (9,)
     programs: dict[int, Program] = field(default_factory=dict)
 
     @cached_property
@@ -119,7 +119,7 @@ def compute(given: argparse.Namespace) -> Data:
     sizes, lengths = ((RECORDS[0],), ROUNDS[:1]) if given.tiny else (RECORDS, ROUNDS)
     tuning = tuple(range(1 if given.tiny else TUNING_SEEDS))
     seeds = tuple(range(len(tuning), len(tuning) + (2 if given.tiny else EVALUATION_SEEDS)))
-    trials = Trials(given.out / "trials.jsonl", [SILOS, DIMENSION, EPSILON, DELTA, PHASES, RESTARTS])
+    trials = Trials(given.out / "trials.jsonl", [SILOS, DIMENSION, EPSILON, DELTA, PHASES, RESTARTS], chunk=9)
     found: dict[str, Any] = {}
     for records in sizes:
         for rounds in lengths:
