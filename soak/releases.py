@@ -58,6 +58,9 @@ def _over(far: float, allowed: float) -> float:
 def kind_of(algorithm: dict[str, Any], number: int) -> str:
     """What kind of round a round is, for a consortium of one silo; of algorithms that are not named, a gradient."""
     name, phase = algorithm["name"], algorithm.get("phase_length")
+    if name == "warm-spider":
+        warm = algorithm["warm_rounds"]
+        return "warm" if number < warm else "difference" if (number - warm) % phase else "gradient"
     if name in _PAIRED:
         fresh = "gradient" if name.endswith("spider") else "anchor"
         return fresh if number % (phase or 2) == 0 else "difference"
@@ -67,6 +70,9 @@ def kind_of(algorithm: dict[str, Any], number: int) -> str:
             return "local"
         step = number // 2 if turns else number
         return "gradient" if step == 0 or (phase and step % phase == 0) else "estimate"
+    if name == "localised-mb-sgd" and algorithm.get("sampling") == "one-pass":
+        phases = np.array_split(np.arange(algorithm["num_rounds"]), algorithm.get("phases", 2))
+        return next(f"phase_{i + 1}" for i, own in enumerate(phases) if number in own)
     return _ALONE.get(name, "gradient")
 
 
@@ -85,6 +91,8 @@ def broadcast_of(algorithm: dict[str, Any], kind: str) -> tuple[int, int]:
     """How many points (lists of the model's arrays) a broadcast has, and how many numbers after them."""
     if kind == "local":
         return (1 if algorithm["name"] == "local-sgd" else 3), 0
+    if kind.startswith("phase_") or kind == "warm":
+        return 1, 0
     points = {"gradient": 1, "anchor": 1, "difference": 2, "estimate": 2, "increment": 2, "step": 1}[kind]
     return points, int(kind in ("increment", "step"))
 
@@ -142,6 +150,8 @@ def _batch(algorithm: dict[str, Any], kind: str, records: int) -> tuple[int, flo
     if kind == "difference":
         sampling = algorithm.get("difference_sampling", sampling)
     batch = algorithm.get(f"{special}_batch_size", algorithm.get("batch_size", records))
+    if kind.startswith("phase_"):
+        batch >>= int(kind.removeprefix("phase_")) - 1
     return batch, records / batch if sampling == "poisson" else 1.0
 
 

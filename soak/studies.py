@@ -11,9 +11,10 @@ import numpy as np
 from soak.releases import REFUSED
 
 _ONE_PASS = ("one-pass-accelerated", "prox-sgd", "dp-ftrl")
+_TWO_PARTS = 3  # records
 _FULL = ("ce-psgm-fg", "mb-psgm-fg")
-_SLOPED = ("prox-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
-_PHASED = ("prox-svrg", "pl-svrg", "prox-spider")
+_SLOPED = ("prox-spider", "warm-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
+_PHASED = ("prox-svrg", "pl-svrg", "prox-spider", "warm-spider")
 _STEPPING = ("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd", "local-sgd")
 _DIFFERENCE: dict[str, list[float]] = {"difference_noise": [0.3, 3.0]}
 _LOCAL = _DIFFERENCE | {"local_noise": [0.5, 3.0], "local_slope": [0.01, 100.0]}
@@ -21,6 +22,7 @@ _OPTIONS = (
     dict.fromkeys(("prox-svrg", "pl-svrg", "prox-spider", "alternate-spider"), _DIFFERENCE)
     | dict.fromkeys(("mb-psgm", "mb-psgm-fg", "diff2-gd"), _DIFFERENCE)
     | dict.fromkeys(("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd"), _LOCAL)
+    | {"warm-spider": {**_DIFFERENCE, "warm_noise": [0.3, 3.0]}}
     | {"sgda": {"dual_clip_norm": [0.1, 100.0], "dual_share": [0.1, 0.9]}}
     | {"quantile-clip": {"quantile": [0.1, 0.9], "count_share": [0.01, 0.5]}}
     | {"fedfdp": {"fairness": [1e6], "loss_clip": [0.01, 100.0], "loss_share": [0.1, 0.5]}}
@@ -172,12 +174,20 @@ def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> 
         needed["phase_length"] = 2
     if name == "pl-svrg":
         needed["restarts"] = 2
+    if name == "warm-spider":
+        needed["warm_rounds"] = 1
     if name in _STEPPING:
         needed["local_steps"] = 2
     if name == "fedfdp":
         needed["fairness"] = 0.5
+    if name == "localised-mb-sgd":
+        needed["strength"] = 0.5
     algorithm = needed | chosen
-    if name in _FULL or (name == "mu2-sgd" and chosen.get("sampling") != "one-pass"):
+    if name == "localised-mb-sgd" and algorithm.get("sampling") == "one-pass":
+        # Two parts, of which the first has at least two records.
+        algorithm["batch_size"] = max(2, min(algorithm["batch_size"], 2 * records // 3))
+    scarce = name == "localised-mb-sgd" and records < _TWO_PARTS
+    if name in _FULL or scarce or (name == "mu2-sgd" and chosen.get("sampling") != "one-pass"):
         algorithm = {key: value for key, value in algorithm.items() if key not in ("sampling", "batch_size")}
     if name in _ONE_PASS:
         algorithm |= {"sampling": "one-pass", "batch_size": 1}
@@ -190,6 +200,9 @@ def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> 
 def _rounds(algorithm: dict[str, Any], records: int) -> int:
     """As many rounds as the records last for one pass, in whole phases; a round and its local steps in turn are two."""
     name, rounds = algorithm["name"], algorithm["num_rounds"]
+    if name in ("localised-mb-sgd", "warm-spider"):
+        left = records // algorithm["batch_size"] if algorithm.get("sampling") == "one-pass" else rounds
+        return max(2, rounds if name == "localised-mb-sgd" else min(rounds, left))
     if name in _STEPPING and name != "local-sgd":
         rounds = rounds // 2
     if algorithm.get("sampling") == "one-pass":

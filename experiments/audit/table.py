@@ -30,6 +30,7 @@ _OWN: dict[str, Any] = {
     "phase_length": 2,
     "restarts": 2,
     "difference_slope": 1.0,
+    "warm_rounds": 1,
     "frequencies": (0.5, 0.5),
 }
 _ALWAYS = {"frequencies"}  # has a default, but nothing can be attacked without it

@@ -113,7 +113,9 @@ class Release:
     ``protects="sensitive-attribute"`` protects the field ``s`` alone, which takes ``groups`` values: features and
     target count as known. The clip then bounds half of how far a record's statistic can move as ``s`` takes any other
     value, and everything else about the record leaves as it is. ``passes`` is how often one-pass sampling may go
-    through the records, in the same batches each time.
+    through the records, in the same batches each time. With a ``part`` all rounds of a kind have one batch: the records
+    from that place on in the silo's order. Parts of several kinds do not overlap, and ``passes`` is how often a record
+    of a part is read.
 
     ``nonnegative`` says that the product of two records' statistics is never negative: they have no negative entry, as
     counts, or are matrices u u^T (`SquareQuery`). A door checks either and leaves other rows out, so that two rows are
@@ -133,8 +135,10 @@ class Release:
     passes: int = 1
     nonnegative: bool = False
     rounds: int | None = None
+    part: int | None = None
 
     def __post_init__(self) -> None:
+        _check_part(self)
         _check_correlated(self)
         if self.nonnegative and self.sampling in ("poisson", "allocation"):
             raise ValueError(
@@ -163,6 +167,17 @@ class Release:
         it.
         """
         return math.sqrt(2.0) if self.nonnegative and self.channel not in SHUFFLED_CHANNELS else 2.0
+
+
+def _check_part(release: Release) -> None:
+    if release.part is None:
+        return
+    one_size = release.batch_size is not None and not _several(release.batch_size)
+    if release.part < 0 or release.sampling != "one-pass" or release.mechanism != "gaussian" or not one_size:
+        raise ValueError(
+            f"Expected part={release.part} >= 0 only for one-pass sampling with fresh noise, and a batch_size that is "
+            "one number for all silos."
+        )
 
 
 def _check_correlated(release: Release) -> None:
@@ -244,6 +259,7 @@ class Terms:
         rounds: int | None = None,
         randomiser: Randomiser = "auto",
         nonnegative: bool = False,
+        part: int | None = None,
     ) -> Release:
         """A release on these terms.
 
@@ -271,6 +287,7 @@ class Terms:
             passes=passes,
             nonnegative=nonnegative,
             rounds=rounds if mechanism == "correlated" else None,
+            part=part,
         )
 
 
@@ -333,11 +350,14 @@ class Silo:
 
     @property
     def stride(self) -> int:
-        """How far each local step goes on: in a pass its records, in an epoch one batch, else nowhere."""
+        """How far each local step goes on: in a pass its records, in an epoch one batch, else nowhere.
+
+        A part of the records stays where it is.
+        """
         release = self.release
         if release.sampling == "allocation":
             return 1
-        if release.sampling != "one-pass":
+        if release.sampling != "one-pass" or release.part is not None:
             return 0
         if release.batch_size is None:
             raise ValueError("Expected a batch_size for one-pass sampling; the pass is cut into batches of that size.")
@@ -384,6 +404,8 @@ class Algorithm:
     """Kinds of round and the order in which they happen. ``schedule`` is static: the price is read from it.
 
     The state is what the next round or the output needs. ``info`` is what people look at, computed from it.
+    ``personal`` is the model that a silo has of its own, from its memory, where an algorithm makes one for each: it is
+    post-processing of releases, as all memory is. Such an algorithm asks every silo in every round.
     """
 
     init: Callable[[Params], State]
@@ -392,6 +414,7 @@ class Algorithm:
     output: Callable[[State], Params]
     memory: Callable[[Params], Memory] = _no_memory
     info: Callable[[State], Info] = _no_info
+    personal: Callable[[Memory], Params] | None = None
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.schedule) - set(self.rounds))

@@ -19,7 +19,15 @@ from tacit.continuing import Earlier, continued, earlier_of, priced_beside
 from tacit.data import Federation
 from tacit.models.description import Features
 from tacit.models.scores import scores_by_silo
-from tacit.models.trained import TrainedModel, privacy_of, silo_prices, trained, trained_on, training_of
+from tacit.models.trained import (
+    TrainedModel,
+    privacy_of,
+    silo_prices,
+    trained,
+    trained_on,
+    training_of,
+    with_personal,
+)
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
 from tacit.plans.catalogue import known_algorithms
@@ -49,6 +57,7 @@ class Fit:
     ``trace`` holds an array for each measurement, with one entry for each of the rounds in ``trace["round"]``: the loss
     and its metrics on the training records of all silos, and what the algorithm says of itself. Measurements are exact,
     which a simulation can afford: no price covers them, so they are not for those whom the records are hidden from.
+    Where silos have models of their own (`of`), ``params`` and ``trace`` are of the one for everybody else.
     """
 
     params: Params
@@ -57,6 +66,10 @@ class Fit:
     problem: Problem
     model: TrainedModel
     reads: Reads = field(default_factory=Reads)
+
+    def of(self, silo: str) -> TrainedModel:
+        """The model of one silo's own, where the algorithm makes such (`tacit.mr_mtl`)."""
+        return self.model.of(silo)
 
     def predict(self, rows: Any) -> np.ndarray:
         """`TrainedModel.predict`: one prediction per row, in the target's own words or unit."""
@@ -85,6 +98,7 @@ class Fit:
     def scores(self, silos: Silos) -> dict[str, Any]:
         """What people read of the model on labelled records, of all silos together and by silo.
 
+        Records of a silo that has a model of its own are read by that.
         Silos are given as to `fit`. Of a federation these are its test records. For classes: accuracy, AUC, log loss,
         calibration error, numbers by class and the confusion matrix; for numbers RMSE, MAE and R^2, in the target's own
         unit where it is known. They are exact, and no epsilon covers them.
@@ -96,7 +110,8 @@ class Fit:
             own = self.reads
             given = check_problem(self.problem, silos_of(silos, target=own.target, classes=own.classes))
             parts = dict(zip(given.names, given.tables, strict=True))
-        return scores_by_silo(self.problem.objective, self.params, parts, told)
+        personal = self.model.personal
+        return scores_by_silo(self.problem.objective, self.params, parts, told.classes, told.range, personal)
 
 
 def fit(
@@ -173,8 +188,9 @@ def fit(
     earlier = earlier_of(init, problem, given, unit, budget)
     job = _Job(problem, algorithm, unit, who, enrol(given.tables, given.names), given)
     plans, noise = _priced(job, budget, earlier)
-    params, trace = _trained(job, noise, earlier, seed, measure_every, progress)
+    params, personal, trace = _trained(job, noise, earlier, seed, measure_every, progress)
     model = _model(job, params, silos, plans, len(job.build(noise).schedule), seed)
+    model = with_personal(model, given.names, personal)
     read = Reads(target, None if classes is None else tuple(classes))
     return Fit(params, plans, trace, problem, continued(model, earlier), read)
 
@@ -227,8 +243,8 @@ def _trained(
     seed: int,
     measure_every: int | None,
     progress: Progress | None,
-) -> tuple[Params, dict[str, np.ndarray]]:
-    """The parameters after training, and its trace."""
+) -> tuple[Params, Params | None, dict[str, np.ndarray]]:
+    """The parameters after training, those of silos' own, and its trace."""
     # Noise is fresh where training goes on, with whatever seed.
     key = jax.random.key(seed)
     key_run, key_init = jax.random.split(jax.random.fold_in(key, earlier.rounds) if earlier.rounds else key)
@@ -244,9 +260,9 @@ def _trained(
         "noised": noise is not None,
     }
     outcome = _simulate(job.problem, job.build, grid, start, measure_every, own, progress=progress)
-    params, _ = jax.tree.map(lambda leaf: leaf[0, 0], outcome.params)
+    (params, _), personal = jax.tree.map(lambda leaf: leaf[0, 0], (outcome.params, outcome.personal))
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
-    return params, {"round": outcome.rounds, **trace} if trace else {}
+    return params, personal, {"round": outcome.rounds, **trace} if trace else {}
 
 
 def _model(job: _Job, params: Params, silos: Any, plans: Sequence[SiloPlan], rounds: int, seed: int) -> TrainedModel:

@@ -83,10 +83,16 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
             preset_of="mb-sgd",
             settles={"mechanism": "correlated", "output": "last"},
         ),
+        Case("localised-mb-sgd", {"strength": 0.05}, convergence={"strength": 0.005}, slow_step=1e-4),
         Case("quantile-clip", {"clip_step": 0.2}, convergence={"clip_step": 0.0}),
         Case(
             "prox-spider",
             {"phase_length": 3, "difference_slope": 4.0},
+            convergence={"difference_slope": 100.0},
+        ),
+        Case(
+            "warm-spider",
+            {"warm_rounds": 2, "phase_length": 2, "difference_slope": 4.0},
             convergence={"difference_slope": 100.0},
         ),
         Case("alternate-spider", preset_of="prox-spider", settles={"phase_length": 2, "difference_slope": None}),

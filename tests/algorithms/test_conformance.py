@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.silo import enrol, rows_of
 from tacit.simulate.compiled import Seed, simulate, simulate_grid
 from tacit.simulate.loop import debug
@@ -79,7 +80,8 @@ def test_simulate_equals_the_plain_loop(name, sampling, who):
     algorithm = CASES[name].build(problem, **SAMPLINGS[sampling])
     fast = simulate(algorithm, start(problem), silos, key=key, who=chosen, noise="each")
     slow = debug(algorithm, start(problem), [rows_of(silos, i) for i in range(3)], key=key, who=chosen)
-    assert largest_difference(fast.params, slow.params) < 1e-5
+    assert largest_difference((fast.params, fast.personal), (slow.params, slow.personal)) < 1e-5
+    assert (fast.personal is not None) == ALGORITHMS[name].personal
 
 
 def words_of(algorithm):

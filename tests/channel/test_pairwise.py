@@ -345,7 +345,9 @@ def test_a_share_is_never_rounded_down_and_never_narrow():
 
 # The simulator.
 
-ONE_STEP = [name for name in DISTINCT if not ALGORITHMS[name].reads_attribute and name not in ("local-sgd", "fedfdp")]
+KEEPING = ("local-sgd", "fedfdp", "mr-mtl")
+"""What says something else than its release, or keeps it."""
+ONE_STEP = [name for name in DISTINCT if not ALGORITHMS[name].reads_attribute and name not in KEEPING]
 """Algorithms whose messages are their releases, or rounds of one silo in turn."""
 
 
@@ -439,7 +441,7 @@ def test_weights_hold_whoever_comes():
 
 
 def test_local_steps_and_lone_silos_are_refused():
-    for name in ("local-sgd", "fedfdp"):
+    for name in KEEPING:
         with pytest.raises(ValueError, match="one local step"):
             CASES[name].build(LOGISTIC, channel="pairwise", noise_multiplier=1.0)
     data = [{key: table[key] for key in "xy"} for table in tables(sizes=(20, 20))]

@@ -58,7 +58,8 @@ def test_the_study_that_choose_writes_runs(tmp_path):
     found, study = chosen(tmp_path, *CONVEX, "--max-rounds", "20")
     assert study.algorithm.name == found["winner"]
     applies = {row["algorithm"] for row in found["candidates"] if row["applies"]}
-    assert {"mb-sgd", "accelerated-mb-sgd", "one-pass-accelerated", "mu2-sgd", "prox-spider"} == applies
+    convex = {"mb-sgd", "accelerated-mb-sgd", "one-pass-accelerated", "localised-mb-sgd", "mu2-sgd"}
+    assert {*convex, "prox-spider"} == applies
     best = next(row for row in found["candidates"] if row["algorithm"] == found["winner"])
     rivals = [row["bound"] for row in found["candidates"] if row["measure"] == best["measure"]]
     assert best["bound"] == min(rivals)

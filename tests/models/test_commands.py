@@ -2,7 +2,9 @@
 
 import csv
 import json
+from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -102,3 +104,18 @@ def test_a_tuned_model_has_the_price_of_tuning(tmp_path):
     privacy = load_model(run).description.privacy
     assert {silo.name: silo.epsilon for silo in privacy.silos} == told
     assert "model.npz" not in {path.name for path in run.iterdir()}
+
+
+def test_a_silos_own_model_is_used_by_the_silos_name(bundle, tmp_path):
+    shared = load_model(bundle)
+    turned = jax.tree.map(np.negative, shared.params)
+    place = replace(shared, personal={"north": turned, "south": shared.params}).save(tmp_path / "own")
+    rows = file(tmp_path, "age,sex,town\n1,f,1\n90,m,3\n")
+    told = {
+        silo: json.loads(called("predict", place, rows, "--proba", "--json", *silo).stdout)["probabilities"]
+        for silo in ((), ("--silo", "north"), ("--silo", "south"))
+    }
+    assert told[()] == told["--silo", "south"]
+    np.testing.assert_allclose(np.asarray(told["--silo", "north"])[:, ::-1], told[()], atol=1e-6)
+    refused("Unknown silo", "predict", place, rows, "--silo", "west")
+    refused("all silos share", "predict", bundle, rows, "--silo", "north")

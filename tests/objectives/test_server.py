@@ -24,6 +24,7 @@ NO_STEP = {
     "diff2-bvr-lsgd": "the silo in turn steps",
     "accelerated-mb-sgd": "a step of its own",
     "one-pass-accelerated": "a step of its own",
+    "localised-mb-sgd": "a step of its own",
     "mu2-sgd": "a step of its own",
 }
 """Algorithms whose servers take no plain step."""

@@ -35,7 +35,8 @@ def fitted(prepared, monkeypatch):
     """What `fit` says of its silos, with training left out."""
     section, own = prepared.study.algorithm, dict(prepared.study.algorithm.own)
     params = jax.tree.map(lambda leaf: leaf[None, None], prepared.builder.problem.objective.init(jax.random.key(0)))
-    monkeypatch.setattr("tacit.fitting._simulate", lambda *_, **__: SimpleNamespace(trace={}, params=(params, ())))
+    nothing = SimpleNamespace(trace={}, params=(params, ()), personal=None)
+    monkeypatch.setattr("tacit.fitting._simulate", lambda *_, **__: nothing)
     accepted = ALGORITHMS[section.name].parameters
     own |= {key: getattr(section, key) for key in ("step_size", "num_rounds") if key in accepted}
     result = tacit.fit(

@@ -326,6 +326,7 @@ _TABLE: tuple[tuple[str, tuple[Rule, ...], Theorem], ...] = (
     ("accelerated-mb-sgd", (UNFAIR, CONVEX), _convex("accelerated-mb-sgd")),
     ("ridge", (UNFAIR, SQUARED, EVERYONE), _ridge),
     ("one-pass-accelerated", (UNFAIR, CONVEX, SMOOTH), _convex("one-pass-accelerated")),
+    ("localised-mb-sgd", (UNFAIR, CONVEX, EVERYONE), _convex("localised-mb-sgd")),
     ("mu2-sgd", (UNFAIR, CONVEX, SMOOTH, EVERYONE), _convex("mu2-sgd")),
     ("prox-sgd", (UNFAIR, SMOOTH, PL), _nonconvex("prox-sgd")),
     ("pl-svrg", (UNFAIR, SMOOTH, PL), _nonconvex("pl-svrg")),

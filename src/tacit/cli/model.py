@@ -23,7 +23,12 @@ Bundle = Annotated[
     str, typer.Argument(metavar="MODEL", help="A bundle, or a run folder that holds one; with --silo a model's name.")
 ]
 Silo = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="A silo's folder, whose `tacit silo models` has MODEL by name.")
+    Path | None,
+    typer.Option(
+        metavar="SILO",
+        help="A silo's folder, whose `tacit silo models` has MODEL by name; or the name of a silo that has a model of "
+        "its own in MODEL.",
+    ),
 ]
 Schema = Annotated[
     Path | None, typer.Option(help="The silos' schema file, for the model of a deployed study without columns.")
@@ -144,26 +149,28 @@ def export_command(
 
     Example: tacit export runs/clinics-20260101-120000 --onnx model.onnx
     """
-    from tacit.models import export_onnx, load_model
+    from tacit.models import export_onnx
 
-    export_onnx(load_model(_place(bundle, silo)), onnx)
+    export_onnx(_loaded(bundle, silo, None), onnx)
     typer.echo(f"Wrote {onnx}: features that are encoded as model.json says, to predictions.")
 
 
 def _model(bundle: str, rows: Path, silo: Path | None, schema: Path | None) -> TrainedModel:
     need_file(rows, "give a CSV file with a header line and one line per row")
+    return _loaded(bundle, silo, schema)
+
+
+def _loaded(bundle: str, silo: Path | None, schema: Path | None) -> TrainedModel:
+    """A model by the path of its bundle, or by its name among those of a silo; the silo's own where it has one."""
     from tacit.models import load_model
 
-    return load_model(_place(bundle, silo), schema=schema)
-
-
-def _place(bundle: str, silo: Path | None) -> Path:
-    """The folder of a bundle: by its path, or by its name among a silo's models."""
-    if silo is None:
-        return Path(bundle)
+    if silo is None or not silo.is_dir():
+        model = load_model(Path(bundle), schema=schema)
+        return model if silo is None else model.of(str(silo))
     from tacit.deploy.silo.models import find_model
 
-    return find_model(silo, bundle)
+    model = load_model(find_model(silo, bundle), schema=schema)
+    return model.of(next(iter(model.personal))) if model.personal else model
 
 
 def _tell(notes: tuple[str, ...], last: str | None) -> None:

@@ -261,7 +261,8 @@ def status_command(folder: Folder, live: Live = False, as_json: Json = False) ->
 def models_command(folder: Folder, as_json: Json = False) -> None:
     """List the models that this silo was given, each at the end of a study that it has answered.
 
-    The price is this silo's own, by its ledger. Use one by its name: tacit predict NAME new.csv --silo FOLDER
+    The price is this silo's own, by its ledger. Where a study makes a model for each silo, this one's is beside the
+    model for everybody else. Use one by its name: tacit predict NAME new.csv --silo FOLDER
 
     Example: tacit silo models clinic
     """
@@ -283,7 +284,8 @@ def models_command(folder: Folder, as_json: Json = False) -> None:
     console = Console()
     print_table(table, console)
     for row in rows:
-        note = "" if row["intact"] else "  DAMAGED: not as it was received; ask its proposer for tacit server deliver"
+        note = "  with a model of this silo's own, which --silo uses" if row["personal"] else ""
+        note = note if row["intact"] else "  DAMAGED: not as it was received; ask its proposer for tacit server deliver"
         console.print(Text(f"{row['path']}{note}"), soft_wrap=True)
 
 

@@ -56,8 +56,8 @@ def _price(about: Description) -> str:
     return f"epsilon at most {worst.epsilon:.3g} at delta {worst.delta:.1e} for each record of each silo"
 
 
-def card(about: Description) -> str:
-    """The model card, in Markdown."""
+def card(about: Description, personal: int = 0) -> str:
+    """The model card, in Markdown; so many silos have models of their own in the bundle."""
     made, privacy, target = about.training, about.privacy, about.target
     parts = [f"# Model: {target.column}" + (f" ({made.study})" if made.study else "")]
     if privacy.not_covered:
@@ -67,6 +67,11 @@ def card(about: Description) -> str:
         f"{made.tacit} with {made.algorithm} in {counted(made.rounds, 'round')}"
         + (", simulated in one process." if made.simulated else ", among silos of their own.")
     )
+    if personal:
+        parts.append(
+            f"{counted(personal, 'silo')} with a model of its own in `personal.safetensors`, each used by its name: "
+            "`tacit predict FOLDER new.csv --silo NAME`. `model.safetensors` is for everybody else."
+        )
     parts += ["## Use", _use(about), "## Price", _prices(about), "## What it takes", _takes(about)]
     if about.preprocessing:
         steps = "\n".join(f"- {step.name}: {step.detail}" for step in about.preprocessing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def with_rules(found: TrainedModel, rules: Schema, path: str) -> TrainedModel:
         "target": target,
         "features": description.features.model_copy(update={"names": encoding.names, "norm": encoding.norm}),
     }
-    return TrainedModel(description.model_copy(update=changes), found.params, found.model, encoding.stages)
+    return replace(found, description=description.model_copy(update=changes), stages=encoding.stages)
 
 
 def ranges_in(found: TrainedModel, described: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import softmax as normalised
 
 from tacit.algorithm import Params
-from tacit.data.federation import Federation, Target
+from tacit.data.federation import Federation
 from tacit.objectives import Model, Objective, untapped
 
 BINS = 10
@@ -176,7 +176,17 @@ def scores_of(
     """The scores of a model on some records: joint ones where its loss has such, of classes, or of numbers."""
     if not len(records["y"]):
         return {"records": 0}
-    outputs, y = outputs_of(objective.model, params, np.asarray(records["x"])), np.asarray(records["y"])
+    outputs = outputs_of(objective.model, params, np.asarray(records["x"]))
+    return _scores(objective, outputs, np.asarray(records["y"]), classes, scale)
+
+
+def _scores(
+    objective: Objective,
+    outputs: np.ndarray,
+    y: np.ndarray,
+    classes: Sequence[str],
+    scale: tuple[float, float] | None,
+) -> dict[str, Any]:
     if objective.cost.joint:
         found = {
             name: float(metric(jnp.asarray(outputs), jnp.asarray(y))) for name, metric in objective.cost.joint.items()
@@ -188,13 +198,22 @@ def scores_of(
 
 
 def scores_by_silo(
-    objective: Objective, params: Params, parts: Mapping[str, Mapping[str, np.ndarray]], target: Target
+    objective: Objective,
+    params: Params,
+    parts: Mapping[str, Mapping[str, np.ndarray]],
+    classes: Sequence[str],
+    scale: tuple[float, float] | None,
+    personal: Mapping[str, Params],
 ) -> dict[str, Any]:
-    """Scores on records by the name of their silo: of ``all`` silos and by silo."""
-    pooled = {name: np.concatenate([np.asarray(part[name]) for part in parts.values()]) for name in ("x", "y")}
-    told: dict[str, Any] = {"classes": target.classes, "scale": target.range}
-    by = {name: scores_of(objective, params, part, **told) for name, part in parts.items()}
-    return {"all": scores_of(objective, params, pooled, **told), "silos": by}
+    """Scores on records by the name of their silo, each by the model that it has: of ``all`` silos and by silo."""
+    some = {name: part for name, part in parts.items() if len(part["y"])}
+    outputs = {n: outputs_of(objective.model, personal.get(n, params), np.asarray(p["x"])) for n, p in some.items()}
+    by = {n: _scores(objective, outputs[n], np.asarray(p["y"]), classes, scale) for n, p in some.items()}
+    silos = {name: by.get(name, {"records": 0}) for name in parts}
+    if not some:
+        return {"all": {"records": 0}, "silos": silos}
+    y = np.concatenate([np.asarray(part["y"]) for part in some.values()])
+    return {"all": _scores(objective, np.concatenate(list(outputs.values())), y, classes, scale), "silos": silos}
 
 
 def classes_of(federation: Federation) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import tacit
 from tacit.algorithm import Channel, Params, Protects
 from tacit.data.encode import Columns
 from tacit.data.federation import Encoding, Federation, RawColumn, Stage, Target, Task
+from tacit.errors import counted, unknown
 from tacit.models.bundle import write_bundle
 from tacit.models.card import summary
 from tacit.models.description import BundleError, Description, Features, Privacy, SiloPrice, Training, plain_stages
@@ -38,13 +39,23 @@ class TrainedModel:
     """Weights, the model that they belong to, and everything that ``model.json`` says of them.
 
     Rows are columns by name (a mapping, a pandas data frame, the path of a CSV file) that are encoded as training
-    encoded its records, or an array of features that are encoded already.
+    encoded its records, or an array of features that are encoded already. ``personal`` has the weights of silos that
+    have a model of their own, by name; ``params`` are then for everybody else.
     """
 
     description: Description
     params: Params
     model: Model
     stages: tuple[Stage, ...]
+    personal: Mapping[str, Params] = field(default_factory=dict)
+
+    def of(self, silo: str) -> TrainedModel:
+        """The model of one silo's own, in place of the one that all share."""
+        if not self.personal:
+            raise BundleError(f"Expected a model with a part for {silo!r}, but all silos share this one; leave it out.")
+        if silo not in self.personal:
+            raise BundleError(unknown("silo with a model of its own", silo, self.personal))
+        return replace(self, params=self.personal[silo], personal={})
 
     @property
     def classes(self) -> np.ndarray:
@@ -116,7 +127,8 @@ class TrainedModel:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write a bundle: ``model.safetensors``, ``model.json`` and a model card; nothing is written over unasked."""
-        return write_bundle(Path(folder), self.description, self.params, self.stages, overwrite=overwrite)
+        parts = (self.description, self.params, self.stages, self.personal)
+        return write_bundle(Path(folder), *parts, overwrite=overwrite)
 
     def _features(self, rows: Any) -> np.ndarray:
         x, notes = self.encode(rows)
@@ -128,15 +140,26 @@ class TrainedModel:
         # Functions are not pickled: the model is made again by its name.
         if self.description.model is None:
             raise BundleError("Expected a model that Tacit knows to be pickled; save one of your own as a bundle.")
-        return _restored, (self.description, self.params, self.stages)
+        return _restored, (self.description, self.params, self.stages, self.personal)
 
     def __repr__(self) -> str:
-        return "\n".join(summary(self.description))
+        own = [f"  personal   {counted(len(self.personal), 'silo')} with a model of its own: .of(NAME)"]
+        return "\n".join([*summary(self.description), *(own if self.personal else [])])
 
 
-def _restored(description: Description, params: Params, stages: tuple[Stage, ...]) -> TrainedModel:
+def _restored(
+    description: Description, params: Params, stages: tuple[Stage, ...], personal: Mapping[str, Params]
+) -> TrainedModel:
     assert description.model is not None
-    return TrainedModel(description, params, built(description.model), stages)
+    return TrainedModel(description, params, built(description.model), stages, personal)
+
+
+def with_personal(model: TrainedModel, names: Sequence[str], personal: Params | None) -> TrainedModel:
+    """A trained model with those of silos of their own, which have a leading axis of silos."""
+    if personal is None:
+        return model
+    own = jax.tree.map(np.asarray, personal)
+    return replace(model, personal={n: jax.tree.map(lambda leaf, i=i: leaf[i], own) for i, n in enumerate(names)})
 
 
 def _named(classes: Sequence[str]) -> Sequence[str] | Sequence[int]:

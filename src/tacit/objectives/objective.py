@@ -197,6 +197,22 @@ class Objective:
         means = {name: values.reshape(-1)[: len(records["y"])].mean() for name, values in outcomes.items()}
         return means | together
 
+    def measure_own(self, params: Params, records: Record, counts: Array) -> dict[str, Array]:
+        """The same averages where every silo has a model of its own; joint metrics are left out.
+
+        Parameters and records have a leading axis of silos, and silo i has ``counts[i]`` records before its padding.
+        """
+        measured = {"loss": self.cost.value, **self.cost.metrics}
+
+        def of(own: tuple[Params, Array, Array, Array]) -> dict[str, Array]:
+            params, x, y, count = own
+            outputs = self.model.apply(params, x, untapped)
+            there = jnp.arange(len(y)) < count
+            return {name: jnp.sum(jnp.where(there, metric(outputs, y), 0.0)) for name, metric in measured.items()}
+
+        sums = jax.lax.map(of, (params, records["x"], records["y"], counts))
+        return {name: values.sum() / counts.sum() for name, values in sums.items()}
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from tacit.algorithms.fedfdp import fedfdp as fedfdp
     from tacit.algorithms.lagrangian_dual import lagrangian_dual as lagrangian_dual
     from tacit.algorithms.local_sgd import local_sgd as local_sgd
+    from tacit.algorithms.localised_mb_sgd import localised_mb_sgd as localised_mb_sgd
     from tacit.algorithms.mb_sgd import dp_ftrl as dp_ftrl
     from tacit.algorithms.mb_sgd import mb_sgd as mb_sgd
     from tacit.algorithms.mb_sgd import prox_sgd as prox_sgd
+    from tacit.algorithms.mr_mtl import mr_mtl as mr_mtl
     from tacit.algorithms.mu2_sgd import mu2_sgd as mu2_sgd
     from tacit.algorithms.prox_spider import alternate_spider as alternate_spider
     from tacit.algorithms.prox_spider import prox_spider as prox_spider
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.ridge import ridge as ridge
     from tacit.algorithms.sgda import sgda as sgda
     from tacit.algorithms.steffle import steffle as steffle
+    from tacit.algorithms.warm_spider import warm_spider as warm_spider
     from tacit.privacy.statements import PaperNoise
 
 _LETTERS = re.compile(r"^ {4}paper +here\n {4}-+ +-+\n((?: {4}\S.*\n)+)", re.MULTILINE)
@@ -56,7 +59,8 @@ class Entry:
     Files load when they are used: a daemon loads no algorithm but that of its study. ``noise`` names the function of
     `tacit.privacy.theorems` with the noise that its paper prints, ``through`` the channel that it is printed for
     (``None``: any). ``theorem`` names the function of `tacit.theory` with its conditions and bound. ``reads_attribute``
-    says that it reads the field ``s`` of records, and can protect it alone.
+    says that it reads the field ``s`` of records, and can protect it alone; ``personal`` that it makes a model for each
+    silo beside the one for everybody else.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Entry:
     through: Channel | None = None
     theorem: str | None = None
     reads_attribute: bool = False
+    personal: bool = False
 
     @property
     def recipe(self) -> Callable[..., Recipe]:
@@ -148,6 +153,14 @@ ALGORITHMS: dict[str, Entry] = {
             theorem="one_pass_accelerated_from_theory",
         ),
         Entry(
+            "localised-mb-sgd",
+            file="localised_mb_sgd",
+            paper="Gao, Lowy, Zhou and Wright 2024 (arXiv:2407.09690)",
+            guarantee="ISRL-DP, each record pays for the rounds of one phase",
+            assumes="smooth convex losses; population risk, silos may differ",
+            theorem="localised_mb_sgd_from_theory",
+        ),
+        Entry(
             "mu2-sgd",
             file="mu2_sgd",
             paper="Reshef and Levy 2024, Algorithms 1 (direct channel) and 2 (trusted channel)",
@@ -211,6 +224,13 @@ ALGORITHMS: dict[str, Entry] = {
             paper="Lowy, Ghafelebashi and Razaviyayn 2022 (arXiv:2203.06735), Algorithm 11",
             guarantee="ISRL-DP, exact Gaussian or subsampled accounting",
             assumes="as prox-spider",
+        ),
+        Entry(
+            "warm-spider",
+            file="warm_spider",
+            paper="Lowy, Ullman and Wright 2024 (arXiv:2402.11173), minibatch SGD before SPIDER",
+            guarantee="ISRL-DP, both parts priced together",
+            assumes="as prox-spider; helps where a point of small risk is easier found than one of small gradient",
         ),
         Entry(
             "ce-psgm",
@@ -298,6 +318,14 @@ ALGORITHMS: dict[str, Entry] = {
             guarantee="ISRL-DP, every local step is priced",
             assumes="nothing; a baseline",
             noise="multi_pass",
+        ),
+        Entry(
+            "mr-mtl",
+            file="mr_mtl",
+            paper="Liu, Hu, Wu and Smith 2022 (arXiv:2206.07902), MR-MTL",
+            guarantee="ISRL-DP, exact Gaussian or subsampled accounting; a silo's own model costs nothing more",
+            assumes="any differentiable loss; every silo in every round",
+            personal=True,
         ),
     )
 }

@@ -187,20 +187,51 @@ def _shuffled(event: Event, part: Round, silo_index: int, anonymity_set: Anonymi
 
 
 def _check_passes(algorithm: Algorithm) -> None:
-    """Several passes, and epochs, are counted for one kind of round that everybody answers, and for nothing else."""
+    """Several passes, and epochs, are counted for one kind of round that everybody answers, or for parts of records.
+
+    Formal guarantee: if this returns, a record is in at most ``passes`` one-pass releases of any kind, and in one
+    release of each epoch. It has one place in the silo's order: parts that do not overlap have it once at most, and no
+    part is read more often.
+    """
+    _check_epochs(algorithm)
     passing = [part for part in algorithm.rounds.values() if part.silo.release.sampling == "one-pass"]
+    if any(part.silo.release.part is not None for part in passing):
+        _check_parts(algorithm)
+        return
     several = any(part.silo.release.passes > 1 for part in passing)
     if several and (len(passing) > 1 or any(part.participants == "in turn" for part in passing)):
         raise PricingError(
             "Expected passes=1 with several kinds of one-pass rounds or rounds in turn: batches would not repeat in "
             "step."
         )
-    allocated = [part for part in algorithm.rounds.values() if part.silo.release.sampling == "allocation"]
-    if len(allocated) > 1 or any(part.participants == "in turn" for part in allocated):
+
+
+def _check_epochs(algorithm: Algorithm) -> None:
+    """Raise unless epochs belong to one kind of round alone, which everybody answers: one is priced as a whole."""
+    samplings = [part.silo.release.sampling for part in algorithm.rounds.values()]
+    in_turn = any(
+        part.participants == "in turn" and part.silo.release.sampling == "allocation"
+        for part in algorithm.rounds.values()
+    )
+    if "allocation" in samplings and (samplings.count("allocation") > 1 or "one-pass" in samplings or in_turn):
         raise PricingError(
-            'Expected sampling="allocation" in one kind of round, which everybody answers: an epoch is priced as a '
-            'whole; use sampling="poisson".'
+            'Expected sampling="allocation" in one kind of round, which everybody answers, and no one-pass rounds '
+            'beside it: an epoch is priced as a whole; use sampling="poisson".'
         )
+
+
+def _check_parts(algorithm: Algorithm) -> None:
+    """Raise unless all one-pass rounds have parts of one number of passes, which do not overlap."""
+    end = 0
+    kinds = [kind for kind in algorithm.rounds if algorithm.rounds[kind].silo.release.sampling == "one-pass"]
+    found = {kind: algorithm.rounds[kind].silo for kind in kinds}
+    for kind, silo in sorted(found.items(), key=lambda own: -1 if own[1].release.part is None else own[1].release.part):
+        release, asked = silo.release, list(algorithm.schedule).count(kind) * silo.local_steps
+        if release.part is None or release.part < end:
+            raise PricingError(f"Expected parts of the records that do not overlap; {kind} begins at {release.part}.")
+        if asked > release.passes:
+            raise PricingError(f"Expected at most passes={release.passes} releases of the part of {kind}, got {asked}.")
+        end = release.part + int(release.batch_size or 0)
 
 
 def honest_reports(part: Round, anonymity_set: AnonymitySet) -> int:
@@ -217,6 +248,11 @@ def honest_reports(part: Round, anonymity_set: AnonymitySet) -> int:
 def _event(kind: str, part: Round, rounds: int, silo_index: int, silos: int, records: int, cap: int | None) -> Event:
     silo, release = part.silo, part.silo.release
     batch = records if release.batch_size is None else _whole("batch_size", release.batch_size, silo_index)
+    if release.part is not None and release.part + batch > records:
+        raise PricingError(
+            f"Expected the part of {kind}, up to record {release.part + batch}, among records={records}; lower "
+            "batch_size, which is that of the first part, to at most half of the records."
+        )
     if release.sampling == "one-pass" and rounds * silo.local_steps > release.passes * (records // batch):
         times = f"passes={release.passes} x " if release.passes > 1 else ""
         raise PricingError(

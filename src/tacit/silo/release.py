@@ -129,7 +129,9 @@ def batch_sizes(terms: Release, count: Any, silo_index: Array | int) -> tuple[An
 
 
 def pass_position(terms: Release, position: Any, size: Any, count: Any) -> Any:
-    """Where in the order of a pass a batch begins; all passes have the same whole batches."""
+    """Where in the order of a pass a batch begins; all passes have the same whole batches, and a part stays."""
+    if terms.part is not None:
+        return terms.part
     return position if terms.passes <= 1 else (position // size) % jnp.maximum(count // size, 1) * size
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from tacit.algorithm import Algorithm, Params, State
+from tacit.algorithm import Algorithm, Memory, Params, State
 from tacit.silo import Silos, StoredSilos
 from tacit.simulate.participation import Participation, Roster, participation
 from tacit.simulate.program import Carry, Keys, Measure, Noise, Turn, advance, split_keys, start, turns_of
@@ -27,12 +27,17 @@ Progress = Callable[[int, int], None]
 
 
 class Outcome(NamedTuple):
-    """What a run leaves: the model, the server's state, and measurements, one for each entry of ``rounds``."""
+    """What a run leaves: the model, the server's state, and measurements, one for each entry of ``rounds``.
+
+    ``personal`` has the silos' own models, with an axis of silos before those of the model, where an algorithm makes
+    them.
+    """
 
     params: Params
     state: State
     trace: dict[str, np.ndarray]
     rounds: np.ndarray
+    personal: Params | None = None
 
 
 class Seed(NamedTuple):
@@ -104,8 +109,8 @@ def simulate(
         noise=noise,
         progress=progress,
     )
-    params, state = jax.tree.map(lambda leaf: leaf[0, 0], (outcome.params, outcome.state))
-    return Outcome(params, state, {name: values[0, 0] for name, values in outcome.trace.items()}, outcome.rounds)
+    params, state, own = jax.tree.map(lambda leaf: leaf[0, 0], (outcome.params, outcome.state, outcome.personal))
+    return Outcome(params, state, {name: values[0, 0] for name, values in outcome.trace.items()}, outcome.rounds, own)
 
 
 def _simulate_stored(
@@ -114,14 +119,15 @@ def _simulate_stored(
     """The same run, number for number, over records that stay on disk."""
 
     @jax.jit
-    def run(params: Params) -> tuple[Params, State, dict[str, Array]]:
+    def run(params: Params) -> tuple[Params, Carry, dict[str, Array]]:
         first = start(algorithm, params, silos, who=how["who"], noise=how["noise"])
         carry, trace = advance(algorithm, silos, keys, first, turns, **how)
-        return algorithm.output(carry.state), carry.state, trace
+        return algorithm.output(carry.state), carry, trace
 
-    output, state, trace = jax.block_until_ready(run(params))
+    output, carry, trace = jax.block_until_ready(run(params))
     rounds = np.flatnonzero(turns.measured)
-    return Outcome(output, state, {name: np.asarray(values)[rounds] for name, values in trace.items()}, rounds + 1)
+    measured = {name: np.asarray(values)[rounds] for name, values in trace.items()}
+    return Outcome(output, carry.state, measured, rounds + 1, _personal(algorithm, carry.memory, axes=1))
 
 
 def simulate_grid(
@@ -169,7 +175,18 @@ def simulate_grid(
             keeper.keep(stage, total)
     rounds = np.flatnonzero(turns[0].measured)
     kept = {name: values[:, :, rounds] for name, values in stage.trace.items()}
-    return Outcome(finish(points, stage.carry), stage.carry.state, kept, rounds + 1)
+    own = _personal(layout, stage.carry.memory, axes=3)
+    return Outcome(finish(points, stage.carry), stage.carry.state, kept, rounds + 1, own)
+
+
+def _personal(algorithm: Algorithm, memory: Memory, axes: int) -> Params | None:
+    """The silos' own models, from memories with this many axes before those of one silo."""
+    if algorithm.personal is None:
+        return None
+    own = algorithm.personal
+    for _ in range(axes):
+        own = jax.vmap(own)
+    return own(memory)
 
 
 def _joined(trace: Mapping[str, np.ndarray], measured: Mapping[str, Array]) -> dict[str, np.ndarray]:

@@ -92,7 +92,14 @@ def debug(
         if measure is not None:
             trace.append(measure(algorithm.output(state)))
     joined = {name: np.asarray([row[name] for row in trace]) for name in (trace[0] if trace else {})}
-    return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1)
+    return Outcome(algorithm.output(state), state, joined, np.arange(len(trace)) + 1, _personal(algorithm, memories))
+
+
+def _personal(algorithm: Algorithm, memories: Sequence[Any]) -> Params | None:
+    """The silos' own models, from their memories."""
+    if algorithm.personal is None:
+        return None
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(algorithm.personal, memories))
 
 
 def _first_noise(algorithm: Algorithm, state: Any, desk: SiloView) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tacit.models import SiloPrice
 from tacit.models.bundle import FOLDER
 from tacit.models.description import Features, Training
 from tacit.models.loading import with_rules
-from tacit.models.trained import privacy_of, trained, trained_on, training_of
+from tacit.models.trained import privacy_of, trained, trained_on, training_of, with_personal
 from tacit.objectives import Objective
 from tacit.plans.spec import Study
 
@@ -27,12 +27,13 @@ def write_model(
     params: Params,
     federation: Federation,
     silos: Sequence[SiloPrice],
+    personal: Params | None = None,
 ) -> Path:
-    """Write the bundle of a simulated study into its run folder."""
+    """Write the bundle of a simulated study into its run folder, with silos' own models where there are such."""
     training = _training(study, seed=study.run.seed_list[0])
     channel, protects = study.algorithm.channel, study.privacy.protects
     model = trained_on(federation, objective, params, training, channel, protects, silos)
-    return model.save(folder / FOLDER, overwrite=True)
+    return with_personal(model, [silo.name for silo in silos], personal).save(folder / FOLDER, overwrite=True)
 
 
 def write_deployed_model(

@@ -234,16 +234,18 @@ def write(result: Result, folder: Path) -> dict[str, Any]:
     (folder / "preprocessing.json").write_text(json.dumps(steps, indent=1), encoding="utf-8")
     _write_metrics(result, apart / "metrics.csv")
     _write_scores(result, apart / "scores.csv")
-    first = jax.tree.map(lambda leaf: leaf[0], result.params)
-    write_bundle(folder, result.prepared, first, silo_prices(result.prepared.plan.silos))
+    first, own = jax.tree.map(lambda leaf: leaf[0], (result.params, result.personal))
+    write_bundle(folder, result.prepared, first, silo_prices(result.prepared.plan.silos), own)
     shutil.rmtree(stages_of(folder))
     return written
 
 
-def write_bundle(folder: Path, prepared: Prepared, params: Params, prices: Sequence[SiloPrice]) -> None:
+def write_bundle(
+    folder: Path, prepared: Prepared, params: Params, prices: Sequence[SiloPrice], personal: Params | None = None
+) -> None:
     """Write the model of one training, that of the first seed: these are its prices, not those of all seeds."""
     objective, federation = prepared.builder.problem.objective, prepared.federations[0]
-    write_model(folder, prepared.study, objective, params, federation, prices)
+    write_model(folder, prepared.study, objective, params, federation, prices, personal)
 
 
 def unmeasured(written: Mapping[str, Any]) -> dict[str, Any]:

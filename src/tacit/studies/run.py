@@ -20,7 +20,7 @@ import numpy as np
 from tacit.algorithm import Params
 from tacit.data import Federation
 from tacit.data.schema import Schema
-from tacit.models.scores import classes_of, scores_of
+from tacit.models.scores import classes_of, scores_by_silo
 from tacit.objectives import Objective, untapped
 from tacit.objectives.server import RULES
 from tacit.plans.assemble import Builder, Facts, builder_of, problem_of, record_shape
@@ -87,10 +87,14 @@ class Result:
     ``non_private`` are the same rounds, with clip and without noise; ``converged`` is what the objective reaches on the
     pooled records without privacy, and ``alone`` what it reaches on the records of one silo. ``gains`` has, by
     silo, the main metric on its own test records: of the model of all silos, and of its own.
+
+    ``personal`` has the silos' models of their own, with axes (seeds, silos), where the algorithm makes such. Metrics
+    and scores are then of these, each on the records of its silo; traces are of the model for everybody else.
     """
 
     prepared: Prepared
     params: Params
+    personal: Params | None
     metrics: dict[str, np.ndarray]
     non_private: dict[str, np.ndarray]
     converged: dict[str, np.ndarray]
@@ -190,8 +194,7 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
 
     ``stages`` is a folder that keeps how far the run is: the same study goes on from there, to the same result.
     """
-    started, study, build = time.perf_counter(), prepared.study, prepared.builder.build
-    seeds = starts_of(prepared)
+    started, study, build, seeds = time.perf_counter(), prepared.study, prepared.builder.build, starts_of(prepared)
     every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
     def dearest(rounds: int) -> float | None:
@@ -209,17 +212,18 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
     plain = partial(build, **{"channel": "direct", "noise_multiplier": 0.0, **study.baseline})
     public = train(NO_NOISE, plain, {}, seeds, prepared.who) if private else chosen
     found = _converged(prepared, seeds, watched)
-    params, open_params = _first_point(chosen.params), _first_point(public.params)
-    models = {"private": params, "non_private": open_params} if private else {"not private": params}
-    models |= {"converged": found.params[ALL_SILOS]} if ALL_SILOS in found.params else {}
+    trained, opened = (_first_point((one.params, one.personal)) for one in (chosen, public))
+    models = {"private": trained, "non_private": opened} if private else {"not private": trained}
+    models |= {"converged": (found.params[ALL_SILOS], None)} if ALL_SILOS in found.params else {}
     return Result(
         prepared=prepared,
-        params=params,
-        metrics=_final(chosen),
-        non_private=_final(public),
+        params=trained[0],
+        personal=trained[1],
+        metrics=_first_point(_last(prepared, chosen)),
+        non_private=_first_point(_last(prepared, public)),
         converged=found.metrics.get(ALL_SILOS, {}),
         alone={name: found.metrics[name] for name in prepared.names if name in found.metrics},
-        gains=_gains(prepared, params, found.params),
+        gains=_gains(prepared, trained[0], trained[1], found.params),
         reference=found.facts,
         scores=_scores(prepared, models),
         rounds=chosen.rounds,
@@ -321,8 +325,26 @@ def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
     return measure
 
 
-def _final(outcome: Outcome) -> dict[str, np.ndarray]:
-    return {name: values[:, 0, -1] for name, values in outcome.trace.items()}
+def _last(prepared: Prepared, outcome: Outcome) -> dict[str, np.ndarray]:
+    """The last measurements, with axes (seeds, points); of silos' own models on their records, where there are such."""
+    last = {name: values[:, :, -1] for name, values in outcome.trace.items()}
+    if outcome.personal is None:
+        return last
+    measure = jax.jit(jax.vmap(prepared.builder.problem.objective.measure_own, in_axes=(0, None, None)))
+    for part in _PARTS:
+        rows = []
+        for s, federation in enumerate(prepared.federations):
+            tables = [{name: getattr(silo, part)[name] for name in ("x", "y")} for silo in federation.silos]
+            counts = np.asarray([len(table["y"]) for table in tables])
+            padded = {name: _padded([table[name] for table in tables]) for name in ("x", "y")}
+            rows.append(measure(_seed(outcome.personal, s), padded, counts))
+        last |= {f"{part}_{name}": values for name, values in _stacked(rows).items()}
+    return last
+
+
+def _padded(columns: Sequence[np.ndarray]) -> np.ndarray:
+    longest = max(len(column) for column in columns)
+    return np.stack([np.pad(c, [(0, longest - len(c))] + [(0, 0)] * (c.ndim - 1)) for c in columns])
 
 
 class Converged(NamedTuple):
@@ -367,8 +389,10 @@ def _stacked(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
-def _gains(prepared: Prepared, params: Params, alone: Mapping[str, Params]) -> dict[str, dict[str, np.ndarray]]:
-    """By silo that has test records: the error on these of the model of all silos, and of the silo's own, by seed."""
+def _gains(
+    prepared: Prepared, params: Params, personal: Params | None, alone: Mapping[str, Params]
+) -> dict[str, dict[str, np.ndarray]]:
+    """By silo that has test records: the error on these of the model that it gets, and of one made alone, by seed."""
     measure, objective = jax.jit(prepared.builder.problem.objective.measure), prepared.builder.problem.objective
     metric = next((name for name in ("error", "mse") if name in objective.cost.metrics), "loss")
     gains = {}
@@ -376,7 +400,8 @@ def _gains(prepared: Prepared, params: Params, alone: Mapping[str, Params]) -> d
         tests = [federation.silos[i].test for federation in prepared.federations]
         if name not in alone or not all(len(test["y"]) for test in tests):
             continue
-        models = {"together": params, "alone": alone[name]}
+        got = params if personal is None else jax.tree.map(lambda leaf, i=i: leaf[:, i], personal)
+        models = {"together": got, "alone": alone[name]}
         gains[name] = {
             who: np.asarray([measure(_seed(model, s), test)[metric] for s, test in enumerate(tests)], float)
             for who, model in models.items()
@@ -384,17 +409,18 @@ def _gains(prepared: Prepared, params: Params, alone: Mapping[str, Params]) -> d
     return gains
 
 
-def _scores(prepared: Prepared, models: Mapping[str, Params]) -> list[Score]:
-    """Every model on the test records of all silos, and the first also on each silo's own."""
+def _scores(prepared: Prepared, models: Mapping[str, tuple[Params, Params | None]]) -> list[Score]:
+    """Every model, and silos' own beside it, on the test records of all silos; the first also on each silo's."""
     objective, rows = prepared.builder.problem.objective, []
     for s, (seed, federation) in enumerate(zip(prepared.study.run.seed_list, prepared.federations, strict=True)):
         scale = None if federation.target is None else federation.target.range
         told: dict[str, Any] = {"classes": classes_of(federation), "scale": scale}
-        for i, (model, params) in enumerate(models.items()):
-            parts = {ALL_SILOS: pooled(federation, "test")}
-            parts |= {silo.name: silo.test for silo in federation.silos} if i == 0 else {}
-            own = _seed(params, s)
-            rows += [Score(model, seed, silo, scores_of(objective, own, part, **told)) for silo, part in parts.items()]
+        parts = {silo.name: silo.test for silo in federation.silos}
+        for i, (model, (params, personal)) in enumerate(models.items()):
+            own = {n: _seed(_seed(personal, s), k) for k, n in enumerate(parts if personal is not None else ())}
+            found = scores_by_silo(objective, _seed(params, s), parts, personal=own, **told)
+            rows.append(Score(model, seed, ALL_SILOS, found["all"]))
+            rows += [Score(model, seed, silo, values) for silo, values in found["silos"].items() if i == 0]
     return rows
 
 
@@ -411,7 +437,7 @@ def _grid(prepared: Prepared, seeds: list[Seed], train: Callable[..., Outcome]) 
         rows = [{**row, "noise_multiplier": noise_at(prepared, point)} for row, point in zip(rows, points, strict=True)]
     grid = {name: jnp.asarray(np.asarray([row[name] for row in rows])) for name in rows[0]}
     outcome = train("grid", prepared.builder.build, grid, seeds, prepared.who)
-    last = {name: values[:, :, -1] for name, values in outcome.trace.items()}
+    last = _last(prepared, outcome)
     return [
         {"point": point, "metrics": {name: summary(values[:, i]) for name, values in last.items()}}
         for i, point in enumerate(points)

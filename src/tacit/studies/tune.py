@@ -150,6 +150,11 @@ def plan_tuning(
     epsilon = _checked(study, grid)
     once = study.run.model_copy(update={"seeds": (study.run.seed_list[0],), "grid": {}})
     prepared, points = prepare(study.model_copy(update={"run": once})), tuple(points_of(grid))
+    if prepared.builder.entry.personal:
+        raise StudyError(
+            f"algorithm.name: candidates are scored by one model for all silos; {study.algorithm.name} makes one for "
+            "each. Tune mb-sgd, or run a grid over records that are public."
+        )
     delta, count = study.privacy.delta, len(points)
     against = _against(prepared, against, mean_tries, count)
     _check_points(prepared, points)

@@ -331,11 +331,11 @@ def acsa_stages(s: ConvexSetting, rounds: int, variance: float) -> tuple[tuple[i
     if not lengths:
         lengths, starts = [rounds], [s.radius**2]
     lengths[-1] += rounds - sum(lengths)
-    stages = [_acsa(beta, squared, r, variance) for r, squared in zip(lengths, starts, strict=True)]
+    stages = [acsa(beta, squared, r, variance) for r, squared in zip(lengths, starts, strict=True)]
     return tuple(lengths), np.asarray([1 / eta for eta, _ in stages]), stages[-1][1]
 
 
-def _acsa(beta: float, squared_distance: float, rounds: int, variance: float) -> tuple[float, float]:
+def acsa(beta: float, squared_distance: float, rounds: int, variance: float) -> tuple[float, float]:
     """The inverse step of one stage, and its bound."""
     cube = rounds * (rounds + 1) * (2 * rounds + 1)
     eta = max(2 * beta, math.sqrt(variance * cube / (12 * squared_distance)))

@@ -134,6 +134,11 @@ class Worker:
         kept = self._with_noise(round_index, kept, answer.noise)
         return _leaves(answer.message), kept._replace(memory=_leaves(answer.memory))
 
+    def personal(self, kept: Remembered) -> Any:
+        """The silo's own model, from released memory alone."""
+        assert self.offer.algorithm.personal is not None
+        return self.offer.algorithm.personal(self._memory(kept))
+
     def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
         """The silo's share of a round's sum, which leaves only as sealed parts; what is kept does not change."""
         kind, offer = self.offer.algorithm.schedule[round_index], self.offer

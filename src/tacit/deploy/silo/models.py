@@ -1,6 +1,8 @@
 """The models that a silo was given: bundles of studies that it has answered, in the folder ``models`` of its own.
 
 A bundle is three files of fixed names, none of which is code. The daemon looks at their form and executes nothing.
+Where an algorithm makes a model for each silo, the daemon writes this silo's into ``models/.own`` at the end of the
+study; it goes into the bundle, beside the model for everybody else.
 """
 
 from __future__ import annotations
@@ -28,8 +30,22 @@ MOST_TEXT = 1 << 20
 MOST_KEPT = 1 << 30
 """Bytes of all models of a silo; its owner removes those that are not needed."""
 
+PERSONAL = "personal.safetensors"
+"""The file of a bundle that has this silo's own model."""
+
 _SHORT = 16
-_ARRIVING = ".arriving"
+_ARRIVING, _OWN = ".arriving", ".own"
+
+
+def keep_own(folder: Path, name: str, study: str, content: bytes) -> None:
+    """Write the silo's own model of a study, whole or not at all; no server has any part in it."""
+    place, arriving = folder / FOLDER / _OWN / f"{name}-{study[:_SHORT]}", folder / FOLDER / _ARRIVING
+    shutil.rmtree(arriving, ignore_errors=True)
+    _make_room(folder / FOLDER, len(content))
+    write_secret(arriving / PERSONAL, content)
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    (arriving / PERSONAL).replace(place)
+    arriving.rmdir()
 
 
 def keep(folder: Path, name: str, request: Bundle, payload: bytes, facts: Mapping[str, Any]) -> bool:
@@ -49,8 +65,11 @@ def keep(folder: Path, name: str, request: Bundle, payload: bytes, facts: Mappin
     arriving = folder / FOLDER / _ARRIVING
     for left in (arriving, place):  # of a daemon that was killed, or damaged since
         shutil.rmtree(left, ignore_errors=True)
-    _make_room(folder / FOLDER, len(payload))
+    own = folder / FOLDER / _OWN / place.name
+    parts |= {PERSONAL: own.read_bytes()} if own.is_file() else {}
+    _make_room(folder / FOLDER, sum(map(len, parts.values())))
     known = {"name": place.name, "study": request.study, "plan": name, "files": digests, **facts}
+    known |= {"own": hashlib.sha256(parts[PERSONAL]).hexdigest()} if PERSONAL in parts else {}
     for file_name, content in {**parts, RECEIVED: json.dumps(known, indent=1).encode()}.items():
         write_secret(arriving / file_name, content)
     arriving.replace(place)
@@ -113,9 +132,10 @@ def _make_room(folder: Path, size: int) -> None:
 
 
 def is_intact(place: Path) -> bool:
-    """Whether a model's files are those that were received."""
+    """Whether a model's files are those that were received, and the silo's own is as it was."""
     try:
-        files = _received(place)["files"]
+        known = _received(place)
+        files = {**known["files"], **({PERSONAL: known["own"]} if "own" in known else {})}
         return all(hashlib.sha256((place / name).read_bytes()).hexdigest() == files[name] for name in files)
     except (OSError, ValueError, KeyError):
         return False
@@ -136,7 +156,8 @@ def kept_models(folder: Path) -> list[dict[str, Any]]:
         known, intact = _received(place), is_intact(place)
         when = datetime.datetime.fromtimestamp(known["received"], datetime.UTC).isoformat(timespec="seconds")
         shown = {key: known[key] for key in ("plan", "study", "proposer", "epsilon", "delta")}
-        rows.append({"name": place.name, **shown, "received": when, "intact": intact, "path": str(place.resolve())})
+        told = {"received": when, "intact": intact, "personal": "own" in known, "path": str(place.resolve())}
+        rows.append({"name": place.name, **shown, **told})
     return sorted(rows, key=lambda row: (row["received"], row["name"]))
 
 

@@ -44,6 +44,7 @@ from tacit.deploy.wire import (
     study_of,
 )
 from tacit.errors import TacitError
+from tacit.plans.catalogue import shipped
 from tacit.privacy import PricingError, price
 from tacit.silo.chain import place_of
 from tacit.silo.door import DoorError
@@ -602,6 +603,7 @@ class SiloService:
         # Priced first: a study whose receipt fails must not look as if it had ended in another way.
         epsilon = self._spent(plan, account)
         if account.live:
+            self._keep_own(ledger, plan, account)
             ledger.finish(request.study, "finished", who=self._asking)
         receipt = wire.Receipt(
             study=request.study,
@@ -612,6 +614,21 @@ class SiloService:
             hash=ledger.head.hash,
         )
         return frame(receipt)
+
+    def _keep_own(self, ledger: Ledger, plan: Plan, account: Account) -> None:
+        """Keep the silo's own model, where the algorithm makes one; the ledger forgets it at the end of the study."""
+        if not (account.answers and shipped()[plan.algorithm["name"]].personal):
+            return
+        try:
+            own = self._worker(ledger, plan.study).personal(remembered(ledger.state(plan.study)))
+        except TacitError as error:
+            # A study can always be ended.
+            _log.error("the silo's own model of study %s is lost, because the plan is refused: %s", plan.study, error)
+            return
+        from tacit.deploy.silo.models import keep_own
+        from tacit.objectives.leaves import personal_bytes
+
+        keep_own(self.home.folder, plan.name, plan.study, personal_bytes({self.policy.name: own}))
 
     def _keep(self, ledger: Ledger, request: Bundle, payload: bytes) -> bytes:
         """Keep the model of a study that this silo has answered, once it has ended; it reads no record."""
