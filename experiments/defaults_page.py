@@ -92,7 +92,7 @@ def _cell_name(cell: Data) -> list[str]:
 
 
 def _setting(row: Data) -> str:
-    return f"{row['server']} {row['step_size']:g}, clip {row['clip_norm']:g}"
+    return f"{row['server']} {row['step_size']:.3g}, clip {row['clip_norm']:g}"
 
 
 def _cells_row(cell: Data) -> list[str]:

@@ -87,7 +87,8 @@ def test_a_study_without_epsilon_is_not_private(result):
     found = run(load_study("heart-disease", ["privacy.epsilon=none", "run.seeds=4", "run.alone=false"]))
     assert found.prepared.plan.silos[0].price is None
     assert found.epsilon_spent == [None] * 4
-    np.testing.assert_array_equal(found.metrics["test_error"], result.non_private["test_error"])
+    np.testing.assert_array_equal(found.metrics["test_error"], found.non_private["test_error"])
+    assert (found.metrics["train_loss"] < result.non_private["train_loss"]).all()  # it has no clip either
 
 
 def test_a_grid_runs_every_point_and_shows_the_price_of_privacy():

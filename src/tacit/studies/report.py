@@ -246,6 +246,9 @@ def _protected(study: Study) -> str:
     return "the sensitive attribute" if study.privacy.protects == "sensitive-attribute" else "every field"
 
 
+Values = dict[str, float]  # a mean and its deviation; empty where nothing was measured
+
+
 def verdict(result: dict[str, Any], metric: str) -> list[str]:
     """What noise costs, what clip and schedule cost, and whether working together paid: a sentence or two for each."""
     private = result["silos"][0]["epsilon"] is not None
@@ -260,7 +263,7 @@ def verdict(result: dict[str, Any], metric: str) -> list[str]:
     return found
 
 
-def _compared(result: dict[str, Any], metric: str) -> tuple[str, *tuple[dict[str, float], ...]]:
+def _compared(result: dict[str, Any], metric: str) -> tuple[str, Values, Values, Values]:
     """The metric's name; and its value of the model, of the same rounds without noise, and of the reference.
 
     A number to predict is told in its own unit.
