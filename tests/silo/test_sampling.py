@@ -51,14 +51,20 @@ def test_rows_do_not_depend_on_padding():
 def test_an_epoch_has_every_row_once_whatever_the_padding():
     found = []
     for padded in (50, 90):
+        key = jax.random.key(9)
         epoch = [
-            batch(None, "allocation", 50, 10, padded=padded, order=jax.random.key(4), position=p) for p in range(10)
+            batch(key, "allocation", 50, 10, padded=padded, order=jax.random.key(4), position=p) for p in range(10)
         ]
         rows = [np.asarray(b.rows)[np.asarray(b.present)] for b in epoch]
         assert sorted(np.concatenate(rows[:5]).tolist()) == sorted(np.concatenate(rows[5:]).tolist()) == list(range(50))
         assert {tuple(own) for own in rows[:5]} != {tuple(own) for own in rows[5:]}
         found.append(np.concatenate(rows))
     np.testing.assert_array_equal(*found)
+
+
+def test_a_batch_of_an_epoch_is_cut_to_the_capacity_of_its_silo():
+    cut = batch(jax.random.key(1), "allocation", 60, 30, capacity=5, order=jax.random.key(2))
+    assert int(np.sum(np.asarray(cut.present))) == 5
 
 
 def test_without_replacement_is_uniform_over_subsets():

@@ -197,8 +197,9 @@ def _epsilon(event: Event, scheme: Sampling, batch: int, rounds: int, sigma: flo
     """The price of a variant of an event; nan, which is not drawn, where one pass has too few records."""
     multiplier = sigma * batch / 2
     try:
-        terms = {"count": rounds, "passes": _epochs(scheme, rounds, event.records, batch), "capacity": None}
-        variant = replace(event, sampling=scheme, batch=batch, noise_multiplier=multiplier, **terms)
+        passes = _epochs(scheme, rounds, event.records, batch)
+        drawn = replace(event, sampling=scheme, batch=batch, capacity=None, count=rounds, passes=passes)
+        variant = replace(drawn, noise_multiplier=multiplier)
         epsilon = price([variant], delta=delta).epsilon
     except PricingError:
         return math.nan

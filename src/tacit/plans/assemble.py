@@ -232,12 +232,12 @@ def capacity_for(sampling: Sampling, batch_size: Any, records: Sequence[int]) ->
     """The physical limit of a batch of random size; ``batch_size`` is one for all silos, or one for each.
 
     A Poisson batch may be four standard deviations above its mean and is priced as a truncation. In an epoch nobody
-    may be left out: Bernstein's inequality puts that below 1e-26.
+    may be left out: the chance that one is, which is priced, is far below every delta.
     """
     if sampling not in ("poisson", "allocation") or batch_size is None:
         return None
     sizes = np.broadcast_to(np.asarray(batch_size, int), len(records)).tolist()
-    above = [4 * math.sqrt(k) if sampling == "poisson" else 10 * math.sqrt(k) + 33 for k in sizes]
+    above = [4 * math.sqrt(k) if sampling == "poisson" else 11 * math.sqrt(k) + 40 for k in sizes]
     return tuple(min(k + math.ceil(more), n) for k, more, n in zip(sizes, above, records, strict=True))
 
 

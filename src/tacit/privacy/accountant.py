@@ -71,7 +71,7 @@ def price(events: Iterable[Event], *, delta: float, accountant: Accountant = "ti
         return Price(epsilon=epsilon, delta=delta, accountant=accountant, mu=None, exact=False, events=events)
     curve = curve_of(paid, delta)
     epsilon, proof = curve.price
-    continuous = all(e.mechanism != "discrete-gaussian" for e in paid)
+    continuous = all(e.mechanism != "discrete-gaussian" and e.sampling != "allocation" for e in paid)
     exact = is_split_exactly(events) and continuous and not curve.is_composed
     mu = curve.mu if proof == "gdp" else None
     return Price(epsilon=epsilon, delta=delta, accountant=proof, mu=mu, exact=exact, events=events)

@@ -108,7 +108,9 @@ def calibrate_beside(
 def _is_plain(events: Sequence[Event], accountant: Accountant) -> bool:
     """Whether the Gaussian factor is exact, or so near that a nudge finishes: a fine grid costs next to nothing."""
     coarse = any(e.mechanism == "discrete-gaussian" and (e.dimension or (e.grid_sigma or 0.0) < _FINE) for e in events)
-    return accountant == "tight" and not coarse and not any(is_subsampled(e) for e in events)
+    # Whether the secret of an epoch is worth anything depends on the noise that is looked for.
+    sampled = any(is_subsampled(e) or e.sampling == "allocation" for e in events)
+    return accountant == "tight" and not coarse and not sampled
 
 
 def _gaussian_factor(events: Sequence[Event], epsilon: float, delta: float) -> float:

@@ -205,6 +205,8 @@ def _check_sampling(event: Event) -> None:
         )
     if event.sampling not in ("one-pass", "allocation") and event.passes != 1:
         raise PricingError(f'Expected passes={event.passes} == 1 unless sampling="one-pass" or "allocation".')
+    if event.sampling == "allocation" and event.protects == "sensitive-attribute":
+        raise PricingError('Expected sampling="allocation" of whole records, not protects="sensitive-attribute".')
     if event.sampling == "allocation" and event.count > event.passes * -(-n // batch):
         raise PricingError(
             f"Expected count={event.count} <= passes={event.passes} x {-(-n // batch)} batches of an epoch; raise "

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from scipy import special
 
-from tacit.privacy.allocation import batches_of, dominating_rate, failure_of_release
+from tacit.privacy.allocation import EPOCH_FAILURE, batches_of, dominating_rate
 from tacit.privacy.events import Event, PricingError
 from tacit.privacy.gaussian import Floats, gauss_delta, log_gauss_delta
 
@@ -31,8 +31,6 @@ def profile_of(event: Event, multiplier: float) -> Profile:
     Formal guarantee: an upper bound on delta(epsilon) for epsilon >= 0, for every pair of neighbouring
     silos and both orders; attained for Poisson sampling, not always for the others.
     """
-    if event.sampling == "allocation" and event.protects != "record":
-        raise PricingError(f'Expected sampling="allocation" of whole records, not protects="{event.protects}".')
     if event.protects == "sensitive-attribute":
         return _revealed_profile(event, multiplier)
     if event.sampling == "wor":
@@ -40,8 +38,8 @@ def profile_of(event: Event, multiplier: float) -> Profile:
     if event.sampling == "wr":
         return partial(with_replacement, multiplier=multiplier, draws=event.batch, records=event.records)
     if event.sampling == "allocation":
-        terms = {"multiplier": multiplier, "records": event.records, "batch": event.batch}
-        return partial(allocated, **terms, capacity=event.capacity)
+        records, batch, capacity = event.records, event.batch, event.capacity
+        return partial(allocated, multiplier=multiplier, records=records, batch=batch, capacity=capacity)
     if event.sampling == "poisson" and event.capacity is None:
         return partial(poisson, multiplier=multiplier, rate=event.rate)
     if event.capacity is not None:
@@ -136,7 +134,7 @@ def allocated(epsilon: Floats, *, multiplier: float, records: int, batch: int, c
     """One release of an epoch in which each record is in one of ceil(records / batch) secret batches.
 
     Whether the other records fill a batch does not depend on the record in question. Where they fill none, nothing is
-    left out, and the epoch is as `tacit.privacy.allocation` proves; that they fill this one counts as disclosure.
+    left out, and the epoch is as `tacit.privacy.allocation` proves; that they fill any of them counts as disclosure.
 
     Formal guarantee: the composition of as many of these profiles as releases were made, over any number of epochs,
     bounds all of them together, for every pair of neighbouring silos and both orders.
@@ -144,7 +142,7 @@ def allocated(epsilon: Floats, *, multiplier: float, records: int, batch: int, c
     batches = batches_of(records, batch)
     rate = dominating_rate(batches, multiplier)
     filled = 0.0 if capacity is None else _binomial_tail(capacity - 1, records - 1, 1 / batches)
-    mass = 0.0 if rate == 1.0 else failure_of_release(batches) + 2 * filled
+    mass = 0.0 if rate == 1.0 else 2 * (EPOCH_FAILURE + batches * filled)
     return np.minimum(poisson(epsilon, multiplier=multiplier, rate=rate) + mass, 1.0)
 
 

@@ -75,7 +75,9 @@ def draw(
             raise ValueError("Expected the key of a silo's epochs for sampling by allocation.")
         batches = -(-jnp.asarray(count) // jnp.asarray(batch_size))
         allotted = jax.random.randint(jax.random.fold_in(order, position // batches), (padded,), 0, batches)
-        return _compact((allotted == position % batches) & inside, slots)
+        chosen = (allotted == position % batches) & inside
+        bits = jnp.where(chosen, jax.random.bits(key, (padded,), jnp.uint32), jnp.uint32(2**32 - 1))
+        return _compact(chosen & (bits < _threshold(bits, capacity)), slots)
     bits = jax.random.bits(key, (padded,), jnp.uint32)
     bits = jnp.where(inside, bits, jnp.uint32(2**32 - 1))
     if sampling == "wor":

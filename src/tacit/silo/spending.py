@@ -176,6 +176,7 @@ def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
     messages. Where plans follow messages only a filter bounds an account (`share`).
     """
     merged: dict[Event, int] = {}
+    epochs: dict[Event, int] = {}
     for events in studies:
         paid = worst_allocation(payable(events))
         plain = [event for event in paid if not is_subsampled(event)]
@@ -186,10 +187,13 @@ def joint_price(studies: Iterable[Sequence[Event]], *, delta: float) -> Price:
             if event.mechanism == "reports" and event.sampling == "one-pass":
                 raise PricingError("Expected no one-pass reports in a ledger: passes of several studies do not merge.")
             if is_subsampled(event):
-                terms = dataclasses.replace(event, kind="studies", count=1)
+                own = 1 if event.sampling == "allocation" else event.passes
+                terms = dataclasses.replace(event, kind="studies", count=1, passes=own)
                 merged[terms] = merged.get(terms, 0) + event.count
+                epochs[terms] = epochs.get(terms, 0) + event.passes if event.sampling == "allocation" else own
     ordered = sorted(merged.items(), key=lambda item: repr(item[0]))
-    return price([dataclasses.replace(terms, count=count) for terms, count in ordered], delta=delta)
+    both = [dataclasses.replace(terms, count=n, passes=epochs.get(terms, terms.passes)) for terms, n in ordered]
+    return price(both, delta=delta)
 
 
 def _one_gaussian(events: Sequence[Event]) -> Event:
