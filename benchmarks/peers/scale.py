@@ -82,7 +82,7 @@ def _one(point: Point) -> dict[str, Any]:
 
         def run(params: Any, records: Any) -> Any:
             own = silos if records is None else silos._replace(records=records)
-            carry = start(algorithm, params, point.silos)
+            carry = start(algorithm, params, own, who=who, noise="summed")
             return advance(algorithm, own, keys, carry, turns, who=who, noise="summed", measure=None)[0].state
 
         records = None if point.axis == "records on disk" else silos.records

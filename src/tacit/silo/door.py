@@ -29,7 +29,8 @@ from jaxtyping import Bool, Int64
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
 from tacit.privacy.strategy import Strategy, strategy_of
 from tacit.silo.batches import SecretBatch, secret_batch
-from tacit.silo.engine import Layout, is_outside, layouts, outside_vectors, vectors_of, whole
+from tacit.silo.engine import Layout, layouts, outside_vectors, vectors_of, whole
+from tacit.silo.gradients import is_outside
 from tacit.silo.integers import (
     BOUND,
     MOST_RECORDS,
