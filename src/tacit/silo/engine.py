@@ -57,7 +57,12 @@ class Layout(NamedTuple):
         """The sum of the block as one vector, leaf after leaf."""
         if not self.factored:
             return sums.formed
-        return np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(self.assemble(sums))])
+        leaves = jax.tree.leaves(self.assemble(sums))
+        flat, at = np.empty(sum(leaf.size for leaf in leaves), np.int64), 0
+        for leaf in leaves:
+            flat[at : at + leaf.size].reshape(leaf.shape)[...] = leaf
+            at += leaf.size
+        return flat
 
     def assemble(self, sums: Sums) -> Any:
         """The statistic's tree, with int64 leaves."""
