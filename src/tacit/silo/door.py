@@ -193,7 +193,7 @@ class DiscreteGaussian:
         _, work, records, present, bound, _ = task
         blocks = self.engine.blocks(work, records)
         clips = {name: usable_clip(in_blocks(bound, name)) for name in blocks}
-        totals = self.sums(work, records, present, clips)
+        totals = dict(self.sums(work, records, present, clips))
         found: dict[str, NoisedSum] = {}
         for name, layout in blocks.items():
             flat = layout.flat(totals.pop(name))
