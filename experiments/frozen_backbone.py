@@ -36,7 +36,7 @@ from tacit.silo import enrol
 from tacit.simulate.compiled import Seed
 
 EPSILONS, SILOS, ROUNDS, BATCH = (1.0, 3.0), 10, 40, 125
-PUBLIC, HELD_OUT, EPOCHS, FEATURES = 25_000, 0.15, 8, 84
+PUBLIC, HELD_OUT, EPOCHS, FEATURES = 25_000, 0.15, 6, 84
 TUNING, TESTING = (0,), {"head": 5, "scratch": 3}
 STEPS = {"head": (2.0, 4.0, 8.0, 16.0, 32.0), "scratch": (0.125, 0.25, 0.5, 1.0, 2.0)}
 TITLES = {"head": "frozen backbone, private head", "scratch": "private from scratch"}

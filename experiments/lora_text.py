@@ -150,9 +150,12 @@ def moves(method: Method, point: dict[str, float], module: nn.Module) -> dict[st
     seed = method.seed(1)
     params = simulate(method.build(**point), seed.params, seed.silos, key=seed.key).params
     before, after = (dict(net.named_parameters()) for net in (module, to_torch(module, params)))
-    gone = {name: float((before[name] - after[name]).abs().max()) for name in before}
-    frozen = [gone[name] for name, weight in before.items() if not weight.requires_grad]
-    return {"frozen": max(frozen), "trained": min(gone[name] for name, w in before.items() if w.requires_grad)}
+    gone = {name: float((before[name] - after[name]).detach().abs().max()) for name in before}
+    frozen = max(gone[name] for name, weight in before.items() if not weight.requires_grad)
+    trained = min(gone[name] for name, weight in before.items() if weight.requires_grad)
+    if frozen > 0 or trained == 0:
+        raise TacitError(f"Expected what is frozen to stay and all else to move, got {frozen} and {trained}.")
+    return {"frozen": frozen, "trained": trained}
 
 
 EXPERIMENT = Experiment("lora-text", compute, partial(draw, titles=TITLES), partial(words, titles=TITLES), tiny=True)
