@@ -77,8 +77,8 @@ def images(tiny: bool) -> Images:
     def part(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
         return {"x": (x / 127.5 - 1.0).astype(np.float32), "y": y.astype(np.int32)}
 
-    halves = [part(x[rows], y[rows]) for rows in (order[:some], order[PUBLIC : PUBLIC + some])]
-    return Images(*halves, part(test_x[: len(y) if not tiny else some], test_y[: len(y) if not tiny else some]))
+    public, private = (part(x[rows], y[rows]) for rows in (order[:some], order[PUBLIC : PUBLIC + some]))
+    return Images(public, private, part(test_x[:some], test_y[:some]))
 
 
 def train_body(public: Mapping[str, np.ndarray], path: Path) -> None:

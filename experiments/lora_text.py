@@ -138,7 +138,13 @@ def compute(given: Any) -> Iterator[Data]:
             moved = moves(method, found[name][-1]["chosen"]["point"], module)
     if not given.tiny:
         refuse_edges({f"{name} at {row['epsilon']:g}": row["chosen"] for name, own in found.items() for row in own})
-    facts = {"records": records, "silos": SILOS, "public": len(public["y"]), "classes": len(PRIVATE), "rank": RANK}
+    facts: Data = {
+        "records": records,
+        "silos": SILOS,
+        "public": len(public["y"]),
+        "classes": len(PRIVATE),
+        "rank": RANK,
+    }
     facts |= {"delta": 1 / records**2, "trained": trained, "moved": moved, "words": WORDS, "hidden": HIDDEN, **terms}
     largest = 100 * float(np.bincount(private["y"]).max() / len(private["y"]))
     facts |= {"public_accuracy": largest, "public_label": "the largest section for all"}
