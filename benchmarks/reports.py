@@ -42,7 +42,7 @@ def round_of(width: int, randomiser: str) -> tuple[Callable[[], Any], int]:
     turns = jax.tree.map(lambda rows: rows[1:], turns_of(algorithm, 0, who, SILOS, split_keys(KEY)))
 
     def run(records: Any) -> Any:
-        carry = start(algorithm, params, SILOS)
+        carry = start(algorithm, params, silos, who=who, noise="each")
         own = silos._replace(records=records)
         return advance(algorithm, own, split_keys(KEY), carry, turns, who=who, noise="each", measure=None)[0].state
 

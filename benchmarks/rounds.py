@@ -63,7 +63,7 @@ def program(algorithm: Algorithm, problem: Problem, silos: Silos, noise: str = "
     params = problem.objective.init(KEY)
 
     def run(records: Any) -> Any:
-        carry = start(algorithm, params, silos.number)
+        carry = start(algorithm, params, silos, who=who, noise=noise)
         own = silos._replace(records=records)
         return advance(algorithm, own, split_keys(KEY), carry, turns, who=who, noise=noise, measure=None)[0].state
 

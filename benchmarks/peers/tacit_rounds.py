@@ -67,8 +67,8 @@ def prepared(work: Work, problem: Problem, params: Any, layers: Callable[[Any], 
 
     def run(records: Any, key: Any, roster: Any) -> Any:
         keys = split_keys(key)
-        carry = begin(algorithm, params, work.silos)
         own = silos._replace(records=records)
+        carry = begin(algorithm, params, own, who=who, noise="summed")
         return advance(algorithm, own, keys, carry, roster, who=who, noise="summed", measure=None)[0].state
 
     turns = turns_of(algorithm, 0, who, work.silos, split_keys(jax.random.key(0)))

@@ -19,7 +19,7 @@ from tacit.privacy.plan import Budget
 from tacit.silo import enrol
 from tacit.silo.batches import SecretBatch
 from tacit.silo.door import NO_PAST, Door, Engine, no_noise
-from tacit.silo.engine import is_outside
+from tacit.silo.gradients import is_outside
 from tacit.simulate.compiled import simulate
 from tacit.simulate.loop import debug
 from tests.models.brought import NETWORKS, largest, tables

@@ -1,13 +1,18 @@
-"""The memory of clipped sums on a dense model of a million parameters, as the compiler reserves it."""
+"""Memory on a dense model of a million parameters: of clipped sums, as the compiler reserves it, and of the door."""
 
 import itertools
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from tacit.algorithm import Release, Silo
 from tacit.objectives import Objective, gradient_at, gradient_difference, mlp, softmax
 from tacit.silo import clipped_sum
+from tacit.silo.door import NO_PAST, Door
+from tacit.silo.sampler import discrete_gaussian
 
 SIZES = (1000, 990, 10)
 OBJECTIVE = Objective(mlp(SIZES), softmax())
@@ -63,3 +68,25 @@ def test_materialised_gradients_would_grow_with_parameters(shapes):
         return jax.tree.map(lambda leaf: jnp.tensordot(1.0 / jnp.sqrt(squares), leaf, 1), gradients)
 
     assert floats_per_record(run, shapes) > 0.9 * PARAMETERS
+
+
+@pytest.mark.parametrize("records", [64, 200])
+def test_an_answer_at_the_door_takes_four_times_the_model_and_a_micro_batch(records):
+    """The sum and its noise, in 64 bits each; and a micro-batch as floats, as integers and as 64-bit floats."""
+    rng, params = np.random.default_rng(0), jax.tree.map(np.asarray, OBJECTIVE.init(jax.random.key(0)))
+    own = {"x": rng.normal(size=(records, SIZES[0])).astype(np.float32), "y": rng.integers(0, 10, records)}
+    silo = Silo(gradient_at(OBJECTIVE), Release(lambda work: 0.5, 1.0, None, "full"))
+    door = Door(silo, own, silo_index=0, form=False)
+
+    def answer():
+        return door.answer(params, (), batches=[door.batch(0, None)], sampler=discrete_gaussian, past=NO_PAST)
+
+    answer()
+    tracemalloc.start()
+    try:
+        answer()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    micro_batch = records * (WIDTHS + SIZES[1] + len(SIZES) - 1) * (4 + 4 + 8)
+    assert 4 * 4 * PARAMETERS < peak < 4 * 4 * PARAMETERS + micro_batch

@@ -4,8 +4,8 @@
 computed by itself, by ``torch.func.vmap``: what a record's gradient is depends on no other record. Where a tree has an
 axis of its own too (several points, a grid), one element after another is computed.
 
-A callback is not compiled: simulations of such models cost what torch costs. A real silo's door does not come here for
-gradients; it calls `TorchModule.pulled` directly.
+A callback is not compiled: simulations of such models cost what torch costs. The gradients of a batch are `asked` of
+torch at once. A real silo's door does not come here for gradients; it calls `TorchModule.pulled` directly.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ Function = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 def tensor(array: Any) -> Tensor:
     """A tensor with a copy of an array; integers get 64 bits, as torch wants labels and indices."""
+    if isinstance(array, Tensor):
+        return array
     made = torch.from_numpy(np.array(array))
     return made if made.is_floating_point() else made.long()
 
@@ -72,7 +74,7 @@ def _values(function: Function, own: int) -> Callable[..., np.ndarray]:
             return function(tree, rows).float()
 
         with torch.no_grad():
-            return _mapped(one, tree, (rows,), (own,))["value"]
+            return _mapped(_each(one), tree, (rows,), (own,))["value"]
 
     return call
 
@@ -85,15 +87,52 @@ def _pulled(function: Function, own: int, own_cotangent: int) -> Callable[..., d
             _, back = torch.func.vjp(lambda own: function(own, rows).float(), tree)
             return back(cotangent)[0]
 
-        return _mapped(one, tree, (rows, cotangent), (own, own_cotangent))
+        return _mapped(_each(one), tree, (rows, cotangent), (own, own_cotangent))
 
     return call
 
 
+def _each(one: Callable[..., Any]) -> Callable[..., dict[str, np.ndarray]]:
+    """``one(tree, *arrays)`` for each of the first axis of its arrays."""
+
+    def every(tree: dict[str, Tensor], *arrays: Tensor) -> dict[str, np.ndarray]:
+        if len(arrays[0]) == 1:
+            said = one(tree, *(array[0] for array in arrays))
+        else:
+            said = torch.func.vmap(one, in_dims=(None, *(0 for _ in arrays)))(tree, *arrays)
+        said = said if isinstance(said, dict) else {"value": said}
+        made = {name: leaf.detach().numpy() for name, leaf in said.items()}
+        return {name: leaf[None] for name, leaf in made.items()} if len(arrays[0]) == 1 else made
+
+    return every
+
+
+def asked(
+    function: Callable[[dict[str, Tensor], Tensor, Tensor], dict[Any, np.ndarray]],
+    result: dict[Any, jax.ShapeDtypeStruct],
+    tree: dict[str, Array],
+    rows: Array,
+    cotangent: Array,
+) -> dict[Any, Array]:
+    """What ``function`` says of each row, as arrays of these shapes inside of a jax program; rows do not mix."""
+    own = (rows.ndim, cotangent.ndim)
+
+    def together(tree: dict[str, Tensor], *arrays: Tensor) -> dict[Any, np.ndarray]:
+        """All rows of the first axis as one batch."""
+        lead = arrays[0].shape[:2]
+        said = function(tree, *(array.flatten(0, 1) for array in arrays))
+        return {name: leaf.reshape(*lead, *leaf.shape[1:]) for name, leaf in said.items()}
+
+    def call(tree: dict[str, Any], *arrays: Any) -> dict[Any, np.ndarray]:
+        return _mapped(together, tree, arrays, own)
+
+    return dict(jax.pure_callback(call, result, tree, rows, cotangent, vmap_method="expand_dims"))
+
+
 def _mapped(
-    one: Callable[..., Any], tree: dict[str, Any], arrays: tuple[Any, ...], own: tuple[int, ...]
-) -> dict[str, np.ndarray]:
-    """``one(tree, *arrays)`` over all leading axes, which are the same for all, or 1 where something is shared."""
+    each: Callable[..., dict[Any, np.ndarray]], tree: dict[str, Any], arrays: tuple[Any, ...], own: tuple[int, ...]
+) -> dict[Any, np.ndarray]:
+    """Over all leading axes, which are the same for all, or 1 where something is shared; ``each`` takes one more."""
     axes = np.ndim(arrays[0]) - own[0]
     leads = [np.shape(a)[:axes] for a in (*tree.values(), *arrays)]
     whole = np.broadcast_shapes(*leads)
@@ -103,22 +142,14 @@ def _mapped(
     outer = int(np.prod([whole[i] for i in order if shared[i] > 1], dtype=int))
     leaves = {name: _folded(np.asarray(leaf), shared, order, outer) for name, leaf in tree.items()}
     rows = [_folded(np.asarray(array), whole, order, outer) for array in arrays]
-    each = torch.func.vmap(one, in_dims=(None, *(0 for _ in rows))) if axes else None
-    found = []
-    for i in range(outer):
-        params, some = {name: tensor(leaf[i, 0]) for name, leaf in leaves.items()}, [tensor(part[i]) for part in rows]
-        said = one(params, *(part[0] for part in some)) if each is None else each(params, *some)
-        said = said if isinstance(said, dict) else {"value": said}
-        found.append(
-            {
-                name: leaf.detach().numpy()[None] if each is None else leaf.detach().numpy()
-                for name, leaf in said.items()
-            }
-        )
+    found = [
+        each({name: tensor(leaf[i, 0]) for name, leaf in leaves.items()}, *(tensor(part[i]) for part in rows))
+        for i in range(outer)
+    ]
     back = np.argsort(order)
     result = {}
     for name in found[0]:
-        stacked = np.stack([part[name] for part in found])
+        stacked = np.stack([part[name] for part in found]) if outer > 1 else found[0][name][None]
         opened = stacked.reshape(*(whole[i] for i in order), *stacked.shape[2:])
         result[name] = opened.transpose(*back, *range(axes, opened.ndim))
     return result

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from tacit.algorithm import Params
 from tacit.errors import TacitError
-from tacit.models.outside import outside, tensor
+from tacit.models.outside import asked, outside, tensor
 from tacit.objectives.objective import Loss, Model, Objective, Pull, Pulled, Tap
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
@@ -105,6 +106,7 @@ class TorchModule:
             raise TacitError("Expected a module with a parameter that requires_grad; all of this one are frozen.")
         self.initial = {name: weight.detach().float().numpy().copy() for name, weight in trained.items()}
         self._widths: dict[Any, tuple[int, ...]] = {}
+        self._dense: dict[Any, dict[str, tuple[int, int]]] = {}
         # Torch puts the parameters into the module while it runs, so one thread at a time may.
         self._lock = threading.RLock()
 
@@ -133,6 +135,11 @@ class TorchModule:
 
     def dense(self, shape: tuple[int, ...], dtype: Any) -> dict[str, tuple[int, int]]:
         """The dense layers that see each record once, as one vector, and whose parameters are all trained."""
+        if (shape, str(dtype)) not in self._dense:
+            self._dense[shape, str(dtype)] = self._found_dense(shape, dtype)
+        return self._dense[shape, str(dtype)]
+
+    def _found_dense(self, shape: tuple[int, ...], dtype: Any) -> dict[str, tuple[int, int]]:
         seen: dict[str, list[Tensor]] = {}
         layers = {name: layer for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
         whole = {name for name, layer in layers.items() if all(w.requires_grad for w in layer.parameters())}
@@ -173,7 +180,7 @@ class TorchModule:
                 for handle in handles:
                     handle.remove()
 
-    def pulled(self, params: Params, x: np.ndarray, tapped: Sequence[str]) -> tuple[np.ndarray, Pull]:
+    def pulled(self, params: Params, x: np.ndarray | Tensor, tapped: Sequence[str]) -> tuple[np.ndarray, Pull]:
         """The outputs of some records, and the map from their cotangents to each record's gradient.
 
         Every record has parameters of its own, all with the same values: one backward pass then yields all gradients.
@@ -197,7 +204,7 @@ class TorchModule:
 
         outputs, inputs = torch.func.vmap(one)(each, zeros, tensor(x))
 
-        def pull(cotangents: np.ndarray) -> Pulled:
+        def pull(cotangents: np.ndarray | Tensor) -> Pulled:
             leaves = [*each.values(), *zeros.values()]
             found = torch.autograd.grad(outputs, leaves, tensor(cotangents), allow_unused=True, materialize_grads=True)
             arrays = [leaf.numpy() for leaf in found]
@@ -206,6 +213,24 @@ class TorchModule:
             return Pulled(formed, {name: inputs[name].detach().numpy() for name in tapped}, pulled)
 
         return outputs.detach().numpy(), pull
+
+    def factors(self, params: Params, x: Array, cotangents: Array) -> Pulled:
+        """What `pulled` says for these cotangents, inside of a jax program: every layer of `dense` in factors."""
+        leaves, dense = flat(params), self.dense(x.shape[1:], x.dtype)
+        formed = [name for name in leaves if name.rpartition(".")[0] not in dense]
+        widths: dict[Any, tuple[int, ...]] = {("formed", name): leaves[name].shape for name in formed}
+        for name, (inputs, outputs) in dense.items():
+            widths |= {("inputs", name): (inputs,), ("cotangents", name): (outputs,)}
+
+        def call(tree: dict[str, Tensor], rows: Tensor, given: Tensor) -> dict[Any, np.ndarray]:
+            pulled = self.pulled(by_layer(tree), rows, tuple(dense))[1](given)
+            parts = zip(pulled._fields, (flat(pulled.formed), pulled.inputs, pulled.cotangents), strict=True)
+            return {(part, name): leaf for part, own in parts for name, leaf in own.items()}
+
+        result = {name: jax.ShapeDtypeStruct((x.shape[0], *own), jnp.float32) for name, own in widths.items()}
+        found = asked(call, result, leaves, x, cotangents)
+        own = {part: {name: leaf for (of, name), leaf in found.items() if of == part} for part in Pulled._fields}
+        return Pulled(by_layer(own["formed"]), own["inputs"], own["cotangents"])
 
 
 def _within(layer: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -68,13 +68,17 @@ class Outside(Protocol):
         """The outputs of some records, and the map from their cotangents to each record's gradient."""
         ...
 
+    def factors(self, params: Params, x: Array, cotangents: Array) -> Pulled:
+        """What `pulled` says for some cotangents, inside of a jax program, with every layer of `dense` in factors."""
+        ...
+
 
 class Pulled(NamedTuple):
     """Gradients of records by layer: formed, or the inputs and the cotangents of the outputs of a dense layer."""
 
     formed: dict[str, Any]
-    inputs: dict[str, np.ndarray]
-    cotangents: dict[str, np.ndarray]
+    inputs: dict[str, Any]
+    cotangents: dict[str, Any]
 
 
 Pull = Callable[[np.ndarray], Pulled]

@@ -24,13 +24,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
 from tacit.privacy.allocation import batches_of
 from tacit.privacy.strategy import Strategy, strategy_of
 from tacit.silo.batches import SecretBatch, allotted, pass_order, secret_batch
-from tacit.silo.engine import Layout, is_outside, is_square, layouts, outside_vectors, vectors_of, whole
+from tacit.silo.engine import Layout, is_square, layouts, outside_vectors, vectors_of, whole
+from tacit.silo.gradients import is_outside
 from tacit.silo.integers import (
     BOUND,
     MOST_RECORDS,
@@ -54,6 +55,7 @@ LARGEST_NOISE = 2.0**56
 
 _STORED_FLOATS = 2**21
 _MOST_AT_ONCE = 2**13
+_SAID_AT_ONCE = 2**16
 
 
 class DoorError(ValueError):
@@ -185,8 +187,7 @@ class DiscreteGaussian:
         said: dict[str, Any] = {}
         noised = self.noised(task)
         for name, own in noised.items():
-            values = own.total.astype(np.float64) * (own.clip / (BOUND * int(task.size)))
-            said[name] = own.layout.shaped(values.astype(np.float32))
+            said[name] = own.layout.shaped(_in_units(own.total, own.clip / (BOUND * int(task.size))))
         noise = {name: own.noise for name, own in noised.items()}
         return Said(said if isinstance(task.bound, Mapping) else said[""], noise)
 
@@ -195,27 +196,27 @@ class DiscreteGaussian:
         _, work, records, present, bound, _ = task
         blocks = self.engine.blocks(work, records)
         clips = {name: usable_clip(in_blocks(bound, name)) for name in blocks}
-        totals = self.sums(work, records, present, clips)
+        totals = dict(self.sums(work, records, present, clips))
         found: dict[str, NoisedSum] = {}
         for name, layout in blocks.items():
-            flat = layout.flat(totals[name])
+            flat = layout.flat(totals.pop(name))
             noise, buffers = self._noise(name, flat.size)
             if clips[name] == 0.0:
                 flat = np.zeros_like(flat)
             if clips[name] == 0.0 and not self.counted_on:
                 noise, buffers = np.zeros_like(flat), self._buffers(name, flat.size)
-            found[name] = NoisedSum(flat + noise, buffers, clips[name], layout)
+            flat += noise
+            found[name] = NoisedSum(flat, buffers, clips[name], layout)
         return found
 
     def _noise(self, name: str, size: int) -> tuple[Int64[np.ndarray, " size"], Buffers]:
         """The noise of this round and of those left out before it, and what is remembered of it."""
         if self.past.missed < 0:
             raise DoorError("Expected a round whose noise was not drawn before: rounds only go forward.")
-        buffers = self._buffers(name, size)
-        total = np.zeros(size, np.int64)
-        for _ in range(1 + self.past.missed):
+        total, buffers = remembered(self.strategy, self._buffers(name, size), self._drawn(name, size))
+        for _ in range(self.past.missed):
             noise, buffers = remembered(self.strategy, buffers, self._drawn(name, size))
-            total += noise
+            total = total + noise
         return total, buffers
 
     def _buffers(self, name: str, size: int) -> Buffers:
@@ -257,8 +258,7 @@ class DiscreteGaussian:
         for stored, there in self.engine.integers(work, records, present, clips, self.limit):
             for name, integers in stored.items():
                 some = checked_sum(integers, there, self.limit, nonnegative=self.nonnegative)
-                before = totals.get(name)
-                totals[name] = some if before is None else _plus(before, some)
+                totals[name] = _plus(totals[name], some) if name in totals else some
         return totals
 
 
@@ -292,8 +292,20 @@ def priced_multiplier(terms: Release, silo_index: int) -> PerBlock:
 
 
 def _plus(one: Sums, other: Sums) -> Sums:
-    layers = {name: matrix + other.layers[name] for name, matrix in one.layers.items()}
-    return Sums(one.formed + other.formed, layers)
+    """The sum of two, in the place of the first."""
+    np.add(one.formed, other.formed, out=one.formed)
+    for name, matrix in one.layers.items():
+        np.add(matrix, other.layers[name], out=matrix)
+    return one
+
+
+def _in_units(total: Int64[np.ndarray, " coordinates"], unit: float) -> Float32[np.ndarray, " coordinates"]:
+    """A noised sum as it is said, in 32-bit floats; a part at a time, for sums of millions."""
+    said = np.empty(total.shape, np.float32)
+    for first in range(0, len(total), _SAID_AT_ONCE):
+        some = slice(first, first + _SAID_AT_ONCE)
+        said[some] = total[some].astype(np.float64) * unit
+    return said
 
 
 class Answered(NamedTuple):

@@ -22,9 +22,19 @@ import numpy as np
 from jaxtyping import Array, Int64
 
 from tacit.algorithm import Record, Silo, Statistic, Work
-from tacit.objectives.objective import Metric, Objective, Pulled
+from tacit.objectives.objective import Metric, Pulled
 from tacit.objectives.query import SQUARE, GradientQuery, SaddleQuery, SquareQuery, differences, gradient_at
-from tacit.silo.gradients import combination_terms, factors_of, formed_gradients, is_formed, is_tapped, total_of
+from tacit.silo.gradients import (
+    combination_terms,
+    factors_of,
+    formed_at,
+    has_bias,
+    is_formed,
+    is_outside,
+    is_tapped,
+    total_of,
+    weights_of,
+)
 from tacit.silo.integers import Factors, Sums, Vectors, fits_factors
 
 WHOLE = ""
@@ -47,7 +57,12 @@ class Layout(NamedTuple):
         """The sum of the block as one vector, leaf after leaf."""
         if not self.factored:
             return sums.formed
-        return np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(self.assemble(sums))])
+        leaves = jax.tree.leaves(self.assemble(sums))
+        flat, at = np.empty(sum(leaf.size for leaf in leaves), np.int64), 0
+        for leaf in leaves:
+            flat[at : at + leaf.size].reshape(leaf.shape)[...] = leaf
+            at += leaf.size
+        return flat
 
     def assemble(self, sums: Sums) -> Any:
         """The statistic's tree, with int64 leaves."""
@@ -70,11 +85,7 @@ class Layout(NamedTuple):
 
 def _weights(matrix: np.ndarray, layer: Any) -> dict[str, np.ndarray]:
     """The weights of a dense layer from the matrix of its sum, in which a bias is the last row; torch turns them."""
-    if "weight" in layer:
-        inputs = layer["weight"].shape[1]
-        return {"weight": matrix[:inputs].T} | ({"bias": matrix[inputs]} if "bias" in layer else {})
-    inputs = layer["w"].shape[0]
-    return {"w": matrix[:inputs]} | ({"b": matrix[inputs]} if "b" in layer else {})
+    return weights_of(layer, matrix[:-1], matrix[-1]) if has_bias(layer) else weights_of(layer, matrix, None)
 
 
 def whole(shape: Any) -> Layout:
@@ -182,15 +193,6 @@ def _squares(query: SquareQuery, work: Work, records: Record) -> Vectors:
     return Vectors(jnp.zeros((own.shape[1], 0), jnp.float32), {SQUARE: Factors(own, own)})  # type: ignore[arg-type]
 
 
-def is_outside(query: Any) -> bool:
-    """Whether a query is a combination of gradients of a model that another library computes."""
-    return (
-        isinstance(query, GradientQuery)
-        and type(query.objective) is Objective
-        and query.objective.model.outside is not None
-    )
-
-
 def outside_vectors(query: Any, blocks: Mapping[str, Layout], work: Work, records: Record) -> dict[str, Vectors]:
     """Each record's vector, asked of the library that computes the model; only the loss is compiled by jax."""
     model, layout, weights = query.objective.model.outside, blocks[WHOLE], query.weights(work)
@@ -219,8 +221,7 @@ def _slopes(value: Metric) -> Callable[[Any, Any], Any]:
 
 def _stacked(terms: list[Any], layer: Any) -> Factors:
     """The terms of a dense layer as one array for each side; a bias is a last column of the left one."""
-    has_bias = "b" in layer or "bias" in layer
-    lefts = [_with_bias(term.left, term.bias) if has_bias else term.left for term in terms]
+    lefts = [_with_bias(term.left, term.bias) if has_bias(layer) else term.left for term in terms]
     return Factors(jnp.stack(lefts), jnp.stack([term.right for term in terms]))  # type: ignore[arg-type]
 
 
@@ -241,11 +242,7 @@ def _tapped(query: GradientQuery, layout: Layout, work: Work, records: Record) -
         if name in layout.factored:
             layers[name] = _stacked(combination_terms(parts, weights, name, records), layer)
             continue
-        own = [
-            formed_gradients(model, point[name], name, part.inputs[name], part.cotangents[name])
-            for point, part in zip(points, parts, strict=True)
-        ]
-        formed.append(_ravel(total_of(differences(own, weights))))
+        formed.append(_ravel(total_of(differences(formed_at(model, points, parts, name), weights))))
     records_here = next(iter(jax.tree.leaves(records))).shape[0]
     joined = jnp.concatenate(formed, axis=1) if formed else jnp.zeros((records_here, 0), jnp.float32)
     return Vectors(joined, layers)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ floor far above where squares underflow. So it is not smaller than the true norm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tacit.algorithm import Params, PerBlock, Record, Statistic, Work
-from tacit.objectives.objective import Model, Objective, untapped
+from tacit.objectives.objective import Model, Objective, Pulled, untapped
 from tacit.objectives.query import GradientQuery, SaddleQuery, differences, gradient_at, is_zero
 
 Mask = Bool[Array, " records"]
@@ -60,16 +60,18 @@ class _Term(NamedTuple):
     left_is_data: bool
 
 
-class _Factors(NamedTuple):
-    """Of one point, per layer: the inputs and the cotangents of the outputs."""
-
-    inputs: dict[str, Array]
-    cotangents: dict[str, Array]
-
-
 def is_tapped(query: Any) -> bool:
     """Whether a query can take the tapped path."""
     return isinstance(query, GradientQuery) and bool(query.objective.model.layers)
+
+
+def is_outside(query: Any) -> bool:
+    """Whether a query is a combination of gradients of a model that another library computes."""
+    return (
+        isinstance(query, GradientQuery)
+        and type(query.objective) is Objective
+        and query.objective.model.outside is not None
+    )
 
 
 def clipped_sum(query: Any, work: Work, records: Record, present: Mask, bound: PerBlock) -> Statistic:
@@ -81,7 +83,7 @@ def clipped_sum(query: Any, work: Work, records: Record, present: Mask, bound: P
     """
     if isinstance(query, SaddleQuery) and query.saddle.model.layers and isinstance(bound, Mapping):
         return _saddle_sum(query, work, records, present, bound)
-    if is_tapped(query) and not isinstance(bound, Mapping):
+    if (is_tapped(query) or is_outside(query)) and not isinstance(bound, Mapping):
         return _tapped_sum(query, work, records, present, usable(bound))
     return _general_sum(query, work, records, present, bound)
 
@@ -129,8 +131,15 @@ def _saddle_sum(query: SaddleQuery, work: Work, records: Record, present: Mask, 
     }
 
 
-def factors_of(objective: Objective, params: Params, records: Record) -> _Factors:
-    """Inputs (the very arrays, so that shared ones can be recognised) and cotangents of every tapped layer."""
+def factors_of(objective: Objective, params: Params, records: Record) -> Pulled:
+    """Inputs (the very arrays, so that shared ones can be recognised) and cotangents of every tapped layer.
+
+    A model that another library computes is asked for them, and for gradients of the layers that are not dense.
+    """
+    if objective.model.outside is not None:
+        outputs = objective.model.apply(params, records["x"], untapped)
+        losses, back = jax.vjp(lambda own: objective.cost.value(own, records["y"]), outputs)
+        return objective.model.outside.factors(params, records["x"], back(jnp.ones_like(losses))[0])
     inputs: dict[str, Array] = {}
 
     def record_shapes(name: str, a: Array, z: Array) -> Array:
@@ -151,7 +160,7 @@ def factors_of(objective: Objective, params: Params, records: Record) -> _Factor
 
     cotangents, traced = jax.grad(total, has_aux=True)(shapes)
     same = {name for name, a in inputs.items() if any(a is leaf for leaf in jax.tree.leaves(records))}
-    return _Factors({name: inputs[name] if name in same else traced[name] for name in traced}, cotangents)
+    return Pulled({}, {name: inputs[name] if name in same else traced[name] for name in traced}, cotangents)
 
 
 def is_formed(model: Model, name: str, a: Any, c: Any) -> bool:
@@ -173,7 +182,22 @@ def formed_gradients(model: Model, layer: Params, name: str, a: Array, c: Array)
     return jax.vmap(lambda own: fold(own)[0])(gradients)
 
 
-def combination_terms(parts: list[_Factors], weights: Any, name: str, records: Record) -> list[_Term]:
+def formed_at(model: Model, points: Sequence[Params], parts: Sequence[Pulled], name: str) -> list[Statistic]:
+    """Each record's gradient of one layer that is not in factors, at each point."""
+    return [
+        part.formed[name]
+        if name in part.formed
+        else formed_gradients(model, point[name], name, part.inputs[name], part.cotangents[name])
+        for point, part in zip(points, parts, strict=True)
+    ]
+
+
+def has_bias(layer: Params) -> bool:
+    """Whether a dense layer, ours or of torch, has a bias."""
+    return "b" in layer or "bias" in layer
+
+
+def combination_terms(parts: list[Pulled], weights: Any, name: str, records: Record) -> list[_Term]:
     """The terms of one layer of the combination, in differences of neighbouring points."""
     data = jax.tree.leaves(records)
     terms: list[_Term] = []
@@ -223,8 +247,8 @@ def _tapped_width(query: GradientQuery, work: Work, records: Record) -> int:
     """How many floats a record takes in layers with positions or formed gradients; at least one."""
     points = query.points(work)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), records)
-    inputs, cotangents = jax.eval_shape(lambda some: factors_of(query.objective, points[0], some), one)
-    width = 0
+    given, inputs, cotangents = jax.eval_shape(lambda some: factors_of(query.objective, points[0], some), one)
+    width = sum(leaf.size for leaf in jax.tree.leaves(given))
     for name, a in inputs.items():
         c = cotangents[name]
         formed = is_formed(query.objective.model, name, a, c)
@@ -241,28 +265,27 @@ def _tapped_part(
         raise ValueError(f"Expected as many weights as points, got {len(weights)} and {len(points)}.")
     layout = points[0]
     parts = [factors_of(query.objective, point, records) for point in points]
-    if set(parts[0].inputs) != set(layout):
+    if {*parts[0].inputs, *parts[0].formed} != set(layout):
         raise ValueError(f"Expected every layer of {sorted(layout)} to be tapped, got {sorted(parts[0].inputs)}.")
     formed: dict[str, Statistic] = {}
     terms: dict[str, list[_Term]] = {}
     squared = magnitude = jnp.zeros(present.shape)
     for name in layout:
-        factors = [(part.inputs[name], part.cotangents[name]) for part in parts]
-        if not is_formed(model, name, *factors[0]):
+        first = parts[0]
+        if name not in first.formed and not is_formed(model, name, first.inputs[name], first.cotangents[name]):
             terms[name] = combination_terms(parts, weights, name, records)
             for i, s in enumerate(terms[name]):
                 for t in terms[name][i:]:
-                    product, size = _product(s, t, "b" in layout[name])
+                    product, size = _product(s, t, has_bias(layout[name]))
                     times = 1.0 if s is t else 2.0
                     squared, magnitude = squared + times * product, magnitude + times * size
             continue
-        pairs = zip(points, factors, strict=True)
-        summands = differences([formed_gradients(model, point[name], name, a, c) for point, (a, c) in pairs], weights)
+        summands = differences(formed_at(model, points, parts, name), weights)
         formed[name] = total_of(summands)
         sizes = total_of([jax.tree.map(jnp.abs, summand) for summand in summands])
         squared, magnitude = squared + squared_norms(formed[name]), magnitude + squared_norms(sizes)
     factor, counts = scales(squared, magnitude, bound, present)
-    summed = {name: _sum_of_terms(terms[name], "b" in layout[name], factor, counts) for name in terms}
+    summed = {name: _sum_of_terms(terms[name], layout[name], factor, counts) for name in terms}
     return summed | {name: _scaled_sum(formed[name], factor, counts) for name in formed}
 
 
@@ -276,7 +299,7 @@ def rows(per_record: Array, like: Array) -> Array:
     return per_record.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
-def _sum_of_terms(terms: list[_Term], has_bias: bool, factor: Array, counts: Array) -> dict[str, Array]:
+def _sum_of_terms(terms: list[_Term], layer: Params, factor: Array, counts: Array) -> dict[str, Array]:
     """The clipped sum of one layer that stays in factors."""
     # Not finite times zero is not zero: such records are masked on both sides.
     right = [jnp.where(rows(counts, t.right), t.right * rows(factor, t.right), 0.0) for t in terms]
@@ -284,11 +307,16 @@ def _sum_of_terms(terms: list[_Term], has_bias: bool, factor: Array, counts: Arr
     left, right = ([array.reshape(-1, array.shape[-1]) for array in side] for side in (left, right))
     # Not u.T @ v: of few columns that is twenty times slower on CPUs.
     products = [jnp.tensordot(u, v, (0, 0), precision="highest") for u, v in zip(left, right, strict=True)]
-    summed = {"w": sum(products[1:], products[0])}
-    if has_bias:
-        biased = [v.sum(axis=0) for t, v in zip(terms, right, strict=True) if t.bias]
-        summed["b"] = sum(biased[1:], biased[0])
-    return summed
+    matrix = sum(products[1:], products[0])
+    bias = sum(v.sum(axis=0) for t, v in zip(terms, right, strict=True) if t.bias) if has_bias(layer) else None
+    return weights_of(layer, matrix, bias)
+
+
+def weights_of(layer: Params, matrix: Any, bias: Any) -> dict[str, Any]:
+    """The weights of a dense layer from those of inputs by outputs; torch turns the matrix."""
+    if "weight" in layer:
+        return {"weight": matrix.T} | ({} if bias is None else {"bias": bias})
+    return {"w": matrix} | ({} if bias is None else {"b": bias})
 
 
 def _scaled_sum(statistics: Statistic, factor: Array, counts: Array) -> Statistic:

@@ -45,6 +45,8 @@ WIDEST = 2**17
 """The most entries of a factor: so many squares add up to at most 2^53."""
 
 _MOST_PRODUCTS = 2**11
+# Entries of a product of matrices that are in floats and in integers at the same time.
+_AT_ONCE = 2**17
 _LESS = 1 - 2.0**-24
 _CLOSE = 2.0**-40
 
@@ -173,9 +175,12 @@ def _added(left: np.ndarray, right: np.ndarray, kept: np.ndarray) -> Int64[np.nd
     """
     chosen = np.where(kept[:, None], right, 0.0).reshape(-1, right.shape[2])
     used = left.reshape(-1, left.shape[2])
+    total, rows = np.empty((used.shape[1], chosen.shape[1]), np.int64), max(1, _AT_ONCE // max(1, chosen.shape[1]))
     # One thread: several wait for each other longer than a small product takes, where others want the processors too.
     with _libraries().limit(limits=1, user_api="blas"):
-        return (used.T @ chosen).astype(np.int64)
+        for first in range(0, len(total), rows):
+            total[first : first + rows] = used[:, first : first + rows].T @ chosen
+    return total
 
 
 @lru_cache(maxsize=1)

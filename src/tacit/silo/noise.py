@@ -75,11 +75,13 @@ def remembered(
     strategy: Strategy, buffers: Buffers, drawn: Int64[np.ndarray, " coordinates"]
 ) -> tuple[Int64[np.ndarray, " coordinates"], Buffers]:
     """The noise of a round from what was drawn for it, and the buffers after the round."""
+    if not strategy.weights:
+        return drawn, buffers
     noise = drawn.copy()
     for weight, buffer in zip(strategy.weights, buffers, strict=True):
         noise -= _scaled(buffer, weight)
     decayed = [_scaled(buffer, decay) + noise for decay, buffer in zip(strategy.decays, buffers, strict=True)]
-    return noise, np.stack(decayed) if decayed else buffers
+    return noise, np.stack(decayed)
 
 
 def _scaled(values: Int64[np.ndarray, " n"], factor: int) -> Int64[np.ndarray, " n"]:

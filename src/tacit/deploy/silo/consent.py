@@ -28,7 +28,8 @@ from tacit.privacy import Event, Price, PricingError
 from tacit.privacy.filter import Rule
 from tacit.privacy.strategy import strategy_of
 from tacit.silo.door import noise_scale
-from tacit.silo.engine import is_outside, layouts, vectors_of
+from tacit.silo.engine import layouts, vectors_of
+from tacit.silo.gradients import is_outside
 from tacit.silo.ledger import Ledger
 from tacit.silo.noise import check_rounding
 from tacit.silo.pools import TRAINING, VALIDATION, Split
