@@ -27,8 +27,8 @@ from tacit.objectives import Problem, gradient_at
 
 @recipe
 def warm_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds: int, warm_rounds: int,
-                phase_length: int, difference_slope: Number | None, warm_step_size: Number | None = None,
-                warm_noise: Number = 1.0, difference_noise: Number | None = None) -> Algorithm:  # fmt: skip
+                phase_length: int, difference_slope: Number | None, difference_noise: Number | None = None,
+                warm_step_size: Number | None = None, warm_noise: Number = 1.0) -> Algorithm:  # fmt: skip
     """SPIDER from where ``warm_rounds`` of minibatch SGD end; ``warm_rounds=0`` is prox-spider.
 
     ``warm_step_size`` is that of the warm rounds (``None``: ``step_size``). The others are those of prox-spider.
@@ -36,12 +36,9 @@ def warm_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
     if not 0 <= warm_rounds < num_rounds:
         raise ValueError(f"Expected 0 <= warm_rounds={warm_rounds} < num_rounds={num_rounds}; SPIDER needs a round.")
     step = jnp.asarray(step_size if warm_step_size is None else warm_step_size, jnp.float32)
+    differences = {"phase_length": phase_length, "difference_slope": difference_slope}
     spider = prox_spider(
-        step_size=step_size,
-        num_rounds=num_rounds - warm_rounds,
-        phase_length=phase_length,
-        difference_slope=difference_slope,
-        difference_noise=difference_noise,
+        step_size=step_size, num_rounds=num_rounds - warm_rounds, difference_noise=difference_noise, **differences
     )(problem, terms)
     if not warm_rounds:
         return spider

@@ -208,6 +208,11 @@ def _practice(study: Any, federation: Any) -> dict[str, Any] | None:
         return None
 
 
+def _usual_diameter(answers: Answers) -> float:
+    """A linear model of features of norm one, as studies have them, often needs weights of about ten."""
+    return 20.0 if answers["study"] is not None and answers["convex"] else 2.0
+
+
 def _complete(answers: Answers, *, asking: bool) -> list[str]:
     """Ask for, or assume, whatever is open; what must be known raises."""
     assumed: list[str] = []
@@ -246,9 +251,7 @@ def _complete(answers: Answers, *, asking: bool) -> list[str]:
         settle("silos", "Number of silos", 4, needed=True)
     settle("dimension", "Number of parameters", 11, needed=True)
     settle("lipschitz", "Bound L on the gradient of a record's loss", _usual_lipschitz(answers))
-    # A linear model of features of norm one often needs weights of about ten.
-    usual = 20.0 if answers["study"] is not None and answers["convex"] else 2.0
-    settle("diameter", "Diameter of a ball around the initial point that holds an optimum", usual)
+    settle("diameter", "Diameter of a ball around the initial point that holds an optimum", _usual_diameter(answers))
     settle("epsilon", "Privacy budget epsilon of each record", 1.0, needed=True)
     settle("delta", "delta", 1e-6)
     return assumed

@@ -363,6 +363,12 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
         console.print(f"assumed  {escape(line)}", highlight=False)
     for line in drafted.loud:
         console.print(f"[bold red]NOT PRIVATE[/]  {escape(line)}", highlight=False)
+    console.print(f"Wrote {study} and {schema}. Next:", highlight=False, soft_wrap=True)
+    _say_next(console, drafted, study, schema)
+
+
+def _say_next(console: Console, drafted: Draft, study: Path, schema: Path) -> None:
+    """The commands that go on from here."""
     # What is not priced is not served, and a daemon serves features of a bounded norm.
     deployed = not drafted.loud and drafted.schema.norm != "box"
     steps = {
@@ -373,7 +379,6 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
     }
     if deployed:
         steps["each silo as a daemon"] = f"tacit silo init HOME --records FILE.csv --columns {schema}"
-    console.print(f"Wrote {study} and {schema}. Next:", highlight=False, soft_wrap=True)
     for why, command in steps.items():
         console.print(f"  {command}   # {why}", highlight=False, soft_wrap=True)
     if not deployed:

@@ -13,7 +13,6 @@ import numpy as np
 from tacit.algorithm import Algorithm, Round
 from tacit.errors import unknown
 from tacit.privacy.accountant import Accountant, Price
-from tacit.privacy.allocation import batches_of
 from tacit.privacy.events import Event, PricingError, integer, joint_multiplier, positive, probability
 from tacit.privacy.strategy import strategy_of
 
@@ -281,6 +280,8 @@ def _event(kind: str, part: Round, rounds: int, silo_index: int, silos: int, rec
 def _passes(release: Any, releases: int, records: int, batch: int) -> int:
     """The most batches that a record may enter: those of its passes, or one for each epoch that is begun."""
     if release.sampling == "allocation":
+        from tacit.privacy.allocation import batches_of
+
         return -(-releases // batches_of(records, batch))
     return release.passes if release.sampling == "one-pass" else 1
 

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tacit.privacy.allocation import batches_of, is_amplified
 from tacit.privacy.discrete import effective_multiplier
 from tacit.privacy.events import Event, PricingError, check_pass
 from tacit.privacy.gaussian import gauss_delta
@@ -134,6 +133,8 @@ def is_subsampled(event: Event) -> bool:
     if event.sampling in ("full", "one-pass") or event.protects == "silo":
         return False
     if event.sampling == "allocation":
+        from tacit.privacy.allocation import batches_of, is_amplified
+
         return is_amplified(batches_of(event.records, event.batch), effective_multiplier(event))
     return event.sampling == "wr" or event.batch < event.records
 

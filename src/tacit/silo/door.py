@@ -27,7 +27,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from tacit.algorithm import Broadcast, Memory, Message, PerBlock, Record, Release, Silo, Work
-from tacit.privacy.allocation import batches_of
 from tacit.privacy.strategy import Strategy, strategy_of
 from tacit.silo.batches import SecretBatch, allotted, pass_order, secret_batch
 from tacit.silo.engine import Layout, is_square, layouts, outside_vectors, vectors_of, whole
@@ -355,15 +354,21 @@ class Door:
         if self.silo.release.sampling == "one-pass":
             return pass_order(seed, self.count)
         if self.silo.release.sampling == "allocation":
-            batches = batches_of(self.count, self.size)
-            return allotted(seed, position // batches, self.count, batches)
+            return allotted(seed, position // self._batches, self.count, self._batches)
         return None
+
+    @cached_property
+    def _batches(self) -> int:
+        """Into how many batches the records of an epoch go."""
+        from tacit.privacy.allocation import batches_of
+
+        return batches_of(self.count, self.size)
 
     def batch(self, position: int, order: Int64[np.ndarray, " count"] | None) -> SecretBatch:
         """A secret batch for one release; in a pass it begins at ``position``, of epochs it is that batch."""
         at = int(pass_position(self.silo.release, position, self.size, self.count))
         if self.silo.release.sampling == "allocation":
-            at %= batches_of(self.count, self.size)
+            at %= self._batches
         own = {"count": self.count, "size": self.size, "capacity": self.capacity, "order": order, "position": at}
         return secret_batch(self.silo.release.sampling, **own)  # type: ignore[arg-type]
 

@@ -221,11 +221,8 @@ def _player(
     """One kind of round as a function of carry and turn."""
     kind = algorithm.rounds[name]
     in_order = everyone(kind.participants, who, silos.number)
-    if in_order and isinstance(silos, StoredSilos) and kind.silo.release.sampling == "full":
-        raise TacitError(
-            'Expected batches of stored records, got sampling "full" of every silo, which would hold all of them at '
-            'once; sample ("wor", "poisson", "one-pass"), let fewer silos come, or enrol the records in memory.'
-        )
+    if in_order:
+        _check_stored(silos, kind)
     columns = width(kind.participants, who, silos.number)
     at_once = noised_at_once(kind, noise, in_order)
 
@@ -260,6 +257,15 @@ def _player(
         return Carry(kind.server.tell(carry.state, mean), memory, {**carry.noise, name: buffers})
 
     return play
+
+
+def _check_stored(silos: Silos | StoredSilos, kind: Round) -> None:
+    """Raise where a round of every silo would hold all stored records at once."""
+    if isinstance(silos, StoredSilos) and kind.silo.release.sampling == "full":
+        raise TacitError(
+            'Expected batches of stored records, got sampling "full" of every silo, which would hold all of them at '
+            'once; sample ("wor", "poisson", "one-pass"), let fewer silos come, or enrol the records in memory.'
+        )
 
 
 def _exact_mean(

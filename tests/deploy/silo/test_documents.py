@@ -49,6 +49,7 @@ def test_the_backup_recipe_copies_a_ledger_that_is_its_owners_alone(tmp_path):
         ("/opt/tacit/bin/python", sys.executable),
     ):
         recipe = recipe.replace(there, str(here))
+    (tmp_path / "b" / "clinic").mkdir(0o700, parents=True)
     # The daemon holds the ledger meanwhile.
     subprocess.run(["sh", "-e", "-c", recipe], check=True)
     service.close()

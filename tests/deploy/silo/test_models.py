@@ -225,7 +225,9 @@ def test_models_are_listed_and_found_by_name(silo):
     assert "No models yet" in runner.invoke(app, ["silo", "models", str(folder)]).output
     silo.ask(*bundle_of(PLAN.study))
     [row] = json.loads(runner.invoke(app, ["silo", "models", str(folder), "--json"]).output)
-    assert set(row) == {"name", "plan", "study", "proposer", "epsilon", "delta", "received", "intact", "path"}
+    known = {"name", "plan", "study", "proposer", "epsilon", "delta", "received", "intact", "personal", "path"}
+    assert set(row) == known
+    assert row["personal"] is False
     shown = runner.invoke(app, ["silo", "models", str(folder)]).output
     assert all(text in shown for text in (f"{row['epsilon']:.4g}", row["path"], row["received"], "tester"))
     for words in ("ward-7", row["name"], PLAN.study[:10]):
