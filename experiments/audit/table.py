@@ -54,7 +54,8 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("single release", "full", 1, 4, None, 0.85),
+    # A tight claim of epsilon 1 is proven to about .92, give or take .05, by 100,000 trials; below .75 is no chance.
+    Setting("single release", "full", 1, 4, None, 0.75),
     Setting("schedule", "full", 4, 4, None, 0.7),
     Setting("without replacement", "wor", 2, 8, 2, 0.1),
     Setting("with replacement", "wr", 2, 8, 2, 0.1),
