@@ -17,6 +17,7 @@ Every message is the Gaussian mechanism on a clipped mean, and all of both parts
 """
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -36,7 +37,7 @@ def warm_spider(problem: Problem, terms: Terms, *, step_size: Number, num_rounds
     if not 0 <= warm_rounds < num_rounds:
         raise ValueError(f"Expected 0 <= warm_rounds={warm_rounds} < num_rounds={num_rounds}; SPIDER needs a round.")
     step = jnp.asarray(step_size if warm_step_size is None else warm_step_size, jnp.float32)
-    differences = {"phase_length": phase_length, "difference_slope": difference_slope}
+    differences: dict[str, Any] = {"phase_length": phase_length, "difference_slope": difference_slope}
     spider = prox_spider(
         step_size=step_size, num_rounds=num_rounds - warm_rounds, difference_noise=difference_noise, **differences
     )(problem, terms)
