@@ -123,6 +123,6 @@ def test_the_output_may_be_any_iterate_of_any_round():
 def test_a_random_output_is_one_of_the_iterates_by_its_seed():
     seeds = {int(index_of("random", seed, 1, 4)): seed for seed in range(30)}
     assert sorted(seeds) == [1, 2, 3, 4]
-    for index, seed in seeds.items():
-        drawn = found_by(local_steps=2, num_rounds=2, output="random", output_seed=seed)
+    for index in (1, 4):  # inside a round, and the last
+        drawn = found_by(local_steps=2, num_rounds=2, output="random", output_seed=seeds[index])
         assert largest_difference(drawn, found_by(local_steps=2, num_rounds=2, output=index)) == 0.0

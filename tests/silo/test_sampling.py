@@ -31,10 +31,10 @@ def batch(key, sampling, count, size, *, capacity=None, padded=None, position=0,
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 40), st.integers(0, 25), st.integers(0, 2**31 - 1), st.data())
-def test_without_replacement_draws_exactly_k_different_real_rows(count, extra, seed, data):
-    size = data.draw(st.integers(1, count))
-    drawn = batch(jax.random.key(seed), "wor", count, size, padded=count + extra)
+@given(st.integers(1, 40), st.sampled_from([1, 2, 7, 40]), st.integers(0, 2**31 - 1))
+def test_without_replacement_draws_exactly_k_different_real_rows(count, most, seed):
+    size = min(most, count)
+    drawn = batch(jax.random.key(seed), "wor", count, size, padded=65)
     rows = np.asarray(drawn.rows)[np.asarray(drawn.present)]
     assert len(rows) == size == len(set(rows.tolist()))
     assert rows.max() < count
