@@ -352,3 +352,15 @@ def test_a_run_folder_is_resumed_by_its_own_proposer_only(tmp_path):
     check_proposer(tmp_path, "university")
     with pytest.raises(TacitError, match=r"proposed by university.*--keys"):
         check_proposer(tmp_path, "hospital")
+
+
+def test_nobody_is_asked_for_what_could_not_be_kept(tmp_path, monkeypatch):
+    """Silos pay when they answer: a run folder of another user, or with such a result in it, is refused before."""
+    from tacit.cli import server
+
+    (tmp_path / "validation.json").write_text("{}")
+    server._check_writable(tmp_path)
+    server._check_writable(tmp_path / "new")
+    monkeypatch.setattr(server.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(TacitError, match="as the user who led the study"):
+        server._check_writable(tmp_path)

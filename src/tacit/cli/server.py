@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -410,6 +411,7 @@ def evaluate_command(
 
     read_control(control)
     folder = model
+    _check_writable(folder if (model / "deployment.toml").is_file() else out)
     if not (model / "deployment.toml").is_file():
         folder = _bundle_folder(model, out, keys, silos, only, shufflers, epsilon, delta)
     elif keys is not None or silos is not None or only is not None or shufflers is not None or delta is not None:
@@ -439,6 +441,18 @@ def evaluate_command(
     print_validation(facts)
     report = folder / "report.html"
     typer.echo(f"Report: {report if report.is_file() else folder / 'validation.json'}")
+
+
+def _check_writable(folder: Path) -> None:
+    """Refuse what could not be kept before anybody is asked, and paid: a folder of another user, or a file of it."""
+    mine, kept = os.getuid(), [path for path in (folder, *sorted(folder.glob("validation.*"))) if path.exists()]
+    for path in kept:
+        if path.stat().st_uid != mine or not os.access(path, os.W_OK):
+            owner = path.stat().st_uid
+            raise TacitError(
+                f"{path} cannot be written, or belongs to user {owner} and not to you ({mine}): what silos say could "
+                "not be kept, and they would have paid for it. Run this as the user who led the study."
+            )
 
 
 def _bundle_folder(

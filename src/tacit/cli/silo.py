@@ -205,7 +205,7 @@ def join_command(
     if warning is not None:
         typer.echo(f"warning: {warning}", err=True)
     if importlib.util.find_spec("flwr") is None:
-        raise TacitError("flwr is not installed; install it with: pip install 'tacit[flower]'.")
+        raise TacitError("flwr is not installed; install its extra: pip install 'TACIT_WHEEL[flower]'.")
     with stops_at_once():
         from tacit.deploy.flower.node import serve
 

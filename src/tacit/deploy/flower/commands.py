@@ -46,7 +46,7 @@ def flower(name: str) -> str:
     """The path of one of Flower's commands, or how to get it."""
     found = shutil.which(name, path=environment(Path())["PATH"])
     if found is None:
-        raise TacitError(f"{name} is not installed; install it with: pip install 'tacit[flower]'.")
+        raise TacitError(f"{name} is not installed; install its extra: pip install 'TACIT_WHEEL[flower]'.")
     return found
 
 

@@ -159,7 +159,8 @@ def _validate(
         facts = evaluate(asked, transport, trained, patience, tell)
         write_report(folder)
     except TacitError as error:
-        tell("warning", {"text": f"The model is not validated: {error} Later: tacit server evaluate {folder}"})
+        later = f"tacit server evaluate {folder} --control CONTROL"
+        tell("warning", {"text": f"The model is not validated: {error} Later: {later}"})
         return
     tell("validated", {"text": verdict(facts), "epsilon": facts["epsilon"], "delta": facts["delta"]})
 
