@@ -361,6 +361,6 @@ def test_nobody_is_asked_for_what_could_not_be_kept(tmp_path, monkeypatch):
     (tmp_path / "validation.json").write_text("{}")
     server._check_writable(tmp_path)
     server._check_writable(tmp_path / "new")
-    monkeypatch.setattr(server.os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    monkeypatch.setattr(server.os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(TacitError, match="as the user who led the study"):
         server._check_writable(tmp_path)

@@ -445,13 +445,15 @@ def evaluate_command(
 
 def _check_writable(folder: Path) -> None:
     """Refuse what could not be kept before anybody is asked, and paid: a folder of another user, or a file of it."""
-    mine, kept = os.getuid(), [path for path in (folder, *sorted(folder.glob("validation.*"))) if path.exists()]
-    for path in kept:
-        if path.stat().st_uid != mine or not os.access(path, os.W_OK):
-            owner = path.stat().st_uid
+    from tacit.deploy.permissions import other_owner
+
+    for path in (folder, *sorted(folder.glob("validation.*"))):
+        owner = other_owner(path)
+        if owner is not None or (path.exists() and not os.access(path, os.W_OK)):
+            whose = "cannot be written" if owner is None else f"belongs to {owner}"
             raise TacitError(
-                f"{path} cannot be written, or belongs to user {owner} and not to you ({mine}): what silos say could "
-                "not be kept, and they would have paid for it. Run this as the user who led the study."
+                f"{path} {whose}: what silos say could not be kept, and they would have paid for it. Run this as the "
+                "user who led the study."
             )
 
 
