@@ -30,7 +30,7 @@ from tacit.models.trained import (
 )
 from tacit.objectives import Problem
 from tacit.plans.assemble import capacity_for, shapes_of
-from tacit.plans.catalogue import known_algorithms
+from tacit.plans.catalogue import ALGORITHMS, known_algorithms
 from tacit.plans.defaults import defaults_of
 from tacit.privacy.plan import Budget, SiloPlan, doubts, idle, scarce
 from tacit.silo import Silos as Enrolled
@@ -216,9 +216,24 @@ class _Job(NamedTuple):
     enrolled: Enrolled
     given: Given
 
-    def build(self, noise_multiplier: Any = None) -> Algorithm:
-        """The algorithm with this noise."""
-        return self.algorithm(self.problem, dataclasses.replace(self.terms, noise_multiplier=noise_multiplier))
+    def build(self, noise_multiplier: Any = None, clip_norm: Any = None, **numbers: Any) -> Algorithm:
+        """The algorithm with this noise, and with this clip and these numbers of its own where they are given."""
+        clip = self.terms.clip_norm if clip_norm is None else clip_norm
+        algorithm = self.algorithm
+        if numbers:
+            assert isinstance(algorithm, Recipe)
+            algorithm = dataclasses.replace(algorithm, parameters={**algorithm.parameters, **numbers})
+        return algorithm(
+            self.problem, dataclasses.replace(self.terms, noise_multiplier=noise_multiplier, clip_norm=clip)
+        )
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What goes into a program instead of being part of it: step and clip of an algorithm that ships."""
+        if not isinstance(self.algorithm, Recipe) or self.algorithm.name not in ALGORITHMS:
+            return {}
+        own = {"clip_norm": self.terms.clip_norm, "step_size": self.algorithm.parameters.get("step_size")}
+        return {name: float(value) for name, value in own.items() if type(value) in (int, float)}
 
 
 def _priced(job: _Job, budget: Budget | None, earlier: Earlier) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
@@ -251,18 +266,29 @@ def _trained(
     first = job.problem.objective.init(key_init) if earlier.params is None else earlier.params
     pooled = {name: np.concatenate([table[name] for table in job.given.tables]) for name in ("x", "y")}
     start = Seed(key_run, first, job.enrolled, pooled)
-    grid = {} if noise is None else {"noise_multiplier": np.asarray(noise)[None]}
+    numbers = job.numbers
+    grid = {name: np.float32([value]) for name, value in numbers.items()}
+    if noise is not None:
+        grid["noise_multiplier"] = np.asarray(noise)[None]
     own = {
         "problem": job.problem,
-        "algorithm": job.algorithm,
-        "terms": job.terms,
+        "algorithm": _without(job.algorithm, numbers),
+        "terms": dataclasses.replace(job.terms, clip_norm=None) if "clip_norm" in numbers else job.terms,
         "who": job.who,
-        "noised": noise is not None,
+        "grid": tuple(grid),
     }
     outcome = _simulate(job.problem, job.build, grid, start, measure_every, own, progress=progress)
     (params, _), personal = jax.tree.map(lambda leaf: leaf[0, 0], (outcome.params, outcome.personal))
     trace = {name: values[0, 0] for name, values in outcome.trace.items()}
     return params, personal, {"round": outcome.rounds, **trace} if trace else {}
+
+
+def _without(algorithm: Any, numbers: Mapping[str, float]) -> Any:
+    """An algorithm but for the numbers that go into its program."""
+    if not isinstance(algorithm, Recipe):
+        return algorithm
+    kept = {name: value for name, value in algorithm.parameters.items() if name not in numbers}
+    return dataclasses.replace(algorithm, parameters=kept)
 
 
 def _model(job: _Job, params: Params, silos: Any, plans: Sequence[SiloPlan], rounds: int, seed: int) -> TrainedModel:

@@ -11,7 +11,12 @@ import pytest
 import tacit
 from tacit import geometry
 from tacit.objectives import Loss, Objective, cnn, linear, logistic, mlp
+from tacit.silo import enrol
+from tacit.simulate.compiled import Seed, grid_program, stack_seeds
+from tacit.simulate.participation import participation
+from tacit.simulate.program import split_keys, turns_of
 from tacit.simulate.reuse import Programs, UnkeyedError, key_of
+from tests.algorithms.table import CASES, LOGISTIC, start, tables
 
 STRENGTH = 2.0
 
@@ -29,10 +34,10 @@ def problem(features=7, regulariser=None):
     return tacit.Problem(Objective(linear(features, 1), logistic()), regulariser or geometry.zero())
 
 
-def fitted(epsilon=1.0, seed=0, step_size=2.0, data=0, own=None, **how):
+def fitted(epsilon=1.0, seed=0, step_size=2.0, clip_norm=1.0, data=0, own=None, **how):
     budget = None if epsilon is None else tacit.Budget(epsilon=epsilon, delta=1e-5)
     sgd = tacit.mb_sgd(step_size=step_size, num_rounds=11)
-    return tacit.fit(own or problem(), silos(seed=data), sgd, budget=budget, clip_norm=1.0, seed=seed, **how)
+    return tacit.fit(own or problem(), silos(seed=data), sgd, budget=budget, clip_norm=clip_norm, seed=seed, **how)
 
 
 @pytest.fixture
@@ -51,13 +56,14 @@ def test_a_second_fit_of_the_same_shape_is_fast(fresh):
     fitted()
     first = time.perf_counter() - started
     started = time.perf_counter()
-    fitted(seed=1, epsilon=2.0, data=1)  # other records, another key and another noise go into the same program
+    # Other records, another key, noise, step and clip go into the same program.
+    fitted(seed=1, epsilon=2.0, data=1, step_size=1, clip_norm=0.5)
     second = time.perf_counter() - started
     assert len(fresh) == 1
     assert second <= max(0.1 * first, 0.3)
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"epsilon": 3.0}, {"data": 1}])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"epsilon": 3.0}, {"data": 1}, {"step_size": 1}, {"clip_norm": 0.5}])
 def test_a_reused_program_gives_what_a_new_one_gives(fresh, change):
     fitted()
     again = fitted(**change)
@@ -76,7 +82,6 @@ def test_a_reused_program_gives_what_a_new_one_gives(fresh, change):
 @pytest.mark.parametrize(
     "change",
     [
-        {"step_size": 1.0},
         {"epsilon": None},
         {"participants": 2},
         {"measure_every": 0},
@@ -149,3 +154,15 @@ def test_few_programs_are_kept():
     made = [kept.get(i % 20, lambda i=i: i) for i in range(40)]
     assert made == list(range(40))
     assert kept.get(19, lambda: "new") == 39
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+def test_every_algorithm_takes_its_step_and_clip_as_numbers_of_a_program(case):
+    key, who = jax.random.key(1), participation(3)
+    seeds = stack_seeds([Seed(key, start(LOGISTIC), enrol(tables()))])
+    given = {"step_size": np.float32([0.1]), "clip_norm": np.float32([0.5])}
+    program = grid_program(lambda **point: case.build(LOGISTIC, **point), 1, who, None)
+    turns = jax.tree.map(lambda row: row[None], turns_of(case.build(LOGISTIC), 0, who, 3, split_keys(key)))
+    carry = jax.eval_shape(program.begin, given, seeds)
+    jax.eval_shape(program.proceed, given, seeds, carry, turns)
+    jax.eval_shape(program.finish, given, carry)
