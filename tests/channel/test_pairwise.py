@@ -44,7 +44,7 @@ from tests.algorithms.test_conformance import DISTINCT
 from tests.channel.test_weights import CLIP, SIZES, WEIGHTS, clipped_mean, expected, moved, world
 
 BROADCAST, STUDY = b"b" * 32, b"s" * 32
-TERMS = {"": BlockSum(1.0, 6)}
+TERMS = {"": BlockSum(1.0, 2.0, 6)}
 AGREED = {
     "version": 3,
     "study": STUDY,
@@ -145,7 +145,7 @@ CHANGES = {
     "version": 4,
     "study": b"t" * 32,
     "noise": False,
-    "terms": {"": BlockSum(0.5, 6)},
+    "terms": {"": BlockSum(0.5, 2.0, 6)},
     "kind": "estimate",
     "round_index": 4,
     "attempt": 0,
@@ -275,7 +275,7 @@ def test_the_door_without_noise_says_the_weighted_mean(weights):
     total = joined(own.values for own in said)
     _, largest = record_weights(weights, np.asarray(SIZES))
     clip = float(usable_clips(algorithm.rounds["gradient"].silo.release, point))
-    found = mean_of_total(total, {"": BlockSum(1.0, 4)}, {"": clip}, unit=BOUND, each=float(largest))[""]
+    found = mean_of_total(total, {"": BlockSum(1.0, 2.0, 4)}, {"": clip}, unit=BOUND, each=float(largest))[""]
     np.testing.assert_allclose(found, expected(weights or [1 / 3] * 3), atol=3e-5 * CLIP)
     for own in said:
         assert np.abs(own.values.view(np.int64)).max() > 2**50
@@ -392,7 +392,7 @@ def test_the_door_says_the_mean_of_clipped_statistics(name):
         release = dataclasses.replace(part.silo.release, sampling="full", batch_size=None, capacity=None, passes=1)
         part = dataclasses.replace(part, silo=dataclasses.replace(part.silo, release=release))
         rows = [statistic_of(part, broadcast, table) for table in data]
-        terms = {block: BlockSum(1.0, own.shape[1]) for block, own in rows[0].items()}
+        terms = {block: BlockSum(1.0, 2.0, own.shape[1]) for block, own in rows[0].items()}
         said = shares_of(part.silo, data, None, broadcast, sum(own.dimension for own in terms.values()))
         clips = usable_clips(release, None if release.mechanism == "cumulative" else broadcast)
         limits = clips if isinstance(clips, dict) else {"": clips}

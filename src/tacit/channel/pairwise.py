@@ -37,7 +37,7 @@ try:
 except ImportError:  # pragma: no cover
     raise TacitError("Pairwise sums need the package cryptography; install: pip install 'tacit[silo]'.") from None
 
-PROTOCOL = "tacit pairwise 1"
+PROTOCOL = "tacit pairwise 2"
 KEY_BYTES = 32
 
 _PRIME = 2**255 - 19
@@ -71,9 +71,13 @@ class Member(NamedTuple):
 
 
 class BlockSum(NamedTuple):
-    """What all silos of a round agree on for one block: the noise of the sum over its sensitivity, and coordinates."""
+    """What all silos of a round agree on for one block.
+
+    The noise of the sum over its sensitivity, the sensitivity over the bound of a record, and the coordinates.
+    """
 
     noise_multiplier: float
+    sensitivity: float
     dimension: int
 
 
@@ -140,7 +144,10 @@ def context_of(
     ``study`` is the digest of the plan, its nonce and all that its silos share; ``noise`` says that this is no test
     build; ``roster`` is in order; ``broadcast`` is the digest of what was asked.
     """
-    blocks = [(name, float(own.noise_multiplier).hex(), str(own.dimension)) for name, own in sorted(terms.items())]
+    blocks = [
+        (name, float(own.noise_multiplier).hex(), float(own.sensitivity).hex(), str(own.dimension))
+        for name, own in sorted(terms.items())
+    ]
     members = [part for m in roster for part in (m.silo.encode(), m.identity, m.key)]
     numbers = struct.pack(">qq?qqqq", version, len(blocks), noise, round_index, attempt, len(roster), len(kind))
     fields = [PROTOCOL.encode(), numbers, study, kind.encode(), broadcast, *members]

@@ -21,6 +21,7 @@ from tacit.deploy.signing import SignatureError, Signer, check_signature, verify
 from tacit.deploy.wire import Enrolment, Pairwise, Plan, RefusalError
 from tacit.plans.assemble import coordinates
 from tacit.privacy.pairwise import noise_of_mean
+from tacit.silo.door import NONNEGATIVE
 from tacit.silo.integers import BOUND
 
 _TAILS = 64.0
@@ -40,14 +41,15 @@ def sums_of(algorithm: Algorithm, statistics: Mapping[str, Any]) -> dict[str, Su
         noise = release.noise_multiplier
         named = noise if isinstance(noise, Mapping) else {"": noise}
         parts = shape if isinstance(noise, Mapping) else {"": shape}
-        terms[kind] = {name: BlockSum(float(z), coordinates(parts[name])) for name, z in named.items()}
+        moved = NONNEGATIVE if release.nonnegative else 2.0
+        terms[kind] = {name: BlockSum(float(z), moved, coordinates(parts[name])) for name, z in named.items()}
     return terms
 
 
 def most_in_total(pairwise: Pairwise, terms: SumTerms, batch: int | None) -> int:
     """How large an entry of a sum can become, with noise beyond which there is practically none."""
     records = sum(max(n, batch or 0) for n in pairwise.records)
-    sigma = max(own.noise_multiplier for own in terms.values()) * 2.0 * BOUND
+    sigma = max(own.noise_multiplier * own.sensitivity for own in terms.values()) * BOUND
     # All silos add shares, and a running sum takes off those of the round before.
     noise = 2.0 * sigma * noise_of_mean(pairwise.min_silos, pairwise.colluding)
     return records * BOUND + math.ceil(_TAILS * noise)

@@ -113,6 +113,8 @@ def with_attempts(events: tuple[Event, ...], rounds: Mapping[str, Round], peers:
     limits = {event.participations for event in events}
     common = limits.pop() if len(limits) == 1 else None
     if common is None and len(events) > 1:
+        # Answers are limited, so a limit counts answers: local steps of one answer are no answers of their own.
+        events = tuple(dataclasses.replace(event, steps=rounds[event.kind].silo.local_steps) for event in events)
         common = sum(-(-event.count // event.steps) for event in events)
     return tuple(_reserved(event, event.kind in kinds, spare, common) for event in events)
 
