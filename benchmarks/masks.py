@@ -141,6 +141,11 @@ def measured(root: Path, rounds: int) -> tuple[list[Clock], list[Clock], float]:
     return taken[1:], masks.taken[1:], transport.bytes / rounds
 
 
+def middle(rows: list[Clock]) -> Clock:
+    """The median of each."""
+    return Clock(*(statistics.median(getattr(row, kind) for row in rows) for kind in Clock._fields))
+
+
 def main() -> None:
     """Print what a round and its masks take, and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -151,7 +156,7 @@ def main() -> None:
     found: dict[str, Any] = {"bytes": size, "network_seconds": 8 * size / LINK}
     print(f"{size / 1e6:.0f} MB a round: {found['network_seconds']:.1f} s at 1 Gbit/s, computed and not measured")
     for kind in Clock._fields:
-        whole, part = (statistics.median(getattr(own, kind) for own in rows) for rows in (taken, masks))
+        whole, part = (getattr(middle(rows), kind) for rows in (taken, masks))
         found[kind] = {"round": whole, "masks": part, "share": part / whole}
         linked = part / (whole + found["network_seconds"])
         print(

@@ -27,7 +27,7 @@ from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.consortium.processes import TACIT, below, free_port
 from tacit.deploy.flower import front
 from tacit.deploy.flower.lines import Reply, Request
-from tacit.deploy.flower.private import FLEET_PATHS
+from tacit.deploy.flower.private import FLEET_PATHS, PULL_PATH
 
 
 def ask(method="POST", path="/v1/fleet/pull-messages", *, content=b"x", headers=(), fails=False, status=200):
@@ -69,6 +69,32 @@ def tree_of(*records):
     own = [message_pb2.ObjectTree(object_id=str(count), children=[leaf] * count) for count in records]
     named = message_pb2.ObjectTree(object_id="named", children=own)
     return message_pb2.ObjectTree(object_id="message", children=[named])
+
+
+def test_nodes_take_turns_to_look_for_messages_and_nothing_else_waits(monkeypatch):
+    """Dozens of nodes that look often leave the SuperLink time for messages; nobody waits for ever."""
+    monkeypatch.setattr(front, "_PULLS", 20.0)
+    monkeypatch.setattr(front, "_LONGEST", 0.5)
+    times = {"pull": [], "push": []}
+
+    def superlink(request):
+        times["pull" if request.url.path.endswith("pull-messages") else "push"].append(time.monotonic())
+        return httpx.Response(200, content=b"fine")
+
+    async def run():
+        async with upstream_of(superlink) as upstream:
+            own = front.Front(upstream)
+            pulls = [own.answer(Request(b"POST", PULL_PATH.encode(), [], b"x", b"node")) for _ in range(30)]
+            push = own.answer(Request(b"POST", b"/v1/fleet/push-object", [], b"x", b"node"))
+            await asyncio.gather(*pulls, push)
+
+    began = time.monotonic()
+    asyncio.run(run())
+    assert len(times["pull"]) == 30
+    assert times["push"][0] - began < 0.2
+    # The first second is shared, and who would wait longer than half of one comes at its end.
+    assert 0.4 < times["pull"][10] - began < 1.0
+    assert times["pull"][-1] - began < 1.5
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tacit.deploy.flower.commands import (
 from tacit.deploy.flower.lines import Lines, Reply, Request
 from tacit.deploy.flower.private import (
     FLEET_PATHS,
+    PULL_PATH,
     PUSH_PATH,
     FlowerError,
     Link,
@@ -44,6 +45,12 @@ from tacit.errors import TacitError
 
 _MOST_STRANGERS = 8
 """How many requests of strangers the SuperLink has at once."""
+
+_PULLS, _LONGEST = 40.0, 3.0
+"""How many times a second all nodes together look for messages, and the longest in seconds that one waits for its turn.
+
+A look costs the SuperLink some ten milliseconds: dozens of nodes that look often would leave it no time for messages.
+"""
 
 _MOST_PUSHED = 1 << 20
 """Bytes of the heads that a node pushes; what is in its messages comes in requests of its own."""
@@ -69,6 +76,7 @@ class Front:
         self._upstream, self._paths = upstream, paths
         self._known: set[bytes] = set()
         self._strangers = asyncio.Semaphore(_MOST_STRANGERS)
+        self._next = 0.0
 
     def node(self, headers: Mapping[str, str]) -> bytes | None:
         """The public key of the known node that has signed the headers of a request."""
@@ -88,12 +96,21 @@ class Front:
         async with contextlib.AsyncExitStack() as stack:
             if request.node is None:
                 await stack.enter_async_context(self._strangers)
+            if path == PULL_PATH:
+                await self._in_turn()
             try:
                 found = await self._upstream.post(path, content=request.body, headers=headers)
             except httpx.HTTPError:
                 return Reply(503)
         kind = found.headers.get("content-type", "application/octet-stream")
         return Reply(found.status_code, found.content, kind, self._noted(request, headers, found.status_code))
+
+    async def _in_turn(self) -> None:
+        """Wait until a node may look for messages."""
+        now = asyncio.get_running_loop().time()
+        self._next = min(max(now, self._next), now + _LONGEST)
+        wait, self._next = self._next - now, self._next + 1 / _PULLS
+        await asyncio.sleep(wait)
 
     def _noted(self, request: Request, headers: list[tuple[bytes, bytes]], status: int) -> bytes | None:
         """Who has asked, if the SuperLink has done it; a node that it refuses is none any more."""

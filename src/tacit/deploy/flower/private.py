@@ -39,7 +39,7 @@ FLEET_PATHS = frozenset(
 )
 """What a silo's node asks of a SuperLink. Fetching an app is not among it."""
 
-PUSH_PATH = "/v1/fleet/push-messages"
+PUSH_PATH, PULL_PATH = "/v1/fleet/push-messages", "/v1/fleet/pull-messages"
 
 HEARTBEAT = 10.0
 """Seconds; the least that Flower allows. A node that was killed may join again after two of them."""
