@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.folder import PROTOCOL, Finding, render
 from experiments.works import lines
@@ -62,8 +63,11 @@ class Exhibit:
 
     def card(self, results: Path) -> Exhibit:
         """The card of the folder's own numbers, where they are of the present protocol and speak for themselves."""
-        path = results / self.name / "data.json"
-        data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        data = _data(results / self.name / "data.json")
+        audited = _data(results / self.name / "audit.json").get("mechanisms", ())
+        if any("path" in row for row in audited):
+            said = importlib.import_module("experiments.audit.card").card(_data(results / self.name / "audit.json"))
+            return replace(self, found=said.found, verdict=said.verdict)
         if data.get("protocol") != PROTOCOL:
             return self
         # What computes is loaded only where there are numbers to speak of.
@@ -73,6 +77,11 @@ class Exhibit:
         )
         said = Finding("", "inconclusive") if own.finding is None else own.finding(data)
         return replace(self, found=said.found, verdict=said.verdict, differs="")
+
+
+def _data(path: Path) -> dict[str, Any]:
+    """What a result is made of; nothing where it is not there."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 EXHIBITS = {

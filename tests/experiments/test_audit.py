@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.audit.card import card
 from experiments.audit.fair import BATCH, RECORDS, ROUNDS, printed_fair_claim
 from experiments.audit.papers import printed_claim
 from experiments.audit.suite import page, violations
@@ -65,3 +66,15 @@ def test_the_page_follows_from_the_findings():
     assert violations(found) == found["violations"] == []
     told = page({**found, "violations": ["mb-sgd, schedule: too much"]})
     assert "\n## Violations\n\n- mb-sgd, schedule: too much\n\n## Mechanisms\n" in told
+
+
+def test_the_card_of_the_gallery_follows_from_the_findings():
+    row = {"path": "door", "required": 0.7, "tightness": 0.91, "label": "mb-sgd, schedule"}
+    rows = [row, {**row, "tightness": 0.8, "label": "ridge, schedule"}, {**row, "required": None, "tightness": 0.1}]
+    rows += [{**row, "path": "simulated", "tightness": 0.2}]
+    said = card({"mechanisms": rows, "sensitivity": [{}], "violations": []})
+    assert said.verdict == "reproduced"
+    assert "no violation in 4 attacks on releases, 3 of them at the door" in said.found
+    assert said.found.endswith("proven: 0.80 (schedule)")
+    refuted = card({"mechanisms": rows, "sensitivity": [{}], "violations": ["one"]})
+    assert (refuted.verdict, refuted.found[:14]) == ("differs", "1 violation(s)")
