@@ -233,7 +233,8 @@ class _Job(NamedTuple):
         if not isinstance(self.algorithm, Recipe) or self.algorithm.name not in ALGORITHMS:
             return {}
         own = {"clip_norm": self.terms.clip_norm, "step_size": self.algorithm.parameters.get("step_size")}
-        return {name: float(value) for name, value in own.items() if type(value) in (int, float)}
+        plain = {name: value for name, value in own.items() if isinstance(value, int | float)}
+        return {name: float(value) for name, value in plain.items()}
 
 
 def _priced(job: _Job, budget: Budget | None, earlier: Earlier) -> tuple[tuple[SiloPlan, ...], np.ndarray | None]:
@@ -267,7 +268,7 @@ def _trained(
     pooled = {name: np.concatenate([table[name] for table in job.given.tables]) for name in ("x", "y")}
     start = Seed(key_run, first, job.enrolled, pooled)
     numbers = job.numbers
-    grid = {name: np.float32([value]) for name, value in numbers.items()}
+    grid = {name: np.asarray([value], np.float32) for name, value in numbers.items()}
     if noise is not None:
         grid["noise_multiplier"] = np.asarray(noise)[None]
     own = {
