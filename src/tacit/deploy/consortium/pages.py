@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from importlib import resources
 from pathlib import Path
@@ -78,6 +79,15 @@ def units(terms: Consortium, party: str, home: Path, tacit: str = INSTALLED) -> 
         f"{service.name}.service": rendered("service", service=service, tacit=tacit, settings=settings.get(service))
         for service in own
     }
+
+
+def by_hand(terms: Consortium, party: str, home: Path, *, apart: bool = True) -> list[str]:
+    """What root types, or a supervisor of its own starts, where no unit does; each runs until it is stopped.
+
+    Where the party's users are not ``apart``, all of it runs as whoever types it.
+    """
+    own = [(f"runuser -u {service.user} -- " * apart, service.words) for service in services(terms, party, home)]
+    return [f"{user}{shlex.join([installed(), *words])}" for user, words in own]
 
 
 def containers(terms: Consortium, party: str, home: Path) -> dict[str, str]:
