@@ -123,8 +123,8 @@ def readme(terms: Consortium, party: str, home: Path) -> str:
     """A party's own page: its five commands."""
     run = run_command(terms, home) if party == SERVER else ""
     facts = {"party": party, "kind": terms.parties[party], "account": account_name(party), "version": __version__}
-    own = services(terms, party, home)
-    return rendered("README.md", terms=terms, home=home, services=own, run=run, **facts)
+    own = {"services": services(terms, party, home), "watches": watcher(terms, party, home)}
+    return rendered("README.md", terms=terms, home=home, run=run, **own, **facts)
 
 
 def watching(terms: Consortium, party: str, home: Path) -> str:
