@@ -112,21 +112,21 @@ def _units_of(kit: Kit, home: Path) -> list[Path]:
 
 def _stopped(kit: Kit, home: Path, units: list[Path]) -> Iterator[str]:
     """Stop a party's services and take its units away; what has to be stopped by hand is said."""
-    names = [path.stem for path in units]
-    if units and joining.has_systemd():
+    names, runs = [path.stem for path in units], bool(units) and joining.has_systemd()
+    if runs:
         subprocess.run(["systemctl", "disable", "--now", *names], check=False)
     for path in units:
         path.unlink()
-    if units and joining.has_systemd():
+    if runs:
         subprocess.run(["systemctl", "daemon-reload"], check=False)
     if units:
-        yield f"Units are stopped and removed: {', '.join(names)}."
+        yield f"Units are {'stopped and ' * runs}removed: {', '.join(names)}."
     if (home / "containers").is_dir():
         yield f"Containers are yours to stop: docker compose down, in {home / 'containers'}."
     elif (home / "silo").is_dir() and _answers(home / "silo"):
         yield "The daemon still runs, and refuses everything: stop it, and the courier, where you have started them."
-    elif not units:
-        yield "No units were found; stop what you have started yourself."
+    elif not runs:
+        yield "Nothing was stopped, because no unit ran it: stop what you have started yourself."
 
 
 def _answers(silo: Path) -> bool:
