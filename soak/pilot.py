@@ -141,10 +141,10 @@ def play(root: Path, pilot: Pilot) -> dict[str, float]:
         pilot.type(party, steps[party][0], kits[party])
         shutil.copy(kits[party] / f"{party}.reply.toml", coordinator / "replies")
     said = pilot.type("coordinator", "tacit consortium admit replies --authority kits/authority", coordinator)
-    told = said.strip().rpartition(": ")[2]
+    told = said.strip().splitlines()[-3:]
     for party in parties:
         shutil.copy(coordinator / "roster.toml", kits[party])
-        pilot.type(party, steps[party][1], kits[party], answer=f"{told}\n")
+        pilot.type(party, steps[party][1], kits[party], answer="".join(f"{row}\n" for row in told))
         pilot.type(party, steps[party][2], kits[party])
     _wait(lambda: _listens(29092), "the server")
     for party in SILOS:

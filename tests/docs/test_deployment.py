@@ -73,6 +73,17 @@ def test_every_command_of_the_guide_exists_with_its_options(group, name, rest):
     assert set(re.findall(r"--[a-z-]+", rest)) <= known
 
 
+def test_commands_without_a_group_exist_with_their_options():
+    found = re.findall(r"(?<![\w-])tacit ([a-z]+)((?:[^\n`#]*--[a-z-]+)*)", TEXT.replace("\\\n", " "))
+    known, seen = get_command(app).commands, set()
+    for name, rest in found:
+        if name in known and not hasattr(known[name], "commands"):
+            options = {option for parameter in known[name].params for option in parameter.opts}
+            assert set(re.findall(r"--[a-z-]+", rest.partition(" tacit ")[0])) <= options, (name, rest)
+            seen.add(name)
+    assert {"init", "ledger", "plan", "predict", "evaluate", "algorithms"} <= seen
+
+
 def test_the_commands_were_found():
     assert {("silo", "join"), ("server", "run"), ("shuffler", "serve")} <= {(g, n) for g, n, _ in commands()}
 

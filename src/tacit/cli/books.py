@@ -89,6 +89,7 @@ def _study(
         "state": "open" if account.live else "closed",
         "ended": None if ending is None else {"how": ending.reason, "who": ending.who, "when": moment(ending.time)},
         "proposer": reserved.data.get("proposer"),
+        "purpose": plan.get("purpose"),
         "approved": reserved.data.get("approved"),
         "reserved": moment(reserved.time),
         "algorithm": plan.get("algorithm", {}).get("name"),
@@ -108,7 +109,7 @@ def _study(
 def _refused(entry: Entry) -> dict[str, Any]:
     """A study that its owner turned away before it was reserved."""
     data = entry.data
-    nothing = dict.fromkeys(("approved", "reserved", "algorithm", "rounds", "pool", "channel", "rests_on"))
+    nothing = dict.fromkeys(("purpose", "approved", "reserved", "algorithm", "rounds", "pool", "channel", "rests_on"))
     return {
         "study": entry.study,
         "name": data.get("name") or "(unnamed)",

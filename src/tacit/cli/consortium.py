@@ -15,6 +15,7 @@ from tacit.cli import Json, Out, group, print_json, print_table
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
+    from tacit.deploy.consortium.roster import Roster
     from tacit.deploy.consortium.trial import Trial
 
 consortium_app = group(
@@ -66,13 +67,15 @@ def join_command(
     Example: tacit consortium join . --records records.csv
     """
     from tacit.deploy.consortium.accounts import Whose
-    from tacit.deploy.consortium.joining import join, reply_text
+    from tacit.deploy.consortium.joining import join, reply_text, starting
 
     whose: Whose = "containers" if containers else "mine" if trial else "users"
     place, told = join(kit, home, records, whose=whose, tell=lambda line: typer.echo(f"warning: {line}", err=True))
     path = Path(f"{told['party']}.reply.toml") if reply is None else reply
     path.write_text(reply_text(told), encoding="utf-8")
     typer.echo(f"{told['party']} lives in {place}. Send {path} to the coordinator; it holds public keys only.")
+    for line in starting(place, whose):
+        typer.echo(line)
     if told["kind"] == "silo":
         typer.echo(f"Look at {place / 'silo' / 'policy.toml'}: the budget and what is allowed are your decision.")
 
@@ -95,7 +98,7 @@ def admit_command(
     roster = admit(replies, authority)
     write_public(out, roster_text(roster))
     typer.echo(f"Send {out} to {', '.join(roster.members)}. Signing again makes another roster, which all accept anew.")
-    typer.echo(f"Its fingerprint, for the telephone: {roster.fingerprint}")
+    _read_out(roster)
 
 
 @consortium_app.command("accept")
@@ -112,15 +115,25 @@ def accept_command(
     """
     from tacit.deploy.consortium.accepting import accept
     from tacit.deploy.consortium.kits import only_home
+    from tacit.deploy.consortium.roster import read_roster
 
     place = only_home() if home is None else home
     if fingerprint is None:
-        fingerprint = str(typer.prompt("The roster's fingerprint, as the coordinator reads it out by telephone"))
+        fingerprint = _heard(len(read_roster(roster).rows))
     accepted = accept(roster, place.resolve(), fingerprint)
     typer.echo(
         f"Pinned the keys of {', '.join(accepted.members)}. Next: start the services (or restart them), then: tacit "
         f"consortium check {place}"
     )
+
+
+def _heard(rows: int) -> str:
+    """The fingerprint as somebody types it: row by row, or all of it at once."""
+    typer.echo(f"By telephone the coordinator reads you {rows} rows of four groups. Type what you hear, nothing else.")
+    said, whole = list[str](), 16 * rows
+    while len(said) < rows and sum(letter.isalnum() for row in said for letter in row) < whole:
+        said.append(str(typer.prompt(f"Row {len(said) + 1}")))
+    return " ".join(said)
 
 
 @consortium_app.command("show")
@@ -136,7 +149,15 @@ def show_command(roster: Annotated[Path, typer.Argument(help="roster.toml, as `a
     found = read_roster(roster)
     for name, member in found.members.items():
         typer.echo(f"{name}: {member.kind}, Tacit {member.tacit}")
-    typer.echo(f"Its fingerprint, for the telephone: {found.fingerprint}")
+    _read_out(found)
+
+
+def _read_out(roster: Roster) -> None:
+    """The fingerprint of a roster as the coordinator reads it out."""
+    listed = ", ".join(roster.members)
+    typer.echo(f"Coordinator: call {listed}, and read them these rows, which each types into `accept`:")
+    for row in roster.rows:
+        typer.echo(f"    {row}")
 
 
 @consortium_app.command("check")
@@ -165,6 +186,33 @@ def check_command(
         typer.echo("Everything is as it should be." if not wrong else f"Wrong: {len(wrong)}; see above what to do.")
     if wrong:
         raise typer.Exit(1)
+
+
+@consortium_app.command("leave")
+def leave_command(
+    home: Annotated[Path | None, typer.Argument(help="The party's home; the only one of this machine.")] = None,
+    note: Annotated[str, typer.Option(help="Why, in a line: it goes into the ledger's chain, to nobody else.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Leave the consortium: nobody is heard here any more, open studies are closed, units are stopped and removed.
+
+    Records, ledger, counter and models stay, and what was spent stays spent. It says what remains and what the others
+    must do. Run it as root. `tacit consortium join` with a kit takes part again, with the same ledger.
+
+    Example: tacit consortium leave /srv/tacit/bergen
+    """
+    from tacit.deploy.consortium.kits import only_home, read_kit
+    from tacit.deploy.consortium.leaving import leave
+
+    place = (only_home() if home is None else home).resolve()
+    kit = read_kit(place)
+    if not yes:
+        typer.confirm(f"Shall {kit.party} leave {kit.terms.name}?", abort=True)
+    left = leave(place, note)
+    for title, lines in (("Done", left.done), ("What remains here", left.remains), ("What others do", left.others)):
+        typer.echo(f"{title}:")
+        for line in lines:
+            typer.echo(f"  - {line}")
 
 
 @consortium_app.command("try")

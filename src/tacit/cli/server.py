@@ -28,7 +28,7 @@ from tacit.cli import (
     print_table,
     template,
 )
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 
 server_app = group(
     "server",
@@ -397,12 +397,16 @@ def evaluate_command(
     shufflers: _Shufflers = None,
     delta: Annotated[float | None, typer.Option(help="For a bundle: by default what the model had.")] = None,
     out: Out = Path("runs"),
+    again: Annotated[
+        bool, typer.Option("--again", help="Ask once more, at the same price, what was answered before.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Ask silos how a finished model does on records that they have set aside, and show it with 95% intervals.
 
     Silos count their records by score and truth, with noise, and pay from the account of records set aside: training
-    is not touched. `tacit server run` ends with it; this asks again, or for the first time where owners had to approve.
+    is not touched. `tacit server run` ends with it; this goes on where owners had to approve, or asks something else.
+    It says whom it waits for. Answers that were paid for are shown again, and cost nothing, unless --again is given.
     A bundle alone, wherever it was trained, needs --keys and --silos too; a new run folder keeps what is said.
 
     Example: tacit server evaluate runs/heart-disease --control state/control.toml --group sex
@@ -425,12 +429,14 @@ def evaluate_command(
     section = own | {key: value for key, value in given.items() if value is not None}
 
     def tell(event: str, facts: dict[str, Any]) -> None:
-        if event == "warning":
-            typer.echo(f"warning: {facts['text']}", err=True)
+        if event == "met":
+            typer.echo(f"met {facts['silo']}", err=True)
+        elif event in ("warning", "validating"):
+            typer.echo("warning: " * (event == "warning") + printable(facts["text"]), err=True)
 
     try:
         with leader.connected(control) as transport:
-            facts = evaluate_again(folder, transport, section, tell=tell)
+            facts = evaluate_again(folder, transport, section, tell=tell, again=again)
     except TacitError:
         if folder != model:
             typer.echo(f"To go on later: tacit server evaluate {folder} --control {control}", err=True)

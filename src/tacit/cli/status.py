@@ -9,14 +9,13 @@ import contextlib
 import datetime
 import json
 import math
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of, seat_of
-from tacit.deploy.permissions import check_owner, other_owner
+from tacit.deploy.permissions import as_owner, check_owner, other_owner
 from tacit.deploy.silo.consent import Offer, charge_of, check_delta, check_sampling, consider, pool_of, terms_of
 from tacit.deploy.silo.owner import decide
 from tacit.deploy.silo.policy import Policy, PolicyError, load_policy, policy_from
@@ -282,7 +281,7 @@ def proposal(plan_text: str, policy: Policy, entries: list[Entry]) -> dict[str, 
     found: dict[str, Any] = {
         "study": plan.study,
         "proposer": plan.proposer or "not known",
-        "comparison": plan.consortium.hex(),
+        "comparison": plan.compared,
         "plan": json.loads(plan_text),
         "own_epsilon": None,
         "own_delta": plan.delta,
@@ -394,34 +393,46 @@ def described(row: Mapping[str, Any], folder: Path) -> str:
 def described_lines(row: Mapping[str, Any]) -> dict[str, str]:
     """A waiting study in words: who asks, what for, what is read, what it costs, and what that rests on."""
     plan = row["plan"]
-    algorithm, objective, shuffle = plan["algorithm"], plan["objective"], plan.get("shuffle")
+    shuffle, aside = plan.get("shuffle"), plan["algorithm"]["name"] == VALIDATION
     come = "all of them in every round" if plan["everyone"] else "some of them in each round"
-    widths = "-".join(str(width) for width in (*objective.get("channels", ()), *objective.get("hidden", ())))
-    model = " ".join(part for part in (objective.get("model", "linear"), widths) if part)
-    features = "x".join(str(width) for width in plan["features"])
-    channel = algorithm.get("channel", "direct")
     lines = {
         "proposer": row["proposer"],
-        **({"purpose": plan["purpose"]} if plan.get("purpose") else {}),
-        **({"reads": ", ".join(row["fields"])} if row.get("fields") else {}),
-        "algorithm": f"{algorithm['name']}, {algorithm['num_rounds']} rounds, channel {channel}",
-        "model": f"{model}, {plan['task']}, {features} features",
+        "purpose": plan.get("purpose") or "the proposer says none",
+        **({"reads": ", ".join(row["fields"]) + ", of records set aside" * aside} if row.get("fields") else {}),
+        **_asks(plan),
         "silos": f"{plan['silos']}, {come}"
         + ("" if shuffle is None else f", shufflers {', '.join(shuffle['shufflers'])}"),
         **_trust(row),
         "rests on": row["rests_on"],
         **prices(row),
         **({"elsewhere": row["elsewhere"]} if row["elsewhere"] else {}),
-        # The whole of both: a part of either might be that of two plans.
-        "compare": f"{row['comparison']} (the same at every silo of this study)",
+        "compare": row["comparison"],
+        "by phone": "read the line above to another silo's owner, and hear the same from them: it is one study for all",
     }
     return {name: printable(text) for name, text in lines.items()}
 
 
+def _asks(plan: Mapping[str, Any]) -> dict[str, str]:
+    """What a plan does with records, and with which model."""
+    algorithm, objective = plan["algorithm"], plan["objective"]
+    widths = "-".join(str(width) for width in (*objective.get("channels", ()), *objective.get("hidden", ())))
+    name = " ".join(part for part in (objective.get("model", "linear"), widths) if part)
+    model = f"{name}, {plan['task']}, {'x'.join(str(width) for width in plan['features'])} features"
+    channel = f"channel {algorithm.get('channel', 'direct')}"
+    if algorithm["name"] != VALIDATION:
+        rounds = counted(algorithm["num_rounds"], "round")
+        return {"algorithm": f"{algorithm['name']}, {rounds}, {channel}", "model": model}
+    groups = algorithm.get("asked", {}).get("groups") or ()
+    told = " and ".join(["in all", *(f"by {group}" for group in groups)])
+    return {
+        "asks": f"one question, {channel}: how many records have which score and truth, {told}, with noise",
+        "model": f"{model}; a finished one, which comes with the question and is not changed by it",
+    }
+
+
 def _commands(row: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """What an owner may do with a proposal; whoever looks as somebody else decides as the owner's user."""
-    name = other_owner(folder)
-    tacit = "tacit" if name is None else f"sudo -u {shlex.quote(name)} tacit"
+    tacit = "tacit" if other_owner(folder) is None else f"{as_owner(folder)} tacit"
     if row["approved"]:
         return {"revoke": f"{tacit} silo revoke {folder} {row['study'][:12]}"}
     return {

@@ -117,9 +117,17 @@ def check_owner(folder: Path) -> None:
     name = other_owner(folder)
     if name is not None:
         raise PermissionsError(
-            f"Expected the user who owns {folder}, {name}: files of others are shut to its daemon. Run: sudo -u "
-            f"{shlex.quote(name)} tacit silo ..."
+            f"Expected the user who owns {folder}, {name}: files of others are shut to its daemon. Run, as root: "
+            f"{as_owner(folder)} tacit silo ..."
         )
+
+
+def as_owner(folder: Path) -> str:
+    """What root types before a command to run it as the owner of a folder; containers' users have numbers alone."""
+    name, found = other_owner(folder) or "root", folder.stat()
+    if name.startswith("#"):
+        return f"setpriv --reuid {found.st_uid} --regid {found.st_gid} --clear-groups"
+    return f"runuser -u {shlex.quote(name)} --"
 
 
 def other_owner(folder: Path) -> str | None:

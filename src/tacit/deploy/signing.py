@@ -27,6 +27,7 @@ from tacit.deploy.wire import (
     frame,
     parse_request,
     parse_signed_reply,
+    spoken,
 )
 from tacit.errors import TacitError
 
@@ -88,10 +89,9 @@ def fingerprint(public: str) -> str:
     """A key in eight groups of four digits, to compare by telephone: the first 128 bits of its SHA-256.
 
     >>> fingerprint(Signer(bytes(32)).public)
-    '139e 3940 e64b 5491 7220 88d9 a0d7 4162'
+    '139e 3940 e64b 5491, 7220 88d9 a0d7 4162'
     """
-    digits = hashlib.sha256(verifying_key(public).public_bytes_raw()).hexdigest()
-    return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
+    return spoken(hashlib.sha256(verifying_key(public).public_bytes_raw()).hexdigest()[:32])
 
 
 def _is_key(public: str) -> str:

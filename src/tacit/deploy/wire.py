@@ -254,9 +254,27 @@ class Plan(Strict):
         return hashlib.sha256(self.model_dump_json(exclude={"silo_index"}).encode()).digest()
 
     @property
+    def compared(self) -> str:
+        """What owners compare of a study by telephone: 192 bits of its identity at all silos.
+
+        So many because a proposer may look for two plans that agree in them, which takes half as many bits of work.
+        """
+        return spoken(self.consortium.hex()[:48])
+
+    @property
     def described(self) -> Description:
         """What the plan itself says of records."""
         return Description(features=self.features, task=self.task, classes=self.classes)
+
+
+def spoken(digits: str) -> str:
+    """Digits to read out by telephone: groups of four, with a pause after every fourth.
+
+    >>> spoken("0123456789abcdef0123")
+    '0123 4567 89ab cdef, 0123'
+    """
+    groups = [digits[at : at + 4] for at in range(0, len(digits), 4)]
+    return ", ".join(" ".join(groups[at : at + 4]) for at in range(0, len(groups), 4))
 
 
 def plain_section(value: dict[str, Any]) -> dict[str, Any]:

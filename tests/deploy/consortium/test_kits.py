@@ -1,6 +1,7 @@
 """Kits hold no secret, keys stay where they are made, and nobody pins a key that its owner has not made."""
 
 import os
+import pwd
 import re
 import shutil
 import ssl
@@ -12,15 +13,16 @@ from pathlib import Path
 import pytest
 import tomli_w
 import yaml
+from click.testing import CliRunner
 from typer.main import get_command
 
 from tacit import __version__
 from tacit.cli import app
 from tacit.cli.status import _commands
 from tacit.deploy.consortium import pages
-from tacit.deploy.consortium.accepting import MARK, accept
+from tacit.deploy.consortium.accepting import MARK, accept, misheard
 from tacit.deploy.consortium.checking import check
-from tacit.deploy.consortium.joining import join
+from tacit.deploy.consortium.joining import join, starting
 from tacit.deploy.consortium.kits import init
 from tacit.deploy.consortium.roster import admit, read_roster, roster_text
 from tacit.deploy.consortium.terms import consortium_from, services, watcher
@@ -142,7 +144,10 @@ def test_root_looks_with_the_home_of_the_partys_user_and_decides_as_that_user(tm
     assert [terms["env"]["HOME"] for terms in looked] == [str(homes["oslo"] / name) for name in ("silo", "courier")]
     assert {terms["user"] for terms in looked} == {10001}
     row = {"approved": False, "study": "9" * 64}
-    for folder, words in ((homes["oslo"] / "silo", "sudo -u '#10001' tacit"), (homes["bergen"] / "silo", "tacit")):
+    os.chown(homes["tromso"] / "silo", pwd.getpwnam("nobody").pw_uid, -1)
+    as_number = "setpriv --reuid 10001 --regid 10001 --clear-groups tacit"
+    for name, words in (("oslo", as_number), ("tromso", "runuser -u nobody -- tacit"), ("bergen", "tacit")):
+        folder = homes[name] / "silo"
         assert _commands(row, folder)["approve"] == f"{words} silo approve {folder} {row['study']}"
 
 
@@ -187,6 +192,43 @@ def test_a_roster_with_another_key_is_refused_by_its_owner_and_by_the_telephone(
         accept(tmp_path / "roster.toml", homes["oslo"], forged.fingerprint)
     assert (homes["bergen"] / "silo" / "policy.toml").read_bytes() == before
     assert read_roster(path).fingerprint == roster.fingerprint
+
+
+def test_a_fingerprint_is_typed_as_it_is_heard_and_a_wrong_row_is_named(world):
+    _, _, homes, path, roster = world
+    rows = roster.rows
+    assert [len(row.split()) for row in rows] == [4, 4, 4]
+    for typed in (roster.fingerprint, "".join(rows).upper(), "\n".join(rows), roster.fingerprint.replace(" ", "")):
+        assert misheard(typed, roster) == []
+    other = rows[1][:-1] + ("0" if rows[1][-1] != "0" else "1")
+    assert misheard(" ".join([rows[0], other, rows[2]]), roster) == [2]
+    assert misheard(roster.fingerprint + "0", roster) == [3]
+    assert misheard("", roster) == misheard("0" + roster.fingerprint, roster) == [1, 2, 3]
+    with pytest.raises(TacitError, match="in row 2"):
+        accept(path, homes["oslo"], " ".join([rows[0], other, rows[2]]))
+    for typed in ("\n".join(rows), roster.fingerprint):
+        command = ["consortium", "accept", str(path), "--home", str(homes["oslo"])]
+        done = CliRunner().invoke(get_command(app), command, input=f"{typed}\n", catch_exceptions=False)
+        assert (done.exit_code, "Pinned the keys" in done.output) == (0, True), done.output
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_who_joins_is_told_what_starts_the_services(world, tmp_path, monkeypatch, runs):
+    _, kits, homes, _, _ = world
+    monkeypatch.setattr("tacit.deploy.consortium.joining.has_systemd", lambda: runs)
+    monkeypatch.setattr("tacit.deploy.consortium.joining.UNITS", tmp_path / "none")
+    for party in PARTIES:
+        own, _ = own_services(kits[party], party)
+        told = starting(homes[party], "users")
+        if runs:
+            assert told[0].endswith(f"systemctl enable --now {' '.join(service.name for service in own)}")
+            continue
+        assert told[0].startswith("No units were installed, and no systemd runs here")
+        typed = [line.strip().replace(str(homes[party]), str(pages.HOMES / party)).split(" -- ") for line in told[1:]]
+        assert [user for user, _ in typed] == [f"runuser -u {service.user}" for service in own]
+        assert [words.split()[1:] for _, words in typed] == [list(service.words) for service in own]
+        assert not any("runuser" in line for line in starting(homes[party], "mine"))
+        assert "docker compose up" in starting(homes[party], "containers")[0]
 
 
 @pytest.mark.parametrize("field", ["authority", "schema_digest", "edition"])

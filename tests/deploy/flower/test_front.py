@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tomli_w
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
@@ -26,8 +27,9 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.consortium.processes import TACIT, below, free_port
 from tacit.deploy.flower import front
+from tacit.deploy.flower.commands import node_key
 from tacit.deploy.flower.lines import Reply, Request
-from tacit.deploy.flower.private import FLEET_PATHS, PULL_PATH
+from tacit.deploy.flower.private import FLEET_PATHS, PULL_PATH, Registered, registered_key
 
 
 def ask(method="POST", path="/v1/fleet/pull-messages", *, content=b"x", headers=(), fails=False, status=200):
@@ -288,3 +290,30 @@ def test_a_link_listens_on_loopback_and_ends_as_a_whole(link, tmp_path):
     assert process.wait(30) == 0
     assert not answers(port)
     assert not answers(control_port)
+
+
+def test_a_new_roster_lets_new_keys_in_and_shuts_the_old_ones_of_a_name_out(tmp_path, monkeypatch, capsys):
+    """A stranger's node of a silo's name goes too; one that no roster names is told of, and stays."""
+    for name in ("a", "b", "old", "gone"):
+        node_key(tmp_path / name)
+    keys = {name: (tmp_path / f"{name}.pub").read_text() for name in ("a", "b", "old", "gone")}
+    kept = {name: registered_key(key.encode()) for name, key in keys.items()}
+    rows = [("a", "a"), ("b", "old"), ("gone", "gone")]
+    done = []
+
+    class FakeLink(contextlib.AbstractContextManager):
+        def __init__(self, control):
+            self.register, self.unregister = lambda name, key: done.append((name, key.decode())), done.append
+
+        def __exit__(self, *_):
+            return None
+
+        def nodes(self):
+            return [Registered(place, name, False, kept[key]) for place, (name, key) in enumerate(rows)]
+
+    monkeypatch.setattr(front, "Link", FakeLink)
+    monkeypatch.setattr(front, "read_control", lambda path: None)
+    (tmp_path / "nodes.toml").write_text(tomli_w.dumps({"nodes": {"a": keys["a"], "b": keys["b"]}}))
+    front._let_in(SimpleNamespace(control=tmp_path / "control.toml"))
+    assert done == [1, ("b", keys["b"])]
+    assert f"tacit server unregister gone --control {tmp_path / 'control.toml'}" in capsys.readouterr().out

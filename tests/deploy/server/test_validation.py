@@ -149,9 +149,27 @@ def test_a_model_can_be_asked_about_again_while_the_account_lasts(done, silos):
     facts = evaluate_again(trained, transport, {"epsilon": 0.5}, tell=lambda event, row: told.append((event, row)))
     assert facts["epsilon"] == 0.5
     assert {silo["epsilon_spent"] <= 0.5 for silo in facts["silos"]} == {True}
+    said = [row["text"] for event, row in told if event == "validating"]
+    assert said[0] == "validation: waiting for their consent: s0, s1, s2"
+    came = [text.partition(" has")[0] for text in said[1:4]]
+    assert sorted(came) == list(NAMES)
+    assert said[2].endswith(f"validation: waiting for their consent: {came[2]}")
+    assert said[4:] == ["validation: s0, s1, s2 answered"]
+    # The same once more is not asked: what was paid for is shown.
+    paid, told[:] = debits(silos), []
+    assert evaluate_again(trained, transport, {"epsilon": 0.5}, tell=lambda event, row: told.append(row)) == facts
+    assert debits(silos) == paid
+    assert "costs nothing" in told[-1]["text"]
+    assert evaluate_again(trained, transport, {"epsilon": 0.5}, tell=quiet, again=True) != facts
+    assert debits(silos) == [count + 1 for count in paid]
     with pytest.raises(RefusalError) as refused:
         evaluate_again(trained, transport, {"epsilon": 39.0}, tell=lambda event, row: None)
     assert refused.value.code in ("over-budget", "unpriceable")
+
+
+def debits(silos):
+    ledgers = [home_of(daemon.folder, load_policy(daemon.folder / "policy.toml")).ledger for daemon in silos]
+    return [[entry.kind for entry in inspect(path)].count("debit") for path in ledgers]
 
 
 def bundle_of(trained, tmp_path, silos, change=lambda text: text, **terms):
@@ -176,6 +194,7 @@ def test_a_bundle_alone_is_enough_and_silos_make_its_features_by_its_ranges(done
     facts = evaluate_again(folder, transport, tell=quiet)
     point = load_checkpoint(folder / "validation" / "checkpoint.npz", fresh_state)
     assert point.plan.ranges == {"age": pytest.approx(ranges["age"])}
+    assert point.plan.purpose == "Test the finished model of asked, which predicts ill, on records set aside."
     assert (facts["epsilon"], facts["study"]) == (4.0, first["study"])
     for name in ("accuracy", "AUC"):
         one, other = (main_row(own["numbers"], name) for own in (first, facts))

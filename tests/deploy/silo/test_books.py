@@ -21,7 +21,7 @@ app.add_typer(silo_app)
 app.command("ledger")(ledger_command)
 SEALS = {name: str(new_secret().public) for name in ("anna", "bert")}
 SHUFFLE = Shuffle(records=(40,) * 4, min_silos=4, honest=0.75, shufflers=SEALS)
-DIRECT = plan_of({"name": "mb-sgd"}, name="blood-pressure")
+DIRECT = plan_of({"name": "mb-sgd"}, name="blood-pressure", purpose="Who needs <b>treatment</b>?")
 SUM = plan_of(
     {"name": "mb-sgd", "sampling": "full", "channel": "shuffled-sum", "num_rounds": 2},
     name="in-a-crowd",
@@ -81,6 +81,7 @@ def test_every_study_says_who_asked_who_let_it_in_and_who_ended_it(found):
     assert (crowd["ended"]["how"], crowd["ended"]["who"]) == ("closed", myself())
     assert (away["state"], away["ended"]["how"], away["ended"]["who"]) == ("refused", "rejected", myself())
     assert away["proposer"] == "tester"
+    assert (direct["purpose"], crowd["purpose"]) == (DIRECT.purpose, None)
     assert (direct["asked_epsilon"], crowd["asked_epsilon"]) == (1.0, 3.0)
     assert [row["name"] for row in found["pending"]] == ["waits"]
 
@@ -161,6 +162,7 @@ class Page(HTMLParser):
 def test_the_page_stands_by_itself_and_says_everything(folder, found, tmp_path):
     path = tmp_path / "ledger.html"
     run("ledger", folder, "--report", path)
+    assert "Who needs &lt;b&gt;treatment&lt;/b&gt;?" in path.read_text()
     raw = path.read_text(encoding="utf-8")
     assert path.stat().st_mode & 0o077 == 0
     page = Page(raw)

@@ -108,6 +108,30 @@ def test_an_owner_sees_what_a_waiting_study_asks_for_and_what_it_would_leave(sil
     assert account["left_share"] == pytest.approx(row["left_share"], rel=1e-9)
 
 
+def test_a_question_for_validation_says_what_for_and_about_which_model(tmp_path):
+    records = records_of(0, 100)
+    allow = {"algorithms": ["validation"], "min_silos": 2}
+    approval = {"mode": "manual"}
+    home, policy = make_home(tmp_path / "aside", records, allow=allow, approval=approval, data={"validation": 0.2})
+    service = SiloService(policy, records, home)
+    asked = {"name": "validation", "asked": {}, "num_rounds": 1, "step_size": 1.0, "clip_norm": None}
+    plan = plan_of(asked, purpose="Test the finished model of heart, which predicts disease, on records set aside.")
+    try:
+        LocalClient(service).ask(Propose(plan=plan))
+        shown = run("silo", "status", home.folder)
+    finally:
+        service.close()
+    for line in (
+        f"purpose    {plan.purpose}",
+        "asks       one question, channel direct: how many records have which score and truth, in all, with noise",
+        "model      linear, binary, 5 features; a finished one, which comes with the question",
+        "of the account of records set aside",
+        f"compare    {plan.compared}\n  by phone   read the line above to another silo's owner, and hear the same",
+    ):
+        assert line in shown
+    assert len(plan.compared.split()) == 12
+
+
 def test_what_would_not_fit_any_more_is_said_before_it_is_approved(silo):
     folder, client = silo.home.folder, LocalClient(silo)
     plans = [PLAN.model_copy(update={"nonce": nonce, "epsilon": 2.5}) for nonce in ("aa", "bb")]
@@ -133,7 +157,7 @@ def test_owners_of_different_silos_see_the_same_number_to_compare(silo, tmp_path
     assert found[0]["comparison"] == found[1]["comparison"]
     assert found[0]["comparison"] in run("silo", "status", silo.home.folder)
     changed = PLAN.model_copy(update={"epsilon": 0.5})
-    assert changed.consortium.hex() != found[0]["comparison"]
+    assert changed.compared != found[0]["comparison"]
 
 
 def test_status_says_whether_the_daemon_runs_and_that_nothing_waits(silo):

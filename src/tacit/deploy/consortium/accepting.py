@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tomli_w
 from tacit.data.schema import public_schema
 from tacit.deploy.consortium.accounts import Account, Accounts, put, text_of
 from tacit.deploy.consortium.certificates import belongs
-from tacit.deploy.consortium.kits import Kit, description, read_kit
+from tacit.deploy.consortium.kits import LEFT, Kit, description, read_kit
 from tacit.deploy.consortium.roster import Member, Roster, Use, edition_in, read_roster, roster_text
 from tacit.deploy.consortium.terms import SERVER, ConsortiumError
 from tacit.deploy.permissions import read_secret
@@ -20,12 +21,19 @@ from tacit.deploy.shuffler.config import load_keys, terms_from
 from tacit.deploy.signing import Signer
 from tacit.deploy.silo.policy import policy_from
 
+_NOT_SAID = str.maketrans("", "", " \t\n,")
 MARK = "# Pinned by the roster. `tacit consortium accept` writes everything below this line anew."
 
 
-def same_fingerprint(typed: str, roster: Roster) -> bool:
-    """Whether somebody has typed a roster's fingerprint, with or without spaces."""
-    return "".join(typed.split()).lower() == roster.fingerprint.replace(" ", "")
+def misheard(typed: str, roster: Roster) -> list[int]:
+    """Which rows of a roster's fingerprint, from 1, are not as somebody has typed them, with or without spaces.
+
+    None are only where all of it was typed, and nothing else.
+    """
+    said, rows = typed.lower().translate(_NOT_SAID), [row.translate(_NOT_SAID) for row in roster.rows]
+    size, last = len(rows[0]), len(rows)
+    found = {place: said[(place - 1) * size : None if place == last else place * size] for place in range(1, last + 1)}
+    return [place for place, part in found.items() if part != rows[place - 1]]
 
 
 def accept(path: Path, home: Path, fingerprint: str) -> Roster:
@@ -35,13 +43,17 @@ def accept(path: Path, home: Path, fingerprint: str) -> Roster:
     consortium, authority and schema, and every key that it names as this party's is one whose private half lies here.
     """
     roster, kit = read_roster(path), read_kit(home)
-    if not same_fingerprint(fingerprint, roster):
+    if (home / LEFT).exists():
+        raise ConsortiumError(f"{kit.party} has left {kit.terms.name}; join again first: tacit consortium join KIT")
+    wrong = misheard(fingerprint, roster)
+    if wrong:
+        which = "in every row" if len(wrong) == len(roster.rows) else f"in row {' and '.join(map(str, wrong))}"
         raise ConsortiumError(
-            f"{path} has another fingerprint than you were told: somebody may have exchanged it. Ask for it again, by "
-            "another way."
+            f"{path} has another fingerprint than you were told, {which}. If you may have misheard, have it read out "
+            "again; else somebody has exchanged the file: ask for it again, by another way."
         )
     _check(roster, kit, home)
-    kind, owners = kit.terms.parties[kit.party], _owners(home, kit)
+    kind, owners = kit.terms.parties[kit.party], owners_of(home, kit)
     write = {"silo": _silo, "server": _server, "shuffler": _shuffler}[kind]
     write(roster, kit, home, owners)
     (home / "roster.toml").write_text(roster_text(roster), encoding="utf-8")
@@ -49,7 +61,7 @@ def accept(path: Path, home: Path, fingerprint: str) -> Roster:
     return roster
 
 
-def _owners(home: Path, kit: Kit) -> Accounts:
+def owners_of(home: Path, kit: Kit) -> Accounts:
     """Who owns a party's files, as its folders say."""
     first, second = {"silo": ("silo", "courier"), "server": ("link", "proposer"), "shuffler": ("shuffler",) * 2}[
         kit.terms.parties[kit.party]
@@ -104,6 +116,15 @@ def _pinned(text: str, pins: dict[str, Any]) -> str:
     """An owner's file with these tables at its end, in place of those that an earlier roster had pinned."""
     above = text.partition(MARK)[0].rstrip()
     return f"{above}\n\n{MARK}\n{tomli_w.dumps(pins)}"
+
+
+def without(text: str, table: str, *, empty: bool = False) -> str:
+    """An owner's file without a table that a roster has pinned, or with an ``empty`` one; everything else stays."""
+    above, mark, below = text.partition(MARK)
+    if not mark:
+        return text
+    rest = {name: value for name, value in tomllib.loads(below).items() if name != table}
+    return _pinned(above, rest | ({table: {}} if empty else {}))
 
 
 def _silo(roster: Roster, kit: Kit, home: Path, owners: Accounts) -> None:

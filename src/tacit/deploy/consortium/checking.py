@@ -24,8 +24,10 @@ from typing import Any, Literal, NamedTuple
 from tacit import __version__
 from tacit.data.schema import public_schema
 from tacit.deploy.client import Client
+from tacit.deploy.consortium import pages
 from tacit.deploy.consortium.certificates import days_left
-from tacit.deploy.consortium.kits import Kit, description, read_kit
+from tacit.deploy.consortium.joining import has_systemd
+from tacit.deploy.consortium.kits import LEFT, Kit, description, read_kit
 from tacit.deploy.consortium.roster import Roster, read_roster
 from tacit.deploy.consortium.terms import SERVER, services
 from tacit.deploy.permissions import check_courier, check_silo
@@ -58,6 +60,9 @@ def check(home: Path) -> list[Finding]:
     kit = read_kit(home)
     kind = kit.terms.parties[kit.party]
     found = [Finding("kit", "ok", f"{kit.party}, a {kind} of {kit.terms.name}")]
+    if (home / LEFT).exists():
+        way = f"{kit.party} has left {kit.terms.name} (see {home / LEFT}); to join again: tacit consortium join KIT"
+        return [*found, Finding("left", "wrong", way)]
     if not (home / "roster.toml").exists():
         way = f"tacit consortium accept roster.toml --home {home}"
         return [
@@ -124,10 +129,13 @@ def _fingerprints(kit: Kit, roster: Roster) -> Iterator[Finding]:
 
 def _units(kit: Kit, home: Path) -> Iterator[Finding]:
     """Whether services run, where systemd keeps them."""
-    if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
-        yield Finding(
-            "services", "note", "no systemd here: compose.yaml of the kit, or another supervisor, starts them"
-        )
+    if not has_systemd():
+        if (home / "containers").is_dir():
+            way = f"docker compose up --detach, in {home / 'containers'}"
+        else:
+            apart = (home / _FIRST[kit.terms.parties[kit.party]]).stat().st_uid != os.geteuid()
+            way = "; ".join(pages.by_hand(kit.terms, kit.party, home, apart=apart))
+        yield Finding("services", "note", f"no systemd here; what starts them, and again after a boot: {way}")
         return
     for service in services(kit.terms, kit.party, home):
         done = subprocess.run(["systemctl", "is-active", "--quiet", service.name])

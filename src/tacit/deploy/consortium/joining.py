@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from tacit.data.schema import public_schema
 from tacit.deploy.consortium import pages
 from tacit.deploy.consortium.accounts import Accounts, Whose, accounts_for, folder, give, put, text_of
 from tacit.deploy.consortium.certificates import requested, write_public
-from tacit.deploy.consortium.kits import Kit, data_section, description, read_kit, read_text
-from tacit.deploy.consortium.terms import ConsortiumError
+from tacit.deploy.consortium.kits import LEFT, Kit, data_section, description, read_kit, read_text
+from tacit.deploy.consortium.terms import ConsortiumError, services
 from tacit.deploy.flower.commands import link_files, node_key
 from tacit.deploy.permissions import read_secret, write_secret
 from tacit.deploy.shuffler.config import load_keys, make_keys
@@ -60,6 +61,7 @@ def join(
     make = {"silo": _silo, "server": _server, "shuffler": _shuffler}[kind]
     keys = make(kit, source, place, owners, records)
     write_public(place / "kit.toml", read_text(source / "kit.toml", "The kit"))
+    (place / LEFT).unlink(missing_ok=True)
     # The authority that the roster is compared with, whatever lies beside it in the kit.
     write_public(place / "ca.pem", kit.authority)
     for name, text in units.items():
@@ -75,6 +77,26 @@ def join(
         write_secret(place / pages.WATCH, pages.watching(kit.terms, kit.party, place))
     facts = {"party": kit.party, "kind": kind, "consortium": kit.terms.name, "tacit": __version__}
     return place, {**facts, "schema_digest": kit.schema_digest, **keys}
+
+
+def has_systemd() -> bool:
+    """Whether systemd runs this machine; its folders alone may be there without it."""
+    return shutil.which("systemctl") is not None and Path("/run/systemd/system").is_dir()
+
+
+def starting(home: Path, whose: Whose) -> list[str]:
+    """How the services of a party that has joined are started here, in lines; what no unit does is said."""
+    kit = read_kit(home)
+    if whose == "containers":
+        where = home / "containers"
+        return [f"No units were installed. Put {pages.WHEEL} into {where}; then there: docker compose up --detach"]
+    names = " ".join(service.name for service in services(kit.terms, kit.party, home))
+    if whose == "users" and has_systemd():
+        return [f"Units are installed. Once the roster is accepted: systemctl enable --now {names}"]
+    units = "Units are installed" if whose == "users" and UNITS.is_dir() else "No units were installed"
+    why = "nothing starts by itself on trial" if whose == "mine" else "no systemd runs here to start them"
+    first = f"{units}, and {why}. Once the roster is accepted, keep this running, in place of systemctl:"
+    return [first, *(f"    {line}" for line in pages.by_hand(kit.terms, kit.party, home, apart=whose == "users"))]
 
 
 def _signing(path: Path) -> str:

@@ -15,6 +15,9 @@ from tacit.deploy.consortium.terms import SERVER, Consortium, ConsortiumError, c
 from tacit.deploy.sections import read_toml
 from tacit.deploy.wire import Description
 
+LEFT = "left.toml"
+"""What says that a party has left, in its home."""
+
 
 class Kit(NamedTuple):
     """What a party is told before it has keys: its name, everybody's terms, and the authority's certificate."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from importlib import resources
 from pathlib import Path
@@ -80,6 +81,15 @@ def units(terms: Consortium, party: str, home: Path, tacit: str = INSTALLED) -> 
     }
 
 
+def by_hand(terms: Consortium, party: str, home: Path, *, apart: bool = True) -> list[str]:
+    """What root types, or a supervisor of its own starts, where no unit does; each runs until it is stopped.
+
+    Where the party's users are not ``apart``, all of it runs as whoever types it.
+    """
+    own = [(f"runuser -u {service.user} -- " * apart, service.words) for service in services(terms, party, home)]
+    return [f"{user}{shlex.join([installed(), *words])}" for user, words in own]
+
+
 def containers(terms: Consortium, party: str, home: Path) -> dict[str, str]:
     """The compose file and the image of a party, by the names of their files."""
     return {"compose.yaml": _compose(terms, party, home), "Containerfile": rendered("Containerfile", wheel=WHEEL)}
@@ -113,8 +123,8 @@ def readme(terms: Consortium, party: str, home: Path) -> str:
     """A party's own page: its five commands."""
     run = run_command(terms, home) if party == SERVER else ""
     facts = {"party": party, "kind": terms.parties[party], "account": account_name(party), "version": __version__}
-    own = services(terms, party, home)
-    return rendered("README.md", terms=terms, home=home, services=own, run=run, **facts)
+    own = {"services": services(terms, party, home), "watches": watcher(terms, party, home)}
+    return rendered("README.md", terms=terms, home=home, run=run, **own, **facts)
 
 
 def watching(terms: Consortium, party: str, home: Path) -> str:

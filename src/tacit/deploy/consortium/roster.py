@@ -26,7 +26,7 @@ from tacit.deploy.consortium.kits import description
 from tacit.deploy.consortium.terms import SERVER, Consortium, ConsortiumError, Kind, load_consortium
 from tacit.deploy.sections import Section, checked, read_toml
 from tacit.deploy.signing import KeyText
-from tacit.deploy.wire import Name
+from tacit.deploy.wire import Name, spoken
 
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 NodeKey = Annotated[str, Field(pattern=r"^ecdsa-sha2-nistp384 [A-Za-z0-9+/=]{1,400}$")]
@@ -91,8 +91,12 @@ class Roster(Section):
         bits of work. The order of names counts too: that of shufflers is the order of their cascade.
         """
         text = json.dumps(self.model_dump(mode="json", by_alias=True))
-        digits = hashlib.sha256(b"tacit roster 1\0" + text.encode()).hexdigest()
-        return " ".join(digits[at : at + 4] for at in range(0, 48, 4))
+        return spoken(hashlib.sha256(b"tacit roster 1\0" + text.encode()).hexdigest()[:48])
+
+    @property
+    def rows(self) -> list[str]:
+        """The fingerprint in rows of four groups, as it is read out and typed."""
+        return self.fingerprint.split(", ")
 
     def signs(self, kind: Kind) -> dict[str, str]:
         """The signing keys of all parties of a kind."""

@@ -16,7 +16,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -36,12 +36,14 @@ from tacit.deploy.flower.private import (
     PUSH_PATH,
     FlowerError,
     Link,
+    Registered,
     claimed_node,
     is_reply,
     is_signed_by,
+    registered_key,
 )
 from tacit.deploy.sections import read_toml
-from tacit.errors import TacitError
+from tacit.errors import TacitError, printable
 
 _MOST_STRANGERS = 8
 """How many requests of strangers the SuperLink has at once."""
@@ -146,7 +148,8 @@ def serve(files: LinkFiles, *, host: str, port: int, control_port: int, certific
         _wait_for(superlink, control_port)
         _let_in(files)
         with _listening(host, port) as listening:
-            print(f"Nodes join at {host}:{port}. Studies are led with --control {files.control}", flush=True)
+            copy = f"--control {files.control}, or the copy of it that their proposer's user has"
+            print(f"Nodes join at {host}:{port}. Studies are led with {copy}.", flush=True)
             asyncio.run(_serve(listening, secure, files, control_port, superlink))
     except KeyboardInterrupt:
         pass
@@ -170,19 +173,37 @@ def _wait_for(superlink: _Process, port: int) -> None:
 
 
 def _let_in(files: LinkFiles) -> None:
-    """Register the nodes of a roster that are not yet; a key that was shut out stays so, and that is said."""
+    """Register the nodes of a roster that are not yet; a key that was shut out stays so, and that is said.
+
+    A node whose silo has another key by now is shut out. One that is not in the roster may be somebody's who was
+    registered by hand: how to shut it out is said.
+    """
     path = files.control.with_name("nodes.toml")
     if not path.exists():
         return
     wanted = read_toml(path, TacitError, "").get("nodes", {})
     with Link(read_control(files.control)) as link:
-        known = {row.name for row in link.nodes()}
-        for name in sorted(set(wanted) - known):
+        known = link.nodes()
+        for name in sorted({printable(row.name) for row in known} - set(wanted)):
+            way = f"tacit server unregister {name} --control {files.control}"
+            print(f"{name} is let in and not in the roster; if it has left: {way}", flush=True)
+        for name in sorted(wanted):
             try:
-                link.register(name, str(wanted[name]).encode())
-                print(f"{name} may join.", flush=True)
+                _register(link, name, str(wanted[name]).encode(), [row for row in known if row.name == name])
             except FlowerError as error:
                 print(f"The node of {name} is not let in: {error}", flush=True)
+
+
+def _register(link: Link, name: str, public: bytes, known: Sequence[Registered]) -> None:
+    """Let the node of a key in, and shut those out that have the name and another key."""
+    own = registered_key(public)
+    for row in known:
+        if row.key != own:
+            link.unregister(row.node)
+            print(f"{name} has another key in the roster than a node of this name, which is shut out.", flush=True)
+    if own not in [row.key for row in known]:
+        link.register(name, public)
+        print(f"{name} may join.", flush=True)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -341,12 +341,21 @@ class Fleet:
             pause = min(2 * pause, _MOST_PAUSE)
 
 
+def registered_key(public_key: bytes) -> bytes:
+    """A node's public key as OpenSSH writes it, in the form that a SuperLink keeps."""
+    try:
+        return public_pem(serialization.load_ssh_public_key(public_key))
+    except ValueError as error:
+        raise FlowerError(f"Expected a public key as `tacit silo keys` makes it: {error}.") from None
+
+
 class Registered(NamedTuple):
     """A node that was registered."""
 
     node: int
     name: str
     online: bool
+    key: bytes
 
 
 class Link:
@@ -371,10 +380,7 @@ class Link:
 
     def register(self, name: str, public_key: bytes) -> None:
         """Let a silo's node in, by its public key as OpenSSH writes it."""
-        try:
-            public = public_pem(serialization.load_ssh_public_key(public_key))
-        except ValueError as error:
-            raise FlowerError(f"Expected a public key as `tacit silo keys` makes it: {error}.") from None
+        public = registered_key(public_key)
         self._ask(self._control.RegisterNode, self._control_types.RegisterNodeRequest(public_key=public, name=name))
 
     def unregister(self, node: int) -> None:
@@ -385,7 +391,7 @@ class Link:
         """The nodes that are registered."""
         found = self._ask(self._control.ListNodes, self._control_types.ListNodesRequest())
         rows = [info for info in found.nodes_info if info.status != "unregistered"]
-        return [Registered(int(info.node_id), str(info.name), info.status == "online") for info in rows]
+        return [Registered(int(i.node_id), str(i.name), i.status == "online", bytes(i.public_key)) for i in rows]
 
     def begin(self) -> Run:
         """Start a run and become the one who executes it.

@@ -24,7 +24,7 @@ from tacit.stopping import ToldInterrupt
 _LOOK = 0.5
 _GRACE = 75.0
 """Longer than a leader takes to end a study at every silo."""
-_PRINTED = ("met", "warning", "waiting", "consent", "refusal", "round", "validated", "failed")
+_PRINTED = ("met", "warning", "waiting", "consent", "refusal", "round", "missing", "validating", "validated", "failed")
 """Events that are printed line by line where there is no terminal to draw on."""
 
 _FINAL = "Asking again would end in the same way: change the study, and start it anew without --resume."
@@ -54,8 +54,10 @@ class View:
             facts |= {"note": row.get("text", ""), "final": row.get("final", False)}
         elif event == "met":
             facts["note"] = f"met {row['silo']} ({row['records']} records)"
-        elif event == "warning":
+        elif event in ("warning", "validating"):
             facts["note"] = row["text"]
+        elif event == "missing":
+            facts["note"] = f"round {row['round']} waits for {', '.join(row['silos'])}"
         elif event == "waiting":
             facts["note"] = f"{row['silo']} waits for {row['for']}; compare {row['compare']}"
         elif event == "refusal":

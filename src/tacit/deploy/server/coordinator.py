@@ -212,6 +212,7 @@ class Coordinator:
         self._weights = dict(zip(point.silos, weights, strict=True))
         self.consents: dict[str, Consent] = {}
         self._late: set[str] = set()
+        self._missed: tuple[int, list[str]] | None = None
         self.messages: dict[str, Any] = {}
         if (plan.shuffle is None) != (shuffled is None):
             raise TacitError("Expected shufflers exactly where the plan names them.")
@@ -274,8 +275,8 @@ class Coordinator:
         response = self._checked(name, response)
         if isinstance(response, Consent) and not self._agreed(name, response):
             if reasons.get(name) != _WAITS:
-                compare = self._plans[name].consortium.hex()
-                self._tell("waiting", {"silo": name, "for": "its owner's approval", "compare": compare})
+                facts = {"silo": name, "for": "its owner's approval", "compare": self._plans[name].compared}
+                self._tell("waiting", facts)
             reasons[name] = _WAITS
         elif isinstance(response, Error):
             if reasons.get(name) != response.text:
@@ -525,6 +526,7 @@ class Coordinator:
                 self._read(name, round_index, replies, answers, gone)
             if len(answers) >= min_silos:
                 return answers
+            self._tell_missing(round_index, [name for name in left if name not in answers and name not in gone])
             if not is_fixed:
                 wanted = list(self.point.silos)
             if time.monotonic() > deadline or len(set(wanted) - set(gone)) < min_silos:
@@ -536,6 +538,12 @@ class Coordinator:
                 )
             self._look(set(wanted) - set(answers))
             time.sleep(_PAUSE)
+
+    def _tell_missing(self, round_index: int, silos: list[str]) -> None:
+        """Say whom a round waits for; once, until that changes."""
+        if (round_index, silos) != self._missed:
+            self._missed = (round_index, silos)
+            self._tell("missing", {"round": round_index + 1, "silos": silos})
 
     def _request(self, name: str, round_index: int, specs: Any, payload: bytes) -> bytes:
         return frame(wire.Answer(study=self._plans[name].study, round=round_index, arrays=specs), payload)

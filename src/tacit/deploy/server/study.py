@@ -166,11 +166,12 @@ def _validate(
 
 
 def evaluate_again(
-    folder: Path, transport: Transport, section: Mapping[str, Any] | None = None, *, tell: Tell
+    folder: Path, transport: Transport, section: Mapping[str, Any] | None = None, *, tell: Tell, again: bool = False
 ) -> dict[str, Any]:
     """Ask how the model of a run folder does at the silos of its deployment; writes and returns what they say.
 
-    ``section`` are values of a study's section ``validation``, in place of its own.
+    ``section`` are values of a study's section ``validation``, in place of its own. What was answered before is not
+    asked, and paid for, once more, unless ``again``.
     """
     study = load_study(folder / "study.toml")
     terms = deployment_from(tomllib.loads((folder / "deployment.toml").read_text(encoding="utf-8")))
@@ -179,7 +180,7 @@ def evaluate_again(
     patience = Patience(terms.round_seconds, terms.patience)
     wanted = None if section is None else ValidationSection.model_validate(dict(section))
     callers = {entry.name: Caller(entry.address, proposer, terms.patience) for entry in terms.shufflers}
-    asked = evaluation_of(folder, study, terms.proposer, callers, wanted)
+    asked = evaluation_of(folder, study, terms.proposer, callers, wanted, again=again)
     try:
         met = meet(signed, terms.silos, patience, tell, terms.only, tuple(terms.pins))
         facts = evaluate(asked, signed, met, patience, tell)

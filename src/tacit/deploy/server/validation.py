@@ -3,7 +3,8 @@
     bundle -> plan of one round, with the model as its broadcast -> counts by (score, truth) -> validation.json
 
 Silos that have set nothing aside, or do not allow it, are left out. Where owners still have to approve, or silos are
-away, the question stays open: `tacit server evaluate` goes on with it, unless something else is asked.
+away, the question stays open: `tacit server evaluate` goes on with it, unless something else is asked. What was
+answered and paid for is not asked again, unless that is wanted.
 
 A bundle is enough: `bundle_run` makes a run folder around it. Silos make the features that a model takes from their own
 cells, by the ranges of its bundle; a model that takes others is refused before anybody is asked.
@@ -57,12 +58,14 @@ _ENDING = 10.0
 class Evaluation:
     """A question about the model of a run folder; ``section`` is what is asked, at which price.
 
-    ``ranges`` are those of a model whose bundle has no columns. Shuffled sums go through ``callers``, and the share
-    ``honest`` of silos keeps its noise secret; in pairwise sums ``colluding`` silos may not.
+    ``title`` is what the model was trained for. ``ranges`` are those of a model whose bundle has no columns. Shuffled
+    sums go through ``callers``, and the share ``honest`` of silos keeps its noise secret; in pairwise sums
+    ``colluding`` silos may not. With ``again``, what was answered before is asked, and paid for, once more.
     """
 
     folder: Path
     name: str
+    title: str
     section: ValidationSection
     channel: Channel
     ranges: Mapping[str, Sequence[float]]
@@ -72,6 +75,7 @@ class Evaluation:
     honest: float
     colluding: int
     callers: Mapping[str, Caller]
+    again: bool = False
 
     @property
     def path(self) -> Path:
@@ -85,6 +89,8 @@ def evaluation_of(
     proposer: str,
     callers: Mapping[str, Caller],
     section: ValidationSection | None = None,
+    *,
+    again: bool = False,
 ) -> Evaluation:
     """The question that follows a study: through its channel, and at its price; shuffled reports become sums."""
     section = study.validation if section is None else section
@@ -95,7 +101,8 @@ def evaluation_of(
     name = f"{study.name.removesuffix(f'-{NAME}')[:_LONGEST]}-{NAME}"
     channel, delta = channel_of(study.algorithm.channel), study.privacy.delta
     counted_on = study.run.honest, study.pairwise.colluding
-    return Evaluation(folder, name, section, channel, ranges, float(epsilon), delta, proposer, *counted_on, callers)
+    asked = name, study.title, section, channel, ranges, float(epsilon), delta
+    return Evaluation(folder, *asked, proposer, *counted_on, callers, again)
 
 
 def channel_of(trained: Channel) -> Channel:
@@ -125,7 +132,8 @@ def bundle_run(bundle: Path, out: Path, *, epsilon: float | None, delta: float |
 def evaluate(asked: Evaluation, transport: Transport, met: Met, patience: Patience, tell: Tell) -> dict[str, Any]:
     """Ask the silos that were met how the model of a run folder does; writes and returns what they say.
 
-    A question that was begun before goes on. A silo that refuses for good is left out, and the others are asked.
+    A question that was begun before goes on; of one that was answered before, what was said is returned, and nobody
+    pays. A silo that refuses for good is left out, and the others are asked.
     """
     model = load_model(asked.folder)
     willing = {name: found for name, found in met.items() if found[1].validation}
@@ -133,6 +141,9 @@ def evaluate(asked: Evaluation, transport: Transport, met: Met, patience: Patien
         raise TacitError("No silo has set records aside to test models; their owners can, with data.validation.")
     while True:
         point = _point(asked, model, willing, transport)
+        if point.finished:
+            return _said_before(asked, point, willing, tell)
+        tell("validating", {"text": _missing(point.silos, "their consent")})
         coordinator = _coordinator(asked, point, transport, met, patience, tell)
         try:
             receipts = coordinator.run()
@@ -147,15 +158,40 @@ def evaluate(asked: Evaluation, transport: Transport, met: Met, patience: Patien
     return _write(asked, model, coordinator, receipts)
 
 
+def _said_before(asked: Evaluation, point: Checkpoint, willing: Met, tell: Tell) -> dict[str, Any]:
+    """What silos have said when the same was asked before."""
+    facts = _stored(asked, point.plan)
+    assert facts is not None
+    others = sorted(set(willing) - set(point.silos))
+    not_asked = f" {', '.join(others)}: not asked then." if others else ""
+    text = f"The same was asked before, and {', '.join(point.silos)} answered: that is shown, and costs nothing."
+    tell("validating", {"text": f"{text}{not_asked} To ask, and pay, once more: tacit server evaluate ... --again"})
+    return facts
+
+
+def _stored(asked: Evaluation, plan: Plan) -> dict[str, Any] | None:
+    """What silos have said to the question of this very plan, if it was written down."""
+    try:
+        facts: dict[str, Any] = json.loads((asked.folder / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return facts if facts.get("compare") == plan.compared else None
+
+
+def _missing(silos: Sequence[str], what: str) -> str:
+    return f"validation: waiting for {what}: {', '.join(silos)}"
+
+
 def _point(asked: Evaluation, model: TrainedModel, willing: Met, transport: Transport) -> Checkpoint:
-    """Where the question stands: as it was left, or at its beginning. Another one that was left open is ended."""
+    """Where the question stands: as it was left, answered, or at its beginning. Another that was left open is ended."""
     names = tuple(sorted(willing))
     facts = [willing[name][1].model_copy(update={"records": willing[name][1].validation}) for name in names]
     seals = {name: greet(caller).seal for name, caller in asked.callers.items()}
     plan = plan_for(question(asked, model, facts), facts, seals, proposer=asked.proposer)
     if asked.path.exists():
         point = load_checkpoint(asked.path, fresh_state)
-        if not point.finished and _same(point.plan, plan):
+        is_said = point.finished and not asked.again and _stored(asked, point.plan) is not None
+        if _same(point.plan, plan) and (is_said or not point.finished):
             return point
         if not point.finished:
             # Who pays for one question must not be asked another, nor hold a reservation for it.
@@ -183,7 +219,16 @@ def question(asked: Evaluation, model: TrainedModel, facts: Sequence[Welcome]) -
     run = {"honest": asked.honest} if asked.callers else {}
     # All who answer: those who have set nothing aside are not among them.
     peers = {"pairwise": {"colluding": asked.colluding}} if asked.channel == "pairwise" else {}
-    return study_from({**tree, "data": {"name": "silo", "options": options}, "run": run, **peers})
+    data = {"name": "silo", "options": options}
+    return study_from({**tree, "title": purpose(model, asked.title), "data": data, "run": run, **peers})
+
+
+def purpose(model: TrainedModel, title: str) -> str:
+    """What owners read of a question about a model: which one, as its bundle says, and what it was trained for."""
+    own = model.description
+    words = f"Test the finished model of {own.training.study or 'a study without a name'}, which predicts "
+    words += f"{own.target.column}, on records set aside."
+    return f"{words} It was trained for: {title}" if title else words
 
 
 def _tree(name: str, model: TrainedModel, algorithm: Mapping[str, Any], epsilon: float, delta: float) -> dict[str, Any]:
@@ -236,8 +281,19 @@ def _objective(model: TrainedModel) -> dict[str, Any]:
 def _coordinator(
     asked: Evaluation, point: Checkpoint, transport: Transport, met: Met, patience: Patience, tell: Tell
 ) -> Coordinator:
+    left = dict.fromkeys(point.silos)
+
     def told(event: str, facts: Mapping[str, Any]) -> None:
         # The journal's rounds and prices are those of training.
+        if event == "consent":
+            left.pop(facts["silo"], None)
+            rest = _missing(list(left), "their consent") if left else "validation: all have consented; they count now"
+            words = f"{facts['silo']} has consented, at epsilon {facts['epsilon']:.4g} of records set aside"
+            tell("validating", {"text": f"{words}. {rest}"})
+        if event == "missing":
+            tell("validating", {"text": _missing(facts["silos"], "the answers of")})
+        if event == "round":
+            tell("validating", {"text": f"validation: {', '.join(facts['silos'])} answered"})
         if event == "refusal":
             tell("warning", {"text": f"{facts['silo']} does not validate ({facts['code']}): {facts['text']}"})
         if event == "waiting":
@@ -272,6 +328,7 @@ def _write(
         rows[name] = plain_rows(told, classes=target.classes, scale=target.range)
     facts = {
         "study": plan.name,
+        "compare": plan.compared,
         "task": wanted.task,
         "unit": target.unit,
         "channel": asked.channel,

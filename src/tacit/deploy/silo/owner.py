@@ -80,11 +80,16 @@ def decide(folder: Path, study: str, verb: str, terms: str = "", note: str = "")
     # Written elsewhere first: a daemon that finds it in the folder finds all of it.
     draft = folder.parent / f".{path.name}.new"
     draft.unlink(missing_ok=True)
+    write_secret(draft, decision(terms, note))
+    draft.replace(path)
+
+
+def decision(terms: str, note: str) -> str:
+    """What a decision's file says: who has decided, the terms that are revoked, and why."""
     line = " ".join(note.split())
     if len(line) > LONGEST_NOTE:
         raise PolicyError(f"Expected a note of at most {LONGEST_NOTE} characters, got {len(line)}; shorten it.")
-    write_secret(draft, f"{myself()}\n{terms}\n{line}")
-    draft.replace(path)
+    return f"{myself()}\n{terms}\n{line}"
 
 
 def heed(ledger: Ledger, decided: Path, names: list[str]) -> None:
@@ -99,11 +104,11 @@ def heed(ledger: Ledger, decided: Path, names: list[str]) -> None:
         (decided / name).unlink(missing_ok=True)
 
 
-def _end(ledger: Ledger, study: str, verb: str, decision: Path) -> None:
+def _end(ledger: Ledger, study: str, verb: str, path: Path) -> None:
     """End a study, unless a crash came between the entry and the end of its file."""
-    text, account, facts = ledger.plan(study), ledger.accounts.get(study), author(decision)
+    text, account, facts = ledger.plan(study), ledger.accounts.get(study), author(path)
     plan = None if text is None else Plan.model_validate_json(text)
-    _, told, _ = _lines(decision)
+    _, told, _ = _lines(path)
     revoked = told if plan is None else terms_of(plan)
     terms = {"terms": revoked} if verb == "revoke" and _IDENTITY.fullmatch(revoked) else {}
     is_over = study in ledger.notes.endings and not (account is not None and account.live)
