@@ -405,7 +405,8 @@ def described_lines(row: Mapping[str, Any]) -> dict[str, str]:
         **({"purpose": plan["purpose"]} if plan.get("purpose") else {}),
         **({"reads": ", ".join(row["fields"])} if row.get("fields") else {}),
         "algorithm": f"{algorithm['name']}, {algorithm['num_rounds']} rounds, channel {channel}",
-        "model": f"{model}, {plan['task']}, {features} features",
+        "model": f"{model}, {plan['task']}, {features} features"
+        + (", and this silo's own model beside it" if algorithm.get("asked", {}).get("own") else ""),
         "silos": f"{plan['silos']}, {come}"
         + ("" if shuffle is None else f", shufflers {', '.join(shuffle['shufflers'])}"),
         **_trust(row),
