@@ -1,16 +1,19 @@
 """Validation at the door: what a record can move, whatever model a server sends, and what comes out."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tacit.algorithm import Terms
-from tacit.algorithms.validation import validation
+from tacit.algorithms.mr_mtl import OwnModel
+from tacit.algorithms.validation import HAS_OWN, validation
 from tacit.audit.stored_engine import StoredEngine
 from tacit.counting.estimate import Noisy
-from tacit.counting.performance import CONCORDANCE, performance
-from tacit.counting.request import StatisticsError
+from tacit.counting.performance import CONCORDANCE, OVER_SHARED, own_performance, performance
+from tacit.counting.request import StatisticsError, noise_ratios
 from tacit.counting.residuals import RMSE
 from tacit.counting.scored import scored
 from tacit.objectives import Loss, Objective, Problem, huber, linear, logistic, poisson, softmax, squared
@@ -19,6 +22,7 @@ from tacit.privacy.strategy import FRESH
 from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise
 from tacit.silo.integers import BOUND
 
+KEY = jax.random.key(0)
 GROUP = [{"name": "sex", "kind": "category", "levels": ["f", "m"], "place": 1}]
 CASES = {
     "binary": (logistic(), 1, lambda rng, n: rng.integers(0, 2, n).astype(np.int32)),
@@ -42,25 +46,93 @@ def door_of(case, records=60, **own):
     return Door(silo, table, silo_index=0, form=False, engine=StoredEngine(silo, form=False)), problem
 
 
+def rows_at(door, work):
+    """Each block's rows of all records in exact integers, and how far every two are apart, squared."""
+    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, FRESH, NO_PAST, nonnegative=True)
+    clips = dict.fromkeys(door.multiplier, 1.0)
+    rows, found = [], {}
+    for place in range(door.count):
+        present = np.arange(door.count) == place
+        rows.append({n: own.formed for n, own in mechanism.sums(work, door.records, present, clips).items()})
+    for name in rows[0]:
+        table = np.stack([row[name] for row in rows]).astype(object)
+        squares = (table * table).sum(axis=1)
+        found[name] = table, squares[:, None] + squares[None, :] - 2 * (table @ table.T)
+    return found
+
+
 @pytest.mark.parametrize("weight", [0.0, 1.0, 1e30, np.inf, np.nan])
 @pytest.mark.parametrize("case", CASES)
 def test_no_two_records_are_further_apart_than_the_price_says(case, weight):
     """Brute force over all pairs, for models that a hostile server may send, in exact integers."""
     door, problem = door_of(case)
     params = jax.tree.map(lambda leaf: jnp.full(leaf.shape, weight), problem.objective.init(jax.random.key(0)))
-    mechanism = DiscreteGaussian(door.engine, door.multiplier, no_noise, FRESH, NO_PAST, nonnegative=True)
-    clips = dict.fromkeys(door.multiplier, 1.0)
-    rows = []
-    for place in range(door.count):
-        present = np.arange(door.count) == place
-        rows.append({n: own.formed for n, own in mechanism.sums(params, door.records, present, clips).items()})
-    for name in rows[0]:
-        table = np.stack([row[name] for row in rows]).astype(object)
-        squares = (table * table).sum(axis=1)
-        apart = squares[:, None] + squares[None, :] - 2 * (table @ table.T)
+    for name, (table, apart) in rows_at(door, params).items():
         assert (table >= 0).all()
         assert apart.max() <= 2 * BOUND**2, name
         assert (table.sum(axis=1) > 0.99999 * BOUND).all(), "every record is in some cell"
+
+
+STUDY = "ab" * 32
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_models_together_move_no_further_than_one_release_may(case):
+    """All blocks in units of their own noise, for all pairs of records: a record is in both models' blocks."""
+    door, problem = door_of(case, 40, own=STUDY)
+    like = lambda value: jax.tree.map(lambda leaf: jnp.full(leaf.shape, value), problem.objective.init(KEY))  # noqa: E731
+    blocks, ratios = len(door.multiplier), door.multiplier  # of noise multiplier 1
+    width = {"binary": 1, "multiclass": 2, "regression": 2, "survival": 1}[case]
+    assert blocks == 3 * width + (case != "survival"), "by all, by sex, of the own model; and what compares both"
+    assert sum(float(ratio) ** -2 for ratio in ratios.values()) == pytest.approx(1.0)
+    furthest = 0.0
+    for shared, own in ((1.0, -1.0), (0.1, 0.0), (np.nan, 1.0), (1.0, np.inf)):
+        work = door.silo.start(like(shared), OwnModel(like(own), jnp.ones((), bool)))
+        found = rows_at(door, work)
+        together = sum(apart / float(ratios[name]) ** 2 for name, (_, apart) in found.items())
+        furthest = max(furthest, float(together.max()))
+        assert all((table.sum(axis=1) > 0.99999 * BOUND).all() for table, _ in found.values())
+    assert furthest <= 2 * BOUND**2 * (1 + 1e-9)
+    if case in ("binary", "multiclass", "survival"):
+        assert furthest > 1.99 * BOUND**2, "two records that differ in every block: nothing is overpaid"
+
+
+def test_a_door_counts_the_silos_own_model_and_says_whether_it_has_one():
+    """Exact, without noise: each model's counts, and how many records each gets right where the other does not."""
+    rng = np.random.default_rng(5)
+    x, y = rng.uniform(-1, 1, (150, 4)).astype(np.float32), rng.integers(0, 2, 150).astype(np.int32)
+    problem = Problem(Objective(linear(4, 1), logistic()))
+    terms = Terms(clip_norm=None, noise_multiplier=1.0, batch_size=None, sampling="full")
+    algorithm = validation(asked={"own": STUDY})(problem, terms)
+    door = Door(algorithm.rounds["validation"].silo, {"x": x, "y": y}, silo_index=0, form=False)
+    shared, own = rng.normal(size=(2, 4, 1)).astype(np.float32)
+    params, mine = ({"linear": {"w": jnp.asarray(w), "b": jnp.zeros(1)}} for w in (shared, own))
+
+    def answer(memory):
+        return door.answer(params, memory, batches=[door.batch(0, None)], sampler=no_noise, past=NO_PAST).message
+
+    said = answer(OwnModel(mine, jnp.ones((), bool)))
+    right = [((x @ w)[:, 0] >= 0) == (y == 1) for w in (shared, own)]
+    wanted = scored("binary", 2, own=True)
+    noisy = [Noisy(np.asarray(said[f"s{i:02}"], float), 1e-9, 150) for i in range(3)]
+    rows = {row.measure: float(row.value) for row in own_performance(wanted, noisy)}
+    assert float(said[HAS_OWN]) == 1.0
+    assert rows["accuracy"] == pytest.approx(right[1].mean(), abs=1e-5)
+    assert rows[OVER_SHARED] == pytest.approx(right[1].mean() - right[0].mean(), abs=1e-5)
+    without = answer(algorithm.memory(params))
+    assert float(without[HAS_OWN]) == 0.0
+    np.testing.assert_allclose(without["s01"], said["s00"], atol=1e-6)
+    assert noise_ratios(wanted.tables)["s00"] == pytest.approx(np.sqrt(3))
+
+
+def test_own_models_need_direct_messages_and_a_study():
+    problem = Problem(Objective(linear(4, 1), logistic()))
+    terms = Terms(clip_norm=None, noise_multiplier=1.0, batch_size=None, sampling="full")
+    with pytest.raises(StatisticsError, match="a sum over silos"):
+        validation(asked={"own": STUDY})(problem, dataclasses.replace(terms, channel="pairwise"))
+    for named in (True, "../../policy", "AB" * 32):
+        with pytest.raises(StatisticsError, match="64 hexadecimal digits"):
+            validation(asked={"own": named})(problem, terms)
 
 
 def test_a_door_says_the_exact_counts_without_noise():

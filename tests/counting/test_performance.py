@@ -5,7 +5,7 @@ import pytest
 from sklearn import metrics
 
 from tacit.counting.estimate import Noisy
-from tacit.counting.performance import performance
+from tacit.counting.performance import OVER_SHARED, own_performance, performance
 from tacit.counting.request import StatisticsError, block
 from tacit.counting.scored import scored
 
@@ -112,6 +112,28 @@ def test_residuals_of_numbers():
     for name, true in (("RMSE", rmse), ("R2", r2), ("mean residual", 0.02)):
         row = rows["", "", name]
         assert 0.92 <= np.mean((row.low <= true) & (true <= row.high)) <= 0.985, name
+
+
+def test_what_an_own_model_gains_is_told_by_pairs_of_the_same_records():
+    """Its interval has the variance of the difference, which is smaller than that of two models' own numbers."""
+    rng, count, draws, noise = np.random.default_rng(6), 300, 1000, 1.5 * np.sqrt(6) / 300
+    chances = np.array([0.1, 0.1, 0.04, 0.76])  # (shared right, own right): neither, own alone, shared alone, both
+    paired = rng.multinomial(count, chances, draws) / count + rng.normal(0, noise, (draws, 4))
+    table = np.tile(scored("binary", 2).first[0].size * [0.0], (draws, 1))
+    wanted = scored("binary", 2, own=True)
+    [row] = [
+        row
+        for row in own_performance(wanted, [*[Noisy(table, noise, count)] * 2, Noisy(paired, noise, count)])
+        if row.measure == OVER_SHARED
+    ]
+    assert 0.925 <= np.mean((row.low <= 0.06) & (row.high >= 0.06)) <= 0.98
+    numbers = scored("regression", 2, residual=0.5, own=True)
+    apart = np.clip(rng.normal(0.02, 0.05, (draws, count)), -0.25, 0.25)
+    powered = powers((apart / 0.25 + 1) / 2) + rng.normal(0, noise, (draws, 6))
+    far = Noisy(np.tile(powers(np.full(5, 0.5)), (draws, 1)), noise, count)
+    row = own_performance(numbers, [*[far] * 4, Noisy(powered, noise, count)])[0]
+    assert row.measure == OVER_SHARED
+    assert 0.925 <= np.mean((row.low <= 0.02) & (row.high >= 0.02)) <= 0.98
 
 
 def test_several_classes():

@@ -6,6 +6,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,6 +24,7 @@ from tacit.data.discover import Declared, Draft, Folder, look
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
 from tacit.errors import TacitError, counted
+from tacit.objectives.losses import SURVIVAL
 from tacit.privacy.plan import MOST_DELTA
 
 T = TypeVar("T")
@@ -46,6 +48,10 @@ def init_command(
     ] = None,
     bounds: Annotated[
         Path | None, typer.Option(help="TOML file of public knowledge: a table per column, low and high, or levels.")
+    ] = None,
+    event: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Where the target is a time: whether it ended with the event. Survival."),
     ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     private: Annotated[
@@ -90,10 +96,13 @@ def init_command(
 
     With --example clinics three clinics' files of invented patients are written first, for a first try.
 
+    With --event the target is a time, and survival regression is set up: --target days --range days=0:3650 --event
+    died --levels died=no,yes. The range ends at the horizon, and the last level is the event.
+
     Example: tacit init clinics --target ill --levels ill=no,yes --range age=0:110 --levels sex=f,m
     """
     given: dict[str, Any] = {"--target": target, "--range": ranges, "--levels": levels, "--bounds": bounds}
-    given |= {"--drop": drop, "--private": private, "--read-records": read_records}
+    given |= {"--event": event, "--drop": drop, "--private": private, "--read-records": read_records}
     if example is not None:
         folder, target, bounds = written_example(example, folder, given | {"--schema-only": schema_only}, force=force)
     if folder is None:
@@ -103,13 +112,13 @@ def init_command(
         _write_schema(folder, out, given, force, as_json)
         return
     _check_numbers(private, epsilon, delta)
-    if rehearsed and private is not None:
-        raise TacitError("Expected --rehearse without --private: statistics that are not there yet cannot be made up.")
+    if rehearsed:
+        _check_rehearsal(event, private)
     study_path, schema_path = _places(folder, out)
     for path in (study_path, schema_path):
         if path.exists() and not force:
             raise TacitError(f"{path} exists; use --force to write over it, or --out for another study.")
-    declared = _declared(ranges or [], levels or [], drop or [], bounds)
+    declared = replace(_declared(ranges or [], levels or [], drop or [], bounds), event=event)
     found = look(folder, declared.drop, declared.levels)
     asking = choose.somebody_answers() and not as_json
     if target is None:
@@ -140,6 +149,13 @@ def _check_numbers(private: str | None, epsilon: float, delta: float) -> None:
         raise TacitError(f"Expected --epsilon={epsilon:g} to be a number above 0, such as 1.")
     if not 0 < delta < MOST_DELTA:
         raise TacitError(f"Expected --delta={delta:g} to lie between 0 and {MOST_DELTA:g}, such as 1e-6.")
+
+
+def _check_rehearsal(event: str | None, private: str | None) -> None:
+    if event is not None:
+        raise TacitError("Expected --rehearse without --event: times of events are not made up yet.")
+    if private is not None:
+        raise TacitError("Expected --rehearse without --private: statistics that are not there yet cannot be made up.")
 
 
 def _write_schema(description: Path, out: Path | None, given: dict[str, Any], force: bool, as_json: bool) -> None:
@@ -246,7 +262,7 @@ def _ask(found: Folder, target: str, declared: Declared, private: str | None) ->
             levels |= _ask_until("its levels, known to all, as A,B,C", column.name, _levels)
         else:
             ranges |= _ask_until("its range, known to all, as LOW:HIGH", column.name, _range)
-    return Declared(ranges, levels, declared.drop)
+    return replace(declared, ranges=ranges, levels=levels)
 
 
 def _levels(text: str, where: str) -> tuple[str, ...]:
@@ -287,6 +303,8 @@ def _study(
     if schema_path != folder / "schema.toml":
         tree["data"]["options"]["schema"] = os.path.relpath(schema_path.resolve(), folder.resolve())
     tree["objective"]["loss"] = {"binary": "logistic", "multiclass": "softmax", "regression": "squared"}[task]
+    if drafted.schema.target.event is not None:
+        tree["objective"]["loss"] = SURVIVAL
     tree["privacy"] = {"epsilon": epsilon, "delta": delta}
     if private is not None:
         numbers = list(drafted.schema.numbers)
@@ -356,7 +374,7 @@ def _say(found: Folder, drafted: Draft, study: Path, schema: Path, as_json: bool
     table = Table(*columns, title=f"{counted(len(found.sizes), 'silo')} in {found.path}")
     for name, column in found.columns.items():
         read = drafted.schema.columns.get(name)
-        words = "the target" if read is None else read.kind
+        words = "the target" if name == drafted.schema.target.column else "its event" if read is None else read.kind
         table.add_row(escape(name), column.kind, words, str(sum(column.missing.values())))
     print_table(table, console)
     for line in (*drafted.assumed, _shares()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,6 +52,7 @@ def predict_command(
     """Predict the target of new rows, one line for each, in the target's own words or unit.
 
     Columns may stand in any order; what was done to cells that are missing, unknown or outside their range is said.
+    Of survival it is the relative risk, beside the chance to be without the event at the end of each bin of time.
 
     Example: tacit predict runs/clinics-20260101-120000 new.csv --out predicted.csv --proba
     """
@@ -61,9 +63,11 @@ def predict_command(
     outputs = model.outputs(x)
     found = model.predictions(outputs).tolist()
     likely = model.probabilities(outputs) if proba else None
+    lives = model.survival(outputs) if model.survives else None
     classes = [str(name) for name in model.classes.tolist()]
     if as_json:
         shares = {} if likely is None else {"classes": classes, "probabilities": likely.tolist()}
+        shares |= {} if lives is None else {"times": lives[0].tolist(), "survival": lives[1].tolist()}
         target = model.description.target.column
         print_json({"target": target, "records": len(found), "predictions": found, **shares, "notes": list(notes)})
         if out is None:
@@ -71,6 +75,8 @@ def predict_command(
     table = _kept(rows, keep or []) | {"prediction": [_short(one) for one in found]}
     if likely is not None:
         table |= {f"probability {name}": map(_short, likely[:, i].tolist()) for i, name in enumerate(classes)}
+    if lives is not None:
+        table |= {f"survival at {t:g}": map(_short, own.tolist()) for t, own in zip(lives[0], lives[1].T, strict=True)}
     lines = [table, *zip(*table.values(), strict=True)]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
@@ -111,7 +117,7 @@ def evaluate_command(
 
     Example: tacit evaluate runs/clinics-20260101-120000 labelled.csv
     """
-    from tacit.models.rows import labels_of, rows_of
+    from tacit.models.rows import RowsWarning, labels_of, rows_of
     from tacit.models.scores import TITLES
     from tacit.models.trained import EXACT
 
@@ -123,7 +129,9 @@ def evaluate_command(
         )
     labels_of(found.cells[target.column], target, found.place)  # a wrong one is told with its line
     x, notes = model.encode(rows)
-    metrics = model.evaluate(x, found.cells[target.column])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RowsWarning)  # its words are notes here
+        metrics = model.evaluate(rows) if model.survives else model.evaluate(x, found.cells[target.column])
     if as_json:
         facts = {"target": target.column, "metrics": metrics, "private": False, "says": EXACT, "notes": list(notes)}
         print_json(facts)

@@ -391,6 +391,10 @@ def evaluate_command(
     residual: Annotated[
         float | None, typer.Option(help="The largest error of a number that counts, as a share of its range.")
     ] = None,
+    own: Annotated[
+        bool | None,
+        typer.Option(help="Count silos' own models too, at the same epsilon; by default where the study made such."),
+    ] = None,
     keys: Annotated[Path | None, typer.Option(help="For a bundle: the folder of the proposer's key.")] = None,
     silos: Annotated[int | None, typer.Option(help="For a bundle: how many silos are asked.")] = None,
     only: _Only = None,
@@ -406,6 +410,7 @@ def evaluate_command(
 
     Silos count their records by score and truth, with noise, and pay from the account of records set aside: training
     is not touched. `tacit server run` ends with it; this goes on where owners had to approve, or asks something else.
+    Models of silos' own (mr-mtl) are counted there, in the same release, and compared with the shared one.
     It says whom it waits for. Answers that were paid for are shown again, and cost nothing, unless --again is given.
     A bundle alone, wherever it was trained, needs --keys and --silos too; a new run folder keeps what is said.
 
@@ -424,9 +429,10 @@ def evaluate_command(
     from tacit.deploy.server.study import evaluate_again
     from tacit.plans.spec import load_study
 
-    own = load_study(folder / "study.toml").validation.model_dump()
     given = {"epsilon": epsilon, "groups": tuple(group or ()) or None, "threshold": threshold, "residual": residual}
-    section = own | {key: value for key, value in given.items() if value is not None}
+    given |= {"own": own}
+    section = load_study(folder / "study.toml").validation.model_dump()
+    section |= {key: value for key, value in given.items() if value is not None}
 
     def tell(event: str, facts: dict[str, Any]) -> None:
         if event == "met":
@@ -507,21 +513,32 @@ def _terms(
 
 
 def print_validation(facts: dict[str, Any]) -> None:
-    """Show what silos say of a model, by silo and overall."""
-    from tacit.counting.validated import MAIN, main_row, verdict
+    """Show what silos say of a model, by silo and overall; and of their own models, where they were asked."""
+    from tacit.counting.validated import own_verdict, verdict
 
     console = Console()
-    measures = [name for name in MAIN if main_row(facts["numbers"], name)]
-    table = Table("silo", "records", *measures, title=f"{facts['study']}, 95% intervals")
     total = sum(silo["records"] for silo in facts["silos"])
-    for part in ({"name": "all", "records": total, "numbers": facts["numbers"]}, *facts["silos"]):
+    parts = [{"name": "all", "records": total, **facts}, *facts["silos"]]
+    _print_numbers(f"{facts['study']}, 95% intervals", [(part, part["numbers"]) for part in parts], console)
+    console.print(Text(verdict(facts)))
+    if (words := own_verdict(facts)) is not None:
+        own = [(part, part["own"] and part["own"]["numbers"]) for part in parts]
+        _print_numbers("each silo's own model", own, console)
+        console.print(Text(words))
+    console.print(f"Epsilon {facts['epsilon']:.4g} at delta {facts['delta']:g}, of records set aside.", highlight=False)
+
+
+def _print_numbers(title: str, parts: list[tuple[Any, Any]], console: Console) -> None:
+    """A table of what is known of all silos, which come first, and of each."""
+    from tacit.counting.validated import MAIN, main_row
+
+    measures = [name for name in MAIN if main_row(parts[0][1] or (), name)]
+    table = Table("silo", "records", *measures, title=title)
+    for part, rows in parts:
         # Sums tell of all silos together, and of none alone.
-        rows = part["numbers"]
         shown = ["–" if rows is None else _interval(main_row(rows, name)) for name in measures]
         table.add_row(Text(part["name"]), str(part["records"]), *shown)
     print_table(table, console)
-    console.print(Text(verdict(facts)))
-    console.print(f"Epsilon {facts['epsilon']:.4g} at delta {facts['delta']:g}, of records set aside.", highlight=False)
 
 
 def _interval(row: Any) -> str:

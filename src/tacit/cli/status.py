@@ -423,10 +423,11 @@ def _asks(plan: Mapping[str, Any]) -> dict[str, str]:
         rounds = counted(algorithm["num_rounds"], "round")
         return {"algorithm": f"{algorithm['name']}, {rounds}, {channel}", "model": model}
     groups = algorithm.get("asked", {}).get("groups") or ()
+    own = ", and this silo's own model beside it" if algorithm.get("asked", {}).get("own") else ""
     told = " and ".join(["in all", *(f"by {group}" for group in groups)])
     return {
         "asks": f"one question, {channel}: how many records have which score and truth, {told}, with noise",
-        "model": f"{model}; a finished one, which comes with the question and is not changed by it",
+        "model": f"{model}; a finished one, which comes with the question and is not changed by it{own}",
     }
 
 

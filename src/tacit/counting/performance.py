@@ -19,10 +19,12 @@ import numpy as np
 
 from tacit.counting.estimate import Noisy, Row, Z, noise_variance, projected, score_interval
 from tacit.counting.request import Table
-from tacit.counting.residuals import number_rows
+from tacit.counting.residuals import number_rows, square_gain
 from tacit.counting.scored import Scored
 
 ACCURACY, AUC, GAIN, CONCORDANCE = "accuracy", "AUC", "gain over the commonest class", "concordance"
+OVER_SHARED = "gain over the shared model"
+"""Of a silo's own model: in accuracy, mean square error or concordance, on the same records."""
 _SEEN = 3.0  # a part whose weight is within so many deviations of its noise says nothing
 _COARSE = 10  # bins of a reliability table
 
@@ -61,6 +63,27 @@ def performance(wanted: Scored, noisy: Sequence[Noisy], *, probable: bool = True
             rows += _binary(wanted, tables[0], cells[0], probable) if len(cells) == 1 else _several(wanted, *cells)
         rows += list(_gaps(rows, tables[0])) if place else []
     return rows
+
+
+def own_performance(wanted: Scored, noisy: Sequence[Noisy], *, probable: bool = True) -> list[Row]:
+    """What the tables of silos' own models say, and first what these gain over the shared model.
+
+    Both models are counted on the same records. The table that compares them has the variance of their difference;
+    concordances have none, and the interval of their difference allows for any dependence.
+    """
+    start, width = len(wanted.shared), len(wanted.first)
+    rows = performance(wanted._replace(by=()), noisy[start : start + width], probable=probable)
+    if wanted.task == "survival":
+        shared = performance(wanted._replace(by=()), noisy[:width])
+        one, other = (next(r for r in found if r.measure == CONCORDANCE) for found in (rows, shared))
+        gain = Row("", "", OVER_SHARED, one.value - other.value, one.low - other.high, one.high - other.low)
+    elif wanted.task == "regression":
+        gain = square_gain(OVER_SHARED, wanted.residual, projected(noisy[-1]))
+    else:
+        # Cells are (whether the shared model is right, whether the silo's own is).
+        [cells] = _parts(wanted.paired[0], projected(noisy[-1]))
+        gain = _mean(cells, OVER_SHARED, np.array([0.0, 1.0, -1.0, 0.0]))
+    return [gain, *rows]
 
 
 def _parts(table: Table, noisy: Noisy) -> Iterator[Cells]:

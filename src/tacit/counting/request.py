@@ -329,7 +329,10 @@ def same_columns(claimed: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str
 
 
 def columns_of(description: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The columns of a schema's description, in the order in which a silo's records hold them: the target is last."""
+    """The columns of a schema's description, in the order in which a silo's records hold them: the target is last.
+
+    After a time comes the column of its event.
+    """
     kept = ("name", "kind", "low", "high", "levels", "unit")
     rows = [{key: part[key] for key in kept if part.get(key) is not None} for part in description["columns"]]
     target = dict(description["target"])
@@ -338,4 +341,7 @@ def columns_of(description: Mapping[str, Any]) -> list[dict[str, Any]]:
         last = {"name": target["column"], "kind": "category", "levels": tuple(target["classes"])}
     elif target.get("unit"):
         last["unit"] = target["unit"]
+    if target.get("event"):
+        event = {"name": target["event"], "kind": "category", "levels": tuple(target["event_levels"])}
+        return [*rows, last, event]
     return [*rows, last]

@@ -31,6 +31,17 @@ def number_rows(wanted: Scored, tables: Sequence[Table], noisy: Sequence[Noisy])
         yield from _rows(name, wanted.residual, residual, target)
 
 
+def square_gain(measure: str, most: float, noisy: Noisy) -> Row:
+    """How much smaller a second model's mean square error is, from powers of the difference on each record."""
+    difference = _Powers(noisy.cells, noisy)
+    first, second = COEFFICIENTS[1], COEFFICIENTS[2]
+    # d = most^2 (2 s - 1), and its square.
+    d1, d2 = most**2 * (2 * first - 1), most**4 * (4 * second - 4 * first + 1)
+    gain = difference.mean(d1)
+    half = Z * np.sqrt(difference.variance(d1, np.maximum(difference.mean(d2), 0.0)))
+    return _told("", measure, (gain, gain - half, gain + half), difference.seen, (-(most**2), most**2))
+
+
 class _Powers:
     """Means of powers of a share s, among records that have it."""
 

@@ -5,7 +5,13 @@
     a number          powers of the residual, and powers of the target
     a time            (bin of the risk, bin of the time, whether the event was seen)
 
-Each of them also by the levels of a group's column, where such are asked for. Scores are probabilities. A risk x . w is
+Each of them also by the levels of a group's column, where such are asked for. Where silos have models of their own, the
+first tables are counted of those too, and one more table compares both models record by record:
+
+    classes           (whether the shared model is right, whether the silo's own is)
+    a number          powers of the difference of squared residuals
+
+Scores are probabilities. A risk x . w is
 squashed to 1 / (1 + exp(-3 x . w / |w|)): which of two is larger is all that counts of it. A record's row
 in each table has no negative entry and adds up to one, as in `tacit.counting.request`; a score that is not a number
 is in the last cell of its axis.
@@ -31,7 +37,7 @@ MOST_BINS = 200
 class Scored(NamedTuple):
     """The tables of a validation: ``first`` are of all records, ``by`` of groups, as many for each group's column.
 
-    ``values`` is how many numbers of a record are computed from the model; its declared columns follow them.
+    With ``own`` the first tables are counted once more, of the silo's own model, and ``paired`` compares both models.
     """
 
     task: Task
@@ -40,11 +46,18 @@ class Scored(NamedTuple):
     residual: float
     first: tuple[Table, ...]
     by: tuple[tuple[Table, ...], ...]
+    own: bool = False
+    paired: tuple[Table, ...] = ()
+
+    @property
+    def shared(self) -> tuple[Table, ...]:
+        """Those of the model that is broadcast."""
+        return (*self.first, *(table for group in self.by for table in group))
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """All of them, in the order of the blocks of a release."""
-        return (*self.first, *(table for group in self.by for table in group))
+        return (*self.shared, *(self.first if self.own else ()), *self.paired)
 
 
 VALUES: Mapping[str, int] = {"binary": 2, "multiclass": 4, "regression": 2, "survival": 3}
@@ -61,8 +74,11 @@ def scored(
     residual: float = 1.0,
     groups: Sequence[str] = (),
     columns: Sequence[Mapping[str, Any]] = (),
+    own: bool = False,
 ) -> Scored:
     """The tables for a model of this task; ``groups`` name categories among the declared ``columns`` of records.
+
+    ``own`` counts the silo's own model beside it, of all records; not by groups, which would cost as much again.
 
     ``threshold`` is a probability, and becomes an edge. ``residual`` is the largest that counts, as a share of the
     target's range: a smaller one leaves less noise in a mean square.
@@ -77,7 +93,7 @@ def scored(
     first = _tables(task, classes, bins, threshold)
     known = {str(column["name"]): (place, column) for place, column in enumerate(columns)}
     by = tuple(tuple(_by(table, name, known, VALUES[task]) for table in first) for name in groups)
-    return Scored(task, classes, threshold, residual, first, by)
+    return Scored(task, classes, threshold, residual, first, by, own, _paired(task) if own else ())
 
 
 def _tables(task: Task, classes: int, bins: int, threshold: float) -> tuple[Table, ...]:
@@ -98,6 +114,16 @@ def _tables(task: Task, classes: int, bins: int, threshold: float) -> tuple[Tabl
         Table(Request(kind="table", columns=("predicted", "class")), confusion),
         Table(Request(kind="table", columns=("probability", "right")), sure),
     )
+
+
+def _paired(task: Task) -> tuple[Table, ...]:
+    """What compares two models record by record; concordance is about pairs of records, and has no such table."""
+    if task == "survival":
+        return ()
+    if task == "regression":
+        return (_powers("difference", 0),)
+    axes = tuple(_classes(name, place, ("no", "yes")) for place, name in enumerate(("shared right", "own right")))
+    return (Table(Request(kind="table", columns=("shared right", "own right")), axes),)
 
 
 def _score(name: str, index: int, edges: tuple[float, ...]) -> Axis:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tacit.counting.estimate import Row
-from tacit.counting.performance import ACCURACY, AUC, CONCORDANCE, GAIN
+from tacit.counting.performance import ACCURACY, AUC, CONCORDANCE, GAIN, OVER_SHARED
 from tacit.counting.residuals import BIAS, R2, RMSE
 
 Plain = Mapping[str, Any]
-MAIN = (ACCURACY, AUC, GAIN, RMSE, R2, BIAS, CONCORDANCE)
+MAIN = (OVER_SHARED, ACCURACY, AUC, GAIN, RMSE, R2, BIAS, CONCORDANCE)
 """The numbers that people look at first."""
 
 
@@ -22,9 +22,11 @@ def plain_rows(
 ) -> list[dict[str, Any]]:
     """Rows with the names of classes and in the target's unit; a value is ``None`` where too few records are seen."""
     low, high = scale or (0.0, 1.0)
+    # Numbers gain in the square of their unit; classes have no scale.
+    units = {RMSE: high - low, BIAS: high - low, OVER_SHARED: (high - low) ** 2}
     found = []
     for row in rows:
-        times = high - low if row.measure in (RMSE, BIAS) else 1.0
+        times = units.get(row.measure, 1.0)
         numbers = {key: _number(float(getattr(row, key)) * times) for key in ("value", "low", "high")}
         words = {"group": row.group or None, "cell": _named(row.cell, classes), "measure": _named(row.measure, classes)}
         found.append({**words, **numbers})
@@ -74,6 +76,31 @@ def gained(rows: Sequence[Plain]) -> bool | None:
     return False if False in verdicts else None
 
 
+def gained_over_shared(rows: Sequence[Plain]) -> bool | None:
+    """Whether a silo's own model is better than the shared one there: by its interval, none where that does not say."""
+    row = main_row(rows, OVER_SHARED)
+    if row is None or row["value"] is None:
+        return None
+    return True if row["low"] > 0 else False if row["high"] < 0 else None
+
+
+def own_verdict(facts: Plain) -> str | None:
+    """Whether every silo gains from its own model, in a sentence; none where nobody asked."""
+    if facts.get("own") is None:
+        return None
+    known = [silo for silo in facts["silos"] if silo["own"] is not None]
+    without = [silo["name"] for silo in facts["silos"] if silo["own"] is None]
+    by = {answer: [s["name"] for s in known if s["own"]["gained"] is answer] for answer in (True, False, None)}
+    if known and len(by[True]) == len(known):
+        told = ["Every silo's own model is better there than the shared one."]
+    else:
+        told = [f"The silo's own model is seen to be better than the shared one at {_listed(by[True])}."]
+        told += [f"The shared one is better at {_listed(by[False])}."] if by[False] else []
+        told += [f"Noise and few records leave it open at {_listed(by[None])}."] if by[None] else []
+    told += [f"No model of its own has {_listed(without)}."] if without else []
+    return " ".join(told)
+
+
 def verdict(facts: Plain) -> str:
     """Whether every silo has gained, in a sentence."""
     known = [silo for silo in facts["silos"] if silo["numbers"] is not None]
@@ -105,11 +132,12 @@ def draw(facts: Plain, path: Path) -> None:
     figure = Figure(figsize=(4.2 * (len(measures) + bool(bins)), 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(measures) + bool(bins), squeeze=False)[0]
-    parts = [("all", facts["numbers"]), *((s["name"], s["numbers"]) for s in facts["silos"] if s["numbers"])]
+    parts = [{"name": "all", **facts}, *(silo for silo in facts["silos"] if silo["numbers"])]
     for axes, measure in zip(panels, measures, strict=False):
-        for place, (_, rows) in enumerate(parts):
-            _point(axes, place, main_row(rows, measure))
-        axes.set_xticks(range(len(parts)), [name for name, _ in parts], rotation=30)
+        for place, part in enumerate(parts):
+            _point(axes, place, main_row(part["numbers"], measure))
+            _point(axes, place + 0.2, main_row((part["own"] or {"numbers": ()})["numbers"], measure), "C1")
+        axes.set_xticks(range(len(parts)), [part["name"] for part in parts], rotation=30)
         axes.set_title(measure)
     if bins:
         for place, row in enumerate(bins):
@@ -119,12 +147,12 @@ def draw(facts: Plain, path: Path) -> None:
         panels[-1].set_xlabel("score")
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(facts["study"])
+    figure.suptitle(facts["study"] + (", orange: silos' own models" if facts["own"] else ""))
     figure.savefig(path, dpi=150)
 
 
-def _point(axes: Any, place: float, row: Plain | None) -> None:
+def _point(axes: Any, place: float, row: Plain | None, color: str = "C0") -> None:
     """A value with its interval, where it is known."""
     if row is not None and row["value"] is not None and row["low"] is not None and row["high"] is not None:
         error = [[max(row["value"] - row["low"], 0.0)], [max(row["high"] - row["value"], 0.0)]]
-        axes.errorbar([place], [row["value"]], yerr=error, fmt="o", capsize=3, color="C0")
+        axes.errorbar([place], [row["value"]], yerr=error, fmt="o", capsize=3, color=color)

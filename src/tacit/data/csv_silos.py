@@ -28,6 +28,7 @@ from tacit.data.encode import (
     norm_step,
     number_cells,
     scaled_target,
+    signed_times,
     target_step,
 )
 from tacit.data.federation import DataError, Encoding, RawColumn, Records, Step, Table, Target
@@ -134,13 +135,14 @@ def read_csv(path: Path, empty: str = "no records; leave an empty silo out") -> 
 
 def check_columns(file: RawFile, schema: Schema) -> None:
     """Raise unless the file has the columns of the schema and no others; a misspelt one is named."""
-    target = schema.target.column
-    lacking = [name for name in (target, *schema.used) if name not in file.header]
-    strange = [name for name in file.header if name not in {target, *schema.columns}]
+    target, event = schema.target.column, schema.target.event
+    asked = (target, *(() if event is None else (event,)), *schema.used)
+    lacking = [name for name in asked if name not in file.header]
+    strange = [name for name in file.header if name not in {*asked, *schema.columns}]
     if len(strange) == len(file.header):
         raise DataError(
             f"{file.path}: expected a header line with the columns of the schema, but its first line has none of them; "
-            f"put it there: {', '.join((target, *schema.used))}."
+            f"put it there: {', '.join(asked)}."
         )
     for name in lacking or [name for name in schema.columns if name not in file.header]:
         near = nearest(name, strange)
@@ -189,6 +191,9 @@ def cells_of(file: RawFile, schema: Schema) -> list[Cells]:
     target = schema.target
     if target.range is not None:
         found.append(number_cells(target.column, file.numbers(target.column), *target.range, target.unit))
+        if target.event is not None and target.event_levels is not None:
+            levels = target.event_levels
+            found.append(level_cells(target.event, _positions(file, target.event, levels), levels))
     elif target.classes is not None:
         found.append(level_cells(target.column, _positions(file, target.column, target.classes), target.classes))
     return found
@@ -226,30 +231,45 @@ def _number(file: RawFile, name: str, line: int, cell: str) -> float:
 
 
 def _target(file: RawFile, target: TargetPart) -> np.ndarray:
-    cells = file.column(target.column)
     if target.range is not None:
         numbers = file.numbers(target.column)
-        _no_missing(file, target, np.isnan(numbers))
-        return scaled_target(numbers, *target.range)
+        _no_missing(file, target.column, np.isnan(numbers))
+        if target.event is None or target.event_levels is None:
+            return scaled_target(numbers, *target.range)
+        _no_negative(file, target.column, numbers)
+        return signed_times(numbers, _codes_of(file, target.event, target.event_levels) == 1, target.range[1])
     assert target.classes is not None
-    places = {name: place for place, name in enumerate(target.classes)}
+    return _codes_of(file, target.column, target.classes)
+
+
+def _codes_of(file: RawFile, name: str, classes: Sequence[str]) -> np.ndarray:
+    """Positions among classes that every record has one of."""
+    places, cells = {level: place for place, level in enumerate(classes)}, file.column(name)
     for line, cell in enumerate(cells, start=2):
         if cell not in places and not is_missing(cell):
             raise DataError(
-                f"{file.path}, line {line}: expected the target {target.column!r} to be one of "
-                f"{', '.join(target.classes)}; correct the cell, or name it among the classes: "
-                f"tacit init --levels {target.column}=A,B,C, or target.classes of a schema that is made already."
+                f"{file.path}, line {line}: expected the target {name!r} to be one of "
+                f"{', '.join(classes)}; correct the cell, or name it among the classes: "
+                f"tacit init --levels {name}=A,B,C, or target.classes of a schema that is made already."
             )
     codes = np.array([places.get(cell, -1) for cell in cells], np.int32)
-    _no_missing(file, target, codes < 0)
+    _no_missing(file, name, codes < 0)
     return codes
 
 
-def _no_missing(file: RawFile, target: TargetPart, missing: np.ndarray) -> None:
+def _no_missing(file: RawFile, name: str, missing: np.ndarray) -> None:
     if missing.any():
         raise DataError(
-            f"{file.path}, line {int(missing.argmax()) + 2}: the target {target.column!r} is missing; remove records "
+            f"{file.path}, line {int(missing.argmax()) + 2}: the target {name!r} is missing; remove records "
             "without a target from the file."
+        )
+
+
+def _no_negative(file: RawFile, name: str, times: np.ndarray) -> None:
+    if (times < 0).any():
+        raise DataError(
+            f"{file.path}, line {int((times < 0).argmax()) + 2}: expected a time of 0 or more in {name!r}; correct it, "
+            "or remove the record."
         )
 
 
@@ -259,7 +279,7 @@ def encoding_of(schema: Schema) -> Encoding:
     last = Scaled() if schema.norm == "box" else Norm(schema.norm)
     steps = [FILL]
     if schema.target.range is not None:
-        steps.append(target_step(schema.target.column, *schema.target.range))
+        steps.append(_target_step(schema.target))
     steps.append(columns_step(encoders))
     if schema.read_from_records:
         listed = ", ".join(schema.read_from_records)
@@ -279,7 +299,18 @@ def encoding_of(schema: Schema) -> Encoding:
 def target_of(schema: Schema) -> Target:
     """What the schema predicts, in its own words and units."""
     target = schema.target
-    return Target(target.column, target.classes or (), target.range, unit=target.unit)
+    return Target(target.column, target.classes or (), target.range, target.unit, target.event, target.event_levels)
+
+
+def _target_step(target: TargetPart) -> Step:
+    assert target.range is not None
+    if target.event is None or target.event_levels is None:
+        return target_step(target.column, *target.range)
+    horizon = f"{target.range[1]:g}{f' {target.unit}' if target.unit else ''}"
+    seen = f"{target.event} = {target.event_levels[1]}"
+    return Step(
+        "target", True, f"The {target.column} in shares of {horizon}, negative where {seen} was not seen by then."
+    )
 
 
 def _raw(column: AnyColumn) -> RawColumn:
@@ -340,7 +371,8 @@ def _stacked(cells: Sequence[Cells], count: int) -> np.ndarray:
 def strays(file: RawFile, schema: Schema) -> list[str]:
     """What a file holds outside the declared ranges and levels, column by column; counts of records, hence private."""
     ranges = {name: (c.low, c.high) for name, c in schema.columns.items() if isinstance(c, NumberColumn)}
-    if schema.target.range is not None:
+    # Whoever was watched for longer than the horizon was watched for it.
+    if schema.target.range is not None and schema.target.event is None:
         ranges[schema.target.column] = schema.target.range
     lines = []
     for name, (low, high) in ranges.items():

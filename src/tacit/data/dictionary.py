@@ -14,7 +14,8 @@ columns become features:
     unit = "years"
 
 In a CSV file levels are separated by ``|``. The kind follows from range or levels where it is left out. Exactly one
-column has ``target = true``; its levels may be called classes.
+column has ``target = true``; its levels may be called classes. Where the target is a time, ``event = true`` marks the
+column of two levels that says whether it ended with its event, the last of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tacit.data.federation import DataError
 from tacit.data.schema import Schema, schema_from
 from tacit.errors import unknown
 
-_KEYS = ("kind", "range", "low", "high", "levels", "classes", "unit", "target", "log", "missing")
+_KEYS = ("kind", "range", "low", "high", "levels", "classes", "unit", "target", "event", "log", "missing")
 _YES, _NO = ("yes", "true", "1", "x"), ("no", "false", "0", "")
 _ONE = "set it for one column, target = true in TOML or yes in its line of a CSV file"
 
@@ -40,9 +41,14 @@ def schema_of_dictionary(path: Path, norm: float = 1.0) -> Schema:
     targets = [name for name, row in rows.items() if row.get("target")]
     if len(targets) != 1:
         raise DataError(f"{path}: expected one target, got {', '.join(targets) or 'none'}; {_ONE}.")
-    columns = {name: _column(path, name, row) for name, row in rows.items() if name not in targets}
+    events = [name for name, row in rows.items() if row.get("event")]
+    if len(events) > 1 or set(events) & set(targets):
+        raise DataError(f"{path}: expected at most one event, another column than the target, got {', '.join(events)}.")
+    columns = {name: _column(path, name, row) for name, row in rows.items() if name not in (*targets, *events)}
     target = _scale(path, targets[0], rows[targets[0]])
     classes = {"classes": target.pop("levels")} if "levels" in target else {}
+    for name in events:
+        classes |= {"event": name, "event_levels": rows[name].get("levels")}
     tree = {"target": {"column": targets[0], **target, **classes}, "norm": norm, "columns": columns}
     return schema_from(tree, f"that {path} describes")
 
@@ -82,7 +88,7 @@ def _csv_rows(path: Path) -> dict[str, dict[str, Any]]:
             raise DataError(f"{path}, line {line}: expected a name that no other line has, got {name!r}.")
         for key in {"levels", "classes"} & set(row):
             row[key] = [part.strip() for part in row[key].split("|")]
-        for key in {"target", "log", "missing"} & set(row):
+        for key in {"target", "event", "log", "missing"} & set(row):
             row[key] = _flag(row[key], f"{path}, line {line}, {key}")
         rows[name] = row
     return rows

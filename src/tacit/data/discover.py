@@ -59,11 +59,15 @@ class Folder:
 
 @dataclass(frozen=True)
 class Declared:
-    """What the owner knows of columns without looking at records: ranges, levels, and what to leave out."""
+    """What the owner knows of columns without looking at records: ranges, levels, and what to leave out.
+
+    ``event`` is the column that says whether a target that is a time ended with its event.
+    """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     drop: Sequence[str] = ()
+    event: str | None = None
 
 
 def look(folder: Path, drop: Sequence[str] = (), levels: Mapping[str, Sequence[str]] | None = None) -> Folder:
@@ -137,7 +141,7 @@ def undeclared(folder: Folder, target: str, declared: Declared, *, private: bool
     return [
         column
         for column in folder.columns.values()
-        if (column.kind in kinds or column.name == target)
+        if (column.kind in kinds or column.name in (target, declared.event))
         and column.name not in declared.ranges
         and column.name not in declared.levels
     ]
@@ -189,14 +193,16 @@ def draft(
     ]
     columns: dict[str, AnyColumn] = {name: DroppedColumn() for name in declared.drop}
     for name, column in folder.columns.items():
-        if name != target:
+        if name not in (target, declared.event):
             columns[name], lines = _column(column, declared, private)
             assumed += lines
     part = _target_part(folder, folder.columns[target], declared)
-    assumed += _outside(folder.columns[target], part.range)
+    assumed += _outside(folder.columns[target], part.range) if part.event is None else []
     kind = (
         f"a number from {part.low:g} to {part.high:g}" if part.classes is None else f"one of {', '.join(part.classes)}"
     )
+    if part.event is not None and part.event_levels is not None:
+        kind = f"a time up to {part.high:g}, until {part.event} = {part.event_levels[1]} or until last seen"
     assumed.append(f"Target: {target}, {kind}.")
     read = tuple(column.name for column in open_columns)
     loud = [
@@ -224,6 +230,11 @@ def check_target(folder: Folder, target: str) -> None:
 def check_declared(folder: Folder, target: str, declared: Declared) -> None:
     """Raise on a target or a declaration of no column, or of too few levels."""
     check_target(folder, target)
+    if declared.event is not None and (declared.event == target or declared.event not in folder.columns):
+        known = [name for name in folder.columns if name != target]
+        raise DataError(
+            f"Expected --event to name a column besides the target. {unknown('column', declared.event, known)}"
+        )
     for flag, names in (("--range", declared.ranges), ("--levels", declared.levels)):
         for name in names:
             if name not in folder.columns and name not in declared.drop:
@@ -317,7 +328,28 @@ def _first(folder: Folder, name: str, value: str) -> str:
     raise AssertionError(f"{value!r} was found in {name!r} before")
 
 
+def _time_part(folder: Folder, column: Found, declared: Declared, event: str) -> TargetPart:
+    """A target that is a time until an event, or until who was last seen without it."""
+    seen = folder.columns[event]
+    levels = declared.levels.get(event, seen.levels)
+    if len(levels) != 2:
+        raise DataError(
+            f"Expected two levels of the event {event!r}, the last of which is the event, got "
+            f"{', '.join(map(repr, levels)) or 'others'}; declare them: --levels {event}=no,yes."
+        )
+    _check_classes(folder, seen, levels)
+    low, high = declared.ranges.get(column.name, (0.0, column.high))
+    if column.kind != "number" or low != 0 or high is None:
+        raise DataError(
+            f"Expected a time from 0 to a horizon in {column.name!r}, the target that {event!r} ends: declare it as "
+            f"--range {column.name}=0:HORIZON."
+        )
+    return TargetPart(column=column.name, low=0.0, high=high, event=event, event_levels=(levels[0], levels[1]))
+
+
 def _target_part(folder: Folder, column: Found, declared: Declared) -> TargetPart:
+    if declared.event is not None:
+        return _time_part(folder, column, declared, declared.event)
     if column.name in declared.levels:
         _check_classes(folder, column, declared.levels[column.name])
         return TargetPart(column=column.name, classes=declared.levels[column.name])

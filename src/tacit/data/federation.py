@@ -75,12 +75,18 @@ class RawColumn:
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted: the column, its classes in order, or the range, in its own unit, that was scaled to [0, 1]."""
+    """What is predicted: the column, its classes in order, or the range, in its own unit, that was scaled to [0, 1].
+
+    With ``event``, the column that says whether the last of two ``event_levels`` was seen, the number is a time. Values
+    are signed then: negative where it was not.
+    """
 
     column: str
     classes: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
     unit: str | None = None
+    event: str | None = None
+    event_levels: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -81,13 +81,19 @@ AnyColumn = Annotated[NumberColumn | CategoryColumn | DroppedColumn, Field(discr
 
 
 class TargetPart(_Part):
-    """What is predicted: classes in order, or a number with a public range that is scaled to [0, 1]."""
+    """What is predicted: classes in order, or a number with a public range that is scaled to [0, 1].
+
+    With ``event`` it is a time, from 0 to the horizon ``high``: until the event, or until who was last seen without it.
+    ``event`` is the column that says which, by one of two ``event_levels``, of which the last is the event.
+    """
 
     column: str
     classes: tuple[str, ...] | None = None
     low: Finite | None = None
     high: Finite | None = None
     unit: Unit | None = None
+    event: str | None = None
+    event_levels: tuple[str, str] | None = None
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TargetPart:
@@ -99,6 +105,20 @@ class TargetPart(_Part):
             raise ValueError(f"expected low={self.low} < high={self.high}")
         if self.unit is not None and self.classes is not None:
             raise ValueError("set unit only where the target is a number, with low and high")
+        return self
+
+    @model_validator(mode="after")
+    def _is_a_time(self) -> TargetPart:
+        if (self.event is None) != (self.event_levels is None):
+            raise ValueError(
+                'set event and event_levels together, such as event = "died", event_levels = ["no", "yes"]'
+            )
+        if self.event is None or self.event_levels is None:
+            return self
+        if self.low != 0:
+            raise ValueError(f"expected low=0 of a time that {self.event!r} ends, got {self.low}; high is the horizon")
+        if self.event == self.column or len(set(self.event_levels)) != 2:
+            raise ValueError(f"expected another column than {self.column!r} for the event, of two different levels")
         return self
 
     @property
@@ -142,6 +162,8 @@ class Schema(_Part):
     def _has_features(self) -> Schema:
         if self.target.column in self.columns:
             raise ValueError(f"the target {self.target.column!r} cannot be a feature too; take it out of columns")
+        if self.target.event in self.columns:
+            raise ValueError(f"the event {self.target.event!r} cannot be a feature too; take it out of columns")
         if all(column.kind == "drop" for column in self.columns.values()):
             raise ValueError("expected at least one column that is not dropped")
         return self

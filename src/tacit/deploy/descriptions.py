@@ -52,6 +52,8 @@ def _target(found: Description, expected: Description) -> Iterator[str]:
     if found.task == expected.task:
         yield from _sequence("classes are", own.classes or (), other.classes or ())
         yield from _scale(f"the target {_shown(own.column)}", own, other)
+        yield from _unlike("the event is told by", own.event, other.event, absent="no column")
+        yield from _sequence("levels of the event are", own.event_levels or (), other.event_levels or ())
 
 
 def _scale(subject: str, own: Any, other: Any) -> Iterator[str]:

@@ -93,13 +93,18 @@ class ColumnDescription(Strict):
 
 
 class TargetDescription(Strict):
-    """What is predicted: classes in order, or a number with its range and unit."""
+    """What is predicted: classes in order, or a number with its range and unit.
+
+    With ``event``, a column of two levels, the number is a time until the last of them, or until who was last seen.
+    """
 
     column: str
     classes: tuple[str, ...] | None = None
     low: float | None = None
     high: float | None = None
     unit: str | None = None
+    event: str | None = None
+    event_levels: tuple[str, str] | None = None
 
 
 class Description(Strict):

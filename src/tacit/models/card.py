@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tacit.errors import counted
 from tacit.models.description import Description
+from tacit.objectives.losses import SURVIVAL
 
 _SHOWN = 8  # names in a line of a summary
 
@@ -43,6 +44,9 @@ def _predicts(about: Description) -> str:
     if about.task != "regression":
         return f"one of {_some(list(target.classes))}"
     unit = f" {target.unit}" if target.unit else ""
+    if about.loss == SURVIVAL:
+        until = "" if target.range is None else f" up to {target.range[1]:g}{unit}"
+        return f"relative risk, and survival{until}; the event is {target.event or target.column}"
     return (
         "a number" if target.range is None else f"a number; trained on {target.range[0]:g} to {target.range[1]:g}{unit}"
     )

@@ -86,7 +86,7 @@ def _plain_columns(rows: Rows, description: Description) -> Encoded:
             place = rows.place(int(np.isnan(column).argmax()))
             raise BundleError(f"{place}: expected a number in column {name!r}, got none; fill it by a public rule.")
         values.append(column)
-    extra = [name for name in rows.cells if name not in (*names, description.target.column)]
+    extra = [name for name in rows.cells if name not in (*names, description.target.column, description.target.event)]
     notes = (f"{counted(len(extra), 'column')} not used: {', '.join(extra)}",) if extra else ()
     return Encoded(np.asarray(values, np.float32).T, notes)
 
@@ -99,7 +99,7 @@ def _columns(rows: Rows, description: Description, stages: Sequence[Stage]) -> E
         values = _codes(rows, name, column)
         raw.append(values)
         notes += _notes(rows, name, column, values, encoders)
-    known = {*description.columns, description.target.column}
+    known = {*description.columns, description.target.column, description.target.event}
     extra = [name for name in rows.cells if name not in known]
     if extra:
         notes.append(f"{counted(len(extra), 'column')} not used: {', '.join(extra)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from scipy.special import softmax
 
 import tacit
 from tacit.algorithm import Channel, Params, Protects
-from tacit.data.encode import Columns
+from tacit.data.encode import Columns, signed_times
 from tacit.data.federation import Encoding, Federation, RawColumn, Stage, Target, Task
 from tacit.errors import counted, unknown
 from tacit.models.bundle import write_bundle
@@ -24,8 +25,9 @@ from tacit.models.description import BundleError, Description, Features, Privacy
 from tacit.models.rows import Encoded, Rows, RowsWarning, encoded, labels_of, rows_of
 from tacit.models.scores import LOG_LOSSES, class_scores, in_unit, logits_of, number_scores, numbers_of, outputs_of
 from tacit.objectives import Model, Objective, untapped
-from tacit.objectives.losses import FITTING
+from tacit.objectives.losses import FITTING, SURVIVAL
 from tacit.objectives.models import built
+from tacit.objectives.survival import concordance
 from tacit.privacy.plan import SiloPlan
 
 _BINARY, _NUMBERS = ("logistic", "hinge"), FITTING["regression"]
@@ -69,6 +71,9 @@ class TrainedModel:
     def predict(self, rows: Any) -> np.ndarray:
         """One prediction per row: the name of a class, or a number in the target's own unit.
 
+        Of survival it is the relative risk: how many times the hazard is that of a row whose features are all zero, in
+        the middle of their ranges. `predict_survival` says how likely each is to live how long.
+
         A warning (`RowsWarning`) counts the cells that were missing, unknown or outside their range.
         """
         return self.predictions(self.outputs(self._features(rows)))
@@ -76,6 +81,25 @@ class TrainedModel:
     def predict_proba(self, rows: Any) -> np.ndarray:
         """The probability of each class, (rows, classes), in the order of ``classes``."""
         return self.probabilities(self.outputs(self._features(rows)))
+
+    def predict_survival(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of the bins of time, in the target's unit, and each row's chance to be without the event until then.
+
+        Times are shares of the horizon where the bundle does not know it. Chances have the axes (rows, times).
+        """
+        return self.survival(self.outputs(self._features(rows)))
+
+    @property
+    def survives(self) -> bool:
+        """Whether this is a model of survival."""
+        return self.description.loss == SURVIVAL
+
+    def survival(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `predict_survival`, of outputs: logarithms of the hazard in each bin."""
+        if not self.survives:
+            raise BundleError(f"Expected a model of loss {SURVIVAL!r} for survival, got {self.description.loss}.")
+        bins, (_, horizon) = outputs.shape[1], self.description.target.range or (0.0, 1.0)
+        return horizon * np.arange(1, bins + 1) / bins, np.exp(-np.cumsum(np.exp(outputs) / bins, axis=1))
 
     def evaluate(self, rows: Any, labels: Sequence[Any] | None = None) -> dict[str, Any]:
         """Scores on labelled rows, with labels in the target's own words; a file or columns may hold them.
@@ -89,6 +113,8 @@ class TrainedModel:
                 raise BundleError(f"Expected labels, or a column {target.column!r} that has them; give one of the two.")
             labels = found.cells[target.column]
         outputs = self.outputs(self._features(rows))
+        if self.survives:
+            return self._concordance(outputs, found, labels)
         place = Rows({}, 0, lambda index: f"row {index}").place if found is None else found.place
         wanted = labels_of(list(labels), target, place)
         if len(wanted) != len(outputs):
@@ -96,6 +122,21 @@ class TrainedModel:
         if self.description.task == "regression":
             return number_scores(self.predictions(outputs), wanted)
         return class_scores(outputs, wanted.astype(int), target.classes, self.has_probabilities)
+
+    def _concordance(self, outputs: np.ndarray, found: Rows | None, times: Sequence[Any]) -> dict[str, Any]:
+        """How often, of two rows of which the earlier had the event, that one has the higher risk."""
+        target = self.description.target
+        if target.event is None or target.range is None or found is None or target.event not in found.cells:
+            named = target.event or "of the event, which this bundle does not know"
+            raise BundleError(
+                f"Expected rows with the times and a column {named} to measure survival; give a table or file with "
+                "both. `tacit run` and `tacit server evaluate` tell concordance too."
+            )
+        values = labels_of(list(times), target, found.place)
+        seen = labels_of(found.cells[target.event], Target(target.event, target.event_levels or ()), found.place) == 1
+        signed = signed_times(values, seen, target.range[1])
+        value = float(concordance(jnp.asarray(outputs), jnp.asarray(signed)))
+        return {"records": len(values), "concordance": value if math.isfinite(value) else None}
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """What the model says of encoded features, (rows, outputs), before it is read as a prediction."""
@@ -114,6 +155,8 @@ class TrainedModel:
         """Outputs in the target's own words or unit."""
         if self.description.task != "regression":
             return self.classes[self.positions(outputs)]
+        if self.survives:
+            return np.asarray(np.exp(outputs[:, 0] - np.asarray(self.params["linear"]["b"], np.float64)[0]))
         return in_unit(numbers_of(outputs, self.description.loss), self.description.target.range)
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:

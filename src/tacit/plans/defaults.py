@@ -25,6 +25,7 @@ import numpy as np
 from tacit.algorithm import Channel, ServerRule
 from tacit.errors import TacitError
 from tacit.objectives import Problem
+from tacit.objectives.losses import SURVIVAL
 from tacit.plans.assemble import parameter_count
 from tacit.privacy import Budget, gdp_mu
 from tacit.privacy.anonymity import counted_silos
@@ -67,6 +68,8 @@ NETWORK = {
     "regression": Settings(50, 1.0, 0.5, "average", "sgd"),
 }
 """Networks have not been studied: a place to start from, whatever the noise."""
+HAZARDS = Settings(15, 0.4, 0.5, "average", "sgd")
+"""Nor have hazards: those of the study ``tcga-brca``, which were not tuned."""
 
 
 def defaults(
@@ -113,6 +116,8 @@ def defaults_of(
     Features that nobody bounds are taken to have a norm of about one.
     """
     name = problem.objective.cost.name
+    if name == SURVIVAL:
+        return HAZARDS if clip_norm is None else HAZARDS._replace(clip_norm=clip_norm)
     task = next((task for task, names in _TASKS.items() if name in names), None)
     if task is None:
         raise TacitError("Expected an algorithm such as tacit.mb_sgd(...) for a loss that Tacit has no defaults for.")

@@ -312,10 +312,12 @@ class ValidationSection(_Section):
     ``epsilon`` is paid from those records' own account; the study's, unless it is given. ``threshold`` is the
     probability from which a class is predicted, ``bins`` are those of scores (20, and 10 of risks). ``residual`` is the
     largest error of a number that counts, as a share of its range. ``groups`` are categories, by whose levels it is
-    told too.
+    told too. ``own`` counts the models of silos' own beside the shared one, in the same release; by default where the
+    algorithm makes such.
     """
 
     run: bool = True
+    own: bool | None = None
     epsilon: Positive | None = None
     bins: Annotated[int, Field(ge=2, le=200)] | None = None
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tacit import data
+from tacit.data.federation import Target
 from tacit.data.schema import Schema, public_schema
 from tacit.objectives.losses import SURVIVAL
 from tacit.plans.spec import Study, StudyError
@@ -36,12 +37,7 @@ def federation_of(study: Study, seed: int) -> data.Federation:
         **study.data.options,
     )
     federation = regrouped(study, federation)
-    if study.objective.loss == SURVIVAL and federation.target is not None and federation.target.range is not None:
-        raise StudyError(
-            f"objective.loss: {SURVIVAL!r} needs signed times, negative where no event was seen, and "
-            f"{federation.target.column!r} of {study.data.name} is a number that was scaled to [0, 1]: every record "
-            "would have an event. Use arrays of signed times (tacit.fit, or npz files), or tcga-brca."
-        )
+    _check_times(study, federation.target)
     if federation.task != "regression":
         classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
         if len(classes) < 2:
@@ -54,3 +50,21 @@ def federation_of(study: Study, seed: int) -> data.Federation:
                 f"{only}; {fix}."
             )
     return federation
+
+
+def _check_times(study: Study, target: Target | None) -> None:
+    """Raise where times of an event are trained as plain numbers, or plain numbers as such times."""
+    if target is None or target.range is None or study.algorithm.name == "statistics":
+        return
+    survives = study.objective.loss == SURVIVAL
+    if survives and target.event is None:
+        raise StudyError(
+            f"objective.loss: {SURVIVAL!r} needs to know whose event was seen, and {target.column!r} of "
+            f"{study.data.name} is a number that was scaled to [0, 1]: every record would have an event. Name the "
+            "column of the event in the schema (tacit init --event COLUMN)."
+        )
+    if target.event is not None and not survives:
+        raise StudyError(
+            f"objective.loss: {target.column!r} of {study.data.name} is the time of an event ({target.event}), "
+            f'negative where it was not seen; set loss = "{SURVIVAL}".'
+        )

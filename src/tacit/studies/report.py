@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ import jinja2
 import numpy as np
 
 from tacit.algorithm import GUARANTEES, Channel
-from tacit.counting.validated import MAIN, main_row
+from tacit.counting.validated import MAIN, main_row, own_verdict
 from tacit.counting.validated import verdict as gained_words
 from tacit.errors import TacitError, counted
 from tacit.models.scores import TITLES
@@ -144,21 +145,31 @@ def _validated(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     facts = _read(path)
-    measures = [name for name in MAIN if main_row(facts["numbers"], name)]
     parts = [{"name": "all", "records": sum(s["records"] for s in facts["silos"]), **facts}, *facts["silos"]]
+    measures, rows = _measured(parts, parts)
+    compared = facts.get("own") and _measured(parts, [part["own"] for part in parts])
+    more = [row for row in facts["numbers"] if row["group"] or row["cell"] or row["measure"] not in measures]
+    unit = facts["unit"] and f" in {facts['unit']}"
+    words = {"verdict": gained_words(facts), "own_verdict": own_verdict(facts), "in": unit or ""}
+    return {**facts, "measures": measures, "rows": rows, "compared": compared, "more": more, **words}
+
+
+def _measured(
+    parts: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any] | None]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """What is measured of all silos, which come first, and a row for each part with what was found there."""
+    measures = [name for name in MAIN if main_row((found[0] or {}).get("numbers") or (), name)]
     words = {True: "yes", False: "no", None: "not clear"}
     rows = [
         {
             "name": part["name"],
             "records": part["records"],
-            "gained": words[part["gained"]] if part["numbers"] else "–",
-            "numbers": [main_row(part["numbers"] or (), name) for name in measures],
+            "gained": words[own["gained"]] if own and own["numbers"] else "–",
+            "numbers": [main_row(own["numbers"], name) for name in measures] if own and own["numbers"] else [],
         }
-        for part in parts
+        for part, own in zip(parts, found, strict=True)
     ]
-    more = [row for row in facts["numbers"] if row["group"] or row["cell"] or row["measure"] not in measures]
-    unit = facts["unit"] and f" in {facts['unit']}"
-    return {**facts, "measures": measures, "rows": rows, "more": more, "verdict": gained_words(facts), "in": unit or ""}
+    return measures, rows
 
 
 def _labels(result: dict[str, Any]) -> dict[str, str | None]:

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 
-from tacit.deploy.consortium.certificates import Authority
-from tacit.deploy.signing import Signer
 from tests.deploy.server.world import NAMES, SIZES
-from tests.deploy.shuffler.parties import Party
-from tests.deploy.silo.consortium import make_home, records_of, running, silo_key
+from tests.deploy.shuffler.parties import two_parties
+from tests.deploy.silo.consortium import make_home, records_of, running
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +19,10 @@ def tables():
 def world(tmp_path_factory, tables):
     """Four daemons without noise, and two shufflers."""
     root = tmp_path_factory.mktemp("w")
-    silos = {name: Signer(silo_key(name)) for name in NAMES}
-    authority = Authority(root / "certificates")
-    first = Party(root / "a", authority, silos)
-    parties = [first, Party(root / "b", authority, silos, layer=1, before={"a": first.keys.sign.public})]
-    seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
-    shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
     allow = {"channels": ["direct", "shuffled-sum", "shuffled-reports"]}
-    for name, table in zip(NAMES, tables, strict=True):
-        make_home(root / name, table, test=True, allow=allow, shuffle=shuffle)
-    with running([root / name for name in NAMES], noise_off=True) as daemons:
-        yield daemons, parties, seals
-    for party in parties:
-        party.stop()
+    with two_parties(root, NAMES) as (parties, seals):
+        shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
+        for name, table in zip(NAMES, tables, strict=True):
+            make_home(root / name, table, test=True, allow=allow, shuffle=shuffle)
+        with running([root / name for name in NAMES], noise_off=True) as daemons:
+            yield daemons, parties, seals

@@ -7,7 +7,6 @@ import pytest
 import tomli_w
 
 from tacit.data.schema import schema_from, schema_text
-from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.permissions import write_secret
 from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
@@ -15,14 +14,13 @@ from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.server.shuffles import Sums
 from tacit.deploy.server.study import lead
 from tacit.deploy.server.transport import SocketTransport
-from tacit.deploy.signing import Signer
 from tacit.deploy.silo.policy import load_description, load_policy, load_records
 from tacit.deploy.silo.service import SiloService, home_of
 from tacit.deploy.wire import Hello, Propose, RefusalError
 from tacit.plans.catalogue import shipped
 from tacit.plans.spec import study_from
 from tacit.privacy import price
-from tests.deploy.shuffler.parties import Party
+from tests.deploy.shuffler.parties import two_parties
 from tests.deploy.silo.consortium import (
     LocalClient,
     LocalTransport,
@@ -90,11 +88,11 @@ def silos(tmp_path_factory):
         yield daemons
 
 
-def led(root, silos, tree):
+def led(root, silos, tree, **terms):
     root.mkdir(parents=True)
     (root / "study.toml").write_text(tomli_w.dumps(tree))
-    terms = {"silos": 3, "folder": str(root), "round_seconds": 120.0}
-    (root / "deployment.toml").write_text(tomli_w.dumps({**terms, **led_by(root, *NAMES)}))
+    told = {"silos": 3, "folder": str(root), "round_seconds": 120.0, **terms}
+    (root / "deployment.toml").write_text(tomli_w.dumps({**told, **led_by(root, *NAMES)}))
     lead(root, SocketTransport([daemon.home.socket for daemon in silos]))
     return root
 
@@ -249,19 +247,11 @@ def check_counts(coordinator):
 
 def test_a_shuffled_sum_says_the_counts_of_all_silos(tmp_path):
     """Without coins, through two real shufflers: the counts are exact, and no silo's own are told."""
-    keys = {name: Signer(silo_key(name)) for name in NAMES}
-    authority = Authority(tmp_path / "certificates")
-    first = Party(tmp_path / "a", authority, keys)
-    parties = [first, Party(tmp_path / "b", authority, keys, layer=1, before={"a": first.keys.sign.public})]
-    seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
-    shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
-    own = {"test": True, "allow": {"channels": ["shuffled-sum"]}, "shuffle": shuffle}
-    try:
+    with two_parties(tmp_path, NAMES) as (parties, seals):
+        shuffle = {"shufflers": seals, "colluding": 0, "max_local_epsilon": 8.0}
+        own = {"test": True, "allow": {"channels": ["shuffled-sum"]}, "shuffle": shuffle}
         with running([write_silo(tmp_path / n, i, **own) for i, n in enumerate(NAMES)], noise_off=True) as daemons:
             check_counts(summed(tmp_path, daemons, "shuffled-sum", parties))
-    finally:
-        for party in parties:
-            party.stop()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Over real daemons: a histogram, training with its ranges, validation on records set aside; ledgers and prices."""
 
+import copy
 import json
 import shutil
 
@@ -11,13 +12,11 @@ from tacit.counting.ranges import ranges_of
 from tacit.counting.validated import main_row
 from tacit.data.federation import DataError
 from tacit.data.schema import schema_text
-from tacit.deploy.consortium.certificates import Authority
 from tacit.deploy.server.checkpoint import load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, StalledError, fresh_state
-from tacit.deploy.server.study import evaluate_again, lead
+from tacit.deploy.server.study import evaluate_again
 from tacit.deploy.server.transport import SocketTransport
 from tacit.deploy.server.validation import bundle_run
-from tacit.deploy.signing import Signer
 from tacit.deploy.silo.policy import load_policy
 from tacit.deploy.silo.service import home_of
 from tacit.deploy.wire import (
@@ -37,9 +36,9 @@ from tacit.privacy import price
 from tacit.silo.chain import Notes, replay
 from tacit.silo.ledger import inspect
 from tacit.silo.pools import TRAINING, VALIDATION
-from tests.deploy.server.test_statistics import DELTA, NAMES, SCHEMA, SIZES, rows_of, study_tree, write_silo
-from tests.deploy.shuffler.parties import Party
-from tests.deploy.silo.consortium import Daemon, LocalClient, broadcast_of, fork_server, led_by, plan_of, silo_key
+from tests.deploy.server.test_statistics import DELTA, NAMES, SCHEMA, SIZES, led, rows_of, study_tree, write_silo
+from tests.deploy.shuffler.parties import two_parties
+from tests.deploy.silo.consortium import LocalClient, broadcast_of, led_by, plan_of, running
 
 SHARE = 0.25
 TRAINED = {"name": "mb-sgd", "num_rounds": 20, "step_size": 2.0, "clip_norm": 1.0, "sampling": "full"}
@@ -52,26 +51,12 @@ WIDE = SCHEMA.model_copy(
 
 @pytest.fixture(scope="module")
 def silos(tmp_path_factory):
-    root, context = tmp_path_factory.mktemp("validated"), fork_server()
-    daemons = []
-    for place, name in enumerate(NAMES):
-        folder = write_silo(root / name, place, data={"validation": SHARE})
+    root = tmp_path_factory.mktemp("validated")
+    folders = [write_silo(root / name, place, data={"validation": SHARE}) for place, name in enumerate(NAMES)]
+    for folder in folders:
         (folder / "schema.toml").write_text(schema_text(WIDE))
-        daemons.append(Daemon(folder, context))
-    for daemon in daemons:
-        daemon.ready()
-    yield daemons
-    for daemon in daemons:
-        daemon.stop()
-
-
-def led(root, silos, tree, **terms):
-    root.mkdir(parents=True)
-    (root / "study.toml").write_text(tomli_w.dumps(tree))
-    told = {"silos": 3, "folder": str(root), "round_seconds": 120.0, "record": True, **terms}
-    (root / "deployment.toml").write_text(tomli_w.dumps({**told, **led_by(root, *NAMES)}))
-    lead(root, SocketTransport([daemon.home.socket for daemon in silos]))
-    return root
+    with running(folders) as daemons:
+        yield daemons
 
 
 @pytest.fixture(scope="module")
@@ -244,23 +229,14 @@ def test_a_question_that_was_left_open_is_not_answered_in_place_of_another(done,
 
 def test_a_study_through_shufflers_is_validated_through_them(tmp_path):
     """Without coins: the counts are those of the records set aside, and no silo's own are told."""
-    keys = {name: Signer(silo_key(name)) for name in NAMES}
-    authority = Authority(tmp_path / "certificates")
-    first = Party(tmp_path / "a", authority, keys)
-    parties = [first, Party(tmp_path / "b", authority, keys, layer=1, before={"a": first.keys.sign.public})]
-    seals = {party.terms.name: str(party.keys.seal.public) for party in parties}
-    own = {"shuffle": {"shufflers": seals, "colluding": 0}, "allow": {"channels": ["shuffled-sum"]}, "test": True}
-    context, daemons = fork_server(), []
-    try:
-        for place, name in enumerate(NAMES):
-            folder = write_silo(tmp_path / name, place, data={"validation": SHARE}, **own)
-            daemons.append(Daemon(folder, context, noise_off=True))
-        algorithm = {**TRAINED, "num_rounds": 2, "channel": "shuffled-sum"}
-        entries = [party.entry() for party in parties]
-        root = led(tmp_path / "run", daemons, study_tree(algorithm, epsilon=6.0), shufflers=entries)
-    finally:
-        for part in [*daemons, *parties]:
-            part.stop()
+    algorithm = {**TRAINED, "num_rounds": 2, "channel": "shuffled-sum"}
+    with two_parties(tmp_path, NAMES) as (parties, seals):
+        shuffle, allow = {"shufflers": seals, "colluding": 0}, {"channels": ["shuffled-sum"]}
+        own = {"data": {"validation": SHARE}, "shuffle": shuffle, "allow": allow, "test": True}
+        folders = [write_silo(tmp_path / name, place, **copy.deepcopy(own)) for place, name in enumerate(NAMES)]
+        with running(folders, noise_off=True) as daemons:
+            entries = [party.entry() for party in parties]
+            root = led(tmp_path / "run", daemons, study_tree(algorithm, epsilon=6.0), shufflers=entries)
     facts = json.loads((root / "validation.json").read_text())
     assert (facts["channel"], [silo["numbers"] for silo in facts["silos"]]) == ("shuffled-sum", [None] * 3)
     model, right, count = load_model(root), 0, 0

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tacit.deploy.shuffler.server import ShufflerServer, server_context
 from tacit.deploy.shuffler.service import ShufflerService
 from tacit.deploy.signing import Proposer, Signer, digest_of, new_signing_key, opened_reply, shuffler_address
 from tacit.deploy.wire import Error, RefusalError, frame, read_frame, unframed
+from tests.deploy.silo.consortium import silo_key
 
 CALLER = Proposer("tester", Signer(hashlib.sha256(b"tester").digest()))
 """Who leads studies in tests, at silos and shufflers alike."""
@@ -79,6 +80,19 @@ class Party:
     def caller(self, patience: float = 0.0) -> Caller:
         self._callers.append(Caller(self.address(), CALLER, patience))
         return self._callers[-1]
+
+
+@contextlib.contextmanager
+def two_parties(root: Path, names: Iterable[str]) -> Iterator[tuple[list[Party], dict[str, str]]]:
+    """Two shufflers, one after the other, that hear these silos of the tests, and their keys for sealing."""
+    silos, authority = {name: Signer(silo_key(name)) for name in names}, Authority(root / "certificates")
+    first = Party(root / "a", authority, silos)
+    parties = [first, Party(root / "b", authority, silos, layer=1, before={"a": first.keys.sign.public})]
+    try:
+        yield parties, {party.terms.name: str(party.keys.seal.public) for party in parties}
+    finally:
+        for party in parties:
+            party.stop()
 
 
 def signers(number: int) -> dict[str, Signer]:

@@ -18,7 +18,7 @@ import jax
 
 from tacit.algorithm import Params
 from tacit.channel.sealing import SecretKey, new_secret
-from tacit.counting.validated import verdict
+from tacit.counting.validated import own_verdict, verdict
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, StalledError, Tell, fresh_state, is_final, meet
@@ -162,7 +162,8 @@ def _validate(
         later = f"tacit server evaluate {folder} --control CONTROL"
         tell("warning", {"text": f"The model is not validated: {error} Later: {later}"})
         return
-    tell("validated", {"text": verdict(facts), "epsilon": facts["epsilon"], "delta": facts["delta"]})
+    words = " ".join(filter(None, (verdict(facts), own_verdict(facts))))
+    tell("validated", {"text": words, "epsilon": facts["epsilon"], "delta": facts["delta"]})
 
 
 def evaluate_again(

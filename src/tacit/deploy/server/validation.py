@@ -13,6 +13,7 @@ cells, by the ranges of its bundle; a model that takes others is refused before 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,17 +23,18 @@ from typing import Any
 import numpy as np
 
 from tacit.algorithm import GUARANTEES, SHUFFLED_CHANNELS, Channel
-from tacit.algorithms.validation import TASKS, tables_for
+from tacit.algorithms.validation import HAS_OWN, TASKS, tables_for
 from tacit.counting.estimate import Noisy
-from tacit.counting.performance import performance
+from tacit.counting.performance import own_performance, performance
 from tacit.counting.request import block
-from tacit.counting.validated import draw, gained, plain_rows
+from tacit.counting.scored import Scored
+from tacit.counting.validated import draw, gained, gained_over_shared, plain_rows
 from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Met, Patience, Tell, fresh_state
 from tacit.deploy.server.deployment import plan_for
 from tacit.deploy.server.ending import end_everywhere
-from tacit.deploy.server.questions import answered
+from tacit.deploy.server.questions import Answered, answered
 from tacit.deploy.server.shuffles import Sums, tests_among
 from tacit.deploy.server.transport import Transport
 from tacit.deploy.shuffler.client import Caller, greet
@@ -42,6 +44,7 @@ from tacit.models.bundle import FOLDER, bundle_folder
 from tacit.models.loading import load_model, ranges_in
 from tacit.models.scores import LOG_LOSSES
 from tacit.models.trained import TrainedModel
+from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.spec import Study, ValidationSection, study_from
 from tacit.simulate.participation import participation
 from tacit.studies.folder import new_folder, write_study
@@ -60,7 +63,8 @@ class Evaluation:
 
     ``title`` is what the model was trained for. ``ranges`` are those of a model whose bundle has no columns. Shuffled
     sums go through ``callers``, and the share ``honest`` of silos keeps its noise secret; in pairwise sums
-    ``colluding`` silos may not. With ``again``, what was answered before is asked, and paid for, once more.
+    ``colluding`` silos may not. With ``again``, what was answered before is asked, and paid for, once more. ``own`` is
+    the identity at all silos of the study whose own models are counted too.
     """
 
     folder: Path
@@ -76,6 +80,7 @@ class Evaluation:
     colluding: int
     callers: Mapping[str, Caller]
     again: bool = False
+    own: str | None = None
 
     @property
     def path(self) -> Path:
@@ -101,8 +106,21 @@ def evaluation_of(
     name = f"{study.name.removesuffix(f'-{NAME}')[:_LONGEST]}-{NAME}"
     channel, delta = channel_of(study.algorithm.channel), study.privacy.delta
     counted_on = study.run.honest, study.pairwise.colluding
+    own = _own_study(folder, study, section.own)
     asked = name, study.title, section, channel, ranges, float(epsilon), delta
-    return Evaluation(folder, *asked, proposer, *counted_on, callers, again)
+    return Evaluation(folder, *asked, proposer, *counted_on, callers, again, own)
+
+
+def _own_study(folder: Path, study: Study, wanted: bool | None) -> str | None:
+    """The identity of the study whose own models are counted too; none where it makes none, or nobody wants it."""
+    entry, path = ALGORITHMS.get(study.algorithm.name), folder / "checkpoint.npz"
+    makes = entry is not None and entry.personal and path.is_file()
+    if wanted and not makes:
+        raise TacitError(
+            f"validation.own: expected the run folder of a study that has made models of silos' own (mr-mtl), got "
+            f"{folder} of {study.algorithm.name}; leave it out, or give the run folder in place of a bundle."
+        )
+    return load_checkpoint(path, fresh_state).plan.consortium.hex() if makes and wanted is not False else None
 
 
 def channel_of(trained: Channel) -> Channel:
@@ -213,6 +231,7 @@ def _same(one: Plan, other: Plan) -> bool:
 def question(asked: Evaluation, model: TrainedModel, facts: Sequence[Welcome]) -> Study:
     """The study of one round that asks silos with these facts about a model."""
     wanted = {name: own for name in _NUMBERS if (own := getattr(asked.section, name)) is not None}
+    wanted |= {} if asked.own is None else {"own": asked.own}
     ranges = ranges_for(model, facts)
     tree = _tree(asked.name, model, {"channel": asked.channel, "asked": wanted}, asked.epsilon, asked.delta)
     options = {"ranges": own} if (own := asked.ranges if ranges is None else ranges) else {}
@@ -319,13 +338,7 @@ def _write(
     section = plan.algorithm
     wanted = tables_for(builder_from(plan, 1).problem, section["asked"], section.get("columns") or ())
     found, target = answered(coordinator, wanted.tables), model.description.target
-    counted = {**found.sizes, ALL_SILOS: sum(found.sizes.values())}
-    rows = {}
-    for name, blocks in found.means.items():
-        cells = [np.asarray(blocks[block(place)], np.float64).reshape(-1) for place in range(len(wanted.tables))]
-        noisy = [Noisy(own, noise[name], counted[name]) for own, noise in zip(cells, found.noise, strict=True)]
-        told = performance(wanted, noisy, probable=model.description.loss in LOG_LOSSES)
-        rows[name] = plain_rows(told, classes=target.classes, scale=target.range)
+    rows, own = _rows(wanted, found, model)
     facts = {
         "study": plan.name,
         "compare": plan.compared,
@@ -338,11 +351,35 @@ def _write(
         "threshold": wanted.threshold,
         "gained": gained(rows[ALL_SILOS]),
         "numbers": rows[ALL_SILOS],
-        "silos": [_silo(plan, name, size, receipts, rows.get(name)) for name, size in found.sizes.items()],
+        "own": own.get(ALL_SILOS) and {"study": asked.own, **own[ALL_SILOS]},
+        "silos": [
+            {**_silo(plan, name, size, receipts, rows.get(name)), "own": own.get(name)}
+            for name, size in found.sizes.items()
+        ],
     }
     (asked.folder / RESULT).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     draw(facts, asked.folder / "validation.png")
     return facts
+
+
+def _rows(
+    wanted: Scored, found: Answered, model: TrainedModel
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, Any]]]:
+    """What the counts say, by silo and of all; and what those of silos' own models do, where a silo has one.
+
+    Of all silos it is what they have with their own models, and with the shared one where a silo has none.
+    """
+    counted, target = {**found.sizes, ALL_SILOS: sum(found.sizes.values())}, model.description.target
+    told, rows, own = {"probable": model.description.loss in LOG_LOSSES}, {}, {}
+    for name, blocks in found.means.items():
+        cells = [np.asarray(blocks[block(place)], np.float64).reshape(-1) for place in range(len(wanted.tables))]
+        noisy = [Noisy(part, noise[name], counted[name]) for part, noise in zip(cells, found.noise, strict=True)]
+        plain = functools.partial(plain_rows, classes=target.classes, scale=target.range)
+        rows[name] = plain(performance(wanted, noisy, **told))
+        if wanted.own and float(blocks[HAS_OWN]) > 0:
+            numbers = plain(own_performance(wanted, noisy, **told))
+            own[name] = {"gained": gained_over_shared(numbers), "numbers": numbers}
+    return rows, own
 
 
 def _silo(

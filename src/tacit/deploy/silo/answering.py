@@ -104,14 +104,26 @@ class Worker:
         twin.offer = dataclasses.replace(self.offer, plan=plan)
         return twin
 
-    def begin(self) -> Remembered:
-        """What is kept before the first round."""
+    def begin(self, own: Mapping[str, np.ndarray] | None = None) -> Remembered:
+        """What is kept before the first round; ``own`` has the arrays of the silo's model, where a plan counts it."""
         seed, key = np.frombuffer(os.urandom(SEED_BYTES), np.uint8), b""
         if self.offer.plan.pairwise is not None:
             from tacit.channel.pairwise import new_study_key
 
             key = new_study_key()
-        return Remembered(seed, _leaves(self.offer.memory), {}, key)
+        return Remembered(seed, _leaves(self.offer.memory if own is None else self._with_model(own)), {}, key)
+
+    def _with_model(self, own: Mapping[str, np.ndarray]) -> Any:
+        """The memory of a validation that has the silo's own model, which must be of the plan's shape."""
+        from tacit.objectives.leaves import named_leaves
+
+        empty = self.offer.memory
+        wanted = named_leaves(empty.params)
+        if {name: leaf.shape for name, leaf in own.items()} != {name: leaf.shape for name, leaf in wanted.items()}:
+            raise RefusalError("bad-plan", "expected the model of the study whose own models are counted")
+        leaves = [np.asarray(own[name], leaf.dtype) for name, leaf in wanted.items()]
+        params = jax.tree.unflatten(jax.tree.structure(empty.params), leaves)
+        return empty._replace(params=params, begun=jnp.ones((), bool))
 
     def broadcast(self, round_index: int, arrays: list[np.ndarray]) -> Any:
         """The broadcast of a round from its arrays, or a refusal where they are not the plan's."""

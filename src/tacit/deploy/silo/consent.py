@@ -308,11 +308,16 @@ def check_columns(plan: Plan, description: Description) -> None:
 
 
 def check_times(plan: Plan, description: Description) -> None:
-    """Refuse survival regression of a target that is no signed time: it would take every record for an event."""
-    target = description.target
-    if plan.objective.get("loss") == SURVIVAL and target is not None and target.low is not None:
-        text = f"{SURVIVAL} needs signed times, and {target.column} is a number that was scaled to [0, 1]"
-        raise RefusalError("schema", text)
+    """Refuse survival regression of a target that is no time of an event, and any other model of one that is."""
+    target, survives = description.target, plan.objective.get("loss") == SURVIVAL
+    if target is None or target.low is None or plan.algorithm.get("name") == "statistics":
+        return
+    if survives and target.event is None:
+        text = f"{SURVIVAL} needs the times of an event, and {target.column} is a number that was scaled to [0, 1]"
+        raise RefusalError("schema", f"{text}; name the column of its event in the schema (target.event)")
+    if target.event is not None and not survives:
+        text = f"{target.column} is the time of an event ({target.event}), negative where it was not seen"
+        raise RefusalError("schema", f'{text}; expected loss = "{SURVIVAL}"')
 
 
 def charge_of(offer: Offer) -> Charge:

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tacit.deploy.permissions import write_secret
 from tacit.deploy.wire import Bundle, RefusalError
 from tacit.errors import TacitError, printable
@@ -46,6 +48,20 @@ def keep_own(folder: Path, name: str, study: str, content: bytes) -> None:
     place.parent.mkdir(mode=0o700, exist_ok=True)
     (arriving / PERSONAL).replace(place)
     arriving.rmdir()
+
+
+def own_leaves(folder: Path, name: str, study: str) -> dict[str, np.ndarray] | None:
+    """The arrays of the silo's own model of a study by their names; none where it has none."""
+    path = folder / FOLDER / _OWN / f"{name}-{study[:_SHORT]}"
+    if not path.is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return {key: leaf[0] for key, leaf in load(path.read_bytes()).items()}
+    except (OSError, SafetensorError, IndexError):
+        raise RefusalError("unable", "the silo's own model of this study is damaged") from None
 
 
 def keep(folder: Path, name: str, request: Bundle, payload: bytes, facts: Mapping[str, Any]) -> bool:

@@ -552,12 +552,26 @@ class SiloService:
             delta_set_aside=charge.delta_set_aside,
             samples=charge.samples,
             expires=ledger.now() + self.policy.approval.study_days * _DAY,
-            state=worker.begin().to_bytes(),
+            state=worker.begin(self._own_model(ledger, offer.plan)).to_bytes(),
             facts={"proposer": ledger.owner_of(study) or self._asking, **self._approval(study)},
             pool=accounts.pool_of(offer.plan, ledger.notes.split),
         )
         self._workers[study] = worker
         accounts.log_reserved(ledger, offer)
+
+    def _own_model(self, ledger: Ledger, plan: Plan) -> dict[str, np.ndarray] | None:
+        """The arrays of this silo's own model of the study that a validation names; none where it has none.
+
+        Formal guarantee: it is made of what an ended study has released, so counting it costs those records nothing.
+        """
+        named = plan.algorithm["asked"].get("own") if plan.algorithm["name"] == VALIDATION else None
+        for study in ledger.accounts if named is not None else ():
+            trained = _stored_plan(ledger, study)
+            if trained.consortium.hex() == named and shipped()[trained.algorithm["name"]].personal:
+                from tacit.deploy.silo.models import own_leaves
+
+                return own_leaves(self.home.folder, trained.name, study)
+        return None
 
     def _worker(self, ledger: Ledger, study: str) -> Worker:
         """The worker of an open study, built again from its stored plan after a restart."""
