@@ -233,40 +233,36 @@ class _Line:
         self.connection, self.address, self._grown, self.held = connection, address, grown, 0
         self.known = self.at_work = self.cut = False
         self.until: float | None = None
-        self._kept = bytearray()
         self._deadline: float | None = None
 
     def next_frame(self, most: int) -> tuple[bytes, bytes] | None:
         """Header and payload, or ``None`` where the caller has hung up."""
-        self._deadline, self.held = self.until, len(self._kept)
-        if self._kept:
-            self._begin()
+        self._deadline, self.held = self.until, 0
         return read_frame(self._read, most)
 
     def forget(self) -> None:
         """Hold nothing any more of a frame that was answered."""
-        self.held = len(self._kept)
+        self.held = 0
 
     def _begin(self) -> None:
         self.at_work = True
         self._deadline = self.until or time.monotonic() + WHOLE_FRAME
 
-    def _read(self, count: int) -> bytes:
-        """Exactly ``count`` bytes, or fewer at the end."""
-        while len(self._kept) < count:
+    def _read(self, count: int) -> bytearray:
+        """Exactly ``count`` bytes, or fewer at the end; what follows them is left where it is, and copied once."""
+        taken = bytearray()
+        while len(taken) < count:
             self.connection.settimeout(SILENCE if self._deadline is None else _left(self._deadline))
-            part = self.connection.recv(1 << 16)
+            part = self.connection.recv(min(1 << 16, count - len(taken)))
             if not part:
                 break
             if not self.at_work:
                 self._begin()
-            self._kept += part
+            taken += part
             self.held += len(part)
             self._grown(self)
             if self.cut:
                 raise ConnectionAbortedError
-        taken = bytes(self._kept[:count])
-        del self._kept[:count]
         return taken
 
     def send(self, raw: bytes) -> None:
