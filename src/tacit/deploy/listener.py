@@ -233,36 +233,39 @@ class _Line:
         self.connection, self.address, self._grown, self.held = connection, address, grown, 0
         self.known = self.at_work = self.cut = False
         self.until: float | None = None
+        self._kept = bytearray()
         self._deadline: float | None = None
 
     def next_frame(self, most: int) -> tuple[bytes, bytes] | None:
         """Header and payload, or ``None`` where the caller has hung up."""
-        self._deadline, self.held = self.until, 0
+        self._deadline, self.held = self.until, len(self._kept)
+        if self._kept:
+            self._begin()
         return read_frame(self._read, most)
 
     def forget(self) -> None:
         """Hold nothing any more of a frame that was answered."""
-        self.held = 0
+        self.held = len(self._kept)
 
     def _begin(self) -> None:
         self.at_work = True
         self._deadline = self.until or time.monotonic() + WHOLE_FRAME
 
     def _read(self, count: int) -> bytearray:
-        """Exactly ``count`` bytes, or fewer at the end; what follows them is left where it is, and copied once."""
-        taken = bytearray()
-        while len(taken) < count:
+        """Exactly ``count`` bytes, or fewer at the end; they are not copied unless more has come."""
+        while len(self._kept) < count:
             self.connection.settimeout(SILENCE if self._deadline is None else _left(self._deadline))
-            part = self.connection.recv(min(1 << 16, count - len(taken)))
+            part = self.connection.recv(1 << 16)
             if not part:
                 break
             if not self.at_work:
                 self._begin()
-            taken += part
+            self._kept += part
             self.held += len(part)
             self._grown(self)
             if self.cut:
                 raise ConnectionAbortedError
+        taken, self._kept = (self._kept, bytearray()) if len(self._kept) <= count else _cut(self._kept, count)
         return taken
 
     def send(self, raw: bytes) -> None:
@@ -271,6 +274,10 @@ class _Line:
         while left:
             self.connection.settimeout(_left(deadline))
             left = left[self.connection.send(left[: 1 << 20]) :]
+
+
+def _cut(content: bytearray, count: int) -> tuple[bytearray, bytearray]:
+    return content[:count], content[count:]
 
 
 def _left(deadline: float) -> float:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tacit.deploy.wire import (
     MOST_FRAMED,
     MOST_PART,
+    Buffer,
     Error,
     Long,
     Part,
@@ -25,7 +26,7 @@ from tacit.deploy.wire import (
     frame,
     parse_request,
     parse_response,
-    unframed,
+    viewed,
 )
 
 _PATIENCE = 600.0
@@ -71,7 +72,7 @@ class Arrivals:
         self._own[proposer] = found._replace(latest=now)
         return end
 
-    def take(self, proposer: str, study: str, whole: Whole) -> bytearray:
+    def take(self, proposer: str, study: str, whole: Whole) -> Buffer:
         """All of a payload, once; nothing of it is kept."""
         found = self._own.pop(proposer, None)
         if found is None or (found.study, found.whole) != (study, whole) or len(found.content) != whole.size:
@@ -104,7 +105,7 @@ def piece(request: Rest, payload: bytes) -> bytes:
 
 def in_parts(raw: bytes) -> list[bytes]:
     """A request's frame, or where that is too long, the frames of its payload's parts and of the request after them."""
-    header, payload = unframed(raw)
+    header, payload = viewed(raw)
     if len(payload) <= MOST_FRAMED:
         return [raw]
     request = parse_request(header)

@@ -55,6 +55,9 @@ MOST_RANGES = 1000
 
 _MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 5, 64, 10**6
 
+Buffer = Any
+"""The type of bytes that are not copied: a ``bytearray`` or ``memoryview`` in the place of ``bytes``."""
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 StudyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SealKey = Annotated[str, Field(max_length=2048)]
@@ -657,7 +660,7 @@ def _as_written(signed: Any, header: bytes) -> Any:
     return signed
 
 
-def frame(header: Strict | str | bytes, payload: bytes = b"") -> bytes:
+def frame(header: Strict | str | bytes, payload: Buffer = b"") -> bytes:
     """A frame around a header and a payload."""
     text = header.model_dump_json() if isinstance(header, Strict) else header
     head = text.encode() if isinstance(text, str) else text
@@ -665,7 +668,13 @@ def frame(header: Strict | str | bytes, payload: bytes = b"") -> bytes:
 
 
 def unframed(raw: bytes) -> tuple[bytes, bytes]:
-    """Header and payload of a frame that was made here; the payload is not copied."""
+    """Header and payload of a frame that was made here."""
+    head = 8 + _length(raw[4:8])
+    return raw[8:head], raw[head:]
+
+
+def viewed(raw: bytes) -> tuple[bytes, Buffer]:
+    """As `unframed`, without a copy of the payload."""
     head = 8 + _length(raw[4:8])
     return raw[8:head], memoryview(raw)[head:]
 
@@ -681,7 +690,7 @@ def refuse(code: str, text: str, numbers: Mapping[str, float] | None = None) -> 
     return frame(Error(code=code, text=text[:500], numbers=finite))
 
 
-def read_frame(read: Callable[[int], bytes], most: int = MOST_FRAME) -> tuple[bytes, bytes] | None:
+def read_frame(read: Callable[[int], Buffer], most: int = MOST_FRAME) -> tuple[bytes, Buffer] | None:
     """Header and payload of the next frame; ``None`` where the connection was closed before it.
 
     ``read(n)`` returns exactly n bytes, or fewer at the end. A frame that is too long is refused before it is read.
@@ -709,7 +718,7 @@ def _length(raw: bytes) -> int:
     return int(struct.unpack(">I", raw)[0])
 
 
-def write_arrays(leaves: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], bytes]:
+def write_arrays(leaves: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], Buffer]:
     """Arrays as descriptions and bytes; integers become 32 bits, everything else float32."""
     arrays = [np.asarray(leaf) for leaf in leaves]
     specs = tuple(ArraySpec(shape=a.shape, dtype="<i4" if a.dtype.kind in "iub" else "<f4") for a in arrays)
@@ -727,7 +736,7 @@ def broadcast_digest(specs: Sequence[ArraySpec], payload: bytes) -> bytes:
     return digest.digest()
 
 
-def read_arrays(specs: Sequence[ArraySpec], payload: bytes) -> list[np.ndarray]:
+def read_arrays(specs: Sequence[ArraySpec], payload: Buffer) -> list[np.ndarray]:
     """The arrays in a payload, which must be exactly as long as they are."""
     if sum(spec.size for spec in specs) != len(payload):
         raise RefusalError("bad-message", "the payload is not as long as its arrays")

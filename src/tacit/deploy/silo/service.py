@@ -295,7 +295,7 @@ class SiloService:
         than the last one of its study, is refused before anything is priced or read, and changes no account.
         """
         asked = digest_of(header, payload)
-        head, body = wire.unframed(self._reply(header, payload, asked))
+        head, body = wire.viewed(self._reply(header, payload, asked))
         return signed_reply(head, body, request=asked, silo=self.policy.name, signer=self._signer)
 
     def _reply(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
