@@ -251,8 +251,8 @@ class _Line:
         self.at_work = True
         self._deadline = self.until or time.monotonic() + WHOLE_FRAME
 
-    def _read(self, count: int) -> bytes:
-        """Exactly ``count`` bytes, or fewer at the end."""
+    def _read(self, count: int) -> bytearray:
+        """Exactly ``count`` bytes, or fewer at the end; they are not copied unless more has come."""
         while len(self._kept) < count:
             self.connection.settimeout(SILENCE if self._deadline is None else _left(self._deadline))
             part = self.connection.recv(1 << 16)
@@ -265,8 +265,7 @@ class _Line:
             self._grown(self)
             if self.cut:
                 raise ConnectionAbortedError
-        taken = bytes(self._kept[:count])
-        del self._kept[:count]
+        taken, self._kept = (self._kept, bytearray()) if len(self._kept) <= count else _cut(self._kept, count)
         return taken
 
     def send(self, raw: bytes) -> None:
@@ -275,6 +274,10 @@ class _Line:
         while left:
             self.connection.settimeout(_left(deadline))
             left = left[self.connection.send(left[: 1 << 20]) :]
+
+
+def _cut(content: bytearray, count: int) -> tuple[bytearray, bytearray]:
+    return content[:count], content[count:]
 
 
 def _left(deadline: float) -> float:

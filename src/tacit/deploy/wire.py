@@ -35,6 +35,15 @@ VERSION = 3
 MOST_HEADER = 1 << 16
 MOST_FRAME = 1 << 26
 
+MOST_FRAMED = MOST_FRAME - 2 * MOST_HEADER
+"""How many bytes a payload may have that one frame holds; a longer one travels in parts."""
+
+MOST_PART = 1 << 24
+"""How many bytes one part of a payload has, but the last."""
+
+MOST_WHOLE = 1 << 29
+"""How many bytes a payload in parts may have; a ledger could not store one of twice as many."""
+
 MOST_DESCRIPTION = 3 << 13
 """How many bytes a description may have that is sent; inside a signed header it may become twice as long."""
 
@@ -45,6 +54,9 @@ MOST_RANGES = 1000
 """The most columns that a plan has a range for."""
 
 _MOST_NODES, _MOST_DEPTH, _MOST_TEXT, _LARGEST = 2048, 5, 64, 10**6
+
+Buffer = Any
+"""The type of bytes that are not copied: a ``bytearray`` or ``memoryview`` in the place of ``bytes``."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 StudyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -332,13 +344,56 @@ class Status(Strict):
     study: StudyId
 
 
-class Answer(Strict):
+class Whole(Strict):
+    """A payload that travels in parts: its number of bytes and their SHA-256."""
+
+    size: Annotated[int, Field(ge=1, le=MOST_WHOLE)]
+    digest: StudyId
+
+
+_First = Annotated[int, Field(ge=0, lt=MOST_WHOLE)]
+_Round = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class Part(Strict):
+    """Hands over a part of the payload of a later request about the study: its bytes from ``first`` on."""
+
+    type: Literal["part"] = "part"
+    study: StudyId
+    whole: Whole
+    first: _First
+
+
+class _WithPayload(Strict):
+    """A request with a payload; where ``whole`` says so, that has come in parts before."""
+
+    whole: Whole | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, dump: Any) -> Any:
+        """Requests whose payload comes with them look as they did before there were parts."""
+        tree = dump(self)
+        if self.whole is None:
+            tree.pop("whole", None)
+        return tree
+
+
+class Answer(_WithPayload):
     """Asks for a round's message; the payload holds the arrays of the broadcast."""
 
     type: Literal["answer"] = "answer"
     study: StudyId
-    round: Annotated[int, Field(ge=0, le=10**9)]
+    round: _Round
     arrays: Annotated[tuple[ArraySpec, ...], Field(max_length=256)]
+
+
+class Rest(Strict):
+    """Asks for a part of the payload of a round's message, from ``first`` on."""
+
+    type: Literal["rest"] = "rest"
+    study: StudyId
+    round: _Round
+    first: _First
 
 
 class Enrolment(Strict):
@@ -369,11 +424,11 @@ class BundleFile(Strict):
     """One file of a bundle: no other names exist, so that no name leads anywhere."""
 
     name: Literal["model.safetensors", "model.json", "README.md"]
-    size: Annotated[int, Field(ge=1, le=MOST_FRAME)]
+    size: Annotated[int, Field(ge=1, le=MOST_WHOLE)]
     digest: StudyId
 
 
-class Bundle(Strict):
+class Bundle(_WithPayload):
     """Hands over the model of a study that has ended; the payload holds the files, one after another."""
 
     type: Literal["bundle"] = "bundle"
@@ -388,7 +443,9 @@ class Bundle(Strict):
         return files
 
 
-Request = Annotated[Hello | Propose | Status | Answer | AnswerTogether | Finish | Bundle, Field(discriminator="type")]
+Request = Annotated[
+    Hello | Propose | Status | Part | Answer | AnswerTogether | Rest | Finish | Bundle, Field(discriminator="type")
+]
 
 
 class Welcome(Strict):
@@ -499,6 +556,33 @@ class Masked(Strict):
     coordinates: int
 
 
+class Held(Strict):
+    """How many bytes of a payload in parts have come."""
+
+    type: Literal["held"] = "held"
+    study: str
+    size: int
+
+
+class Long(Strict):
+    """A reply whose payload no frame holds: its header, what the whole payload is, and here the first part of it."""
+
+    type: Literal["long"] = "long"
+    study: str
+    round: int
+    whole: Whole
+    reply: str
+
+
+class Piece(Strict):
+    """A part of the payload of a round's message, from ``first`` on."""
+
+    type: Literal["piece"] = "piece"
+    study: str
+    round: int
+    first: int
+
+
 class Receipt(Strict):
     """A study has ended: how often the silo answered, what that cost, and the ledger's newest hash."""
 
@@ -528,7 +612,8 @@ class Error(Strict):
 
 
 Response = Annotated[
-    Welcome | Consent | Standing | Message | Sealed | Masked | Receipt | Kept | Error, Field(discriminator="type")
+    Welcome | Consent | Standing | Message | Sealed | Masked | Held | Long | Piece | Receipt | Kept | Error,
+    Field(discriminator="type"),
 ]
 
 
@@ -598,7 +683,7 @@ def _as_written(signed: Any, header: bytes) -> Any:
     return signed
 
 
-def frame(header: Strict | str | bytes, payload: bytes = b"") -> bytes:
+def frame(header: Strict | str | bytes, payload: Buffer = b"") -> bytes:
     """A frame around a header and a payload."""
     text = header.model_dump_json() if isinstance(header, Strict) else header
     head = text.encode() if isinstance(text, str) else text
@@ -609,6 +694,12 @@ def unframed(raw: bytes) -> tuple[bytes, bytes]:
     """Header and payload of a frame that was made here."""
     head = 8 + _length(raw[4:8])
     return raw[8:head], raw[head:]
+
+
+def viewed(raw: bytes) -> tuple[bytes, Buffer]:
+    """As `unframed`, without a copy of the payload."""
+    head = 8 + _length(raw[4:8])
+    return raw[8:head], memoryview(raw)[head:]
 
 
 def study_of(request: Any) -> str:
@@ -622,7 +713,7 @@ def refuse(code: str, text: str, numbers: Mapping[str, float] | None = None) -> 
     return frame(Error(code=code, text=text[:500], numbers=finite))
 
 
-def read_frame(read: Callable[[int], bytes], most: int = MOST_FRAME) -> tuple[bytes, bytes] | None:
+def read_frame(read: Callable[[int], Buffer], most: int = MOST_FRAME) -> tuple[bytes, Buffer] | None:
     """Header and payload of the next frame; ``None`` where the connection was closed before it.
 
     ``read(n)`` returns exactly n bytes, or fewer at the end. A frame that is too long is refused before it is read.
@@ -638,10 +729,10 @@ def read_frame(read: Callable[[int], bytes], most: int = MOST_FRAME) -> tuple[by
         raise RefusalError(
             "bad-frame", f"expected a header of at most {MOST_HEADER} bytes inside the frame, got {head}"
         )
-    body = read(length - 4)
-    if len(body) < length - 4:
+    header, payload = bytes(read(head)), read(length - 4 - head)
+    if len(header) + len(payload) < length - 4:
         raise RefusalError("bad-frame", "the frame ended early")
-    return body[:head], body[head:]
+    return header, payload
 
 
 def _length(raw: bytes) -> int:
@@ -650,15 +741,14 @@ def _length(raw: bytes) -> int:
     return int(struct.unpack(">I", raw)[0])
 
 
-def write_arrays(leaves: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], bytes]:
+def write_arrays(leaves: Sequence[Any]) -> tuple[tuple[ArraySpec, ...], Buffer]:
     """Arrays as descriptions and bytes; integers become 32 bits, everything else float32."""
-    specs, parts = [], []
-    for leaf in leaves:
-        array = np.asarray(leaf)
-        dtype: Literal["<i4", "<f4"] = "<i4" if array.dtype.kind in "iub" else "<f4"
-        specs.append(ArraySpec(shape=array.shape, dtype=dtype))
-        parts.append(array.astype(dtype).tobytes())
-    return tuple(specs), b"".join(parts)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    specs = tuple(ArraySpec(shape=a.shape, dtype="<i4" if a.dtype.kind in "iub" else "<f4") for a in arrays)
+    payload = bytearray(sum(spec.size for spec in specs))
+    for array, place in zip(arrays, read_arrays(specs, payload), strict=True):
+        place[...] = array
+    return specs, payload
 
 
 def broadcast_digest(specs: Sequence[ArraySpec], payload: bytes) -> bytes:
@@ -669,7 +759,7 @@ def broadcast_digest(specs: Sequence[ArraySpec], payload: bytes) -> bytes:
     return digest.digest()
 
 
-def read_arrays(specs: Sequence[ArraySpec], payload: bytes) -> list[np.ndarray]:
+def read_arrays(specs: Sequence[ArraySpec], payload: Buffer) -> list[np.ndarray]:
     """The arrays in a payload, which must be exactly as long as they are."""
     if sum(spec.size for spec in specs) != len(payload):
         raise RefusalError("bad-message", "the payload is not as long as its arrays")

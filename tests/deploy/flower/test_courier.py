@@ -19,7 +19,7 @@ import httpx
 from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
 
 from tacit.deploy.consortium.certificates import Authority
-from tacit.deploy.flower import commands, courier, node, private
+from tacit.deploy.flower import commands, courier, leader, node, private
 from tacit.deploy.flower.commands import Control
 from tacit.deploy.flower.courier import exchange
 from tacit.deploy.flower.leader import LinkTransport
@@ -319,6 +319,37 @@ def test_the_transport_gives_what_came_in_time_and_survives_a_superlink_that_is_
     }
     assert transport.ask({}, 1.0) == {}
     assert transport.present() == ["1", "2", "3", "4", "5"]
+
+
+class EchoRun:
+    """Says to each message what was in it; the messages of node 2 come late, and one of node 3 never."""
+
+    def __init__(self):
+        self.pushed, self._looks = [], 0
+
+    def push(self, frames, seconds):
+        ids = {str(len(self.pushed) + i): at for i, at in enumerate(frames)}
+        self.pushed += list(frames.items())
+        return ids
+
+    def pull(self, ids):
+        self._looks += 1
+        there = {number: self.pushed[int(number)] for number in ids}
+        third = [number for number, (node, _) in enumerate(self.pushed) if node == 3]
+        lost = {str(number) for number in third[1:]}
+        return {i: own for i, (node, own) in there.items() if i not in lost and (node != 2 or self._looks % 3 == 0)}
+
+
+def test_what_is_too_long_for_a_message_goes_in_several_one_after_another(monkeypatch):
+    monkeypatch.setattr(leader, "MOST_FRAME", 1000)
+    run, parts = (
+        EchoRun(),
+        [frame(b"{}", bytes([i]) * size) for i, size in enumerate((500, 400, 300, 30, 30, 30, 9, 999))],
+    )
+    transport = LinkTransport(FakeLink(run))
+    found = transport.ask({"1": parts, "2": parts, "3": parts}, 10.0, enough=lambda there: {"1", "2"} <= set(there))
+    assert found == {at: [read_frame(io.BytesIO(raw).read) for raw in parts] for at in "12"}
+    assert [own for node, own in run.pushed if node == 1] == [parts[:2], parts[2:6], parts[6:7], parts[7:]]
 
 
 def test_a_run_that_somebody_stops_is_begun_anew():

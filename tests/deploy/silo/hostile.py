@@ -36,7 +36,7 @@ from tests.deploy.silo.consortium import PROPOSER, broadcast_of, make_home, pins
 _CODES = (
     "answered bad-frame bad-message bad-plan busy changed closed exhausted expired finished not-allowed over-budget "
     "pending round schema shape study unknown-study unpriceable version "
-    "unsigned proposer signature addressed replayed rejected revoked hours policy model full open"
+    "unsigned proposer signature addressed replayed rejected revoked hours policy model full open parts"
 )
 CODES = set(re.findall(r"\S+", _CODES))
 BUDGET = 30.0

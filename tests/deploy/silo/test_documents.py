@@ -76,9 +76,11 @@ def test_every_code_and_limit_is_explained():
         assert f"`{code}`" in text, code
     assert str(wire.MOST_FRAME) in text
     assert str(wire.MOST_HEADER) in text
+    assert f"{wire.MOST_PART} bytes" in text
+    assert f"{wire.MOST_WHOLE} bytes" in text
     assert f"{MOST_TEXT} bytes" in text
     assert f"{MOST_KEPT} bytes" in text
-    for model in (wire.Welcome, wire.Consent, wire.Standing, wire.Receipt, wire.Kept):
+    for model in (wire.Welcome, wire.Consent, wire.Standing, wire.Held, wire.Piece, wire.Receipt, wire.Kept):
         row = next(line for line in text.splitlines() if f"`{model.model_fields['type'].default}`" in line)
         for field in set(model.model_fields) - {"type"}:
             assert field in row, (model, field)

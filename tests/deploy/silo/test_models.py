@@ -130,7 +130,7 @@ def test_what_is_not_three_files_is_no_bundle(silo, change):
     elif change in ("two", "none"):
         tree["files"] = files[: 2 if change == "two" else 0]
     else:
-        sizes = {"long": 1 << 27, "negative": -1, "empty": 0, "huge": 10**30}
+        sizes = {"long": (1 << 29) + 1, "negative": -1, "empty": 0, "huge": 10**30}
         files[0]["size"] = sizes[change]
     header, _ = said(silo, json.dumps(tree), payload)
     assert parse_response(header).code == "bad-message"

@@ -20,11 +20,13 @@ from typing import Any
 from tacit.deploy.flower.commands import read_control
 from tacit.deploy.flower.private import EndedError, Link, Run, check_flower
 from tacit.deploy.server.transport import Enough, Frames, Replies
-from tacit.deploy.wire import RefusalError, read_frame
+from tacit.deploy.wire import MOST_FRAME, MOST_PART, RefusalError, read_frame
 from tacit.errors import printable
 
 _POLL = 0.2
 _BEAT = 10.0
+_MOST_FRAMES = MOST_FRAME // MOST_PART
+"""How many frames a message has at most: as many parts of a payload as one frame would hold come in reply."""
 
 
 class LinkTransport:
@@ -50,13 +52,20 @@ class LinkTransport:
         return []
 
     def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
-        """One message to each node; late replies are left to expire."""
+        """One message to each node, and where that would be too long, one after another; late replies expire."""
         deadline, received = time.monotonic() + seconds, dict[str, Replies]()
+        left = {int(at): _messages(frames) for at, frames in requests.items()}
+        came: dict[int, Replies] = {node: [] for node in left}
         try:
             with self._running() as run:
-                waiting = run.push({int(at): frames for at, frames in requests.items()}, seconds) if requests else {}
+                waiting = run.push({node: own.pop(0) for node, own in left.items()}, seconds) if requests else {}
                 while waiting and time.monotonic() < deadline:
-                    self._take(run, waiting, received)
+                    for node, replies in self._taken(run, waiting):
+                        came[node] += replies
+                        if left[node]:
+                            waiting |= run.push({node: left[node].pop(0)}, max(1.0, deadline - time.monotonic()))
+                        else:
+                            received[str(node)] = came[node]
                     if enough is not None and enough(received):
                         break
                     time.sleep(_POLL if waiting else 0.0)
@@ -75,18 +84,17 @@ class LinkTransport:
             self._told = reason
             print(f"The SuperLink is away: {reason}", file=sys.stderr, flush=True)
 
-    def _take(self, run: Run, waiting: dict[str, int], received: dict[str, Replies]) -> None:
+    def _taken(self, run: Run, waiting: dict[str, int]) -> list[tuple[int, Replies]]:
+        """The replies that have come, by node; those that cannot be read count as none."""
         try:
             found = run.pull(list(waiting))
         except EndedError:
             raise
         except Exception as error:
             self._away(error)
-            return
-        for sent, frames in found.items():
-            at, replies = waiting.pop(sent, None), _replies(frames)
-            if at is not None and replies:
-                received[str(at)] = replies
+            return []
+        read = [(waiting.pop(sent, None), _replies(frames)) for sent, frames in found.items()]
+        return [(node, replies) for node, replies in read if node is not None and replies]
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[Run]:
@@ -140,6 +148,16 @@ def connected(control: Path) -> Iterator[LinkTransport]:
     finally:
         done.set()
         transport.close()
+
+
+def _messages(frames: Frames) -> list[list[bytes]]:
+    """Frames as messages that a SuperLink carries, and whose replies it carries too; at least one."""
+    found: list[list[bytes]] = [[]]
+    for raw in frames:
+        if found[-1] and (len(found[-1]) == _MOST_FRAMES or sum(map(len, found[-1])) + len(raw) > MOST_FRAME):
+            found.append([])
+        found[-1].append(raw)
+    return found
 
 
 def _replies(frames: list[bytes] | None) -> Replies:

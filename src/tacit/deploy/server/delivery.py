@@ -12,7 +12,7 @@ from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.coordinator import Tell
 from tacit.deploy.server.ending import SECONDS, STRANGER, finish_request, journal, led_study, reach
 from tacit.deploy.server.transport import Transport
-from tacit.deploy.wire import MOST_FRAME, MOST_HEADER, Bundle, BundleFile, Error, Kept, frame
+from tacit.deploy.wire import MOST_WHOLE, Bundle, BundleFile, Error, Kept, frame
 from tacit.errors import TacitError
 from tacit.models.bundle import CARD, DESCRIPTION, FOLDER, WEIGHTS
 
@@ -63,10 +63,10 @@ def _bundle(place: Path) -> tuple[tuple[BundleFile, ...], bytes]:
     if len(contents) < len((WEIGHTS, DESCRIPTION, CARD)):
         raise TacitError(f"{place} is no whole bundle; a study has one once it is through.")
     payload = b"".join(contents.values())
-    if len(payload) > MOST_FRAME - MOST_HEADER:
+    if len(payload) > MOST_WHOLE:
         raise TacitError(
-            f"The model of {place} has {len(payload)} bytes, and silos take at most {MOST_FRAME - MOST_HEADER}; "
-            "hand the folder over by other means."
+            f"The model of {place} has {len(payload)} bytes, and silos take at most {MOST_WHOLE}; hand the folder over "
+            "by other means."
         )
     files: Any = (
         BundleFile.model_validate({"name": name, "size": len(raw), "digest": hashlib.sha256(raw).hexdigest()})

@@ -15,6 +15,7 @@ import numpy as np
 
 from tacit.channel import weighted_mean
 from tacit.deploy.client import Client
+from tacit.deploy.parts import in_parts, joined, one_of, rest_of
 from tacit.deploy.signing import Proposer, digest_of, opened_reply
 from tacit.deploy.wire import (
     Error,
@@ -108,7 +109,28 @@ class SignedTransport:
         return self._inner.present()
 
     def ask(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None = None) -> dict[str, Replies]:
-        """As the transport inside, with signed frames; replies that no pinned silo has signed count as none."""
+        """As the transport inside, with signed frames; replies that no pinned silo has signed count as none.
+
+        What is too long for a frame goes in parts, and comes in parts; a reply that does not come whole counts as none.
+        """
+        deadline = time.monotonic() + seconds
+        parts = {at: [in_parts(raw) for raw in own] for at, own in requests.items()}
+        found = self._heard({at: [raw for own in asked for raw in own] for at, asked in parts.items()}, seconds, enough)
+        for at, replies in found.items():
+            each = iter(replies)
+            found[at] = [one_of([next(each) for _ in own]) for own in parts[at]]
+        rests = {at: [rest_of(reply) for reply in replies] for at, replies in found.items()}
+        missing = {at: [raw for rest in own for raw in rest] for at, own in rests.items() if any(own)}
+        pieces = self._heard(missing, max(0.0, deadline - time.monotonic()), None) if missing else {}
+        for at in missing:
+            each = iter(pieces.get(at, ()))
+            replies = found.pop(at)
+            with contextlib.suppress(RefusalError):
+                whole = [[next(each, (b"", b"")) for _ in rest] for rest in rests[at]]
+                found[at] = [joined(own, more) if more else own for own, more in zip(replies, whole, strict=True)]
+        return found
+
+    def _heard(self, requests: Mapping[str, Frames], seconds: float, enough: Enough | None) -> dict[str, Replies]:
         signed = {at: [self._signed(at, raw) for raw in frames] for at, frames in requests.items()}
         heard: dict[str, Replies] = {}
 

@@ -17,6 +17,7 @@ from jaxtyping import Int64
 
 from tacit.deploy.silo.consent import Offer
 from tacit.deploy.wire import Plan, RefusalError
+from tacit.plans.assemble import coordinates
 from tacit.silo.batches import SEED_BYTES, SecretBatch
 from tacit.silo.door import Door, Engine, Past, Sampler, no_noise
 from tacit.silo.noise import Buffers
@@ -36,6 +37,9 @@ class Samplers(NamedTuple):
 EXACT = Samplers(discrete_gaussian, flips=True)
 TEST_BUILD = Samplers(no_noise, flips=False)
 """Zeros in place of noise, in a test build only. Reports are randomised there too."""
+
+_ALIGNED = 64
+"""Where jax uses an array's memory as it is, an array begins at a multiple of so many bytes."""
 
 Integers = Int64[np.ndarray, " coordinates"]
 
@@ -125,13 +129,18 @@ class Worker:
         params = jax.tree.unflatten(jax.tree.structure(empty.params), leaves)
         return empty._replace(params=params, begun=jnp.ones((), bool))
 
+    @property
+    def longest(self) -> int:
+        """How many bytes the longest broadcast of the plan has."""
+        return max(4 * coordinates(shape) for shape in self.offer.broadcasts.values())
+
     def broadcast(self, round_index: int, arrays: list[np.ndarray]) -> Any:
         """The broadcast of a round from its arrays, or a refusal where they are not the plan's."""
         leaves, form = jax.tree.flatten(self.offer.broadcasts[self.offer.algorithm.schedule[round_index]])
         wanted = [(leaf.shape, "i" if leaf.dtype.kind in "iub" else "f") for leaf in leaves]
         if [(a.shape, a.dtype.kind) for a in arrays] != wanted:
             raise RefusalError("shape", f"expected the arrays {wanted} for round {round_index + 1}")
-        return jax.tree.unflatten(form, [jnp.asarray(a, leaf.dtype) for a, leaf in zip(arrays, leaves, strict=True)])
+        return jax.tree.unflatten(form, [_placed(a, leaf.dtype) for a, leaf in zip(arrays, leaves, strict=True)])
 
     def answer(self, round_index: int, broadcast: Any, kept: Remembered) -> tuple[list[np.ndarray], Remembered]:
         """The arrays of the message, and what to keep."""
@@ -216,6 +225,15 @@ class Worker:
     def _memory(self, kept: Remembered) -> Any:
         form = jax.tree.structure(self.offer.memory)
         return jax.tree.unflatten(form, [jnp.asarray(leaf) for leaf in kept.memory])
+
+
+def _placed(array: np.ndarray, dtype: Any) -> jax.Array:
+    """A copy of an array for jax, laid out such that jax makes no second one."""
+    raw = np.empty(array.size * np.dtype(dtype).itemsize + _ALIGNED, np.uint8)
+    first = -raw.ctypes.data % _ALIGNED
+    own = raw[first : first + raw.size - _ALIGNED].view(dtype).reshape(array.shape)
+    own[...] = array
+    return jax.device_put(own)
 
 
 def _leaves(tree: Any) -> list[np.ndarray]:

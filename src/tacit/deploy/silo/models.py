@@ -72,7 +72,7 @@ def keep(folder: Path, name: str, request: Bundle, payload: bytes, facts: Mappin
     is there in good order is never replaced.
     """
     parts = _checked(request, payload)
-    place = folder / FOLDER / f"{name}-{request.study[:_SHORT]}"
+    place = _place(folder, name, request)
     digests = {file.name: file.digest for file in request.files}
     if place.exists() and is_intact(place):
         if _received(place)["files"] != digests:
@@ -90,6 +90,16 @@ def keep(folder: Path, name: str, request: Bundle, payload: bytes, facts: Mappin
         write_secret(arriving / file_name, content)
     arriving.replace(place)
     return True
+
+
+def has(folder: Path, name: str, request: Bundle) -> bool:
+    """Whether the silo has exactly this model of a study, in good order."""
+    place = _place(folder, name, request)
+    return is_intact(place) and _received(place)["files"] == {file.name: file.digest for file in request.files}
+
+
+def _place(folder: Path, name: str, request: Bundle) -> Path:
+    return folder / FOLDER / f"{name}-{request.study[:_SHORT]}"
 
 
 def _checked(request: Bundle, payload: bytes) -> dict[str, bytes]:

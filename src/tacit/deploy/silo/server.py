@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -27,6 +28,9 @@ from tacit.privacy.plan import doubts, scarce
 
 _log = logging.getLogger("tacit.silo")
 _MOST_CALLERS = 32
+
+_MMAP_THRESHOLD, _LARGE = -3, 1 << 20
+"""An option of the C library's ``mallopt``, and its value: so large blocks are given back as soon as they are free."""
 
 
 class SiloServer(Listener):
@@ -72,6 +76,7 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     """Run the daemon of a silo's folder until it is stopped; it does not start where others can use its files."""
     log_to_terminal(_log)
     os.umask(0o077)
+    _give_memory_back()
     # The text first: an edit that comes in between is seen with the first request.
     text, policy = policy_text(folder), load_policy(folder / "policy.toml")
     home = home_of(folder, policy)
@@ -102,6 +107,13 @@ def serve(folder: Path, *, noise_off: bool = False, socket_mode: int = 0o600) ->
     finally:
         server.close()
         service.close()
+
+
+def _give_memory_back() -> None:
+    """Keep no large block that is free for later; without this the sums of a round stay, in pieces, until the end."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def _warn(policy: Policy, count: int) -> None:

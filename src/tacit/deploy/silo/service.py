@@ -6,6 +6,7 @@ It works on bytes, so that tests can send it everything that a server can.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import logging
 import os
@@ -21,11 +22,14 @@ import numpy as np
 from tacit import __version__
 from tacit.deploy import wire
 from tacit.deploy.listener import RefusalLog
+from tacit.deploy.parts import Arrivals, piece
+from tacit.deploy.parts import said as message_frame
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
 from tacit.deploy.silo import consent as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
+from tacit.deploy.silo.models import MOST_TEXT
 from tacit.deploy.silo.policy import Policy, PolicyError, digest, plain_policy, policy_text
 from tacit.deploy.wire import (
     Answer,
@@ -35,9 +39,11 @@ from tacit.deploy.wire import (
     Enrolment,
     Finish,
     Hello,
+    Part,
     Plan,
     Propose,
     RefusalError,
+    Rest,
     Status,
     frame,
     refuse,
@@ -166,6 +172,7 @@ class SiloService:
         self._workers: dict[str, Worker] = {}
         self._prepared: dict[str, Worker] = {}
         self._broken: set[str] = set()
+        self._arrivals = Arrivals()
         self._pools: dict[str | None, dict[str, np.ndarray]] = {}
         self._ledger: Ledger | None = self._open(policy)
         self._newest = self._ledger.newest_counters()
@@ -253,6 +260,7 @@ class SiloService:
         # What was allowed before may not be any more.
         self._workers.clear()
         self._prepared.clear()
+        self._arrivals = Arrivals()
         self._policy_read = text
 
     def close(self) -> None:
@@ -287,7 +295,7 @@ class SiloService:
         than the last one of its study, is refused before anything is priced or read, and changes no account.
         """
         asked = digest_of(header, payload)
-        head, body = wire.unframed(self._reply(header, payload, asked))
+        head, body = wire.viewed(self._reply(header, payload, asked))
         return signed_reply(head, body, request=asked, silo=self.policy.name, signer=self._signer)
 
     def _reply(self, header: bytes, payload: bytes, asked: bytes) -> bytes:
@@ -362,8 +370,8 @@ class SiloService:
         ledger.accept(scope, signed.counter, asked.hex())
 
     def _dispatch(self, ledger: Ledger, request: Any, payload: bytes) -> bytes:
-        if payload and not isinstance(request, Answer | Bundle):
-            raise RefusalError("bad-message", "only a broadcast and a bundle have a payload")
+        if payload and not (isinstance(request, Part) or (isinstance(request, Answer | Bundle) and not request.whole)):
+            raise RefusalError("bad-message", "only a broadcast, a bundle and a part of either have a payload")
         self._heed(ledger)
         if isinstance(request, Hello):
             return self._hello(ledger, request)
@@ -375,10 +383,14 @@ class SiloService:
             return self._finish(ledger, request)
         if isinstance(request, Bundle):
             return self._keep(ledger, request, payload)
+        if isinstance(request, Part):
+            return self._hold_part(ledger, request, payload)
         if self._is_expired(ledger):
             raise RefusalError("expired", "the silo's policy has expired")
         if isinstance(request, Propose):
             return self._propose(ledger, request.plan, request.description)
+        if isinstance(request, Rest):
+            return self._rest(ledger, request)
         return self._answer(ledger, request, payload)
 
     def _is_expired(self, ledger: Ledger) -> bool:
@@ -397,6 +409,7 @@ class SiloService:
 
     def _tidy(self, ledger: Ledger) -> None:
         ledger.expire()
+        self._arrivals.tidy()
         waited = self.policy.approval.study_days * _DAY
         for study, asked in ledger.pending().items():
             if asked + waited <= ledger.now():
@@ -651,9 +664,13 @@ class SiloService:
             raise RefusalError("unknown-study", "no study that this silo has answered; only such have a model for it")
         if account.live:
             raise RefusalError("open", "the study is open; finish it before its model is handed over")
-        from tacit.deploy.silo.models import keep
+        from tacit.deploy.silo.models import has, keep
 
         plan = _stored_plan(ledger, request.study)
+        if request.whole is not None and has(self.home.folder, plan.name, request):
+            return frame(wire.Kept(study=request.study))
+        if request.whole is not None:
+            payload = self._arrivals.take(self._asking, request.study, request.whole)
         facts = {
             "proposer": self._asking,
             "epsilon": self._spent(plan, account),
@@ -683,36 +700,75 @@ class SiloService:
         except TacitError:
             return account.delta_set_aside
 
-    def _answer(self, ledger: Ledger, request: Answer, payload: bytes) -> bytes:
+    def _hold_part(self, ledger: Ledger, request: Part, payload: bytes) -> bytes:
+        """Keep a part of a broadcast, or of the model of a study that has ended, for the request that follows it.
+
+        Formal guarantee: nothing is kept of a payload that is longer than the plan's longest broadcast, or than a
+        model of the parameters that the policy allows, with its texts.
+        """
         account = self._account(ledger, request.study)
+        if account.live and self._is_expired(ledger):
+            raise RefusalError("expired", "the silo's policy has expired")
+        if not account.live and not account.answers:
+            raise RefusalError("unknown-study", "no study that this silo has answered; only such have a model for it")
+        if account.live:
+            most = self._worker(ledger, request.study).longest
+        else:
+            most = 4 * self.policy.allow.max_parameters + 3 * MOST_TEXT
+        if request.whole.size > most:
+            raise RefusalError("parts", f"expected a payload of at most {most} bytes, got {request.whole.size}")
+        held = self._arrivals.add(self._asking, request, payload)
+        return frame(wire.Held(study=request.study, size=held))
+
+    def _rest(self, ledger: Ledger, request: Rest) -> bytes:
+        """A part of a stored message, while asking the round again would return it."""
+        self._answering(ledger, request.study)
+        stored = ledger.stored(request.study, request.round)
+        if stored is None:
+            raise RefusalError("round", f"round {request.round + 1} was not answered, or is not stored any more")
+        return piece(request, stored.payload)
+
+    def _answering(self, ledger: Ledger, study: str) -> tuple[Account, Worker]:
+        """The account and worker of a study that is answered now; what the policy does not allow any more is not."""
+        account = self._account(ledger, study)
         if not account.live:
-            raise _over(ledger, request.study)
+            raise _over(ledger, study)
         # The ledger's time may be ahead, and the clock may have been set back: both must be inside.
         if not all(self.policy.allow.is_open(moment) for moment in (ledger.now(), self._clock())):
             spans = ", ".join(self.policy.allow.hours or ())
             raise RefusalError("hours", f"the silo answers at {spans} UTC; ask again then")
-        asked = hashlib.sha256(request.model_dump_json().encode() + b"\0" + payload).hexdigest()
+        return account, self._worker(ledger, study)
+
+    def _answer(self, ledger: Ledger, request: Answer, payload: bytes) -> bytes:
+        # First: what the policy of this moment does not allow leaves no more, not even what was debited before.
+        account, worker = self._answering(ledger, request.study)
+        asked = _digest(request, payload)
         stored = ledger.stored(request.study, request.round)
         attempt = request.attempt if isinstance(request, AnswerTogether) else 0
-        # First: what the policy of this moment does not allow leaves no more, not even what was debited before.
-        worker = self._worker(ledger, request.study)
         if stored is not None and stored.request == asked:
-            return frame(stored.header, stored.payload)
+            return message_frame(request.study, request.round, stored.header, stored.payload)
         if stored is not None and (request.round, attempt) <= (account.last, account.attempt):
             raise RefusalError("answered", f"round {request.round + 1} was answered for another broadcast or roster")
         _check_turn(worker.offer, account, request.round, attempt)
+        if request.whole is not None:
+            payload = self._arrivals.take(self._asking, request.study, request.whole)
         broadcast = worker.broadcast(request.round, wire.read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
         kind = worker.offer.algorithm.schedule[request.round]
+        if kind not in {**worker.offer.sums, **worker.offer.shares, **worker.offer.streams}:
+            _let_go(payload)
         try:
             header, body, after = self._message(worker, kind, request, payload, broadcast, kept)
         except OutsideError as error:
             raise self._without(worker.offer.plan, error) from None
+        del broadcast
+        # Only now does jax let go of the memory that it was lent.
+        gc.collect(0)
         releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         reply = Reply(asked, header, body)
         state = after.to_bytes()
         ledger.debit(request.study, request.round, kind, releases, reply=reply, state=state, attempt=attempt)
-        return frame(header, body)
+        return message_frame(request.study, request.round, header, body)
 
     def _without(self, plan: Plan, error: OutsideError) -> RefusalError:
         """Use a model that has raised no more, until the owner starts the daemon again.
@@ -768,6 +824,20 @@ class SiloService:
 def _pools_of(records: dict[str, np.ndarray], split: Split | None) -> dict[str | None, dict[str, np.ndarray]]:
     """The records of each pool; of none where they are not split."""
     return {None: records} if split is None else {pool: split.records(records, pool) for pool in POOLS}
+
+
+def _digest(request: Answer, payload: bytes) -> str:
+    """What a stored reply is the answer to; a payload in parts is named by the request."""
+    digest = hashlib.sha256(request.model_dump_json().encode() + b"\0")
+    digest.update(payload)
+    return digest.hexdigest()
+
+
+def _let_go(payload: bytes | bytearray) -> None:
+    """Give the memory of a payload back that was read, whoever still refers to it."""
+    with contextlib.suppress(BufferError):
+        if isinstance(payload, bytearray):
+            payload.clear()
 
 
 def _broken(name: str) -> RefusalError:
