@@ -118,6 +118,24 @@ def test_the_bundle_reaches_the_silos_and_who_missed_it_gets_it_later(led):
         assert 3.9 < row["epsilon"] <= 4.0
 
 
+def test_a_large_model_is_waited_for_longer(led, monkeypatch):
+    _, run, transport = led
+    size = sum(path.stat().st_size for path in (run / "model").iterdir())
+    waited, ask = [], Lossy.ask
+
+    def timed(self, requests, seconds, enough=None):
+        waited.append(seconds)
+        return ask(self, requests, seconds, enough)
+
+    monkeypatch.setattr(Lossy, "ask", timed)
+    deliver_again(run, transport)
+    monkeypatch.setattr(delivery, "_PACE", size / 100.0)
+    before = max(waited)
+    deliver_again(run, transport)
+    assert before < 11.0
+    assert 90.0 < max(waited) <= 110.0
+
+
 def test_a_silo_predicts_and_evaluates_by_the_models_name(led, tmp_path):
     """Columns come from the schema that silos have described: the server has no file of it."""
     root, run, transport = led

@@ -10,13 +10,16 @@ from typing import Any
 
 from tacit.deploy.server.checkpoint import Checkpoint
 from tacit.deploy.server.coordinator import Tell
-from tacit.deploy.server.ending import SECONDS, STRANGER, finish_request, journal, led_study, reach
+from tacit.deploy.server.ending import ASK, SECONDS, STRANGER, finish_request, journal, led_study, reach
 from tacit.deploy.server.transport import Transport
 from tacit.deploy.wire import MOST_WHOLE, Bundle, BundleFile, Error, Kept, frame
 from tacit.errors import TacitError
 from tacit.models.bundle import CARD, DESCRIPTION, FOLDER, WEIGHTS
 
 HAS_IT = "has the model"
+
+_PACE = 1e6
+"""Bytes of a model that reach a silo in a second, at least; a large one is waited for longer."""
 
 _REFUSED = {*STRANGER, "model", "full", "bad-message", "bad-frame", "unknown-study"}
 """Codes by which a silo does not take a model; asking again would not help."""
@@ -30,9 +33,10 @@ def deliver(
     addresses: Mapping[str, str] | None = None,
     seconds: float = SECONDS,
 ) -> dict[str, str]:
-    """Send the bundle of a run folder to every silo of its study, for at most ``seconds``; what each said, by name.
+    """Send the bundle of a run folder to every silo of its study; what each said, by name.
 
-    The study is ended there first. A silo that has the model says so again, so that this can be repeated.
+    It takes at most ``seconds``, and those that its bytes need besides. The study is ended there first. A silo that has
+    the model says so again, so that this can be repeated.
     """
     files, payload = _bundle(folder / FOLDER)
     said, refused = dict[str, str](), dict[str, str]()
@@ -49,7 +53,8 @@ def deliver(
     for i, name in enumerate(point.silos):
         study = point.plan.model_copy(update={"silo_index": i}).study
         requests[name] = [finish_request(point, i), frame(Bundle(study=study, files=files), payload)]
-    reach(requests, transport, hear, addresses or {}, seconds)
+    longer = len(payload) / _PACE
+    reach(requests, transport, hear, addresses or {}, seconds + longer, each=ASK + longer)
     refused = {name: text for name, text in refused.items() if name not in said}
     unreached = sorted(set(requests) - {*said, *refused})
     tell("delivered", {"silos": sorted(said), "refused": refused, "unreached": unreached})

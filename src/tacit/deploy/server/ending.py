@@ -23,7 +23,7 @@ from tacit.errors import TacitError
 SECONDS = 60.0
 """How long silos are looked for and asked; one that cannot be reached closes the study when it expires there."""
 
-_ASK, _PAUSE = 10.0, 0.2
+ASK, _PAUSE = 10.0, 0.2
 # Codes by which a silo says that it does not obey this proposer; asking again would not help.
 STRANGER = ("proposer", "unsigned", "signature")
 # Codes that a silo gives to the end of a study that is not open there.
@@ -78,20 +78,25 @@ def reach(
     hear: Callable[[str, Sequence[Any]], bool],
     addresses: Mapping[str, str],
     seconds: float,
+    *,
+    each: float = ASK,
 ) -> None:
-    """Ask silos by name, wherever they are, until ``hear`` says of each one that it is settled, or time is up."""
+    """Ask silos by name, wherever they are, until ``hear`` says of each one that it is settled, or time is up.
+
+    Who has not answered after ``each`` seconds is asked anew.
+    """
     known, left = dict(addresses), set(requests)
     deadline = time.monotonic() + seconds
     while True:
         asked = {known[name]: name for name in left if name in known}
         frames = {at: requests[name] for at, name in asked.items()}
-        for at, replies in transport.ask(frames, min(_ASK, deadline - time.monotonic())).items():
+        for at, replies in transport.ask(frames, min(each, deadline - time.monotonic())).items():
             if replies and hear(asked[at], [response_in(reply) for reply in replies]):
                 left.discard(asked[at])
         if not left or time.monotonic() >= deadline:
             return
         found = newcomers(
-            transport, set(known.values()), min(_ASK, max(0.0, deadline - time.monotonic())), left.issubset
+            transport, set(known.values()), min(ASK, max(0.0, deadline - time.monotonic())), left.issubset
         )
         known |= {name: at for name, (at, _) in found.items()}
         time.sleep(_PAUSE)
