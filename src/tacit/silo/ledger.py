@@ -574,7 +574,8 @@ def _day(moment: float) -> str:
 
 def connect(path: Path) -> sqlite3.Connection:
     """A connection that writes durably."""
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    # A statement that is kept for later keeps what was last bound to it: a reply of megabytes.
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0, cached_statements=0)
     try:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
