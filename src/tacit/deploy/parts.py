@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tacit.deploy.wire import (
     MOST_FRAMED,
     MOST_PART,
+    Answer,
     Buffer,
     Error,
     Long,
@@ -31,6 +32,10 @@ from tacit.deploy.wire import (
 
 _PATIENCE = 600.0
 """Seconds after which the parts of a payload that does not come on are forgotten."""
+
+_WIDER = 8
+"""Beyond a frame, a message has at most so many bytes for each of its broadcast: two numbers of 64 bits for one of 32
+would be four."""
 
 Reply = tuple[bytes, bytes]
 
@@ -56,13 +61,17 @@ class Arrivals:
         self._own: dict[str, _Arrival] = {}
 
     def add(self, proposer: str, part: Part, payload: bytes) -> int:
-        """Keep a part; how much has come. The last part may come again. One that does not fit ends its payload."""
+        """Keep a part; how much has come. The last part may come again.
+
+        One that does not fit ends its payload; one of another payload that is not its first leaves this one alone.
+        """
         now = time.monotonic()
         if part.first == 0:
             self._own[proposer] = _Arrival(part.study, part.whole, bytearray(), now)
-        found = self._own.pop(proposer, None)
+        found = self._own.get(proposer)
         if found is None or (found.study, found.whole) != (part.study, part.whole):
             raise RefusalError("parts", "expected the parts of one payload from the first one on, in order")
+        del self._own[proposer]
         had, end = len(found.content), part.first + len(payload)
         is_next = part.first == had and had < end <= part.whole.size
         if not is_next and not (payload and end == had and found.content[part.first :] == payload):
@@ -122,19 +131,33 @@ def one_of(replies: Sequence[Reply]) -> Reply:
     return next((own for own in replies[:-1] if isinstance(parse_response(own[0]), Error)), replies[-1])
 
 
-def rest_of(reply: Reply) -> list[bytes]:
-    """The requests for what is missing of a reply; none where it is whole."""
+def rest_of(raw: bytes, reply: Reply) -> list[bytes]:
+    """The requests for what is missing of the reply to a request; none where it is whole.
+
+    Formal guarantee: whatever a silo says, they are about the round that was asked for, and no more than a message of
+    it may need; anything else is a `RefusalError`.
+    """
     long: Any = parse_response(reply[0])
     if not isinstance(long, Long):
         return []
-    starts = range(len(reply[1]) or long.whole.size, long.whole.size, MOST_PART)
-    return [frame(Rest(study=long.study, round=long.round, first=first)) for first in starts]
+    header, payload = viewed(raw)
+    asked: Any = parse_request(header)
+    if not isinstance(asked, Answer) or (asked.study, asked.round) != (long.study, long.round):
+        raise RefusalError("parts", "expected a long reply to nothing but the round that was asked for")
+    most = MOST_FRAMED + _WIDER * (asked.whole.size if asked.whole is not None else len(payload))
+    if not MOST_PART == len(reply[1]) < long.whole.size <= most:
+        raise RefusalError("parts", f"expected a first part of {MOST_PART} bytes, and at most {most} in all")
+    starts = range(MOST_PART, long.whole.size, MOST_PART)
+    return [frame(Rest(study=asked.study, round=asked.round, first=first)) for first in starts]
 
 
 def joined(reply: Reply, pieces: Sequence[Reply]) -> Reply:
     """A long reply with all of its payload, or a refusal where that is not what the silo said it would be."""
     long: Any = parse_response(reply[0])
-    content = b"".join([reply[1], *(body for _, body in pieces)])
-    if len(content) != long.whole.size or hashlib.sha256(content).hexdigest() != long.whole.digest:
+    bodies = [reply[1], *(body for _, body in pieces)]
+    if sum(map(len, bodies)) != long.whole.size:
+        raise RefusalError("parts", "the parts of a reply are not as long as the silo has signed")
+    content = b"".join(bodies)
+    if hashlib.sha256(content).hexdigest() != long.whole.digest:
         raise RefusalError("parts", "the parts of a reply are not what the silo has signed")
     return long.reply.encode(), content

@@ -123,6 +123,7 @@ def _add(tree):
         (lambda tree: tree["members"].pop("server"), "nobody else"),
         (lambda tree: tree["members"]["oslo"].update(kind="shuffler"), "nobody else"),
         (lambda tree: tree["members"]["oslo"].update(sign=tree["members"]["bergen"]["sign"]), "another signing key"),
+        (lambda tree: tree["members"]["oslo"].update(node=tree["members"]["bergen"]["node"]), "another node key"),
         (lambda tree: tree["members"]["a"].pop("seal"), "keys and certificates of a shuffler for a"),
         (lambda tree: tree["members"]["server"]["certificates"].pop("front"), "certificates of a server"),
     ],

@@ -12,11 +12,15 @@ from tacit.deploy.server.ending import journal
 from tacit.deploy.server.transport import SignedTransport, response_in
 from tacit.deploy.signing import Signer, digest_of, signed_reply
 from tacit.deploy.wire import (
+    MOST_PART,
+    Answer,
     Error,
     Finish,
     Hello,
+    Long,
     Receipt,
     Welcome,
+    Whole,
     frame,
     parse_request,
     parse_response,
@@ -35,7 +39,7 @@ def welcome(name, tacit="1"):
     return Welcome(tacit=tacit, silo=name, schema_digest=STUDY, **facts)
 
 
-def speaker(signer, said):
+def speaker(signer, said, body=b""):
     """A node at which somebody signs, as this silo, what ``said`` makes of a request."""
 
     def one(raw):
@@ -43,7 +47,7 @@ def speaker(signer, said):
         request = parse_request(parse_signed_request(header).request.encode())
         reply = said(request).model_dump_json().encode()
         key, digest = Signer(silo_key(signer)), digest_of(header, payload)
-        return unframed(signed_reply(reply, b"", request=digest, silo=signer, signer=key))
+        return unframed(signed_reply(reply, body, request=digest, silo=signer, signer=key))
 
     return one
 
@@ -127,6 +131,52 @@ def test_what_nobody_has_signed_is_not_enough():
     asked = {at: [frame(Hello())] for at in nodes.nodes}
     assert list(signed(nodes).ask(asked, 1.0, lambda replies: came.append(set(replies)))) == ["n2"]
     assert came == [{"n2"}]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"study": "x"},
+        {"study": "1" * 64},
+        {"round": -1},
+        {"round": 10**30},
+        {"round": 1},
+        {"whole": Whole(size=1 << 29, digest=STUDY)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("asked", [Hello(), Answer(study=STUDY, round=0, arrays=())], ids=["hello", "answer"])
+def test_who_announces_a_long_reply_that_cannot_be_has_not_replied(changes, asked):
+    """It is asked for nothing more, and keeps nobody else from being heard."""
+    whole = Whole(size=MOST_PART + 1, digest=STUDY)
+    long = Long(**{"study": STUDY, "round": 0, "whole": whole, "reply": "{}"} | changes)
+    nodes = Nodes(
+        n1=speaker("bank", lambda _: long, bytes(MOST_PART)), n2=speaker("clinic", lambda _: welcome("clinic"))
+    )
+    assert list(signed(nodes).ask({at: [frame(asked)] for at in nodes.nodes}, 1.0)) == ["n2"]
+    assert len(nodes.waited) == 1
+
+
+def test_who_announces_a_long_reply_and_is_silent_keeps_nobody_waiting():
+    said = [Long(study=STUDY, round=0, whole=Whole(size=MOST_PART + 1, digest=STUDY), reply="{}")]
+
+    def once(raw):
+        if not said:
+            raise AssertionError("asked after the rest")
+        return speaker("bank", lambda _: said.pop(), bytes(MOST_PART))(raw)
+
+    nodes = Nodes(n1=once, n2=speaker("clinic", lambda _: welcome("clinic")))
+    ask = nodes.ask
+
+    def silent_at_last(requests, seconds, enough=None):
+        if not said:
+            nodes.nodes["n1"] = None
+        return ask(requests, seconds, enough)
+
+    nodes.ask = silent_at_last
+    asked = {at: [frame(Answer(study=STUDY, round=0, arrays=()))] for at in nodes.nodes}
+    assert list(signed(nodes).ask(asked, 60.0, lambda replies: "n2" in replies)) == ["n2"]
+    assert nodes.waited == [0.0, 0.0]
 
 
 @pytest.fixture

@@ -97,3 +97,14 @@ def test_it_is_beside_the_model_for_everybody_else(tmp_path):
     client.ask(*bundle_of(PLAN.study))
     assert [(place / PERSONAL).read_bytes()] == own
     client.service.close()
+
+
+def test_a_study_and_its_own_model_are_their_proposers_alone(tmp_path):
+    """Another proposer's question that names the study counts the shared model, as if there were no other."""
+    client, _, _ = answered(tmp_path / "clinic", restart=False)
+    service, asked = client.service, {"own": PLAN.consortium.hex()}
+    named = {"name": "validation", "num_rounds": 1, "step_size": None, "clip_norm": None, "asked": asked}
+    question = plan_of(named, nonce="ab")
+    assert service._own_model(service._ledger, question) is not None
+    service._asking = "somebody else"
+    assert service._own_model(service._ledger, question) is None

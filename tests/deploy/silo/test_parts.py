@@ -187,6 +187,9 @@ def test_of_a_proposer_one_payload_is_kept_and_none_that_does_not_come_on(monkey
     assert [len(own.content) for own in arrivals._own.values()] == [6]
     with pytest.raises(RefusalError):
         arrivals.take("other", part.study, part.whole)
+    # A part of another payload that somebody repeats leaves this one alone.
+    with pytest.raises(RefusalError):
+        arrivals.add("tester", Part(study="f" * 64, whole=whole_of(payload), first=6), payload[6:])
     assert arrivals.add("tester", part.model_copy(update={"first": 6}), payload[6:]) == 10
     monkeypatch.setattr(parts, "_PATIENCE", 0.0)
     arrivals.tidy()

@@ -11,6 +11,7 @@ import hashlib
 import json
 import time
 import tomllib
+from base64 import b64decode
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -77,6 +78,9 @@ class Roster(Section):
             raise ValueError("expected the parties of the consortium as members, and nobody else")
         if len({member.sign for member in self.members.values()}) < len(found):
             raise ValueError("expected another signing key of every party, but two have the same one")
+        nodes = [b64decode(member.node.split()[1]) for member in self.members.values() if member.node is not None]
+        if len(set(nodes)) < len(nodes):
+            raise ValueError("expected another node key of every silo, but two have the same one")
         for name, member in self.members.items():
             has = (member.node is not None, member.seal is not None, set(member.certificates))
             if has != (member.kind == "silo", member.kind == "shuffler", _CERTIFIED[member.kind]):

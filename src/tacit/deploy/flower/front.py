@@ -16,7 +16,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -48,8 +48,8 @@ from tacit.errors import TacitError, printable
 _MOST_STRANGERS = 8
 """How many requests of strangers the SuperLink has at once."""
 
-_PULLS, _LONGEST = 40.0, 3.0
-"""How many times a second all nodes together look for messages, and the longest in seconds that one waits for its turn.
+_PULLS = 40.0
+"""How many times a second all nodes together look for messages.
 
 A look costs the SuperLink some ten milliseconds: dozens of nodes that look often would leave it no time for messages.
 """
@@ -78,7 +78,7 @@ class Front:
         self._upstream, self._paths = upstream, paths
         self._known: set[bytes] = set()
         self._strangers = asyncio.Semaphore(_MOST_STRANGERS)
-        self._next = 0.0
+        self._next, self._looking = 0.0, dict[bytes, asyncio.Lock]()
 
     def node(self, headers: Mapping[str, str]) -> bytes | None:
         """The public key of the known node that has signed the headers of a request."""
@@ -98,7 +98,8 @@ class Front:
         async with contextlib.AsyncExitStack() as stack:
             if request.node is None:
                 await stack.enter_async_context(self._strangers)
-            if path == PULL_PATH:
+            elif path == PULL_PATH:
+                await stack.enter_async_context(self._looking.setdefault(request.node, asyncio.Lock()))
                 await self._in_turn()
             try:
                 found = await self._upstream.post(path, content=request.body, headers=headers)
@@ -108,11 +109,11 @@ class Front:
         return Reply(found.status_code, found.content, kind, self._noted(request, headers, found.status_code))
 
     async def _in_turn(self) -> None:
-        """Wait until a node may look for messages."""
+        """Wait until a node may look for messages; each has one look in the queue, so nobody waits for long."""
         now = asyncio.get_running_loop().time()
-        self._next = min(max(now, self._next), now + _LONGEST)
-        wait, self._next = self._next - now, self._next + 1 / _PULLS
-        await asyncio.sleep(wait)
+        turn = max(now, self._next)
+        self._next = turn + 1 / _PULLS
+        await asyncio.sleep(turn - now)
 
     def _noted(self, request: Request, headers: list[tuple[bytes, bytes]], status: int) -> bytes | None:
         """Who has asked, if the SuperLink has done it; a node that it refuses is none any more."""
@@ -187,18 +188,25 @@ def _let_in(files: LinkFiles) -> None:
         for name in sorted({printable(row.name) for row in known} - set(wanted)):
             way = f"tacit server unregister {name} --control {files.control}"
             print(f"{name} is let in and not in the roster; if it has left: {way}", flush=True)
+        keys = set[bytes]()
+        for public in wanted.values():
+            with contextlib.suppress(FlowerError):
+                keys.add(registered_key(str(public).encode()))
         for name in sorted(wanted):
             try:
-                _register(link, name, str(wanted[name]).encode(), [row for row in known if row.name == name])
+                _register(link, name, str(wanted[name]).encode(), known, keys)
             except FlowerError as error:
                 print(f"The node of {name} is not let in: {error}", flush=True)
 
 
-def _register(link: Link, name: str, public: bytes, known: Sequence[Registered]) -> None:
-    """Let the node of a key in, and shut those out that have the name and another key."""
+def _register(link: Link, name: str, public: bytes, known: Sequence[Registered], keys: Container[bytes]) -> None:
+    """Let the node of a key in, and shut those out that have the name and another key, which nobody has in the roster.
+
+    A key that was shut out never comes back, so none is that belongs to somebody.
+    """
     own = registered_key(public)
     for row in known:
-        if row.key != own:
+        if row.name == name and row.key not in keys:
             link.unregister(row.node)
             print(f"{name} has another key in the roster than a node of this name, which is shut out.", flush=True)
     if own not in [row.key for row in known]:

@@ -119,12 +119,27 @@ class SignedTransport:
         for at, replies in found.items():
             each = iter(replies)
             found[at] = [one_of([next(each) for _ in own]) for own in parts[at]]
-        rests = {at: [rest_of(reply) for reply in replies] for at, replies in found.items()}
+        return self._completed(requests, found, deadline, enough)
+
+    def _completed(
+        self, requests: Mapping[str, Frames], found: dict[str, Replies], deadline: float, enough: Enough | None
+    ) -> dict[str, Replies]:
+        """The replies with what is missing of long ones; who says of one what cannot be has not replied."""
+        rests: dict[str, list[list[bytes]]] = {}
+        for at, replies in list(found.items()):
+            try:
+                rests[at] = [rest_of(raw, own) for raw, own in zip(requests[at], replies, strict=True)]
+            except RefusalError:
+                del found[at]
         missing = {at: [raw for rest in own for raw in rest] for at, own in rests.items() if any(own)}
-        pieces = self._heard(missing, max(0.0, deadline - time.monotonic()), None) if missing else {}
-        for at in missing:
+        if not missing:
+            return found
+        long = {at: found.pop(at) for at in missing}
+        # Whoever announces a long reply and is silent then keeps nobody waiting for longer than others would.
+        ready = None if enough is None else lambda came: enough({**found, **{at: long[at] for at in came}})
+        pieces = self._heard(missing, max(0.0, deadline - time.monotonic()), ready)
+        for at, replies in long.items():
             each = iter(pieces.get(at, ()))
-            replies = found.pop(at)
             with contextlib.suppress(RefusalError):
                 whole = [[next(each, (b"", b"")) for _ in rest] for rest in rests[at]]
                 found[at] = [joined(own, more) if more else own for own, more in zip(replies, whole, strict=True)]

@@ -14,10 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tacit.algorithm import Algorithm
+from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm
 from tacit.deploy.contract import affordable, builder_from, seat_of
 from tacit.deploy.silo.policy import AllowSection, PairwiseSection, ShuffleSection
-from tacit.deploy.wire import MOST_WHOLE, REPORTS, Consent, Description, Enrolment, Plan, RefusalError, frame
+from tacit.deploy.wire import (
+    MOST_FRAMED,
+    MOST_WHOLE,
+    REPORTS,
+    Consent,
+    Description,
+    Enrolment,
+    Plan,
+    RefusalError,
+    frame,
+)
 from tacit.errors import TacitError
 from tacit.objectives.losses import LOSSES, SURVIVAL
 from tacit.objectives.models import MODELS
@@ -249,8 +259,11 @@ def _check_built(algorithm: Algorithm, shapes: Shapes, allow: AllowSection, chan
     most, largest = 2 * allow.max_parameters, max(shapes.dimensions.values())
     if largest > most:
         raise RefusalError("not-allowed", f"expected at most {most} numbers in a round, got {largest}; ask for less")
-    if 8 * largest > MOST_WHOLE or 4 * max(map(coordinates, shapes.broadcasts.values())) > MOST_WHOLE:
-        raise RefusalError("not-allowed", f"expected messages and broadcasts of at most {MOST_WHOLE} bytes")
+    # What goes to a shuffler has no parts.
+    sealed = any(part.silo.release.channel in SHUFFLED_CHANNELS for part in algorithm.rounds.values())
+    whole = MOST_FRAMED if sealed else MOST_WHOLE
+    if 8 * largest > whole or 4 * max(map(coordinates, shapes.broadcasts.values())) > MOST_WHOLE:
+        raise RefusalError("not-allowed", f"expected messages of at most {whole} bytes, broadcasts of {MOST_WHOLE}")
     steps = sum(algorithm.rounds[kind].silo.local_steps for kind in algorithm.schedule)
     if steps > 10 * allow.max_rounds:
         raise RefusalError("not-allowed", f"expected at most {10 * allow.max_rounds} releases in all")

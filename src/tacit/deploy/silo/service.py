@@ -29,7 +29,6 @@ from tacit.deploy.signing import Signer, digest_of, opened_request, signed_reply
 from tacit.deploy.silo import consent as accounts
 from tacit.deploy.silo.answering import EXACT, TEST_BUILD, Remembered, Worker, remembered
 from tacit.deploy.silo.consent import Offer, consider
-from tacit.deploy.silo.models import MOST_TEXT
 from tacit.deploy.silo.policy import Policy, PolicyError, digest, plain_policy, policy_text
 from tacit.deploy.wire import (
     Answer,
@@ -580,6 +579,9 @@ class SiloService:
         named = plan.algorithm["asked"].get("own") if plan.algorithm["name"] == VALIDATION else None
         for study in ledger.accounts if named is not None else ():
             trained = _stored_plan(ledger, study)
+            # A study is its proposer's alone, and so is whether there is a model of it.
+            if ledger.owner_of(study) != self._asking:
+                continue
             if trained.consortium.hex() == named and shipped()[trained.algorithm["name"]].personal:
                 from tacit.deploy.silo.models import own_leaves
 
@@ -714,6 +716,8 @@ class SiloService:
         if account.live:
             most = self._worker(ledger, request.study).longest
         else:
+            from tacit.deploy.silo.models import MOST_TEXT
+
             most = 4 * self.policy.allow.max_parameters + 3 * MOST_TEXT
         if request.whole.size > most:
             raise RefusalError("parts", f"expected a payload of at most {most} bytes, got {request.whole.size}")
