@@ -124,12 +124,13 @@ def test_a_bundle_alone_is_asked_about_in_a_run_folder_of_its_own(tmp_path, cont
     tacit.fit(problem, [records] * 2, recipe, budget=budget, clip_norm=1.0).save(tmp_path / "bundle")
     asked = []
 
-    def again(folder, transport, section, tell):
+    def answered(folder, transport, section, *, tell, again):
+        assert not again
         asked.append((folder, section))
         raise TacitError("nobody is there")
 
     monkeypatch.setattr("tacit.deploy.flower.leader.connected", lambda path: contextlib.nullcontext("transport"))
-    monkeypatch.setattr("tacit.deploy.server.study.evaluate_again", again)
+    monkeypatch.setattr("tacit.deploy.server.study.evaluate_again", answered)
     options = ("server", "evaluate", tmp_path / "bundle", "--control", control, "--out", tmp_path / "runs")
     with pytest.raises(TacitError, match="give --keys and --silos too"):
         invoke(*options)

@@ -146,7 +146,7 @@ class ShufflerService:
         Formal guarantee: a request that no pinned caller has signed for this shuffler, or that is older than the last
         one of its study, is refused before anything is opened, compared or kept.
         """
-        asked = digest_of(header, payload)
+        asked, payload = digest_of(header, payload), bytes(payload)  # reports are compared and put in order
         head, body = unframed(self._reply(header, payload, asked.hex()))
         return signed_reply(head, body, request=asked, silo=self._address, signer=self._keys.sign)
 
