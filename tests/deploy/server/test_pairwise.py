@@ -105,10 +105,10 @@ def test_a_round_without_somebody_is_asked_again_of_the_others(world, tables, tm
     # It lost its place in one round, and nothing else.
     assert rosters[-1][-1] == list(NAMES)
     made = [account_at(world[0], plan, i).made["gradient"] for i in range(4)]
-    # On a busy machine it may be late once more; whoever is in a roster has answered, but for the attempt it missed.
-    asked = [sum(name in roster for row in rosters for roster in row) for name in NAMES]
-    assert made == [number - (name == "s2") for name, number in zip(NAMES, asked, strict=True)]
-    assert (made[0], asked[2]) == (5, 4) or len([row for row in rosters if "s2" not in row[-1]]) > 1
+    # Who stayed away is not waited for in the round after that, and may be there: each answers as rosters say, once.
+    back = sum("s2" in row[-1] for row in rosters)
+    assert made == [5, 5, back, 5]
+    assert back in (2, 3)
     expected = four_rounds(plan, tables, [tuple(row[-1]) for row in rosters])
     assert largest_difference(coordinator.params, expected) < 3e-5
     assert next(facts["silos"] for event, facts in events if event == "missing") == ["s2"]

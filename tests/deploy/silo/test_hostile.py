@@ -25,7 +25,7 @@ from tacit.deploy.wire import (
     read_frame,
     write_arrays,
 )
-from tests.deploy.silo.consortium import PROPOSER, Daemon, fork_server, make_home, plan_of, records_of, said
+from tests.deploy.silo.consortium import PROPOSER, plan_of, said
 from tests.deploy.silo.hostile import CODES, Siege, besiege
 
 
@@ -130,16 +130,6 @@ def test_a_plan_is_the_same_study_after_the_journey():
     assert isinstance(again, Plan)
     assert again.study == plan.study
     assert plan.model_copy(update={"epsilon": 0.5}).study != plan.study
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("d") / "silo"
-    make_home(folder, records_of(0, 40))
-    started = Daemon(folder, fork_server())
-    started.ready()
-    yield started
-    started.stop()
 
 
 @pytest.mark.parametrize(

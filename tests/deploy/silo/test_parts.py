@@ -27,11 +27,9 @@ from tacit.deploy.wire import (
 )
 from tests.deploy.silo.consortium import (
     PROPOSER,
-    Daemon,
     LocalClient,
     broadcast_of,
     bundle_of,
-    fork_server,
     make_home,
     pins,
     plan_of,
@@ -42,16 +40,6 @@ from tests.deploy.silo.consortium import (
 
 def whole_of(payload):
     return Whole(size=len(payload), digest=hashlib.sha256(payload).hexdigest())
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("d") / "silo"
-    make_home(folder, records_of(0, 40))
-    started = Daemon(folder, fork_server())
-    started.ready()
-    yield started
-    started.stop()
 
 
 @pytest.fixture
