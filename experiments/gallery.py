@@ -63,11 +63,11 @@ class Exhibit:
 
     def card(self, results: Path) -> Exhibit:
         """The card of the folder's own numbers, where they are of the present protocol and speak for themselves."""
-        data = _data(results / self.name / "data.json")
-        audited = _data(results / self.name / "audit.json").get("mechanisms", ())
-        if any("path" in row for row in audited):
-            said = importlib.import_module("experiments.audit.card").card(_data(results / self.name / "audit.json"))
+        audit = _data(results / self.name / "audit.json")
+        if any("path" in row for row in audit.get("mechanisms", ())):
+            said = importlib.import_module("experiments.audit.card").card(audit)
             return replace(self, found=said.found, verdict=said.verdict)
+        data = _data(results / self.name / "data.json")
         if data.get("protocol") != PROTOCOL:
             return self
         # What computes is loaded only where there are numbers to speak of.
