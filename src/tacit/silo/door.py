@@ -133,9 +133,9 @@ def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) 
 
 
 class NoisedSum(NamedTuple):
-    """The sum of a block with its noise, what is remembered of the noise, the clip, and how it is laid out."""
+    """The sum of a block with its noise, leaf after leaf, what is remembered of the noise, clip and layout."""
 
-    total: Int64[np.ndarray, " coordinates"]
+    leaves: list[Int64[np.ndarray, "..."]]
     noise: Buffers
     clip: float
     layout: Layout
@@ -186,7 +186,7 @@ class DiscreteGaussian:
         said: dict[str, Any] = {}
         noised = self.noised(task)
         for name, own in noised.items():
-            said[name] = own.layout.shaped(_in_units(own.total, own.clip / (BOUND * int(task.size))))
+            said[name] = own.layout.shaped(_in_units(own.leaves, own.clip / (BOUND * int(task.size))))
         noise = {name: own.noise for name, own in noised.items()}
         return Said(said if isinstance(task.bound, Mapping) else said[""], noise)
 
@@ -198,21 +198,36 @@ class DiscreteGaussian:
         totals = dict(self.sums(work, records, present, clips))
         found: dict[str, NoisedSum] = {}
         for name, layout in blocks.items():
-            flat = layout.flat(totals.pop(name))
-            noise, buffers = self._noise(name, flat.size)
-            if clips[name] == 0.0:
-                flat = np.zeros_like(flat)
-            if clips[name] == 0.0 and not self.counted_on:
-                noise, buffers = np.zeros_like(flat), self._buffers(name, flat.size)
-            flat += noise
-            found[name] = NoisedSum(flat, buffers, clips[name], layout)
+            leaves, clip = layout.leaves(totals.pop(name)), clips[name]
+            for leaf in leaves if clip == 0.0 else ():
+                leaf[...] = 0
+            buffers = self._add_noise(name, leaves, said=clip > 0.0 or self.counted_on)
+            found[name] = NoisedSum(leaves, buffers, clip, layout)
         return found
 
-    def _noise(self, name: str, size: int) -> tuple[Int64[np.ndarray, " size"], Buffers]:
+    def _add_noise(self, name: str, leaves: list[Int64[np.ndarray, "..."]], *, said: bool) -> Buffers:
+        """Add the noise of a block where its sum lies, and return what is remembered of it.
+
+        Fresh noise is drawn in parts, so that sums of millions need no second vector. It is drawn in any case; of a
+        block that nothing is said about it is dropped, and what was remembered stays.
+        """
+        size, at = sum(leaf.size for leaf in leaves), 0
+        before = self._buffers(name, size)
+        noise, after = self._noise(name, before) if self.strategy.weights else (None, before)
+        for entries, some in _in_parts(leaves):
+            count = some.stop - some.start
+            part = self._drawn(name, count) if noise is None else noise[at : at + count]
+            at += count
+            if said:
+                entries[some] = entries[some] + part
+        return after if said else before
+
+    def _noise(self, name: str, buffers: Buffers) -> tuple[Int64[np.ndarray, " size"], Buffers]:
         """The noise of this round and of those left out before it, and what is remembered of it."""
         if self.past.missed < 0:
             raise DoorError("Expected a round whose noise was not drawn before: rounds only go forward.")
-        total, buffers = remembered(self.strategy, self._buffers(name, size), self._drawn(name, size))
+        size = buffers.shape[1]
+        total, buffers = remembered(self.strategy, buffers, self._drawn(name, size))
         for _ in range(self.past.missed):
             noise, buffers = remembered(self.strategy, buffers, self._drawn(name, size))
             total = total + noise
@@ -298,13 +313,21 @@ def _plus(one: Sums, other: Sums) -> Sums:
     return one
 
 
-def _in_units(total: Int64[np.ndarray, " coordinates"], unit: float) -> Float32[np.ndarray, " coordinates"]:
-    """A noised sum as it is said, in 32-bit floats; a part at a time, for sums of millions."""
-    said = np.empty(total.shape, np.float32)
-    for first in range(0, len(total), _SAID_AT_ONCE):
-        some = slice(first, first + _SAID_AT_ONCE)
-        said[some] = total[some].astype(np.float64) * unit
+def _in_units(leaves: list[Int64[np.ndarray, "..."]], unit: float) -> Float32[np.ndarray, " coordinates"]:
+    """A noised sum as it is said, in 32-bit floats, leaf after leaf."""
+    said, at = np.empty(sum(leaf.size for leaf in leaves), np.float32), 0
+    for entries, some in _in_parts(leaves):
+        count = some.stop - some.start
+        said[at : at + count] = entries[some].astype(np.float64) * unit
+        at += count
     return said
+
+
+def _in_parts(leaves: list[Int64[np.ndarray, "..."]]) -> Iterator[tuple[Any, slice]]:
+    """The entries of leaves, some at a time, in the order of their rows whatever their layout in memory."""
+    for leaf in leaves:
+        for first in range(0, leaf.size, _SAID_AT_ONCE):
+            yield leaf.flat, slice(first, min(first + _SAID_AT_ONCE, leaf.size))
 
 
 class Answered(NamedTuple):

@@ -53,16 +53,9 @@ class Layout(NamedTuple):
     terms: int
     width: int
 
-    def flat(self, sums: Sums) -> Int64[np.ndarray, " coordinates"]:
-        """The sum of the block as one vector, leaf after leaf."""
-        if not self.factored:
-            return sums.formed
-        leaves = jax.tree.leaves(self.assemble(sums))
-        flat, at = np.empty(sum(leaf.size for leaf in leaves), np.int64), 0
-        for leaf in leaves:
-            flat[at : at + leaf.size].reshape(leaf.shape)[...] = leaf
-            at += leaf.size
-        return flat
+    def leaves(self, sums: Sums) -> list[Int64[np.ndarray, "..."]]:
+        """The sum of the block leaf after leaf, in the place where the sums lie: what is added to one is in them."""
+        return jax.tree.leaves(self.assemble(sums))
 
     def assemble(self, sums: Sums) -> Any:
         """The statistic's tree, with int64 leaves."""

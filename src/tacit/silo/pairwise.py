@@ -59,7 +59,7 @@ class PairwiseShare(DiscreteGaussian):
         if task.silo.release.channel != "pairwise":
             raise DoorError('Expected channel="pairwise".')
         noised = self.noised(task)
-        total = np.concatenate([noised[name].total for name in sorted(noised)])
+        total = np.concatenate([leaf.ravel() for name in sorted(noised) for leaf in noised[name].leaves])
         if self.masks.shape != total.shape or self.masks.dtype != np.uint64:
             raise DoorError("Expected a mask of 64 bits for every coordinate.")
         with np.errstate(over="ignore"):

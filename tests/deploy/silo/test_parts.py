@@ -5,9 +5,11 @@ import hashlib
 import numpy as np
 import pytest
 
+from tacit.channel.sealing import new_secret
 from tacit.deploy import parts
 from tacit.deploy.parts import Arrivals, in_parts
 from tacit.deploy.server.transport import SignedTransport
+from tacit.deploy.silo import consent
 from tacit.deploy.silo.service import SiloService
 from tacit.deploy.wire import (
     MOST_FRAMED,
@@ -19,6 +21,7 @@ from tacit.deploy.wire import (
     Propose,
     RefusalError,
     Rest,
+    Shuffle,
     Whole,
     frame,
     parse_response,
@@ -232,3 +235,21 @@ def test_what_fits_a_frame_goes_in_one():
     assert in_parts(whole) == [whole]
     assert b"whole" not in whole
     assert MOST_FRAMED >= 3 * MOST_PART
+
+
+def test_what_a_shuffler_could_not_take_in_one_frame_is_refused_before_anything_is_said(tmp_path, monkeypatch):
+    """Direct messages of the same size have parts."""
+    seals = {name: str(new_secret().public) for name in ("anna", "bert")}
+    records, allow = records_of(0, 40), {"channels": ["direct", "shuffled-sum"]}
+    home, policy = make_home(tmp_path / "silo", records, shuffle={"shufflers": seals, "colluding": 1}, allow=allow)
+    service = SiloService(policy, records, home)
+    client, shuffle = LocalClient(service), Shuffle(records=(40,) * 4, min_silos=4, honest=0.75, shufflers=seals)
+    sums = {"name": "mb-sgd", "sampling": "full", "channel": "shuffled-sum"}
+    # Six numbers of 64 bits.
+    monkeypatch.setattr(consent, "MOST_FRAMED", 47)
+    with pytest.raises(RefusalError, match="messages of at most 47 bytes"):
+        client.ask(Propose(plan=plan_of(sums, shuffle=shuffle, epsilon=3.0)))
+    client.ask(Propose(plan=plan_of({"name": "mb-sgd"}, epsilon=0.1)))
+    monkeypatch.setattr(consent, "MOST_FRAMED", 48)
+    client.ask(Propose(plan=plan_of(sums, shuffle=shuffle, epsilon=3.0)))
+    service.close()
