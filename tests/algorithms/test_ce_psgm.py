@@ -110,12 +110,8 @@ def found_by(**changes):
 
 
 def test_the_output_may_be_any_iterate_of_any_round():
-    shorter = [found_by(local_steps=3, num_rounds=r) for r in (1, 2)]
-    assert largest_difference(found_by(local_steps=3, output=3), shorter[0]) < 1e-6
-    assert largest_difference(found_by(local_steps=3, output=6), shorter[1]) < 1e-6
-    for k in (1, 2):
-        inner = found_by(local_steps=3, output=k)
-        assert largest_difference(inner, found_by(local_steps=k, num_rounds=1)) < 1e-6
+    assert largest_difference(found_by(local_steps=3, output=6), found_by(local_steps=3, num_rounds=2)) < 1e-6
+    assert largest_difference(found_by(local_steps=3, output=2), found_by(local_steps=2, num_rounds=1)) < 1e-6
     assert largest_difference(found_by(local_steps=1, output=2), found_by(local_steps=1, num_rounds=2)) < 1e-6
     assert largest_difference(found_by(local_steps=3, output=15), found_by(local_steps=3)) == 0.0
 
