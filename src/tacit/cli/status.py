@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tacit.counting.request import Request
 from tacit.deploy.client import Client
 from tacit.deploy.contract import record_of, seat_of
 from tacit.deploy.permissions import as_owner, check_owner, other_owner
@@ -413,12 +414,15 @@ def described_lines(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _asks(plan: Mapping[str, Any]) -> dict[str, str]:
-    """What a plan does with records, and with which model."""
+    """What a plan does with records, and with which model; statistics are of no model."""
     algorithm, objective = plan["algorithm"], plan["objective"]
+    channel = f"channel {algorithm.get('channel', 'direct')}"
+    if algorithm["name"] == "statistics":
+        titles = ", ".join(Request.model_validate(own).title for own in algorithm["statistics"])
+        return {"asks": f"one question, {channel}: {titles}, with noise"}
     widths = "-".join(str(width) for width in (*objective.get("channels", ()), *objective.get("hidden", ())))
     name = " ".join(part for part in (objective.get("model", "linear"), widths) if part)
     model = f"{name}, {plan['task']}, {'x'.join(str(width) for width in plan['features'])} features"
-    channel = f"channel {algorithm.get('channel', 'direct')}"
     if algorithm["name"] != VALIDATION:
         rounds = counted(algorithm["num_rounds"], "round")
         return {"algorithm": f"{algorithm['name']}, {rounds}, {channel}", "model": model}

@@ -135,7 +135,7 @@ def _public_where_absent(column: np.ndarray, there: Bool[np.ndarray, " chunk"]) 
 class NoisedSum(NamedTuple):
     """The sum of a block with its noise, leaf after leaf, what is remembered of the noise, clip and layout."""
 
-    leaves: list[Int64[np.ndarray, "..."]]
+    leaves: list[Int64[np.ndarray, ...]]
     noise: Buffers
     clip: float
     layout: Layout
@@ -205,7 +205,7 @@ class DiscreteGaussian:
             found[name] = NoisedSum(leaves, buffers, clip, layout)
         return found
 
-    def _add_noise(self, name: str, leaves: list[Int64[np.ndarray, "..."]], *, said: bool) -> Buffers:
+    def _add_noise(self, name: str, leaves: list[Int64[np.ndarray, ...]], *, said: bool) -> Buffers:
         """Add the noise of a block where its sum lies, and return what is remembered of it.
 
         Fresh noise is drawn in parts, so that sums of millions need no second vector. It is drawn in any case; of a
@@ -313,7 +313,7 @@ def _plus(one: Sums, other: Sums) -> Sums:
     return one
 
 
-def _in_units(leaves: list[Int64[np.ndarray, "..."]], unit: float) -> Float32[np.ndarray, " coordinates"]:
+def _in_units(leaves: list[Int64[np.ndarray, ...]], unit: float) -> Float32[np.ndarray, " coordinates"]:
     """A noised sum as it is said, in 32-bit floats, leaf after leaf."""
     said, at = np.empty(sum(leaf.size for leaf in leaves), np.float32), 0
     for entries, some in _in_parts(leaves):
@@ -323,7 +323,7 @@ def _in_units(leaves: list[Int64[np.ndarray, "..."]], unit: float) -> Float32[np
     return said
 
 
-def _in_parts(leaves: list[Int64[np.ndarray, "..."]]) -> Iterator[tuple[Any, slice]]:
+def _in_parts(leaves: list[Int64[np.ndarray, ...]]) -> Iterator[tuple[Any, slice]]:
     """The entries of leaves, some at a time, in the order of their rows whatever their layout in memory."""
     for leaf in leaves:
         for first in range(0, leaf.size, _SAID_AT_ONCE):

@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     terms: int
     width: int
 
-    def leaves(self, sums: Sums) -> list[Int64[np.ndarray, "..."]]:
+    def leaves(self, sums: Sums) -> list[Int64[np.ndarray, ...]]:
         """The sum of the block leaf after leaf, in the place where the sums lie: what is added to one is in them."""
         return jax.tree.leaves(self.assemble(sums))
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from tacit.cli.plan import plan_command
 from tacit.cli.silo import ledger_command, silo_app
+from tacit.cli.status import _asks
 from tacit.deploy.silo.policy import load_policy
 from tacit.deploy.silo.server import SiloServer
 from tacit.deploy.silo.service import SiloService
@@ -130,6 +131,13 @@ def test_a_question_for_validation_says_what_for_and_about_which_model(tmp_path)
     ):
         assert line in shown
     assert len(plan.compared.split()) == 12
+
+
+def test_statistics_are_said_by_their_names_and_of_no_model():
+    asked = [{"kind": "histogram", "columns": ["age"], "bins": 10}, {"kind": "counts", "columns": ["ill"], "by": "sex"}]
+    plan = {"algorithm": {"name": "statistics", "statistics": asked, "num_rounds": 1}, "objective": {}}
+    words = "one question, channel direct: histogram of age, counts of ill by sex, with noise"
+    assert _asks(plan) == {"asks": words}
 
 
 def test_what_would_not_fit_any_more_is_said_before_it_is_approved(silo):
