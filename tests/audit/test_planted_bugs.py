@@ -14,7 +14,7 @@ from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.plans.catalogue import find
 from tacit.privacy import price
 from tacit.privacy.strategy import ONE, Strategy
-from tacit.silo import door, integers, local_reports, shares
+from tacit.silo import coins, door, integers, local_reports
 from tacit.silo.batches import SecretBatch
 from tacit.silo.sampler import discrete_gaussian
 from tests.audit.strict import beyond
@@ -95,8 +95,8 @@ def test_noise_that_the_server_knows(monkeypatch):
 
 
 def test_too_few_coins_of_a_shuffled_sum(monkeypatch):
-    right = shares.count_heads
-    monkeypatch.setattr(shares, "count_heads", lambda coins, width: right(coins // 4, width))
+    right = coins.count_heads
+    monkeypatch.setattr(coins, "count_heads", lambda flips, width: right(flips // 4, width))
     assert audit(SUM).violated
 
 

@@ -9,20 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy import stats
 
 from experiments.vector_sums import VectorSum, sum_multiplier
 from tacit.algorithm import Release, Silo
 from tacit.channel.shuffled_sum import ShareTerms, mean_of_total, share_terms
 from tacit.errors import TacitError
 from tacit.privacy.binomial import rounding_bound
-from tacit.silo import shares
+from tacit.silo.coins import count_heads
 from tacit.silo.door import Door, DoorError
 from tacit.silo.release import usable_clips
 from tacit.silo.shares import (
     BinomialShare,
     checked_share,
-    count_heads,
     no_coins,
     randomly_rounded,
 )
@@ -178,31 +176,6 @@ def test_shapes_and_types_that_the_proof_is_not_about_are_refused(rounded, grid)
 
 
 # Coins.
-
-
-@pytest.mark.parametrize("coins", [3, 8, 13])
-def test_heads_are_binomial(coins):
-    heads = count_heads(coins, 4000)
-    expected = stats.binom(coins, 0.5).pmf(np.arange(coins + 1)) * 4000
-    kept = expected > 5
-    found = np.bincount(heads, minlength=coins + 1)
-    statistic = ((found - expected)[kept] ** 2 / expected[kept]).sum()
-    assert statistic < stats.chi2(kept.sum()).ppf(1 - 1e-6)
-    assert count_heads(0, 3).tolist() == no_coins(9, 3).tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("coins", [1, 7, 8, 63, 64, 65, 1000, 8 * shares._CHUNK + 1])
-def test_no_coin_counts_that_was_not_flipped(monkeypatch, coins):
-    monkeypatch.setattr(shares, "random_bytes", lambda count: b"\xff" * count)
-    assert count_heads(coins, 2).tolist() == [coins, coins]
-
-
-def test_many_coins_have_the_right_mean_and_spread():
-    coins = 8 * (1 << 22) + 5  # more than one chunk, and not whole bytes
-    heads = count_heads(coins, 30)
-    z = (heads - coins / 2) / np.sqrt(coins / 4)
-    assert abs(z.mean()) < 6 / np.sqrt(30)
-    assert 0.35 < z.std() < 1.9
 
 
 def test_coins_are_flipped_for_the_fixed_size_whatever_the_batch():

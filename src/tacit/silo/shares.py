@@ -1,8 +1,7 @@
-"""A real silo's share of a shuffled sum: integers, with binomial noise, coin by coin from fresh entropy.
+"""A real silo's share of a shuffled sum: integers, with binomial noise from fresh entropy.
 
-As `tacit.silo.shuffled`, with two differences. The noise is exact: heads are counted among the bits of
-`tacit.entropy.random_bytes`. And the share is made of stored integers, whose norms are checked and which add up modulo
-2^64:
+As `tacit.silo.shuffled`, with two differences. The noise is exact (`tacit.silo.coins`). And the share is made of stored
+integers, whose norms are checked and which add up modulo 2^64:
 
     share = sum over records of (xhat - g/2)  +  heads among K b coins            in every coordinate
 
@@ -28,23 +27,6 @@ from tacit.silo.release import Task, in_blocks
 
 Coins = Callable[[int, int], Int64[np.ndarray, " dimension"]]
 """Heads among so many fair coins, for each of so many coordinates."""
-
-_CHUNK = 1 << 22
-
-
-def count_heads(coins: int, dimension: int) -> Int64[np.ndarray, " dimension"]:
-    """Exact samples of Bin(coins, 1/2), one for each coordinate: the ones among so many fresh bits."""
-    heads = np.zeros(dimension, np.int64)
-    for place in range(dimension):
-        left = coins
-        while left > 0:
-            bits = min(left, 8 * _CHUNK)
-            words = np.frombuffer(random_bytes(8 * -(-bits // 64)), "<u8")
-            heads[place] += int(np.bitwise_count(words).sum(dtype=np.int64))
-            if bits % 64:
-                heads[place] -= (int(words[-1]) >> (bits % 64)).bit_count()
-            left -= bits
-    return heads
 
 
 def no_coins(coins: int, dimension: int) -> Int64[np.ndarray, " dimension"]:

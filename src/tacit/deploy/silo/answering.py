@@ -163,7 +163,8 @@ class Worker:
     def share(self, round_index: int, broadcast: Any, kept: Remembered) -> Integers:
         """The silo's share of a round's sum, which leaves only as sealed parts; what is kept does not change."""
         kind, offer = self.offer.algorithm.schedule[round_index], self.offer
-        from tacit.silo.shares import BinomialShare, count_heads, no_coins
+        from tacit.silo.coins import count_heads
+        from tacit.silo.shares import BinomialShare, no_coins
 
         coins = count_heads if self._samplers.flips else no_coins
         mechanism = BinomialShare(self._doors[kind].engine, offer.shares[kind], coins, offer.weights[kind])
