@@ -54,7 +54,7 @@ LARGEST_NOISE = 2.0**56
 
 _STORED_FLOATS = 2**21
 _MOST_AT_ONCE = 2**13
-_SAID_AT_ONCE = 2**16
+_SAID_AT_ONCE = 2**14
 
 
 class DoorError(ValueError):

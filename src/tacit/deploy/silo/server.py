@@ -29,7 +29,7 @@ from tacit.privacy.plan import doubts, scarce
 _log = logging.getLogger("tacit.silo")
 _MOST_CALLERS = 32
 
-_MMAP_THRESHOLD, _LARGE = -3, 1 << 20
+_MMAP_THRESHOLD, _LARGE = -3, 1 << 17
 """An option of the C library's ``mallopt``, and its value: so large blocks are given back as soon as they are free."""
 
 
