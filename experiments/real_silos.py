@@ -47,6 +47,7 @@ def study_of(name: str, seeds: tuple[int, ...], **changes: Any) -> Study:
         {
             "name": name,
             "data": row["data"],
+            "partition": row.get("partition", {}),
             "objective": row["objective"],
             "algorithm": {**algorithm, **chosen},
             "privacy": budget,

@@ -310,14 +310,19 @@ def _error(cell: Data) -> str:
 def _improved(settings: Mapping[str, Data], rule: str, other: str) -> Data:
     """The mean percent improvement of SPIDER over another line, over all settings and budgets, with its interval.
 
-    A seed's improvement is that of its errors over all experiments, so that the interval is over seeds.
+    The interval is over seeds, by the jackknife: one seed alone may have a rival without any error.
     """
     ours, theirs = (
         [cell["by_seed"] for found in settings.values() for cell in found["curves"][rule][line]]
         for line in ("SPIDER", other)
     )
-    means = improvement([float(np.mean(a)) for a in ours], [float(np.mean(b)) for b in theirs])
-    seeds = range(min(len(row) for row in (*ours, *theirs)))
-    spread = interval([improvement([a[s] for a in ours], [b[s] for b in theirs]) for s in seeds])
+    count = min(len(row) for row in (*ours, *theirs))
+
+    def of(seeds: list[int]) -> float:
+        return improvement(*([float(np.mean([row[s] for s in seeds])) for row in rows] for rows in (ours, theirs)))
+
+    everyone = list(range(count))
+    means = of(everyone)
+    spread = interval([count * means - (count - 1) * of([s for s in everyone if s != left]) for left in everyone])
     size = {"mean": means, "half90": spread["half90"]}
     return {**size, "said": verdict({**size, "mean": -means}, "better", "worse"), "cells": len(ours)}
