@@ -90,8 +90,9 @@ def with_attempts(events: tuple[Event, ...], rounds: Mapping[str, Round], peers:
     """The events with the spare attempts that a plan reserves.
 
     Formal guarantee: every sequence of answers with at most ``spare_attempts`` more than the schedule has, whichever
-    rounds are asked again, is covered. In one pass a round that is asked again reads the same batch, so one record may
-    be in as many more releases as there are spare attempts.
+    rounds are asked again, is covered, if it has no more answers of a kind that is not pairwise than are reserved:
+    an account takes no more. In one pass a round that is asked again reads the same batch, so one record may be in as
+    many more releases as there are spare attempts.
     """
     spare = peers.spare_attempts
     kinds = [event.kind for event in events if rounds[event.kind].silo.release.channel == "pairwise"]

@@ -1,5 +1,6 @@
 """Kits, replies and rosters from somebody who wants more than to take part, and links put where root will look."""
 
+import base64
 import shutil
 import ssl
 import tomllib
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from cryptography.hazmat.primitives import serialization as forms
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tacit.deploy.consortium import checking, pages
 from tacit.deploy.consortium.accepting import accept
@@ -15,6 +18,7 @@ from tacit.deploy.consortium.kits import init, read_kit
 from tacit.deploy.consortium.roster import admit, read_roster
 from tacit.deploy.consortium.terms import account_name
 from tacit.deploy.consortium.trial import _silos
+from tacit.deploy.flower.private import registered_key
 from tacit.errors import TacitError
 from tests.deploy.consortium.setting_up import admitted, consortium_file, joined
 from tests.docs.test_deployment import shake_hands
@@ -88,6 +92,22 @@ def test_a_reply_with_other_texts_than_it_needs_is_refused(world, tmp_path, fiel
     with pytest.raises(TacitError, match=field[:6]) as told:
         admit([replies], kits["authority"])
     assert "\x1b" not in str(told.value)
+
+
+def test_a_node_key_that_no_front_could_read_is_refused(world, tmp_path):
+    """A point written short has the form of a key, and stopped the front that was to let everybody's nodes in."""
+    root, kits, _, _, _ = world
+    point = ec.generate_private_key(ec.SECP384R1()).public_key()
+    short = point.public_bytes(forms.Encoding.X962, forms.PublicFormat.CompressedPoint)
+    fields = (b"ecdsa-sha2-nistp384", b"nistp384", short)
+    text = base64.b64encode(b"".join(len(field).to_bytes(4, "big") + field for field in fields)).decode()
+    with pytest.raises(TacitError, match="public key"):
+        registered_key(f"ecdsa-sha2-nistp384 {text}".encode())
+    replies = shutil.copytree(root / "replies", tmp_path / "replies")
+    own = replies / "oslo.reply.toml"
+    changed(own, own, lambda tree: tree.update(node=f"ecdsa-sha2-nistp384 {text}"))
+    with pytest.raises(TacitError, match="oslo has no node key"):
+        admit([replies], kits["authority"])
 
 
 def test_two_replies_of_one_party_are_not_chosen_between(world, tmp_path):

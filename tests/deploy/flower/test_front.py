@@ -101,6 +101,28 @@ def test_nodes_take_turns_to_look_for_messages_and_nothing_else_waits(monkeypatc
     assert times[b"greedy"][-1] > 1.2
 
 
+def test_a_node_that_hangs_up_while_it_waits_takes_no_time_from_others(monkeypatch):
+    monkeypatch.setattr(front, "_PULLS", 20.0)
+
+    async def run():
+        async with upstream_of(lambda request: httpx.Response(200, content=b"fine")) as upstream:
+            own = front.Front(upstream)
+
+            def look(node):
+                return asyncio.ensure_future(own.answer(Request(b"POST", PULL_PATH.encode(), [], b"", node)))
+
+            for _ in range(200):
+                gone = [look(b"greedy") for _ in range(4)]
+                await asyncio.sleep(0)
+                for line in gone:
+                    line.cancel()
+            began = time.monotonic()
+            await look(b"honest")
+            return time.monotonic() - began
+
+    assert asyncio.run(run()) < 0.5
+
+
 @pytest.mark.parametrize(
     "body",
     [

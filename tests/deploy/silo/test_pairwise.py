@@ -35,7 +35,7 @@ MOST = 2**50
 
 
 class Silo:
-    """A daemon in this process, and the noise that it has drawn."""
+    """A daemon in this process, and the noise that it has drawn: for each answer, part after part."""
 
     def __init__(self, root, name, noise):
         peers = pins(*(other for other in NAMES if other != name))
@@ -49,8 +49,9 @@ class Silo:
         self.client = LocalClient(self.service)
 
     def _draw(self, size, sigma):
-        self.drawn.append(discrete_gaussian(size, sigma))
-        return self.drawn[-1]
+        part = discrete_gaussian(size, sigma)
+        self.drawn[-1] = np.concatenate([self.drawn[-1], part])
+        return part
 
     def enrolled(self, plan):
         return self.client.ask(Propose(plan=self.own(plan)))[0].enrolment
@@ -64,6 +65,7 @@ class Silo:
         return AnswerTogether(study=self.own(plan).study, **terms), payload
 
     def says(self, plan, roster, **told):
+        self.drawn.append(np.zeros(0, np.int64))
         header, body = self.client.ask(*self.asked(plan, roster, **told))
         assert len(body) == 8 * header.coordinates
         return np.frombuffer(body, "<u8")

@@ -12,7 +12,8 @@ import pytest
 import tomli_w
 
 from tacit.deploy.listener import MOST_IN_AN_HOUR, RefusalLog
-from tacit.deploy.silo.answering import remembered
+from tacit.deploy.silo import service
+from tacit.deploy.silo.answering import Worker, remembered
 from tacit.deploy.silo.policy import PolicyError, load_policy, load_records, policy_from
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, read_arrays
@@ -210,6 +211,17 @@ def test_rounds_may_be_missed_where_the_plan_says_so_and_not_made_up_for(make):
     silo.answer(again, 0)
     silo.answer(again, 1)
     silo.refused("exhausted", *silo.ask(again, 2))
+
+
+def test_what_the_ledger_will_not_pay_for_is_not_computed(make, monkeypatch):
+    plan = plan_of({"name": "mb-sgd", "num_rounds": 6}, everyone=False, max_participations=2)
+    silo = make()
+    silo.propose(plan)
+    silo.answer(plan, 0)
+    silo.answer(plan, 1)
+    monkeypatch.setattr(service, "_check_turn", lambda *given: None)
+    monkeypatch.setattr(Worker, "answer", lambda *given: pytest.fail("computed"))
+    silo.refused("exhausted", *silo.ask(plan, 2))
 
 
 def test_local_steps_are_all_paid_for(make):

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import Field, model_validator
 
 from tacit import __version__
@@ -158,6 +160,11 @@ def _check(reply: Reply, kind: Kind, terms: Consortium, digest: str) -> None:
         raise ConsortiumError(f"{reply.party} has joined with another schema; hand the kit over again.")
     if set(reply.requests) != _CERTIFIED[kind] or (kind == "silo") != (reply.node is not None):
         raise ConsortiumError(f"The reply of {reply.party} is not that of a {kind}; ask for a new one.")
+    try:
+        if reply.node is not None:
+            load_ssh_public_key(reply.node.encode())
+    except (ValueError, NotImplementedError, UnsupportedAlgorithm):
+        raise ConsortiumError(f"The reply of {reply.party} has no node key that is one; ask for a new one.") from None
     try:
         if (kind == "shuffler") != (reply.seal is not None) or (reply.seal and not public_key(reply.seal)):
             raise SealError(reply.party)

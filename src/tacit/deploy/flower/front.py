@@ -78,7 +78,7 @@ class Front:
         self._upstream, self._paths = upstream, paths
         self._known: set[bytes] = set()
         self._strangers = asyncio.Semaphore(_MOST_STRANGERS)
-        self._next, self._looking = 0.0, dict[bytes, asyncio.Lock]()
+        self._next, self._turn, self._looking = 0.0, asyncio.Lock(), dict[bytes, asyncio.Lock]()
 
     def node(self, headers: Mapping[str, str]) -> bytes | None:
         """The public key of the known node that has signed the headers of a request."""
@@ -109,11 +109,14 @@ class Front:
         return Reply(found.status_code, found.content, kind, self._noted(request, headers, found.status_code))
 
     async def _in_turn(self) -> None:
-        """Wait until a node may look for messages; each has one look in the queue, so nobody waits for long."""
-        now = asyncio.get_running_loop().time()
-        turn = max(now, self._next)
-        self._next = turn + 1 / _PULLS
-        await asyncio.sleep(turn - now)
+        """Wait until a node may look for messages; each has one look in the queue, so nobody waits for long.
+
+        A look counts once it is made: who hangs up while it waits takes no time from the others.
+        """
+        async with self._turn:
+            now = asyncio.get_running_loop().time
+            await asyncio.sleep(self._next - now())
+            self._next = now() + 1 / _PULLS
 
     def _noted(self, request: Request, headers: list[tuple[bytes, bytes]], status: int) -> bytes | None:
         """Who has asked, if the SuperLink has done it; a node that it refuses is none any more."""

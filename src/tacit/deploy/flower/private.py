@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import flwr
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from tacit.deploy.flower.commands import Control
@@ -345,7 +346,7 @@ def registered_key(public_key: bytes) -> bytes:
     """A node's public key as OpenSSH writes it, in the form that a SuperLink keeps."""
     try:
         return public_pem(serialization.load_ssh_public_key(public_key))
-    except ValueError as error:
+    except (ValueError, NotImplementedError, UnsupportedAlgorithm) as error:
         raise FlowerError(f"Expected a public key as `tacit silo keys` makes it: {error}.") from None
 
 

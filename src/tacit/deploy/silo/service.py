@@ -754,11 +754,14 @@ class SiloService:
         if stored is not None and (request.round, attempt) <= (account.last, account.attempt):
             raise RefusalError("answered", f"round {request.round + 1} was answered for another broadcast or roster")
         _check_turn(worker.offer, account, request.round, attempt)
+        kind = worker.offer.algorithm.schedule[request.round]
+        releases = worker.offer.algorithm.rounds[kind].silo.local_steps
+        # What the ledger will not pay for is not computed.
+        account.after(kind, releases, request.round, attempt)
         if request.whole is not None:
             payload = self._arrivals.take(self._asking, request.study, request.whole)
         broadcast = worker.broadcast(request.round, wire.read_arrays(request.arrays, payload))
         kept = remembered(ledger.state(request.study))
-        kind = worker.offer.algorithm.schedule[request.round]
         if kind not in {**worker.offer.sums, **worker.offer.shares, **worker.offer.streams}:
             _let_go(payload)
         try:
@@ -768,7 +771,6 @@ class SiloService:
         del broadcast
         # Only now does jax let go of the memory that it was lent.
         gc.collect(0)
-        releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         reply = Reply(asked, header, body)
         state = after.to_bytes()
         ledger.debit(request.study, request.round, kind, releases, reply=reply, state=state, attempt=attempt)
