@@ -122,11 +122,12 @@ def bends(seeds: int, epsilons: tuple[float, ...]) -> Data:
     assert theorem is not None
     found: Data = {}
     for epsilon in epsilons:
-        said = theorem(setting(1000, epsilon, None), num_rounds=60)
+        said = theorem(setting(1000, epsilon, None))
         losses = {"envelope": absolute(said.smoothing), "convolution": absolute(said.smoothing, "convolution")}
         for how, loss in {**losses, "as it is": absolute()}.items():
             excess = np.abs(x @ models(said, loss, tables, seeds).T - y[:, None]).mean(axis=0) - least
-            found.setdefault(how, []).append({"epsilon": epsilon, "excess": excess.tolist(), "bound": said.bound})
+            row = {"epsilon": epsilon, "rounds": said.parameters["num_rounds"], "excess": excess.tolist()}
+            found.setdefault(how, []).append({**row, "bound": said.bound})
     return found
 
 

@@ -9,6 +9,7 @@ real records, so that tuning costs no privacy. Every method has the same grid.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 
 from experiments.common import epsilon_axis, grid_of, interval, noise_for, records_of, seeds_of, train
 from experiments.folder import Data, Experiment, Parts, save, table
+from tacit.algorithm import Algorithm
 from tacit.data import Federation
 from tacit.data.federation import SiloData
 from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
@@ -30,80 +32,122 @@ STUDIES = ("heart-disease", "insurance-linear", "adult-fair", "credit-card-fair"
            "mnist-logistic-parity")  # fmt: skip
 """Shipped studies whose records and silos are used, with a linear model."""
 EPSILONS, DELTA, SEEDS = (0.5, 1.0, 2.0, 4.0, 8.0), 1e-5, 5
-ROUNDS, STEPS, CLIPS = (10, 40), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0), (0.1, 0.5, 2.0)
+ROUNDS = (10, 40)
+TRAVELS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Step times clip: how far one round may move a model."""
+CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)
+"""Below the least of them all gradients are clipped and only the travel counts; above the largest none is."""
+
+_FULL: dict[str, Any] = {"sampling": "full"}
+_PHASES: dict[str, Any] = {**_FULL, "phase_length": 2}
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mb-sgd, full": ("mb-sgd", {"sampling": "full", "output": "last"}),
+    "mb-sgd": ("mb-sgd", {**_FULL, "output": "last"}),
+    "mb-sgd, momentum": ("mb-sgd", {**_FULL, "output": "last", "server": "momentum"}),
+    "mb-sgd, adam": ("mb-sgd", {**_FULL, "output": "last", "server": "adam"}),
     "mb-sgd, Poisson": ("mb-sgd", {"sampling": "poisson", "output": "last"}),
+    "mb-sgd, allocation": ("mb-sgd", {"sampling": "allocation", "output": "last"}),
     "mb-sgd, one pass": ("mb-sgd", {"sampling": "one-pass", "output": "last"}),
-    "dp-ftrl, one pass": ("dp-ftrl", {"sampling": "one-pass"}),
-    "accelerated-mb-sgd": ("accelerated-mb-sgd", {"sampling": "full"}),
+    "dp-ftrl": ("dp-ftrl", {"sampling": "one-pass"}),
+    "mu2-sgd": ("mu2-sgd", {"sampling": "one-pass"}),
+    "prox-sgd": ("prox-sgd", {"sampling": "one-pass"}),
+    "accelerated-mb-sgd": ("accelerated-mb-sgd", _FULL),
     "one-pass-accelerated": ("one-pass-accelerated", {"sampling": "one-pass"}),
-    "quantile-clip": ("quantile-clip", {"sampling": "full"}),
-    "alternate-spider": ("alternate-spider", {"sampling": "full"}),
-    "local-sgd": ("local-sgd", {"sampling": "full", "local_steps": 2}),
+    "localised-mb-sgd": ("localised-mb-sgd", {"sampling": "one-pass"}),
+    "quantile-clip": ("quantile-clip", _FULL),
+    "prox-svrg": ("prox-svrg", _PHASES),
+    "prox-spider": ("prox-spider", _PHASES),
+    "alternate-spider": ("alternate-spider", _FULL),
+    "warm-spider": ("warm-spider", {**_PHASES, "warm_rounds": 2}),
+    "diff2-gd": ("diff2-gd", _PHASES),
+    "diff2-bvr-lsgd": ("diff2-bvr-lsgd", {**_PHASES, "local_steps": 2}),
+    "mb-psgm-fg": ("mb-psgm-fg", _PHASES),
+    "ce-psgm-fg": ("ce-psgm-fg", {**_PHASES, "local_steps": 2}),
+    "local-sgd": ("local-sgd", {**_FULL, "local_steps": 2}),
 }
-DIRECT_ONLY = ("dp-ftrl, one pass", "local-sgd")
+AXES: dict[str, dict[str, tuple[float, ...]]] = {"localised-mb-sgd": {"strength": (0.01, 0.1, 1.0)}}
+"""What a method needs beyond step and clip, and no fact that is public gives."""
+DIRECT_ONLY = ("dp-ftrl", "local-sgd")
 """What has no price through pairwise sums."""
 
 
 def compute(given: Any) -> Data:
-    """Every study, channel, budget and method."""
-    settings = {"epsilons": EPSILONS, "rounds": ROUNDS, "steps": STEPS, "clips": CLIPS, "seeds": SEEDS}
+    """Every study, channel and method, at all budgets."""
+    settings = {"epsilons": EPSILONS, "rounds": ROUNDS, "travels": TRAVELS, "clips": CLIPS, "seeds": SEEDS}
     parts = Parts(given.out / "parts.json", {**settings, "tiny": given.tiny})
     found: dict[str, Any] = {}
     for study in STUDIES[:1] if given.tiny else STUDIES:
         for channel in ("direct", "pairwise"):
             for name in (n for n in METHODS if channel == "direct" or n not in DIRECT_ONLY):
-                for epsilon in EPSILONS[1:2] if given.tiny else EPSILONS:
-                    label = f"{study} | {channel} | {name} | {epsilon:g}"
-                    found[label] = parts.get(label, partial(_one, study, channel, name, epsilon, given.tiny))
+                label = f"{study} | {channel} | {name}"
+                found[label] = parts.get(label, partial(_one, study, channel, name, given.tiny))
     return {**settings, "delta": DELTA, "found": found}
 
 
-def _one(study: str, channel: str, name: str, epsilon: float, tiny: bool) -> dict[str, Any]:
-    """The point that errs least in rehearsal, and its test errors on the real records."""
+def _one(study: str, channel: str, name: str, tiny: bool) -> dict[str, Any]:
+    """By epsilon: the point that errs least in rehearsal, and its test errors on the real records."""
     federations = [federation_of(load_study(study), seed) for seed in range(2 if tiny else SEEDS)]
     problem, records = _problem(federations[0]), records_of(federations[0])
     rehearsed = seeds_of([rehearsal(federations[0])], problem.objective, ("test",))
-    best: tuple[float, int, dict[str, float]] = (np.inf, 0, {})
+    metric, epsilons = _metric(federations[0]), EPSILONS[1:2] if tiny else EPSILONS
+    real = seeds_of(federations, problem.objective, ("test",))
+    best: dict[float, tuple[float, int, dict[str, Any]]] = dict.fromkeys(epsilons, (np.inf, 0, {}))
     for rounds in ROUNDS[:1] if tiny else ROUNDS:
-        build = _builder(problem, records, channel, name, epsilon, rounds)
-        points = grid_of(step_size=STEPS, clip_norm=CLIPS)
-        errors = train(build, points, rehearsed, problem.objective, rounds=rounds)[_metric(federations[0])][0]
-        least = int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))
-        best = min(best, (float(errors[least]), rounds, points[least]), key=lambda row: row[0])
-    _, rounds, point = best
-    build = _builder(problem, records, channel, name, epsilon, rounds)
-    found = train(build, [point], seeds_of(federations, problem.objective, ("test",)), problem.objective, rounds=rounds)
-    grid = {"step_size": STEPS, "clip_norm": CLIPS}
-    edges = [key for key, values in grid.items() if point[key] in (values[0], values[-1])]
-    errors = [float(error) for error in found[_metric(federations[0])][:, 0]]
-    return {"error": errors, "rounds": rounds, **point, "edges": edges}
+        build, noise = _builder(problem, records, channel, name, epsilons, rounds)
+        points = _points(name, noise, tiny)
+        errors = train(build, points, rehearsed, problem.objective, rounds=10**9)[metric][0]
+        for point, error in zip(points, errors, strict=True):
+            if error < best[point["epsilon"]][0]:
+                best[point["epsilon"]] = (float(error), rounds, point)
+    found: dict[str, Any] = {}
+    for rounds in {rounds for _, rounds, _ in best.values()}:
+        build, _ = _builder(problem, records, channel, name, epsilons, rounds)
+        chosen = {epsilon: point for epsilon, (_, own, point) in best.items() if own == rounds}
+        errors = train(build, list(chosen.values()), real, problem.objective, rounds=10**9)[metric]
+        for column, (epsilon, point) in enumerate(chosen.items()):
+            plain = {key: value for key, value in point.items() if key not in ("epsilon", "noise_multiplier")}
+            edge = point["travel"] in (TRAVELS[0], TRAVELS[-1])
+            row = {"error": [float(error) for error in errors[:, column]], "rounds": rounds, **plain, "edge": edge}
+            found[f"{epsilon:g}"] = row
+    return found
 
 
-def _builder(problem: Problem, records: list[int], channel: str, name: str, epsilon: float, rounds: int) -> Any:
-    """The method at this budget, as a function of step and clip."""
+def _points(name: str, noise: dict[float, np.ndarray], tiny: bool) -> list[dict[str, Any]]:
+    """All points of a method at all budgets."""
+    axes = {"travel": TRAVELS[4:7] if tiny else TRAVELS, "clip_norm": CLIPS[2:4] if tiny else CLIPS}
+    points = grid_of(epsilon=list(noise), **axes, **AXES.get(name, {}))
+    return [{**point, "noise_multiplier": noise[point["epsilon"]]} for point in points]
+
+
+def _builder(
+    problem: Problem, records: list[int], channel: str, name: str, epsilons: Sequence[float], rounds: int
+) -> tuple[Callable[..., Algorithm], dict[float, np.ndarray]]:
+    """The method as a function of a point, and the noise of each silo at each budget."""
     algorithm, own = METHODS[name]
     batch = None if own["sampling"] == "full" else max(1, min(records) // rounds)
     terms = {"batch_size": batch, "num_rounds": rounds, "channel": channel, **own}
+    if "phase_length" in own:
+        terms["difference_slope"] = problem.smoothness
     if own["sampling"] == "poisson":
         terms["capacity"] = min(min(records), 2 * (batch or 1) + 10)
+    usual = {name: values[0] for name, values in AXES.get(name, {}).items()}
 
-    def priced(noise_multiplier: Any) -> Any:
-        return find(algorithm).build(problem, step_size=1.0, clip_norm=1.0, noise_multiplier=noise_multiplier, **terms)
+    def build(travel: Any = 1.0, clip_norm: Any = 1.0, epsilon: Any = None, **given: Any) -> Algorithm:
+        return find(algorithm).build(
+            problem, step_size=travel / clip_norm, clip_norm=clip_norm, **terms, **{**usual, **given}
+        )
 
-    noise = noise_for(priced, records, epsilon, DELTA)
-    return lambda **point: find(algorithm).build(problem, noise_multiplier=noise, **terms, **point)
+    return build, {epsilon: noise_for(build, records, epsilon, DELTA) for epsilon in epsilons}
 
 
 def _problem(federation: Federation) -> Problem:
-    """A linear model with the loss of the task."""
+    """A linear model with the loss of the task, and the smoothness that follows from the bound of features' norms."""
     width, classes = int(np.prod(federation.feature_shape)), federation.num_classes or 1
+    square = (federation.feature_norm or 1.0) ** 2 + 1.0
     if federation.task == "regression":
-        return Problem(Objective(linear(width, 1), squared()))
+        return Problem(Objective(linear(width, 1), squared()), smoothness=square)
     if classes == 2:
-        return Problem(Objective(linear(width, 1), logistic()))
-    return Problem(Objective(linear(width, classes), softmax()))
+        return Problem(Objective(linear(width, 1), logistic()), smoothness=square / 4)
+    return Problem(Objective(linear(width, classes), softmax()), smoothness=square / 2)
 
 
 def _metric(federation: Federation) -> str:
@@ -134,8 +178,11 @@ def rehearsal(federation: Federation) -> Federation:
 
 def rows_of(data: Data) -> list[tuple[str, str, str, float, dict[str, Any]]]:
     """Study, channel, method, epsilon and what was found."""
-    split = [(*label.split(" | "), found) for label, found in data["found"].items()]
-    return [(study, channel, name, float(epsilon), found) for study, channel, name, epsilon, found in split]
+    return [
+        (*label.split(" | "), float(epsilon), found)  # type: ignore[misc]
+        for label, own in data["found"].items()
+        for epsilon, found in own.items()
+    ]
 
 
 def draw(folder: Path, data: Data) -> None:
@@ -171,14 +218,14 @@ def words(data: Data) -> Data:
         cells = [[n, *[_cell(*own[n, e]) for e in epsilons]] for n in shown]
         header = ["method", *[f"epsilon {e:g}" for e in epsilons]]
         tables.append(f"## {panel[0]}, {panel[1]}\n\n" + table(header, cells))
-    edges = sum(bool(found["edges"]) for *_, found in rows)
+    edges = sum(found["edge"] for *_, found in rows)
     return {
         "tables": "\n\n".join(tables),
         "level": table(["method", "level with the best"], sorted(level.items(), key=lambda row: -row[1])),
         "cases": len(panels) * len(epsilons),
         "edges": edges,
         "runs": len(rows),
-        "points": len(STEPS) * len(CLIPS) * len(ROUNDS),
+        "points": len(data["travels"]) * len(data["clips"]) * len(data["rounds"]),
     }
 
 
