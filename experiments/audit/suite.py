@@ -15,7 +15,7 @@ from experiments.audit.journal import Journal, Part, code
 from experiments.audit.papers import EPSILONS, printed_claim
 from experiments.audit.sensitivity import SensitivityResult, audit_extremes, audit_hostile_points, audit_sensitivity
 from experiments.audit.table import SETTINGS, Setting, Subject, parameters_for, subject, subjects
-from experiments.audit.training import audit_training
+from experiments.audit.training import audit_training, wide_study
 from experiments.folder import render
 from tacit.audit.mechanism import AuditResult, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
@@ -146,10 +146,8 @@ def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dic
     half = max(trials // 2, 1000)
     papers = [printed_claim(epsilon, trials=half, seed=seed) for epsilon in EPSILONS]
     papers += [printed_fair_claim(1.0, trials=half, seed=seed, epochs=epochs) for epochs in (False, True)]
-    study = load_study("heart-disease")
-    runs = [
-        audit_training(load_study("heart-disease", [f"privacy.epsilon={e:g}"]), seed=seed).as_json() for e in (1.0, 8.0)
-    ]
+    whole = [load_study("heart-disease", ["privacy.epsilon=8"]), *(wide_study(epsilon) for epsilon in (1.0, 4.0, 8.0))]
+    runs = [{"study": study.name, **audit_training(study, seed=seed).as_json()} for study in whole]
     picture = reconstruct(epsilon=EPSILON, delta=DELTA)
     draw_picture(picture, folder / "reconstruction.png")
     found = {
@@ -164,7 +162,7 @@ def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dic
         "mechanisms": rows,
         "refused": refused,
         "sensitivity": moved,
-        "one_run": [{"study": study.name, **row} for row in runs],
+        "one_run": runs,
         "papers": [paper.as_json() for paper in papers],
         "reconstruction": picture.as_json(),
     }

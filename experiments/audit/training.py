@@ -1,13 +1,17 @@
 """The whole-training audit: canaries in one silo of a real study, one training run, and its transcript.
 
-Half of a silo's records are replaced by canaries: a random direction with one of two targets, by a fair coin. The
-study then trains as among real silos: every silo's own daemon code answers through its door. The attacker knows
-everything but the coins and the noise. Canaries overlap, so the attacker estimates all coins at once, by the linear
-estimate of least squared error, and guesses those that are clearest.
+Up to half of a silo's records are replaced by canaries, at most one for each feature: a record in which this feature
+alone is not zero, with one of two targets, by a fair coin. The study then trains as among real silos: every silo's own
+daemon code answers through its door. The attacker knows everything but the coins and the noise. Gradients of a linear
+model at different canaries are orthogonal but for the intercept, beside which the feature is large; so canaries hide
+each other little. What they have in common is taken out by the linear estimate of least squared error of all coins at
+once, from all rounds. The attacker guesses the coins whose log-odds are clearest, as many as pay most under the claim
+or, for half the noise of the claim, under twice its mu.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,21 +22,22 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from tacit.algorithm import Record, Round
-from tacit.audit.bounds import one_run_epsilon, one_run_mu
+from tacit.audit.bounds import one_run_epsilon, one_run_mu, planned_guesses
 from tacit.audit.deployed import offer, proposed
 from tacit.audit.mechanism import AuditError
 from tacit.channel import weighted_mean
 from tacit.deploy.contract import builder_from, record_of
 from tacit.deploy.silo.answering import EXACT, Worker
-from tacit.plans.spec import Study
-from tacit.privacy import gdp_epsilon
+from tacit.plans.spec import Study, study_from
+from tacit.privacy import Price, gdp_epsilon, gdp_mu
 from tacit.silo import check_records, clipped_sum
 from tacit.silo.door import priced_multiplier
 from tacit.silo.release import own_clip
 from tacit.simulate import program
 from tacit.studies.run import Prepared, prepare
 
-_GUESSED_SHARE = 0.2
+_LOUDNESS = 8.0
+"""A canary's feature, beside an intercept of one: its gradient is longer than a usual clip."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +75,53 @@ def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneR
             )
     generator = np.random.default_rng(seed)
     tables = [dict(silo.train) for silo in prepared.federations[0].silos]
-    canaries = len(tables[silo_index]["y"]) // 2
-    coins = generator.choice([-1, 1], canaries)
     own = tables[silo_index]
+    canaries = min(len(own["y"]) // 2, math.prod(own["x"].shape[1:]))
+    coins = generator.choice([-1, 1], canaries)
     versions = _versions(own, canaries, generator)
     planted = {"x": versions[0]["x"], "y": np.where(coins > 0, versions[0]["y"], versions[1]["y"])}
     tables[silo_index] = {k: np.concatenate([v, own[k][canaries:]]).astype(own[k].dtype) for k, v in planted.items()}
     pairs = zip(tables, prepared.names, strict=True)
     checked = [check_records({"x": table["x"], "y": table["y"]}, name) for table, name in pairs]
     workers = _workers(prepared, checked)
-    estimate = _estimate(prepared, workers, silo_index, versions, checked[silo_index], seed)
-    clearest = np.argsort(-np.abs(estimate))[: max(1, int(_GUESSED_SHARE * canaries))]
-    correct = int(np.sum(np.sign(estimate[clearest]) == coins[clearest]))
-    price, made = workers[silo_index].offer.price, (canaries, len(clearest), correct)
-    direct = one_run_epsilon(*made, delta=price.delta, confidence=confidence)
-    by_mu = gdp_epsilon(one_run_mu(*made, confidence=confidence), price.delta) if price.mu is not None else direct
-    return OneRunResult(
-        prepared.plan.silos[silo_index].name, *made, price.epsilon, max(by_mu, 0.0), direct, price.delta, confidence
+    odds = _log_odds(prepared, workers, silo_index, versions, checked[silo_index], seed)
+    right = (np.sign(odds) == coins)[np.argsort(-np.abs(odds))]
+    name, price = prepared.plan.silos[silo_index].name, workers[silo_index].offer.price
+    return max((_proven(name, right, n, price, confidence) for n in _settled(price, canaries, confidence)), key=_bound)
+
+
+def _settled(price: Price, canaries: int, confidence: float) -> tuple[int, int]:
+    """Numbers of guesses that suit the claim, and half the noise of the claim: two, which share the risk."""
+    mu, shared = price.mu or gdp_mu(price.epsilon, price.delta), (1 + confidence) / 2
+    claimed, doubled = (planned_guesses(canaries, own, confidence=shared) for own in (mu, 2 * mu))
+    return claimed, doubled
+
+
+def _proven(silo: str, right: np.ndarray, guesses: int, price: Price, confidence: float) -> OneRunResult:
+    """What so many guesses prove, of coins in the order of their odds, at half the risk."""
+    made, shared = (len(right), guesses, int(np.sum(right[:guesses]))), (1 + confidence) / 2
+    direct = one_run_epsilon(*made, delta=price.delta, confidence=shared)
+    by_mu = gdp_epsilon(one_run_mu(*made, confidence=shared), price.delta) if price.mu is not None else direct
+    return OneRunResult(silo, *made, price.epsilon, max(by_mu, 0.0), direct, price.delta, confidence)
+
+
+def _bound(result: OneRunResult) -> float:
+    return result.epsilon_lower_bound
+
+
+def wide_study(epsilon: float, *, features: int = 2000, delta: float = 1e-5) -> Study:
+    """A linear model of as many features as canaries fit into half of the larger silo's made-up records."""
+    options = {"sizes": [3 * features, features], "features": features}
+    return study_from(
+        {
+            "format": 1,
+            "name": f"wide-{features}",
+            "data": {"name": "synthetic", "options": options},
+            "objective": {"model": "linear", "loss": "logistic"},
+            "algorithm": {"name": "mb-sgd", "step_size": 0.5, "num_rounds": 5, "clip_norm": 0.5},
+            "privacy": {"epsilon": epsilon, "delta": delta},
+            "run": {"seeds": 1, "alone": False},
+        }
     )
 
 
@@ -101,18 +136,22 @@ def _workers(prepared: Prepared, tables: list[Record]) -> list[Worker]:
 
 
 def _versions(table: Record, canaries: int, generator: np.random.Generator) -> tuple[Record, Record]:
-    """Both versions of every canary: one random direction, and the lowest or the highest target of the silo."""
-    x = generator.standard_normal((canaries, *table["x"].shape[1:]))
-    norms = np.sqrt(np.sum(x.reshape(canaries, -1) ** 2, axis=1))
-    x = x / norms.reshape((-1,) + (1,) * (x.ndim - 1)) * max(1.0, float(np.abs(table["x"]).max()))
+    """Both versions of every canary: one feature, no other's, with the lowest or the highest target of the silo."""
+    width = math.prod(table["x"].shape[1:])
+    x = np.zeros((canaries, width), table["x"].dtype)
+    x[np.arange(canaries), generator.permutation(width)[:canaries]] = _LOUDNESS
+    x = x.reshape(canaries, *table["x"].shape[1:])
     low, high = (np.full(canaries, value, table["y"].dtype) for value in (table["y"].min(), table["y"].max()))
     return {"x": x, "y": high}, {"x": x, "y": low}
 
 
-def _estimate(
+def _log_odds(
     prepared: Prepared, workers: list[Worker], silo_index: int, versions: Sequence[Record], table: Record, seed: int
 ) -> np.ndarray:
-    """The linear estimate of the coins, from the transcript of one training run."""
+    """The log-odds of every coin, from the transcript of one training run.
+
+    Other coins are taken for normal; for a canary whose gradients are orthogonal to theirs the odds are exact.
+    """
     algorithm, size, count = workers[silo_index].offer.algorithm, len(versions[0]["y"]), len(table["y"])
     keys = program.split_keys(jax.random.key(seed))
     turns = program.turns_of(algorithm, 0, prepared.who, len(workers), keys)
@@ -138,7 +177,9 @@ def _estimate(
         record = {name: column[0] for name, column in rest.items()}
         form = jax.tree.structure(jax.eval_shape(part.silo.query, part.silo.start(broadcast, ()), record))
         state = part.server.tell(state, jax.tree.unflatten(form, mean))
-    return np.linalg.solve(precision, signal)
+    spread = np.linalg.inv(precision)
+    # The precision of a coin without its own prior is 1/s^2 - 1, and its mean times that the estimate over s^2.
+    return 2 * (spread @ signal) / np.diag(spread)
 
 
 def _parts(part: Round, silo_index: int) -> Any:

@@ -4,20 +4,40 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.audit.training import audit_training
+from experiments.audit import training
+from experiments.audit.training import audit_training, wide_study
 from tacit.algorithm import Algorithm, Release, Round, Server, Silo
 from tacit.audit.mechanism import AuditError
 from tacit.audit.reconstruction import draw_picture, reconstruct
+from tacit.deploy.silo.answering import EXACT
 from tacit.plans.spec import load_study
 from tacit.privacy.plan import events_of
+from tacit.silo.sampler import discrete_gaussian
 from tacit.simulate.participation import participation, roster
 
 
 def test_one_run_of_a_real_study_proves_something_and_stays_below_its_claim():
     """Every silo answers through its door; at so large an epsilon some coins are told in any run."""
     found = audit_training(load_study("heart-disease", ["privacy.epsilon=40", "algorithm.num_rounds=5"]), seed=0)
-    assert found.canaries > 50
+    assert found.canaries == 13
     assert 0.5 < found.epsilon_lower_bound < found.epsilon_claimed == pytest.approx(40.0, rel=1e-3)
+
+
+def wide(epsilon):
+    return audit_training(wide_study(epsilon, features=400), seed=0)
+
+
+def test_one_run_of_a_wide_model_proves_much_of_its_claim():
+    found = wide(8.0)
+    assert found.canaries == 400
+    assert 0.25 < found.as_json()["tightness"] < 1
+
+
+def test_one_run_catches_noise_that_is_missing_at_the_door(monkeypatch):
+    """A quarter of the noise, with few canaries; half of it is caught with more (`test_bounds`)."""
+    less = EXACT._replace(gaussian=lambda size, sigma: discrete_gaussian(size, sigma / 4))
+    monkeypatch.setattr(training, "EXACT", less)
+    assert wide(4.0).as_json()["violated"]
 
 
 def test_one_run_needs_messages_that_are_releases():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tacit.choosing import Situation, candidates, study_for, winner
+from tacit.choosing import Situation, candidates, floors, study_for, winner
 from tacit.cli import app
 from tacit.data.csv_silos import silo_records
 from tacit.errors import TacitError
@@ -124,6 +124,50 @@ def test_pairwise_sums_keep_the_promise_and_say_how_much_less_noise_there_is():
     assert all("1.4 times smaller" in row.sentence for row in candidates(three) if row.applies)
 
 
+def floors_of(*flags):
+    """The floors of choose's JSON, by measure and claim."""
+    found = json.loads(tacit("choose", *CONVEX, *flags, "--json").stdout)
+    return found, {(row["measure"], row["claim"]): row for row in found["floors"]}
+
+
+def test_floors_are_below_every_promise_and_trust_lowers_them():
+    found, rows = floors_of("--epsilon", "0.5", "-d", "500")
+    assert {claim for _, claim in rows} == {"(epsilon, delta)-DP", "Gaussian DP"}
+    for row in found["candidates"]:
+        for claim in ("(epsilon, delta)-DP", "Gaussian DP"):
+            if row["applies"] and (row["measure"], claim) in rows and row["bound"] is not None:
+                assert rows[row["measure"], claim]["value"] <= row["bound"]
+    for trust in ("--peers", "--shuffler", "--trusted-server"):
+        _, lower = floors_of("--epsilon", "0.5", "-d", "500", trust)
+        assert all(row["trusts"] and row["value"] < rows[key]["value"] for key, row in lower.items())
+    assert not any(row["trusts"] for row in rows.values())
+    # Silos have their own numbers of records: the largest says most, so that the smallest does not speak for all.
+    setting = Situation(convex=True, smoothness=0.5, sizes=(140, 150, 160, 1800), dimension=500, epsilon=0.5)
+    uneven, even = (floors(replace(setting, sizes=own))[0].value for own in (setting.sizes, (140,) * 4))
+    assert 0 < uneven < even
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--no-convex",), "convex losses"),
+        (("--squared",), "squared losses"),
+        (("--fairness",), "attribute"),
+    ],
+)
+def test_no_floor_is_guessed(flags, words):
+    _, rows = floors_of(*flags)
+    assert all(row["value"] is None and words in " ".join(row["reasons"]) for row in rows.values())
+    shown = " ".join(tacit("choose", *CONVEX, *flags).stdout.split())
+    assert "No floor: " in shown
+    assert words in shown
+
+
+def test_losses_that_hardly_exist_have_no_floor():
+    situation = Situation(convex=True, strong_convexity=0.5, lipschitz=0.4, sizes=(200, 100), dimension=3, epsilon=1)
+    assert all(row.value is None and "so curved and so flat" in row.reasons[0] for row in floors(situation))
+
+
 def test_reasons_say_what_is_missing():
     rows = json.loads(tacit("choose", *CONVEX, "--json").stdout)["candidates"]
     reasons = {row["algorithm"]: " ".join(row["reasons"]) for row in rows if not row["applies"]}
@@ -137,6 +181,7 @@ def test_choose_prints_tables_and_never_writes_over(tmp_path):
     shown = tacit("choose", *CONVEX).stdout
     assert "Winner" in shown
     assert "theorems that do not apply" in shown
+    assert "what no protocol beats" in shown
     out = tmp_path / "kept.toml"
     out.write_text("mine", encoding="utf-8")
     with pytest.raises(TacitError, match="--force"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ from tacit.cli.rehearse import shown
 from tacit.errors import TacitError
 
 if TYPE_CHECKING:
-    from tacit.choosing import Candidate, Situation
+    from tacit.choosing import Candidate, FloorRow, Situation
     from tacit.choosing.candidates import Measure
     from tacit.plans.spec import PreprocessingSection
 
@@ -49,10 +49,11 @@ class Own:
 
 @dataclass(frozen=True)
 class Choice:
-    """A situation, every algorithm held against it, the winner, and what was wanted."""
+    """A situation, every algorithm held against it, what none can beat, the winner, and what was wanted."""
 
     situation: Situation
     rows: tuple[Candidate, ...]
+    floors: tuple[FloorRow, ...]
     best: Candidate | None
     assumed: list[str]
     written: str | None
@@ -124,7 +125,7 @@ def choose_command(
 
     Example: tacit choose --convex --beta 0.5 --records 1000 --silos 20 -d 11 --epsilon 1 --out chosen.toml
     """
-    from tacit.choosing import candidates, winner
+    from tacit.choosing import candidates, floors, winner
     from tacit.studies.bound import NO_BALL, left_for_training
 
     if out is not None and out.exists() and not force:
@@ -144,7 +145,7 @@ def choose_command(
     best = winner(rows, wanted)
     written = None if out is None else _write(situation, best, None if own is None else own.tree, out)
     can_tune, practice = own is None or own.preprocessing is None, None if own is None else own.practice
-    choice = Choice(situation, rows, best, assumed, written, wanted, can_tune, practice)
+    choice = Choice(situation, rows, floors(situation), best, assumed, written, wanted, can_tune, practice)
     unpriced = own is not None and own.unpriced
     if as_json:
         print_json(_as_data(choice) | {"preprocessing_private": unpriced})
@@ -338,6 +339,7 @@ def _as_data(choice: Choice) -> dict[str, Any]:
         "records": choice.situation.sizes,
         "assumed": choice.assumed,
         "candidates": rows,
+        "floors": [asdict(row) for row in choice.floors],
         "winner": None if choice.best is None else choice.best.algorithm,
         "goal_missed": choice.missed,
         "study": choice.written,
@@ -360,6 +362,7 @@ def _print_choice(choice: Choice) -> None:
         "or on the squared gradient. A bound has all its constants; a rate has its constant set to one and compares, "
         "but promises nothing."
     )
+    _print_floors(choice, console)
     for line in choice.assumed:
         console.print(f"assumed  {line}", highlight=False)
     _print_winner(choice, console)
@@ -385,6 +388,23 @@ def _print_theorems(choice: Choice, console: Console) -> None:
         print_table(table, console)
     for line in failures:
         console.print(escape(line), highlight=False)
+
+
+def _print_floors(choice: Choice, console: Console) -> None:
+    """What no protocol beats, or why there is no such number."""
+    reasons = dict.fromkeys(reason for row in choice.floors for reason in row.reasons)
+    if reasons:
+        console.print(escape(f"No floor: {'; '.join(reasons)}."), highlight=False)
+        return
+    short = {measure: goal for goal, measure in GOALS.items()}
+    headings = ("bounds", "of protocols with", "floor", "limited by")
+    table = Table(*(Column(name, no_wrap=True) for name in headings), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title = "what no protocol beats for every such loss, however many its rounds"
+    for row in choice.floors:
+        table.add_row(short[row.measure], row.claim, f"{row.value:.3g}", row.limited_by)
+    print_table(table, console)
+    trust = "which may trust somebody" if choice.floors[0].trusts else "without trust in anybody"
+    console.print(f"Floors of protocols {trust}, with all constants: {choice.floors[0].source}.", highlight=False)
 
 
 def _print_winner(choice: Choice, console: Console) -> None:

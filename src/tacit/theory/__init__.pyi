@@ -5,6 +5,9 @@ from .fairness import fermi_stationarity as fermi_stationarity
 from .fairness import sgda_from_theory as sgda_from_theory
 from .fairness import stationarity_bound as stationarity_bound
 from .fairness import steffle_setting as steffle_setting
+from .floor import Claim as Claim
+from .floor import Floor as Floor
+from .floor import floor as floor
 from .localised import localised_mb_sgd_from_theory as localised_mb_sgd_from_theory
 from .mu2 import mu2_sgd_from_theory as mu2_sgd_from_theory
 from .nonconvex import NonconvexSetting as NonconvexSetting
