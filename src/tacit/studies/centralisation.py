@@ -36,9 +36,13 @@ def regrouped(study: Study, federation: Federation) -> Federation:
         raise StudyError('partition.sensitive_silos: missing; centralisation = "general" needs it.')
     if not federation.group_names:
         raise StudyError(f"partition.centralisation: {federation.name} has no sensitive attribute to hold apart.")
+    return dealt(federation, holders)
+
+
+def dealt(federation: Federation, holders: int) -> Federation:
+    """The records of all silos at so many holders, dealt in turn whatever their attribute."""
     silos = []
     for holder in range(holders):
-        # Records are dealt in turn, whatever their attribute.
         parts = (
             {
                 name: np.concatenate([getattr(silo, part)[name][holder::holders] for silo in federation.silos])
