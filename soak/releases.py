@@ -22,7 +22,7 @@ _DIFFERENCES = ("diff2-gd", "diff2-bvr-lsgd")
 UNEVEN = ("dp-ftrl",)
 """Algorithms whose noise differs from round to round; only a bound on it is described."""
 _ALONE = {"mu2-sgd": "increment", "sgda": "step", "fedfdp": "step", "quantile-clip": "step", "local-sgd": "local"}
-_TOLD = 2.0**-60, 2.0**60  # clips that a server may say
+_TOLD = 2.0**-60, 2.0**60  # clips that a silo uses
 REFUSED = ("steffle", "lagrangian-dual")  # they read a sensitive attribute, which a daemon's records do not have
 
 
@@ -61,6 +61,8 @@ def kind_of(algorithm: dict[str, Any], number: int) -> str:
     if name == "warm-spider":
         warm = algorithm["warm_rounds"]
         return "warm" if number < warm else "difference" if (number - warm) % phase else "gradient"
+    if name == "preconditioned-sgd":
+        return "moments" if number < algorithm.get("moment_rounds", 2) else "gradient"
     if name in _PAIRED:
         fresh = "gradient" if name.endswith("spider") else "anchor"
         return fresh if number % (phase or 2) == 0 else "difference"
@@ -93,6 +95,8 @@ def broadcast_of(algorithm: dict[str, Any], kind: str) -> tuple[int, int]:
         return (1 if algorithm["name"] == "local-sgd" else 3), 0
     if kind.startswith("phase_") or kind == "warm":
         return 1, 0
+    if algorithm["name"] == "preconditioned-sgd":
+        return 2, 0
     points = {"gradient": 1, "anchor": 1, "difference": 2, "estimate": 2, "increment": 2, "step": 1}[kind]
     return points, int(kind in ("increment", "step"))
 
@@ -112,7 +116,11 @@ def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float
         split = [(size, clip, 1.0 - share), (1, _loss_clip(algorithm, facts.numbers[0]), share)]
     elif name == "quantile-clip":
         share, told = algorithm.get("count_share", 0.05), facts.numbers[0]
-        split = [(1, 0.5, share), (size, told if _TOLD[0] <= told <= _TOLD[1] else 0.0, 1.0 - share)]
+        split = [(1, 0.5, share), (size, _used(told), 1.0 - share)]
+    elif kind == "moments":
+        # Rows that are not negative have noise for sqrt(2) clips, not two.
+        less = 1.0 if algorithm.get("sampling") == "poisson" else math.sqrt(0.5)
+        return [_mean(algorithm, kind, facts, size, _used(clip**2), less * multipliers[kind])]
     elif kind == "estimate" and name in _MOMENTUM:
         z = multipliers["gradient"]
         noise = algorithm.get("difference_noise", 1.0) * z
@@ -125,6 +133,10 @@ def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float
             twice = 2.0 * math.sqrt(1.0 + math.log(algorithm["num_rounds"]))
         return [_mean(algorithm, kind, facts, size, c, twice * multipliers[kind])]
     return [_mean(algorithm, kind, facts, n, c, multipliers[kind] / math.sqrt(s)) for n, c, s in split]
+
+
+def _used(clip: float) -> float:
+    return clip if _TOLD[0] <= clip <= _TOLD[1] else 0.0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,13 @@ _TWO_PARTS = 3  # records
 _FULL = ("ce-psgm-fg", "mb-psgm-fg")
 _SLOPED = ("prox-spider", "warm-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
 _PHASED = ("prox-svrg", "pl-svrg", "prox-spider", "warm-spider")
+_NEEDED: dict[str, dict[str, Any]] = {
+    "pl-svrg": {"restarts": 2},
+    "warm-spider": {"warm_rounds": 1},
+    "preconditioned-sgd": {"moment_rounds": 1},
+    "fedfdp": {"fairness": 0.5},
+    "localised-mb-sgd": {"strength": 0.5},
+}
 _STEPPING = ("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd", "local-sgd")
 _DIFFERENCE: dict[str, list[float]] = {"difference_noise": [0.3, 3.0]}
 _LOCAL = _DIFFERENCE | {"local_noise": [0.5, 3.0], "local_slope": [0.01, 100.0]}
@@ -24,6 +31,7 @@ _OPTIONS = (
     | dict.fromkeys(("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd"), _LOCAL)
     | {"warm-spider": {**_DIFFERENCE, "warm_noise": [0.3, 3.0]}}
     | {"sgda": {"dual_clip_norm": [0.1, 100.0], "dual_share": [0.1, 0.9]}}
+    | {"preconditioned-sgd": {"moment_noise": [0.3, 3.0], "floor": [0.001, 1.0]}}
     | {"quantile-clip": {"quantile": [0.1, 0.9], "count_share": [0.01, 0.5]}}
     | {"fedfdp": {"fairness": [1e6], "loss_clip": [0.01, 100.0], "loss_share": [0.1, 0.5]}}
 )
@@ -172,17 +180,9 @@ def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> 
         needed["difference_slope"] = 100.0
     if name in _PHASED:
         needed["phase_length"] = 2
-    if name == "pl-svrg":
-        needed["restarts"] = 2
-    if name == "warm-spider":
-        needed["warm_rounds"] = 1
     if name in _STEPPING:
         needed["local_steps"] = 2
-    if name == "fedfdp":
-        needed["fairness"] = 0.5
-    if name == "localised-mb-sgd":
-        needed["strength"] = 0.5
-    algorithm = needed | chosen
+    algorithm = needed | _NEEDED.get(name, {}) | chosen
     if name == "localised-mb-sgd" and algorithm.get("sampling") == "one-pass":
         # Two parts, of which the first has at least two records.
         algorithm["batch_size"] = max(2, min(algorithm["batch_size"], 2 * records // 3))
@@ -200,7 +200,7 @@ def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> 
 def _rounds(algorithm: dict[str, Any], records: int) -> int:
     """As many rounds as the records last for one pass, in whole phases; a round and its local steps in turn are two."""
     name, rounds = algorithm["name"], algorithm["num_rounds"]
-    if name in ("localised-mb-sgd", "warm-spider"):
+    if name in ("localised-mb-sgd", "warm-spider", "preconditioned-sgd"):
         left = records // algorithm["batch_size"] if algorithm.get("sampling") == "one-pass" else rounds
         return max(2, rounds if name == "localised-mb-sgd" else min(rounds, left))
     if name in _STEPPING and name != "local-sgd":

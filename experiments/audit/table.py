@@ -31,9 +31,10 @@ _OWN: dict[str, Any] = {
     "restarts": 2,
     "difference_slope": 1.0,
     "warm_rounds": 1,
+    "moment_rounds": 1,
     "frequencies": (0.5, 0.5),
 }
-_ALWAYS = {"frequencies"}  # has a default, but nothing can be attacked without it
+_ALWAYS = {"moment_rounds", "frequencies"}  # have a default, with which there is nothing to attack in short schedules
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,11 @@ CASES = {name: Case(name) for name in ALGORITHMS} | {
         Case("localised-mb-sgd", {"strength": 0.05}, convergence={"strength": 0.005}, slow_step=1e-4),
         Case("quantile-clip", {"clip_step": 0.2}, convergence={"clip_step": 0.0}),
         Case(
+            "preconditioned-sgd",
+            convergence={"output": "last"},
+            samplings=("full", "wor", "wr", "poisson", "one-pass"),
+        ),
+        Case(
             "prox-spider",
             {"phase_length": 3, "difference_slope": 4.0},
             convergence={"difference_slope": 100.0},

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.audit.sensitivity import audit_hostile_points
-from experiments.audit.table import Setting, parameters_for, subject
+from experiments.audit.sensitivity import audit_extremes, audit_hostile_points
+from experiments.audit.table import CLIP, Setting, parameters_for, subject
 from tacit.audit import deployed
 from tacit.audit.mechanism import audit_mechanism
 from tacit.deploy.silo.answering import EXACT
@@ -106,6 +106,59 @@ def test_reports_that_lie_too_seldom(monkeypatch):
     assert audit(REPORTS).violated
 
 
+@pytest.mark.parametrize("canary", ["opposite", "silent"])
+def test_counts_beside_gradients_hide_what_they_are_priced_for(canary):
+    """The count is the same for opposite records; it moves where one of them is silent."""
+    assert not beyond(audit(canary=canary, name="quantile-clip"))
+
+
+def test_counts_without_noise(monkeypatch):
+    right = door.DiscreteGaussian._drawn
+    monkeypatch.setattr(
+        door.DiscreteGaussian,
+        "_drawn",
+        lambda self, name, size: np.zeros(size, np.int64) if name == "duals" else right(self, name, size),
+    )
+    assert audit(canary="silent", name="quantile-clip").violated
+
+
+def test_counts_with_the_noise_of_the_clip_of_gradients(monkeypatch):
+    """A count moves by one whatever the clip is, and the clip of gradients is far smaller here."""
+    right = door.DiscreteGaussian.scale
+    monkeypatch.setattr(
+        door.DiscreteGaussian,
+        "scale",
+        lambda self, name: right(self, name) * (2 * CLIP if name == "duals" else 1.0),
+    )
+    assert audit(canary="silent", name="quantile-clip").violated
+
+
+def test_gradients_beside_counts_with_half_their_noise(monkeypatch):
+    right = door.DiscreteGaussian.scale
+    monkeypatch.setattr(
+        door.DiscreteGaussian, "scale", lambda self, name: right(self, name) / (2.0 if name == "params" else 1.0)
+    )
+    assert audit(name="quantile-clip").violated
+
+
+@pytest.mark.parametrize("canary", ["opposite", "silent"])
+def test_moments_and_gradients_hide_what_they_are_priced_for(canary):
+    """Opposite records have the same moments; a silent one has none."""
+    assert not beyond(audit(TWICE, canary=canary, name="preconditioned-sgd"))
+
+
+def test_moments_without_noise(monkeypatch):
+    """The first of the two rounds; the sampler is called once in each."""
+    calls = []
+
+    def second_only(size, sigma):
+        calls.append(size)
+        return discrete_gaussian(size, sigma) if len(calls) % TWICE.rounds == 0 else np.zeros(size, np.int64)
+
+    monkeypatch.setattr(deployed, "EXACT", EXACT._replace(gaussian=second_only))
+    assert audit(TWICE, canary="silent", name="preconditioned-sgd").violated
+
+
 def test_a_batch_that_is_not_secret(monkeypatch):
     """Amplification is claimed, but the record is in every batch."""
 
@@ -130,14 +183,14 @@ def test_a_budget_per_round_that_was_meant_for_all_rounds():
 NETWORK = Objective(mlp((3, 4, 1)), squared())
 
 
-def moved(tries=200):
+def moved(tries=200, *, name="prox-svrg", kind="difference", search=audit_hostile_points):
     """The most that the door's sum was moved, in units of its price, by points that are alike."""
-    entry = find("prox-svrg")
+    entry = find(name)
     problem = Problem(NETWORK, smoothness=1.0, lipschitz=1.0, radius=1.0)
     given = parameters_for(entry, Setting("full batch", "full", 4, 3, None, None))
     built = entry.build(problem, **given, noise_multiplier=2.0)
-    found = {result.kind: result for result in audit_hostile_points(built, NETWORK, 3, seed=0, tries=tries)}
-    return found["difference"]
+    found = {result.kind: result for result in search(built, NETWORK, 3, seed=0, tries=tries)}
+    return found[kind]
 
 
 def test_the_door_as_it_ships_is_never_moved_beyond_its_price():
@@ -203,6 +256,43 @@ def test_a_batch_that_is_placed_by_content(monkeypatch):
     assert moved().largest <= 1.0
     monkeypatch.setattr(door.Door, "release", placed)
     assert moved().violated
+
+
+SCALED = {"name": "preconditioned-sgd", "search": audit_extremes}
+
+
+@pytest.mark.parametrize("kind", ["gradient", "moments"])
+def test_no_scale_that_a_server_says_moves_a_record_beyond_its_price(kind):
+    assert 0.99 < moved(kind=kind, **SCALED).largest <= 1.0
+
+
+def test_gradients_that_are_clipped_before_they_are_rescaled(monkeypatch):
+    right = door.DiscreteGaussian.sums
+
+    def rescaled_after(self, work, records, present, clips):
+        total = right(self, work._replace(scale=jax.tree.map(np.ones_like, work.scale)), records, present, clips)[""]
+        scale = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(work.scale)]).astype(np.float64)
+        units = np.clip(np.rint(total.formed * scale), -(2.0**62), 2.0**62).astype(np.int64)
+        return {"": integers.Sums(units, {})}
+
+    monkeypatch.setattr(door.DiscreteGaussian, "sums", rescaled_after)
+    assert moved(kind="gradient", **SCALED).largest > 1e3
+
+
+def test_moments_that_have_a_sign(monkeypatch):
+    """Their noise is that of rows which are not negative. The door leaves others out, unless that check is gone."""
+    plain = door.Engine.stored
+
+    def signed(self, work, records, present):
+        signs = np.where(records["y"] < 0, -1, 1).astype(np.float32)[:, None]
+        for blocks, there in plain(self, work, records, present):
+            yield {name: own._replace(formed=signs * own.formed) for name, own in blocks.items()}, there
+
+    monkeypatch.setattr(door.Engine, "stored", signed)
+    assert moved(kind="moments", **SCALED).largest <= 1.0
+    right = door.checked_sum
+    monkeypatch.setattr(door, "checked_sum", lambda *given, nonnegative: right(*given, nonnegative=False))
+    assert moved(kind="moments", **SCALED).largest > 1.4
 
 
 def test_a_fused_twin_of_what_was_clipped(monkeypatch):

@@ -135,7 +135,8 @@ def test_attempts_of_several_kinds_share_what_is_spare():
     assert price(spared, delta=1e-6).epsilon > price(plain, delta=1e-6).epsilon
 
 
-SEVERAL = ("prox-svrg", "prox-spider", "ce-psgm-fg", "diff2-gd", "diff2-bvr-lsgd", "quantile-clip", "localised-mb-sgd")
+PAIRED = ("prox-svrg", "prox-spider", "ce-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
+SEVERAL = (*PAIRED, "quantile-clip", "preconditioned-sgd", "localised-mb-sgd")
 
 
 def greedy(algorithm, events, spare, dear):

@@ -16,6 +16,12 @@ proportion to cost_k / harm_k. The ratio of two kinds does not depend on the bud
 A gradient has s = 2 C/K and a difference 2 D/K with D = min(2 C, slope x distance). The distance is not known in
 advance: with a slope D is taken to be `TYPICAL` clips, a quarter of what gradients of length C move at the theorem's
 step 1/(2 slope). This is a choice for accuracy alone; what is released is priced as it is.
+
+Second moments (`tacit.algorithms.preconditioned_sgd`) are no estimates, but rescale the d coordinates of all of them. A
+moment has s = sqrt(2) C^2/K. Gradients of length C have moments of C^2/d on average, of which s is the share
+sqrt(2) d/K, and every coordinate of a step is off by that share of itself. With a mean gradient of `TYPICAL` clips the
+step is off by TYPICAL C sqrt(2) d/K in norm, and by 2 C sqrt(d)/K for the noise of the gradient itself. The square of
+the ratio is TYPICAL^2 d/2: the harm of a moment, beside that of a gradient.
 """
 
 from collections.abc import Sequence
@@ -120,6 +126,16 @@ def local_ratio(estimate: Kind, terms: Terms, own: Terms, *, num_rounds: int, st
     )
     once = 4 * (TYPICAL / local) ** 2
     return ratio_of(Kind((steps - 1) * turns, num_rounds * steps * (steps - 1) / 2 * once), base)
+
+
+def moment_ratio(moment_rounds: int, gradient_rounds: int, dimension: int) -> float:
+    """The ratio of noise for second moments of which the last scale the coordinates of all gradients.
+
+    >>> moment_ratio(1, 8, 256), moment_ratio(2, 1, 1)
+    (0.5, 4.0)
+    """
+    moments = Kind(moment_rounds, gradient_rounds * TYPICAL**2 * dimension / 2)
+    return ratio_of(moments, Kind(gradient_rounds, gradient_rounds))
 
 
 def size_of(batch_size: Any) -> float:

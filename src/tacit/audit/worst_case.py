@@ -20,8 +20,8 @@ from tacit.algorithm import Algorithm, Broadcast, Params, Round, Sampling
 from tacit.objectives import Loss, Objective, Problem, linear
 from tacit.silo import check_records
 
-Canary = Literal["opposite", "overflow", "faint"]
-CANARIES: tuple[Canary, ...] = ("opposite", "overflow", "faint")
+Canary = Literal["opposite", "overflow", "faint", "silent"]
+CANARIES: tuple[Canary, ...] = ("opposite", "overflow", "faint", "silent")
 
 LOUD = 1e4
 POINT = 1e3
@@ -53,7 +53,8 @@ def neighbours(
     A leading axis tells the worlds apart. In a batch of fixed size the worst other records are all opposite to the
     target, so that a batch without it is a world of its own; in a batch of random size (Poisson, allocation) they are
     silent. ``overflow`` is a record whose gradient is not finite; ``faint`` hides a loud gradient behind features whose
-    squares underflow.
+    squares underflow. ``silent`` is a record without a gradient beside a loud one: opposite records have the same norms
+    and squares, and what an algorithm counts or measures by these does not tell them apart.
     """
     others = 0.0 if samplings & {"poisson", "allocation"} else -LOUD
     x = np.ones((2, records, 1))
@@ -61,6 +62,8 @@ def neighbours(
     y[:, target] = LOUD, -LOUD
     if canary == "overflow":
         y[0, target] = 3e38
+    if canary == "silent":
+        y[0, target] = 0.0
     if canary == "faint":
         x[:, target] = 1e-19
         y[:, target] = 5e34, -5e34

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tacit.algorithms.mb_sgd import prox_sgd as prox_sgd
     from tacit.algorithms.mr_mtl import mr_mtl as mr_mtl
     from tacit.algorithms.mu2_sgd import mu2_sgd as mu2_sgd
+    from tacit.algorithms.preconditioned_sgd import preconditioned_sgd as preconditioned_sgd
     from tacit.algorithms.prox_spider import alternate_spider as alternate_spider
     from tacit.algorithms.prox_spider import prox_spider as prox_spider
     from tacit.algorithms.prox_svrg import pl_svrg as pl_svrg
@@ -191,6 +192,13 @@ ALGORITHMS: dict[str, Entry] = {
             paper="Andrew, Thakkar, McMahan and Ramaswamy 2021 (arXiv:1905.03871), Algorithm 1, for records",
             guarantee="ISRL-DP, gradients and counts priced as one release",
             assumes="nothing; any differentiable loss whose gradients have unknown size",
+        ),
+        Entry(
+            "preconditioned-sgd",
+            file="preconditioned_sgd",
+            paper="after Li, Zaheer, Reddi and Smith 2022 (arXiv:2202.05963), with released second moments",
+            guarantee="ISRL-DP, moments and gradients priced together",
+            assumes="any differentiable loss; helps where features or layers differ in scale",
         ),
         Entry(
             "prox-svrg",
