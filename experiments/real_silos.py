@@ -89,7 +89,7 @@ def measured(name: str, seeds: tuple[int, ...], **changes: Any) -> Data:
 def references(name: str, seeds: tuple[int, ...]) -> Data:
     """Without privacy: the same rounds, and silos alone on their own test records."""
     study = study_of(name, seeds, epsilon=None)
-    run = study.run.model_copy(update={"alone": SETS[name]["metric"] in ("error", "mse"), "converged": True})
+    run = study.run.model_copy(update={"alone": SETS[name]["over"] == "by-silo", "converged": True})
     prepared = prepare(study.model_copy(update={"run": run}))
     result = run_prepared(prepared)
     own = [values["alone"] for values in result.gains.values()]
@@ -179,6 +179,7 @@ def draw(folder: Path, data: Data) -> None:
     figure, axes = plt.subplots(1, len(sets), figsize=(4.4 * len(sets), 3.8), layout="constrained", squeeze=False)
     for axis, (name, found) in zip(axes.flat, sets.items(), strict=True):
         channels = list(dict.fromkeys(label.split()[0] for label in found["rows"]))
+        references = _references(name, found)
         for place, channel in enumerate(channels):
             own = {
                 float(k.split()[1]): interval(v["by_seed"]) for k, v in found["rows"].items() if k.startswith(channel)
@@ -187,8 +188,8 @@ def draw(folder: Path, data: Data) -> None:
             bars = [one["half90"] for one in own.values()]
             axis.errorbar(at, [one["mean"] for one in own.values()], bars, marker="o", capsize=2, label=channel)
         for label, style in (("same rounds", ":"), ("alone", "--")):
-            if found["references"][label]:
-                level = float(np.mean(found["references"][label]))
+            if references[label]:
+                level = float(np.mean(references[label]))
                 axis.axhline(level, ls=style, color="black", lw=1, label=f"{label}, not private")
         axis.set(title=SETS[name]["title"], xlabel="epsilon", ylabel=SETS[name]["metric"], xscale="log")
         axis.legend(fontsize=7)
@@ -225,11 +226,8 @@ def _table(name: str, found: Data, others: list[Data]) -> str:
         for label, row in found["rows"].items()
     ]
     shown = {"same rounds": "Tacit, same rounds", "alone": "each silo alone, own test records"}
-    rows += [
-        [words, "not private", _cell(found["references"][key])]
-        for key, words in shown.items()
-        if found["references"][key]
-    ]
+    references = _references(name, found)
+    rows += [[words, "not private", _cell(references[key])] for key, words in shown.items() if references[key]]
     for row in others:
         claimed = row["epsilon"] if isinstance(row["epsilon"], str) else f"{row['epsilon']:g}"
         if row["certified"]:
@@ -239,6 +237,12 @@ def _table(name: str, found: Data, others: list[Data]) -> str:
     return table(["who", "epsilon of every record", SETS[name]["metric"]], rows)
 
 
+def _references(name: str, found: Data) -> Data:
+    """What is compared: silos alone, on their own test records, only with an average over silos."""
+    own = found["references"]
+    return own if SETS[name]["over"] == "by-silo" else {**own, "alone": []}
+
+
 def _cell(values: list[float]) -> str:
     one = interval(values)
     return f"{one['mean']:.4f} ± {one['half90']:.4f}"
@@ -246,7 +250,7 @@ def _cell(values: list[float]) -> str:
 
 def _said(name: str, found: Data) -> str:
     """From which epsilon on every channel is better than silos alone, beyond the interval."""
-    alone = found["references"]["alone"]
+    alone = _references(name, found)["alone"]
     if not alone:
         return "Silos alone are not compared here."
     sign = -1 if SETS[name].get("better") == "larger" else 1
