@@ -54,7 +54,7 @@ def _head(results: Mapping[str, Any], command: str) -> str:
 {platform.system()} {platform.machine()}, {versions}. Load of the machine when it began: {results["load"]:.1f}.
 
 Everybody does the same: batches without replacement at every silo, gradients clipped record by record, the mean over
-silos with noise, a step. Previous it is timed, a peer must move the model from the same start where a loop over records
+silos with noise, a step. Before it is timed, a peer must move the model from the same start where a loop over records
 in float64 moves it, to a relative 1e-4. Peers that know no silos get all silos' batches as one, with one draw of noise,
 which is the fastest way to simulate them. Repetitions are interleaved, each peer in a process of its own; a ratio is
 the median over repetitions, with quartiles. Compilation is not part of a round and is shown by itself.
