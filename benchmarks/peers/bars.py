@@ -30,7 +30,9 @@ class Bar:
 
 def rows_of(results: Results, family: str, silos: int | None = None) -> list[dict[str, Measured]]:
     """The measurements of all works of a family."""
-    return [row["peers"] for row in results["rounds"] if row["family"] == family and silos in (None, row["silos"])]
+    return [
+        row["peers"] for row in results.get("rounds", ()) if row["family"] == family and silos in (None, row["silos"])
+    ]
 
 
 def timed(row: dict[str, Measured], name: str) -> Measured | None:
