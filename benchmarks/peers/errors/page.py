@@ -22,7 +22,7 @@ def section(tasks: list[dict[str, Any]]) -> str:
 
 
 def _head(tasks: list[dict[str, Any]]) -> str:
-    seeds = max(len(line["runs"]) for task in tasks for line in task["lines"].values())
+    seeds = _range([len(line["runs"]) for task in tasks for line in trained(task["lines"]).values()])
     schedules = " or ".join(f"{rounds} rounds of a share of {share:g}" for share, rounds in SCHEDULES)
     return f"""## Error after equal seconds
 
@@ -31,6 +31,7 @@ silo, on real records. Noise is the least that Tacit's accountant certifies for 
 before the clock. Set-up is part of the seconds and shown by itself: what moves records into place, builds a program and
 compiles it, for every run anew, but not loading libraries. Each library trains in a process of its own, seed by seed in
 turn, {seeds} of them; errors and standard deviations are over seeds, which bring noise, batches and initial weights.
+Opacus and torch.func draw the same numbers for a seed, so that their errors are paired.
 
 Opacus and jax-privacy are made for one holder of all records, and torch.func for nobody in particular. Around each
 stands the simplest federation that keeps its promise: in every round each silo draws a Poisson batch, clips and adds

@@ -24,7 +24,6 @@ from benchmarks.peers.works import Layers, distance
 
 TOLERANCE = 1e-3
 """Of real records some may lie near a tie, which thousands of others outweigh."""
-SEEDS = 5
 
 
 def measure(quick: bool, threads: int) -> list[dict[str, Any]]:
@@ -40,7 +39,7 @@ def _measured(source: Source, quick: bool, threads: int) -> dict[str, Any]:
     lines = {name: _line(name, task, chosen) for name in TRAINERS}
     recipes = {name: _recipe(name, task, chosen) for name in TRAINERS}
     with tempfile.TemporaryDirectory() as folder:
-        _play(task, recipes, lines, range(1 if quick else SEEDS), threads, Path(folder))
+        _play(task, recipes, lines, range(1 if quick else source.seeds), threads, Path(folder))
     for own in lines.values():
         finals = [run["errors"][-1] for run in own["runs"]]
         told = own["missing"] or f"{np.mean(finals):.4f} after {np.mean([r['seconds'][-1] for r in own['runs']]):.1f} s"

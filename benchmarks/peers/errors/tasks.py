@@ -18,19 +18,23 @@ Records = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Source:
-    """A data set of the catalogue and the hidden widths of a model of it; none is a linear model."""
+    """A data set of the catalogue and the hidden widths of a model of it; none is a linear model.
+
+    ``tuning`` and ``seeds`` are how many seeds settings are chosen and tested on.
+    """
 
     title: str
     data: str
     hidden: tuple[int, ...] = ()
     tuning: int = 2
+    seeds: int = 5
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 SOURCES = (
     Source("heart disease, logistic regression", "heart-disease", tuning=8),
     Source("adult, logistic regression", "adult"),
-    Source("MNIST, odd or even, MLP 50-64-2", "mnist", (64,)),
+    Source("MNIST, odd or even, MLP 50-64-2", "mnist", (64,), seeds=3),
 )
 QUICK = (Source("heart disease, logistic regression", "heart-disease"),)
 
