@@ -13,7 +13,8 @@ from typing import Any
 from benchmarks.peers import scale
 from benchmarks.peers.accountants import QUESTIONS, QUICK, compare
 from benchmarks.peers.bars import BARS
-from benchmarks.peers.page import write
+from benchmarks.peers.errors import race
+from benchmarks.peers.page import PAGES, refused, write
 from benchmarks.peers.plan import entries
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.works import parameters
@@ -43,31 +44,46 @@ def told_by(module: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+def measured(part: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """What one part of the page is made from."""
+    quick = chosen.quick
+    if part == "rounds":
+        return {part: rounds(quick, chosen.repetitions or (2 if quick else 11), chosen.threads, chosen.only)}
+    if part == "errors":
+        return {part: race.measure(quick, chosen.threads)}
+    if part == "accountants":
+        asked = [(q.title, compare(q, *((1, 30.0) if quick else (3, 300.0)))) for q in (QUICK if quick else QUESTIONS)]
+        return {part: [{"question": title, "found": found} for title, found in asked]}
+    if part == "compiling":
+        return {part: told_by("compiling", *(["--quick"] if quick else []))}
+    return {part: scale.measure(quick), "generators": told_by("scale", json.dumps({"quick": quick}))}
+
+
 def main() -> None:
     """Everything, in order."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small works and few repetitions, into runs/")
     parser.add_argument("--repetitions", type=int, default=None, help="interleaved repetitions (default 11; quick 2)")
     parser.add_argument("--threads", type=int, default=2, help="threads of every peer")
-    parser.add_argument("--only", default="", help="works whose names contain this")
+    parser.add_argument("--only", default="", help="works of the rounds whose names contain this")
+    parser.add_argument("--parts", nargs="+", choices=list(PAGES), default=list(PAGES), help="parts (default: all)")
     parser.add_argument("--out", type=Path, default=None, help="folder (default results/benchmarks; quick runs/peers)")
     chosen = parser.parse_args()
-    repetitions = chosen.repetitions or (2 if chosen.quick else 11)
+    if chosen.out is None and not chosen.quick and (chosen.only or set(chosen.parts) != set(PAGES)):
+        parser.error("Expected --out for some parts or works: results/benchmarks holds all of them.")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     results: dict[str, Any] = {"quick": chosen.quick, "threads": chosen.threads, "load": os.getloadavg()[0]}
-    results["rounds"] = rounds(chosen.quick, repetitions, chosen.threads, chosen.only)
-    questions = QUICK if chosen.quick else QUESTIONS
-    asked = [(q.title, compare(q, *((1, 30.0) if chosen.quick else (3, 300.0)))) for q in questions]
-    results["accountants"] = [{"question": title, "found": found} for title, found in asked]
-    results["compiling"] = told_by("compiling", *(["--quick"] if chosen.quick else []))
-    results["scale"] = scale.measure(chosen.quick)
-    results["generators"] = told_by("scale", json.dumps({"quick": chosen.quick}))
+    for part in PAGES:
+        if part in chosen.parts:
+            results |= measured(part, chosen)
     out = chosen.out or Path("runs/peers" if chosen.quick else "results/benchmarks")
     typed = " ".join(sys.argv[1:])
     write(results, out, f'make bench-peers PEERS="{typed}"' if typed else "make bench-peers")
     for bar in BARS:
         print(f"{bar.verdict(results):>12}  {bar.title}")
     print(f"Wrote {out / 'peers.md'}")
+    if absent := refused(results):
+        sys.exit("Not timed:\n" + "\n".join(absent))
 
 
 if __name__ == "__main__":

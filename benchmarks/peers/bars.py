@@ -30,7 +30,9 @@ class Bar:
 
 def rows_of(results: Results, family: str, silos: int | None = None) -> list[dict[str, Measured]]:
     """The measurements of all works of a family."""
-    return [row["peers"] for row in results["rounds"] if row["family"] == family and silos in (None, row["silos"])]
+    return [
+        row["peers"] for row in results.get("rounds", ()) if row["family"] == family and silos in (None, row["silos"])
+    ]
 
 
 def timed(row: dict[str, Measured], name: str) -> Measured | None:
@@ -102,7 +104,7 @@ def number(*path: str) -> Callable[[Results], float | None]:
 
 BARS = (
     Bar("private / fastest non-private round, logistic and MLP", 1.3, False, over_floor("logistic", "mlp", "wide")),
-    Bar("private / fastest non-private round, CNN", 4.0, False, over_floor("cnn")),
+    Bar("private / fastest non-private round, CNN", 1.5, False, over_floor("cnn")),
     Bar("torch.func and Opacus hooks / Tacit, MLP 50-64-2", 20.0, True, ahead_of("mlp", "torch-func", "opacus-hooks")),
     Bar("the same, MLP 784-256-10", 20.0, True, ahead_of("wide", "torch-func", "opacus-hooks")),
     Bar("Opacus ghost clipping / Tacit, MLP 50-64-2", 2.0, True, ahead_of("mlp", "opacus-ghost")),

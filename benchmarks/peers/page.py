@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,8 +16,10 @@ import numpy as np
 
 from benchmarks.peers.accountants import Found
 from benchmarks.peers.bars import BARS, floor_of, timed
+from benchmarks.peers.errors import page as errors
 from benchmarks.peers.peers import PEERS
-from benchmarks.peers.rounds import Measured, ratios
+from benchmarks.peers.rounds import TOLERANCE, Measured, ratios
+from benchmarks.peers.works import CLEAR
 
 VERSIONS = (
     "jax",
@@ -34,14 +36,17 @@ VERSIONS = (
 
 
 def write(results: Mapping[str, Any], folder: Path, command: str) -> None:
-    """``peers.md``, ``peers.json`` and ``peers.svg`` in a folder."""
+    """``peers.md``, ``peers.json`` and the figures in a folder; parts that were not measured are left out."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = json.dumps(results, default=asdict, indent=1)
     (folder / "peers.json").write_text(plain + "\n", encoding="utf-8")
-    draw(results, folder / "peers.svg")
-    parts = [_head(results, command), _bars(results), _rounds(results), _accountants(results), _compiling(results)]
-    parts.append(_scale(results))
-    (folder / "peers.md").write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    told = [_head(results, command), *(PAGES[name](results) for name in PAGES if name in results)]
+    if "rounds" in results:
+        draw(results, folder / "peers.svg")
+        told.insert(1, "\n".join([_bars(results), *_refused(results)]))
+    if "errors" in results:
+        errors.draw(results["errors"], folder / "peers-error.svg")
+    (folder / "peers.md").write_text("\n".join(told), encoding="utf-8")
 
 
 def _head(results: Mapping[str, Any], command: str) -> str:
@@ -52,14 +57,6 @@ def _head(results: Mapping[str, Any], command: str) -> str:
 
 {warning}`{command}` on {datetime.now(UTC):%Y-%m-%d}, {results["threads"]} threads each, {os.cpu_count()} cores,
 {platform.system()} {platform.machine()}, {versions}. Load of the machine when it began: {results["load"]:.1f}.
-
-Everybody does the same: batches without replacement at every silo, gradients clipped record by record, the mean over
-silos with noise, a step. Previous it is timed, a peer must move the model from the same start where a loop over records
-in float64 moves it, to a relative 1e-4. Peers that know no silos get all silos' batches as one, with one draw of noise,
-which is the fastest way to simulate them. Repetitions are interleaved, each peer in a process of its own; a ratio is
-the median over repetitions, with quartiles. Compilation is not part of a round and is shown by itself.
-
-![Seconds per round](peers.svg)
 """
 
 
@@ -74,13 +71,40 @@ def _bars(results: Mapping[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def refused(results: Mapping[str, Any]) -> list[str]:
+    """Who was not timed, and why."""
+    rows = [(row["work"], PEERS[name].title, own.missing) for row in results.get("rounds", ())
+            for name, own in row["peers"].items()]  # fmt: skip
+    rows += [(task["task"], line["title"], line["missing"]) for task in results.get("errors", ())
+             for line in task["lines"].values()]  # fmt: skip
+    return [f"{title} on {work}: {why}" for work, title, why in rows if why is not None]
+
+
+def _refused(results: Mapping[str, Any]) -> list[str]:
+    found = refused(results)
+    return (
+        ["**Not timed**, so that bars about it stay open:", "", *(f"- {line}" for line in found), ""] if found else []
+    )
+
+
 def _spread(over: Measured, under: Measured) -> str:
     middle, low, high = ratios(over, under)
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _rounds(results: Mapping[str, Any]) -> str:
-    lines = ["## Rounds", ""]
+    lines = [f"""## Rounds
+
+Everybody does the same: batches without replacement at every silo, gradients clipped record by record, the mean over
+silos with noise, a step. Before it is timed, a peer must move the model from the same start where a loop over records
+in float64 moves it, to a relative {TOLERANCE:.0e}; the records by which that is seen lie {CLEAR:g} or more from every
+tie of a ReLU or a pool, where float32 and float64 may take different sides. Peers that know no silos get all silos'
+batches as one, with one draw of noise, which is the fastest way to simulate them. Repetitions are interleaved, each
+peer in a process of its own; a ratio is the median over repetitions, with quartiles. Compilation is not part of a round
+and is shown by itself.
+
+![Seconds per round](peers.svg)
+"""]  # fmt: skip
     for row in results["rounds"]:
         peers = row["peers"]
         tacit, floor = timed(peers, "tacit"), floor_of(peers)
@@ -173,6 +197,16 @@ def _scale(results: Mapping[str, Any]) -> str:
         lines.append(f"| {row['axis']} | {row['value']:,} | {time} | {sizes} |")
     drawn = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in results["generators"].items())
     return "\n".join([*lines, "", f"A million normals: {drawn}. Tacit draws with threefry2x32.", ""])
+
+
+PAGES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "errors": lambda results: errors.section(results["errors"]),
+    "rounds": _rounds,
+    "accountants": _accountants,
+    "compiling": _compiling,
+    "scale": _scale,
+}
+"""The parts of the page, in order, by what was measured."""
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:

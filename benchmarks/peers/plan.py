@@ -60,5 +60,9 @@ def entries(quick: bool) -> list[Entry]:
         return entry._replace(work=dataclasses.replace(entry.work, **sizes))
 
     kept = [small(full[4]), small(full[8]), small(full[11])]
-    few = (("tacit", "jax-plain", "opacus-ghost", "torch-func"), ("tacit", "torch-func"), ("tacit", "opacus-hooks"))
+    few = (
+        ("tacit", "jax-plain", "opacus-ghost", "torch-func"),
+        ("tacit", "tacit-torch", "torch-func", "opacus-hooks"),
+        ("tacit", "opacus-hooks"),
+    )
     return [entry._replace(peers=own) for entry, own in zip(kept, few, strict=True)]

@@ -35,14 +35,14 @@ class Measured:
 class Held:
     """A worker process of ours."""
 
-    def __init__(self, name: str, work: Work, threads: int) -> None:
+    def __init__(self, name: str, first: str, threads: int, module: str = "benchmarks.peers.worker") -> None:
         self.name = name
-        command = [sys.executable, "-m", "benchmarks.peers.worker", name, str(threads)]
+        command = [sys.executable, "-m", module, name, str(threads)]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
-        self._say(work.to_json())
+        self._say(first)
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -86,7 +86,7 @@ def measure(work: Work, names: Iterable[str], *, repetitions: int, threads: int)
         if distance(*(load(f"{folder}/{name}.npz") for name in ("private", "plain"))) < CLIP_MATTERS:
             raise ValueError(f"Expected the clip {work.clip} of {work.name!r} to matter; lower it.")
         for name, own in found.items():
-            held[name] = Held(name, work, threads)
+            held[name] = Held(name, work.to_json(), threads)
             try:
                 own.compile_seconds = held[name].hear()["compile"]
                 _check(held[name], own, folder)

@@ -17,6 +17,8 @@ Algorithm = Literal["mb-sgd", "spider"]
 IMAGE = (32, 32, 3)
 KERNEL, CHANNELS, DENSE = 5, (6, 16), (120, 84)
 CHECK_STEP = 0.5
+CLEAR = 1e-5
+"""How far every ReLU and every maximum of a pool lies from a tie, on the records by which peers are compared."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,58 @@ class Prepared(NamedTuple):
 
 
 def data(work: Work) -> tuple[np.ndarray, np.ndarray]:
-    """Features (silos, records, ...) and classes (silos, records)."""
-    rng = np.random.default_rng(0)
-    width = int(np.prod(work.features))
-    x = rng.standard_normal((work.silos, work.records, *work.features), np.float32)
-    x *= np.float32(1.0 if work.sizes == () else (50 / width) ** 0.5)
-    return x, rng.integers(0, max(2, work.outputs), (work.silos, work.records))
+    """Features (silos, records, ...) and classes (silos, records).
+
+    The gradient jumps at a tie, where float32 and float64 may take different sides. So the records by which peers are
+    compared are drawn again while one is near a tie of the initial model.
+    """
+    rng, again = np.random.default_rng(0), np.random.default_rng(2)
+    x = _features(rng, work, (work.silos, work.records))
+    y = rng.integers(0, max(2, work.outputs), (work.silos, work.records))
+    compared = x[:, : work.batch].reshape(-1, *work.features)
+    near = np.arange(len(compared))
+    while len(near := near[margins(work, compared[near]) < CLEAR]):
+        compared[near] = _features(again, work, (len(near),))
+    x[:, : work.batch] = compared.reshape(work.silos, -1, *work.features)
+    return x, y
+
+
+def _features(rng: np.random.Generator, work: Work, many: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal((*many, *work.features), np.float32)
+    return x * np.float32((50 / work.sizes[0]) ** 0.5 if work.sizes else 1.0)
+
+
+def margins(work: Work, x: np.ndarray) -> np.ndarray:
+    """How near each record comes to a tie of the initial model, in float64: at a ReLU or between two pixels of a pool.
+
+    What a ReLU sets to zero passes nothing on, so that two pixels below zero may be equal.
+    """
+    parts = [x[first : first + 64] for first in range(0, len(x), 64)]
+    return np.concatenate([_margins(work, part.astype(np.float64)) for part in parts] or [np.zeros(0)])
+
+
+def _margins(work: Work, x: np.ndarray) -> np.ndarray:
+    found = np.full(len(x), np.inf)
+    *hidden, _ = start(work).items()
+    for name, layer in hidden:
+        if name.startswith("conv"):
+            x, ties = _pooled(x, layer)
+        else:
+            x = x.reshape(len(x), -1) @ layer["w"] + layer["b"]
+            ties = np.abs(x)
+        x = np.maximum(x, 0.0)
+        found = np.minimum(found, ties.reshape(len(x), -1).min(axis=1))
+    return found
+
+
+def _pooled(x: np.ndarray, layer: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """A convolution after its 2 x 2 pools, and of every pool the distance to the next tie."""
+    seen = np.lib.stride_tricks.sliding_window_view(x, (KERNEL, KERNEL), axis=(1, 2)).transpose(0, 1, 2, 4, 5, 3)
+    records, rows, columns = seen.shape[:3]
+    outs = seen.reshape(records, rows, columns, -1) @ layer["w"] + layer["b"]
+    pools = outs.reshape(records, rows // 2, 2, columns // 2, 2, -1).swapaxes(2, 3)
+    second, first = np.moveaxis(np.sort(pools.reshape(*pools.shape[:3], 4, -1), axis=3)[..., 2:, :], 3, 0)
+    return first, np.where(first > 0.0, np.minimum(first, first - second), -first)
 
 
 def start(work: Work) -> Layers:
