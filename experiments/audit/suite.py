@@ -147,7 +147,7 @@ def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dic
     papers = [printed_claim(epsilon, trials=half, seed=seed) for epsilon in EPSILONS]
     papers += [printed_fair_claim(1.0, trials=half, seed=seed, epochs=epochs) for epochs in (False, True)]
     whole = [load_study("heart-disease", ["privacy.epsilon=8"]), *(wide_study(epsilon) for epsilon in (1.0, 4.0, 8.0))]
-    runs = [{"study": study.name, **audit_training(study, seed=seed).as_json()} for study in whole]
+    runs = [{"study": study.name, **audit_training(study, seed=seed, confidence=0.99).as_json()} for study in whole]
     picture = reconstruct(epsilon=EPSILON, delta=DELTA)
     draw_picture(picture, folder / "reconstruction.png")
     found = {
@@ -172,14 +172,19 @@ def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dic
     return found
 
 
+def _proven(row: dict[str, Any]) -> float:
+    """What a row proves where hundreds of rows are judged at once: all of them are right with 95% or more."""
+    return float(row["lower_bounds"].get("0.9999", row["lower_bounds"]["0.99"]))
+
+
 def violations(found: dict[str, Any]) -> list[str]:
     """Every claim of ours that the audit refutes, and every audit that is less tight than it must be."""
     said = []
     for row in found["mechanisms"]:
-        if row["violated"]:
+        if row["epsilon_claimed"] is not None and _proven(row) > row["epsilon_claimed"]:
             said.append(
                 f"{row['label']}, canary {row['canary']}: claimed {row['epsilon_claimed']:.3f}, "
-                f"proven {row['epsilon_lower_bound']:.3f}"
+                f"proven {_proven(row):.3f}"
             )
         elif row["required"] is not None and row["tightness"] < row["required"]:
             said.append(f"{row['label']}: tightness {row['tightness']:.2f} below {row['required']}")

@@ -12,7 +12,7 @@ or, for half the noise of the claim, under twice its mu.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,13 @@ _LOUDNESS = 8.0
 
 @dataclass(frozen=True)
 class OneRunResult:
-    """Coins guessed in one training run, and what they prove."""
+    """Coins guessed in one training run, and what they prove.
+
+    ``route`` is ``"gdp"`` where the bound went through mu: then it refutes a claim that was derived from mu.
+    """
 
     silo: str
+    route: str
     canaries: int
     guesses: int
     correct: int
@@ -68,9 +72,10 @@ def audit_training(study: Study, *, seed: int, confidence: float = 0.95) -> OneR
         raise AuditError(f"Expected a private study, got {study.name} without a budget; set privacy.epsilon.")
     for kind, part in prepared.builder.build(**prepared.plan.parameters).rounds.items():
         release = part.silo.release
-        if not part.silo.says_what_it_released or release.mechanism != "gaussian" or release.channel != "direct":
+        plain = release.mechanism == "gaussian" and release.channel == "direct"
+        if not plain or not part.silo.says_what_it_released or isinstance(release.noise_multiplier, Mapping):
             raise AuditError(
-                f"Expected messages that are Gaussian releases for a one-run audit, got kind {kind!r} of "
+                f"Expected messages that are Gaussian releases of one block for a one-run audit, got kind {kind!r} of "
                 f"{study.algorithm.name}; audit the mechanism instead."
             )
     generator = np.random.default_rng(seed)
@@ -102,7 +107,8 @@ def _proven(silo: str, right: np.ndarray, guesses: int, price: Price, confidence
     made, shared = (len(right), guesses, int(np.sum(right[:guesses]))), (1 + confidence) / 2
     direct = one_run_epsilon(*made, delta=price.delta, confidence=shared)
     by_mu = gdp_epsilon(one_run_mu(*made, confidence=shared), price.delta) if price.mu is not None else direct
-    return OneRunResult(silo, *made, price.epsilon, max(by_mu, 0.0), direct, price.delta, confidence)
+    route = "direct" if price.mu is None else "gdp"
+    return OneRunResult(silo, route, *made, price.epsilon, max(by_mu, 0.0), direct, price.delta, confidence)
 
 
 def _bound(result: OneRunResult) -> float:
@@ -210,5 +216,5 @@ def _expected(
     one, zero, others = np.split(np.asarray(values, np.float64) / count, [size, 2 * size])
     release = part.silo.release
     batch = count if release.batch_size is None else int(np.max(release.batch_size))
-    deviation = float(priced_multiplier(release, silo_index)) * 2 * float(bound) / batch
+    deviation = float(priced_multiplier(release, silo_index)) * release.sensitivity * float(bound) / batch
     return (one - zero) / 2, (one + zero).sum(axis=0) / 2 + others.sum(axis=0), deviation

@@ -101,3 +101,9 @@ def test_what_is_no_share_is_refused(wrong):
     terms = Terms(1.0, 1.0, None, "full")
     with pytest.raises(ValueError, match="Expected"):
         quantile_clip(step_size=0.1, num_rounds=2, **wrong)(PROBLEM, terms)
+
+
+def test_a_clip_for_each_silo_is_refused():
+    """The count is of gradients within one clip."""
+    with pytest.raises(ValueError, match="one clip_norm for all silos"):
+        quantile_clip(step_size=0.1, num_rounds=2)(PROBLEM, Terms(jnp.array([1.0, 100.0]), 1.0, None, "full"))

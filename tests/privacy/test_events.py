@@ -32,6 +32,7 @@ def event(**changes):
         ({"noise_multiplier": math.nan}, r"noise_multiplier=nan to be finite and >= 0"),
         ({"noise_multiplier": math.inf}, r"noise_multiplier=inf to be finite"),
         ({"noise_multiplier": -1.0}, r"noise_multiplier=-1.0 to be finite and >= 0"),
+        ({"noise_multiplier": 1e-300}, r"noise_multiplier=1e-300 of at least 1e-10"),
         ({"noise_multiplier": "much"}, r"noise_multiplier='much' to be a number"),
         ({"count": -1}, r"count=-1 >= 0"),
         ({"count": 2.5}, r"count=2.5 to be an integer"),

@@ -15,7 +15,7 @@ squares and roots are entry by entry:
     -----      ----
     T          num_rounds, moment_rounds among them
     A          1/s, measured in moment_rounds
-    epsilon    floor (s grows by at most floor^(-1/2) in a round)
+    epsilon    floor (s grows by at most sqrt(2 + 1/floor) in a round)
 
 m is the mean of what was clipped, without bias: the noise has mean zero. A square of a released gradient would have
 the variance of its noise to be taken off, as in DP-AdamBC (arXiv:2312.14334), and vanishes where records cancel. Only v

@@ -48,6 +48,8 @@ def quantile_clip(problem: Problem, terms: Terms, *, step_size: Number, num_roun
     ``quantile`` is the share of gradients that the clip should leave as they are; ``clip_step=0`` never moves the clip.
     """
     _check(quantile, clip_step)
+    if jnp.ndim(1.0 if terms.clip_norm is None else terms.clip_norm):
+        raise ValueError("Expected one clip_norm for all silos: they count how many gradients are within one clip.")
 
     def init(params: Params) -> QuantileClipState:
         return QuantileClipState(params, jnp.asarray(1.0 if terms.clip_norm is None else terms.clip_norm, jnp.float32))

@@ -21,7 +21,7 @@ from tacit.audit.worst_case import Canary
 from tacit.errors import TacitError, unknown
 from tacit.privacy import Price, gdp_epsilon
 
-CONFIDENCES = (0.95, 0.99)
+CONFIDENCES = (0.95, 0.99, 0.9999)
 FEWEST_TRIALS = 1000
 _CHUNK = 4096
 

@@ -36,6 +36,10 @@ class PricingError(TacitError):
     """A release that cannot be priced, or a number that is out of range; the message says the way out."""
 
 
+LEAST_NOISE = 1e-10
+"""The least noise multiplier above zero that has a price: epsilon is above 10^19 there."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
     """`count` releases of one kind by one silo under the same static terms.
@@ -102,7 +106,10 @@ class Event:
         _require_choice("protects", self.protects, get_args(Protects))
         if not isinstance(self.kind, str) or not self.kind:
             raise PricingError(f"Expected kind={self.kind!r} to be a non-empty name of a kind of round.")
-        object.__setattr__(self, "noise_multiplier", non_negative("noise_multiplier", self.noise_multiplier))
+        noise = non_negative("noise_multiplier", self.noise_multiplier)
+        if 0.0 < noise < LEAST_NOISE:
+            raise PricingError(f"Expected noise_multiplier={noise} of at least {LEAST_NOISE:g}; less hides nothing.")
+        object.__setattr__(self, "noise_multiplier", noise)
         for name, least in (("count", 0), ("records", 1), ("batch", 1), ("passes", 1), ("steps", 1)):
             object.__setattr__(self, name, integer(name, getattr(self, name), least))
         if self.participations is not None:
