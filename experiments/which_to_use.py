@@ -183,7 +183,7 @@ def rehearsal(federation: Federation) -> Federation:
 def rows_of(data: Data) -> list[tuple[str, str, str, float, dict[str, Any]]]:
     """Study, channel, method, epsilon and what was found."""
     return [
-        (*label.split(" | "), float(epsilon), found)  # type: ignore[misc]
+        (*label.split(" | "), float(epsilon), found)
         for label, own in data["found"].items()
         for epsilon, found in own.items()
     ]
