@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from experiments.earlier import breast_cancer_mlp as before
 from experiments.folder import PROTOCOL, Data
 from experiments.search import Trials
 from experiments.spider import Study, experiment, methods, seeds_of_data
@@ -61,7 +60,7 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = experiment("breast-cancer-mlp", compute, words, before)
+EXPERIMENT = experiment("breast-cancer-mlp", compute, words)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

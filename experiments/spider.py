@@ -223,7 +223,7 @@ def draw_settings(path: Path, settings: Mapping[str, Data], rule: str = "validat
 
 
 def experiment(
-    name: str, compute: Callable[[argparse.Namespace], Data], words: Callable[[Data], Data], before: Any
+    name: str, compute: Callable[[argparse.Namespace], Data], words: Callable[[Data], Data], before: Any = None
 ) -> Experiment:
     """The result folder of one of these studies; ``before`` shows numbers of the earlier protocol."""
 
@@ -237,7 +237,7 @@ def experiment(
         lambda data: {**told(data["settings"]), **words(data)},
         template="spider.md.j2",
         tiny=True,
-        earlier=Earlier(before.draw, before.words),
+        earlier=Earlier(before.draw, before.words) if before is not None else None,
         finding=lambda data: finding(data["settings"]),
     )
 
