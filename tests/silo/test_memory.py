@@ -71,8 +71,8 @@ def test_materialised_gradients_would_grow_with_parameters(shapes):
 
 
 @pytest.mark.parametrize("records", [64, 200])
-def test_an_answer_at_the_door_takes_four_times_the_model_and_a_micro_batch(records):
-    """The sum and its noise, in 64 bits each; and a micro-batch as floats, as integers and as 64-bit floats."""
+def test_an_answer_at_the_door_takes_three_times_the_model_and_a_micro_batch(records):
+    """The sum in 64 bits and what is said in 32; and a micro-batch as floats, as integers and as 64-bit floats."""
     rng, params = np.random.default_rng(0), jax.tree.map(np.asarray, OBJECTIVE.init(jax.random.key(0)))
     own = {"x": rng.normal(size=(records, SIZES[0])).astype(np.float32), "y": rng.integers(0, 10, records)}
     silo = Silo(gradient_at(OBJECTIVE), Release(lambda work: 0.5, 1.0, None, "full"))
@@ -89,4 +89,4 @@ def test_an_answer_at_the_door_takes_four_times_the_model_and_a_micro_batch(reco
     finally:
         tracemalloc.stop()
     micro_batch = records * (WIDTHS + SIZES[1] + len(SIZES) - 1) * (4 + 4 + 8)
-    assert 4 * 4 * PARAMETERS < peak < 4 * 4 * PARAMETERS + micro_batch
+    assert 3 * 4 * PARAMETERS < peak < 3 * 4 * PARAMETERS + micro_batch
