@@ -4,10 +4,10 @@
 and started again: every finished part is kept in ``parts.json``. ``--tiny`` tries everything on a small setting.
 
 Every private method has the same grid of steps and clips, and its split of noise between kinds of rounds (differences,
-local steps) is searched around the rule of `tacit.algorithms.noise_split`. Settings are chosen by training loss, as
-the paper's are, on three seeds by successive halving. Methods through shufflers are searched with Gaussian noise of the
-same variance at a trusted server. This search is outside the guarantee, as the paper's is; the prices are those of the
-runs.
+local steps) is searched around the rule of `tacit.algorithms.noise_split` once step and clip are found. Settings are
+chosen by training loss, as the paper's are, on three seeds by successive halving. Methods through shufflers are
+searched with Gaussian noise of the same variance at a trusted server. This search is outside the guarantee, as the
+paper's is; the prices are those of the runs.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class Study:
 
         runner = Runner(build, OBJECTIVE, None, (3, 12))
         label = arm.label if epsilon is None else f"{arm.label} {epsilon:g}"
-        space = Space(label, axes, derived=derived)
+        space = Space(label, axes, later=tuple(SPLITS), derived=derived)
         run = lambda points, seed: runner(points, seeds[seed])  # noqa: E731
         return search(space, self.trials, run, "train_loss", seeds=range(size.tuning))
 

@@ -40,7 +40,7 @@ def study(folder: Path, tiny: bool) -> Study:
     lines = methods((1.0,), {**LOCAL, **small}, (1, 2)) if tiny else methods(SLOPES, LOCAL, PHASES)
     budget: dict[str, Any] = {"delta": 1 / records[0] ** 2, "epsilons": (6.0,) if tiny else EPSILONS}
     shape: dict[str, Any] = {"clips": (1.0,), "moves": moves, "lines": lines, "ratios": (1.0,)}
-    few: dict[str, Any] = {"tuning": 1, "testing": 2} if tiny else {}
+    few: dict[str, Any] = {"tuning": 1, "testing": 2} if tiny else {"later": ("difference_slope",)}
     trials = Trials(folder / "trials.jsonl", [records, tiny], chunk=6)
     terms: dict[str, Any] = {"rounds": 2 if tiny else ROUNDS, "batches": small if tiny else BATCHES}
     return Study(f"R={terms['rounds']}", OBJECTIVE, seed, records, trials=trials, **terms, **budget, **shape, **few)

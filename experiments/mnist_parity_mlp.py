@@ -25,6 +25,7 @@ SETTINGS = ((25, 25), (25, 50), (12, 25), (12, 50))
 EPSILONS = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0, 18.0)
 LOCAL = {"local_steps": 4, "batch_size": 308, "sampling": "poisson", "capacity": 379}
 CLIPS, SLOPES = (0.5, 1.0, 2.0), (0.1, 0.3, 0.9)
+LATER = ("ratio", "difference_slope")
 
 
 def moves(epsilon: float, rounds: int) -> tuple[float, ...]:
@@ -45,7 +46,7 @@ def study(folder: Path, taking: int, rounds: int, tiny: bool = False) -> Study:
         "lines": lines,
     }
     budget: dict[str, Any] = {"delta": 1 / records[0] ** 2, "epsilons": EPSILONS if not tiny else (3.0,)}
-    few: dict[str, Any] = {"tuning": 1, "testing": 2, "ratios": (1.0,)} if tiny else {}
+    few: dict[str, Any] = {"tuning": 1, "testing": 2, "ratios": (1.0,)} if tiny else {"later": LATER}
     trials = Trials(folder / "trials.jsonl", [records, rounds, taking, tiny])
     who = participation(SILOS, taking, cap=cap)
     name = f"M={taking}, R={rounds}"

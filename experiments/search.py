@@ -1,9 +1,11 @@
 """Tuning that every study shares: successive halving over a grid, on several seeds, away from the grid's edges.
 
-All points are tried on one seed, the best of them on the next, and so on, until a few have been tried on all seeds: the
-one of the least mean score is chosen. A choice at the edge of its grid is not a choice: the axis grows by its own ratio
-and the search goes on there. Every trial is kept in a file as soon as it is there, so a search that was stopped goes on
-where it was, and two rules of selection (validation error, training loss) share their trials.
+All points are tried on one seed, the best of them on the next, and so on, until a few have been tried on all seeds:
+the one of the least mean score is chosen. A choice at the edge of its grid is not a choice: the axis grows by its own
+ratio and the search goes on there. An axis whose middle a rule gives may come *later*: it stays there until the others
+are searched, and then the neighbours of the best point along all axes are tried until none is better. Every trial is
+kept in a file as soon as it is there, so a search that was stopped goes on where it was, and two rules of selection
+(validation error, training loss) share their trials.
 """
 
 from __future__ import annotations
@@ -78,17 +80,23 @@ def _name(label: str, point: Point, seed: int) -> str:
 class Space:
     """The points of one method: its axes in increasing order, and the values at which an axis ends by its nature.
 
-    A ratio of noises may end at infinity, a share at one. ``derived`` adds what follows from a point: its noise.
+    A ratio of noises may end at infinity, a share at one. ``later`` names axes that begin at their middle value.
+    ``derived`` adds what follows from a point: its noise.
     """
 
     label: str
     axes: Axes
     ends: Axes = field(default_factory=dict)
     derived: Callable[[Point], Point] = lambda point: {}
+    later: Sequence[str] = ()
 
-    def points(self, axes: Axes | None = None) -> list[Point]:
-        """All points, or those of other axes."""
-        return [{**point, **self.derived(point)} for point in grid_of(**(axes or self.axes))]
+    def points(self, axes: Axes) -> list[Point]:
+        """All points of these axes."""
+        return [{**point, **self.derived(point)} for point in grid_of(**axes)]
+
+    def first(self) -> list[Point]:
+        """The points to begin with."""
+        return self.points({n: (v[len(v) // 2],) if n in self.later else v for n, v in self.axes.items()})
 
 
 def search(
@@ -99,28 +107,38 @@ def search(
     A run that diverged counts as infinitely bad.
     """
     axes = {name: tuple(values) for name, values in space.axes.items()}
-    left, tried = space.points(), 0
+    left, seen, growths = space.first(), set[str](), 0
     best: Point = {}
-    for _ in range(GROWTHS):
-        tried += len(left)
+    while left:
+        seen |= {_name("", point, 0) for point in left}
         best = halved(
             left if not best else [best, *left], lambda some, s: _scores(space, trials, run, measure, some, s), seeds
         )
         grown = {name: _grown(axes[name], side) for name, side in edges(best, axes, space.ends).items()}
-        if not grown:
+        growths += bool(grown)
+        if growths > GROWTHS:
             break
         axes |= {name: values for name, (values, _) in grown.items()}
-        near = {name: _near(axes[name], best[name]) for name in axes}
-        near |= {name: fresh for name, (_, fresh) in grown.items()}
-        left = space.points(near)
+        near = _further(space, axes, best, {name: fresh for name, (_, fresh) in grown.items()})
+        left = [point for point in near if _name("", point, 0) not in seen]
     final = _scores(space, trials, run, measure, [best], seeds)
     return {
         "point": best,
         "axes": {name: list(values) for name, values in axes.items()},
         "ends": {name: list(values) for name, values in space.ends.items()},
-        "tried": tried,
+        "tried": len(seen),
         measure: [float(score) for score in final[:, 0]],
     }
+
+
+def _further(space: Space, axes: Axes, best: Point, grown: Axes) -> list[Point]:
+    """Where to go on from the best point: into axes that have grown, else, if some are later, to its neighbours."""
+    fixed = {name: (best[name],) for name in axes}
+    if not grown:
+        ways = [fixed | {name: _near(axes[name], best[name])} for name in axes if space.later]
+        return [point for own in ways for point in space.points(own)]
+    near = {name: _near(values, best[name]) for name, values in axes.items() if name not in space.later}
+    return space.points({**fixed, **near, **grown})
 
 
 def _scores(

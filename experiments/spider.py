@@ -92,6 +92,7 @@ class Study:
     tuning: int = TUNING_SEEDS
     testing: int = EVALUATION_SEEDS
     ratios: Sequence[float] = RATIOS
+    later: Sequence[str] = ()
     runners: dict[Any, Runner] = field(default_factory=dict)
 
     def build(self, method: Method, channel: str = "direct") -> Callable[..., Algorithm]:
@@ -136,7 +137,7 @@ class Study:
                 priced[key] = self.noise(method, epsilon, own)
             return {"noise_multiplier": priced[key]}
 
-        return Space(f"{self.name}, {epsilon:g}, {method.label}", axes, derived=derived)
+        return Space(f"{self.name}, {epsilon:g}, {method.label}", axes, later=self.later, derived=derived)
 
     def noise(self, method: Method, epsilon: float, own: Mapping[str, float]) -> float:
         """The noise multiplier at this budget, every silo priced for every round that it may answer."""
@@ -176,6 +177,7 @@ class Study:
         """All lines at all budgets, by each rule, and without privacy."""
         return {
             "rounds": self.rounds,
+            "later": list(self.later),
             "curves": {
                 rule: {line: [self.cell(line, e, rule) for e in self.epsilons] for line in self.lines} for rule in RULES
             },
@@ -265,6 +267,7 @@ def told(settings: Mapping[str, Data]) -> Data:
         "improvements": {rule: {other: _improved(settings, rule, other) for other in PRINTED} for rule in rules},
         "printed": PRINTED,
         "claim": CLAIM,
+        "later": any(found.get("later") for found in settings.values()),
         "testing": len(next(iter(next(iter(settings.values()))["curves"][rules[0]].values()))[0]["by_seed"]),
     }
 

@@ -62,6 +62,23 @@ def test_a_search_goes_on_where_it_stopped_and_rules_share_their_trials(tmp_path
     assert again.runs
 
 
+def test_axes_that_come_later_are_searched_around_the_best_point(tmp_path):
+    tried = []
+
+    def run(points, seed):
+        tried.extend((p["step"], p["ratio"], p["slope"]) for p in points)
+        # The best step depends on the ratio, as it may where noise does.
+        far = [np.log(p["step"] / 2 / p["ratio"]) ** 2 + np.log(p["ratio"] / 4) ** 2 + p["slope"] for p in points]
+        return {"train_loss": np.array(far)}
+
+    axes = {"step": (1.0, 2.0, 4.0), "ratio": (0.5, 1.0, 2.0), "slope": (0.1, 0.3, 0.9)}
+    space = Space("m", axes, ends={"slope": (0.1,)}, later=("ratio", "slope"))
+    found = search(space, Trials(tmp_path / "t", 0), run, "train_loss")
+    assert {point[1:] for point in tried[:3]} == {(1.0, 0.3)}
+    assert found["point"] == {"step": 8.0, "ratio": 4.0, "slope": 0.1}
+    assert found["tried"] == len({*tried}) < 3 * 5 * 5
+
+
 def test_an_axis_may_end_by_its_nature_and_a_page_refuses_other_edges():
     choice = {"point": {"ratio": 9.0, "step": 2.0}, "axes": {"ratio": [1.0, 9.0], "step": [1.0, 2.0, 4.0]}, "ends": {}}
     with pytest.raises(TacitError, match="SPIDER: ratio=9"):
