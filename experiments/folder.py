@@ -106,7 +106,8 @@ class Experiment:
 
     def publish(self, folder: Path, data: Data, started: float) -> None:
         """Write the numbers with what made them, the figures and the page."""
-        made = {**provenance(self.command), "seconds": round(time.perf_counter() - started, 1)}
+        seconds = max(time.perf_counter() - started, worked(folder))
+        made = {**provenance(self.command), "seconds": round(seconds, 1)}
         text = json.dumps({"provenance": made, **data}, indent=1) + "\n"
         (folder / "data.json").write_text(text, encoding="utf-8")
         self.show(folder, json.loads(text))
@@ -127,6 +128,16 @@ class Experiment:
         own = self.template or f"{self.name}.md.j2"
         body = render(own if shown is self else f"earlier/{self.name}.md.j2", **told)
         return body + render("footer.md.j2", made=data["provenance"], now=self.command)
+
+
+def worked(folder: Path) -> float:
+    """The seconds of all trials, or of all parts, that lie in a folder: what a study took that was stopped between."""
+    parts, trials = folder / "parts.json", folder / "trials.jsonl"
+    found = json.loads(parts.read_text(encoding="utf-8"))["found"] if parts.exists() else {}
+    lines = trials.read_text(encoding="utf-8").splitlines() if trials.exists() else []
+    return max(
+        sum(part["seconds"] for part in found.values()), sum(json.loads(line).get("seconds", 0.0) for line in lines)
+    )
 
 
 def fingerprint_of(settings: Any) -> str:

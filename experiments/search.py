@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,17 +57,21 @@ class Trials:
         for seed in seeds:
             missing = [point for point in points if _name(label, point, seed) not in self.found]
             for first in range(0, len(missing), self.chunk):
-                some = missing[first : first + self.chunk]
-                self._keep(label, some, seed, run(some, seed))
+                some, begun = missing[first : first + self.chunk], time.perf_counter()
+                made = run(some, seed)
+                self._keep(label, some, seed, made, time.perf_counter() - begun)
         rows = [[self.found[_name(label, point, seed)] for point in points] for seed in seeds]
         return {name: np.asarray([[cell[name] for cell in row] for row in rows]) for name in rows[0][0]}
 
-    def _keep(self, label: str, points: Sequence[Point], seed: int, made: Mapping[str, np.ndarray]) -> None:
+    def _keep(
+        self, label: str, points: Sequence[Point], seed: int, made: Mapping[str, np.ndarray], seconds: float
+    ) -> None:
+        each = round(seconds / len(points), 3)
         with self.path.open("a", encoding="utf-8") as file:
             for i, point in enumerate(points):
                 name = _name(label, point, seed)
                 self.found[name] = {measure: float(values[i]) for measure, values in made.items()}
-                line = {"settings": self.fingerprint, "trial": name, "found": self.found[name]}
+                line = {"settings": self.fingerprint, "trial": name, "found": self.found[name], "seconds": each}
                 file.write(json.dumps(line) + "\n")
         print(f"{label}, seed {seed}: {len(points)} trials", flush=True)
 

@@ -5,12 +5,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jinja2 import UndefinedError
 
 from experiments.fair.driver import experiment
 from experiments.fair.page import PAGES
-from experiments.folder import Experiment, render
+from experiments.folder import Experiment, render, worked
+from experiments.search import Trials
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -57,6 +59,16 @@ def test_a_page_is_written_again_without_running_anything(tmp_path):
         study.main(["--out", str(tmp_path), "--page"])
     assert (tmp_path / "README.md").read_text() == "toy.md.j2 ['provenance']\nfooter.md.j2 ['made', 'now']\n"
     assert (tmp_path / "figure.png").exists()
+
+
+def test_a_study_that_was_stopped_tells_the_seconds_of_all_its_trials(tmp_path):
+    assert worked(tmp_path) == 0
+    clock = iter([0.0, 90.0, 90.0, 200.0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.search.time.perf_counter", lambda: next(clock))
+        for step in (1.0, 2.0):  # twice begun
+            Trials(tmp_path / "trials.jsonl", 1).get("m", [{"step": step}], [0], lambda some, s: {"e": np.ones(1)})
+    assert worked(tmp_path) == 200.0
 
 
 def _never(given):
