@@ -4,7 +4,8 @@
 
 A *rehearsal* trains on records that are made up from public facts alone: how many records each silo has, how many
 features, the bound of their norm, the task and its classes. Step, clip and rounds that err least there are used on the
-real records, so that tuning costs no privacy. Every method has the same grid.
+real records, so that tuning costs no privacy. Every method has the same grid, of which every second step and clip is
+tried first, and then all neighbours of the best.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.common import epsilon_axis, grid_of, interval, noise_for, records_of, seeds_of, train
+from experiments.common import Runner, grid_of, interval, noise_for, records_of, seeds_of, train
 from experiments.folder import Data, Experiment, Parts, save, table
 from tacit.algorithm import Algorithm
 from tacit.data import Federation
@@ -26,6 +27,7 @@ from tacit.data.federation import SiloData
 from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
 from tacit.plans.catalogue import find
 from tacit.plans.spec import load_study
+from tacit.simulate.compiled import Seed
 from tacit.studies.federation import federation_of
 
 STUDIES = ("heart-disease", "insurance-linear", "adult-fair", "credit-card-fair", "california-housing-mlp",
@@ -37,6 +39,10 @@ TRAVELS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Step times clip: how far one round may move a model."""
 CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)
 """Below the least of them all gradients are clipped and only the travel counts; above the largest none is."""
+REHEARSED, SCORED = 20_000, 5_000
+"""A rehearsal is repeated until so many records were made up, and scored on at least so many others."""
+WIDTH = 40
+"""How many points are trained in one program."""
 
 _FULL: dict[str, Any] = {"sampling": "full"}
 _PHASES: dict[str, Any] = {**_FULL, "phase_length": 2}
@@ -70,6 +76,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 AXES: dict[str, dict[str, tuple[float, ...]]] = {"localised-mb-sgd": {"strength": (0.01, 0.1, 1.0)}}
 """What a method needs beyond step and clip, and no fact that is public gives."""
+_MOST_BEHIND = 50.0
 DIRECT_ONLY = ("dp-ftrl", "local-sgd")
 """What has no price through pairwise sums."""
 
@@ -91,17 +98,19 @@ def _one(study: str, channel: str, name: str, tiny: bool) -> dict[str, Any]:
     """By epsilon: the point that errs least in rehearsal, and its test errors on the real records."""
     federations = [federation_of(load_study(study), seed) for seed in range(2 if tiny else SEEDS)]
     problem, records = _problem(federations[0]), records_of(federations[0])
-    rehearsed = seeds_of([rehearsal(federations[0])], problem.objective, ("test",))
+    times = 1 if tiny else max(1, min(SEEDS, REHEARSED // sum(records)))
+    rehearsed = seeds_of([rehearsal(federations[0], i) for i in range(times)], problem.objective, ("test",))
     metric, epsilons = _metric(federations[0]), EPSILONS[1:2] if tiny else EPSILONS
     real = seeds_of(federations, problem.objective, ("test",))
     best: dict[float, tuple[float, int, dict[str, Any]]] = dict.fromkeys(epsilons, (np.inf, 0, {}))
     for rounds in ROUNDS[:1] if tiny else ROUNDS:
         build, noise = _builder(problem, records, channel, name, epsilons, rounds)
-        points = _points(name, noise, tiny)
-        errors = train(build, points, rehearsed, problem.objective, rounds=10**9)[metric][0]
-        for point, error in zip(points, errors, strict=True):
-            if error < best[point["epsilon"]][0]:
-                best[point["epsilon"]] = (float(error), rounds, point)
+        runner = Runner(build, problem.objective, None, (WIDTH,))
+        for epsilon, (error, point) in _rehearsed(
+            partial(_errors, runner, rehearsed, metric), name, noise, tiny
+        ).items():
+            if error < best[epsilon][0]:
+                best[epsilon] = (error, rounds, point)
     found: dict[str, Any] = {}
     for rounds in {rounds for _, rounds, _ in best.values()}:
         build, _ = _builder(problem, records, channel, name, epsilons, rounds)
@@ -115,11 +124,40 @@ def _one(study: str, channel: str, name: str, tiny: bool) -> dict[str, Any]:
     return found
 
 
-def _points(name: str, noise: dict[float, np.ndarray], tiny: bool) -> list[dict[str, Any]]:
-    """All points of a method at all budgets."""
-    axes = {"travel": TRAVELS[4:7] if tiny else TRAVELS, "clip_norm": CLIPS[2:4] if tiny else CLIPS}
-    points = grid_of(epsilon=list(noise), **axes, **AXES.get(name, {}))
-    return [{**point, "noise_multiplier": noise[point["epsilon"]]} for point in points]
+def _errors(runner: Runner, rehearsed: Sequence[Seed], metric: str, points: list[dict[str, Any]]) -> np.ndarray:
+    """The mean error of every point over the rehearsals; a run that diverged is infinitely bad."""
+    parts = [points[i : i + WIDTH] for i in range(0, len(points), WIDTH)]
+    found = [np.concatenate([runner(part, seed)[metric] for part in parts]) for seed in rehearsed]
+    return np.nan_to_num(np.mean(found, axis=0), nan=np.inf)
+
+
+def _rehearsed(
+    errors: Callable[[list[dict[str, Any]]], np.ndarray], name: str, noise: dict[float, np.ndarray], tiny: bool
+) -> dict[float, tuple[float, dict[str, Any]]]:
+    """The best point at every budget: every second travel and clip is tried, then the neighbours of the best."""
+    travels, clips = (TRAVELS[4:7], CLIPS[2:4]) if tiny else (TRAVELS, CLIPS)
+    best: dict[float, tuple[float, dict[str, Any]]] = dict.fromkeys(noise, (np.inf, {}))
+
+    def trying(points: list[dict[str, Any]]) -> None:
+        for point, error in zip(points, errors(points), strict=True):
+            if error < best[point["epsilon"]][0]:
+                best[point["epsilon"]] = (float(error), point)
+
+    own = AXES.get(name, {})
+    points = grid_of(epsilon=list(noise), travel=travels[::2], clip_norm=clips[::2], **own)
+    trying([{**point, "noise_multiplier": noise[point["epsilon"]]} for point in points])
+    near = []
+    for _, point in best.values():
+        beside = grid_of(travel=_around(travels, point["travel"]), clip_norm=_around(clips, point["clip_norm"]))
+        near += [{**point, **other} for other in beside if {**point, **other} != point]
+    trying(near)
+    return best
+
+
+def _around(values: Sequence[float], value: float) -> Sequence[float]:
+    """A value and its neighbours."""
+    at = values.index(value)
+    return values[max(0, at - 1) : at + 2]
 
 
 def _builder(
@@ -158,9 +196,9 @@ def _metric(federation: Federation) -> str:
     return "test_loss" if federation.task == "regression" else "test_error"
 
 
-def rehearsal(federation: Federation) -> Federation:
+def rehearsal(federation: Federation, seed: int) -> Federation:
     """Records in place of the real ones, drawn from public facts alone: sizes, widths, the bound of norms, the task."""
-    generator = np.random.default_rng(0)
+    generator, scored = np.random.default_rng(seed), -(-SCORED // len(federation.silos))
     width, classes = int(np.prod(federation.feature_shape)), federation.num_classes or 1
     rule = generator.normal(size=(width, max(classes, 2)))
     bound = federation.feature_norm or 1.0
@@ -174,8 +212,8 @@ def rehearsal(federation: Federation) -> Federation:
         return {"x": x.reshape(shape).astype(np.float32), "y": y.astype(federation.silos[0].train["y"].dtype)}
 
     def instead(silo: SiloData) -> SiloData:
-        train, validation, test = (drawn(len(part["y"])) for part in (silo.train, silo.validation, silo.test))
-        return replace(silo, train=train, validation=validation, test=test)
+        test = drawn(max(scored, len(silo.test["y"])))
+        return replace(silo, train=drawn(len(silo.train["y"])), validation=drawn(len(silo.validation["y"])), test=test)
 
     return replace(federation, silos=tuple(map(instead, federation.silos)))
 
@@ -190,20 +228,26 @@ def rows_of(data: Data) -> list[tuple[str, str, str, float, dict[str, Any]]]:
 
 
 def draw(folder: Path, data: Data) -> None:
-    """Error against epsilon, a panel for each study and channel."""
-    rows = rows_of(data)
-    panels = list(dict.fromkeys((study, channel) for study, channel, *_ in rows))
-    figure, axes = plt.subplots(-(-len(panels) // 2), 2, figsize=(11, 3.4 * -(-len(panels) // 2)), squeeze=False,
-                                layout="constrained")  # fmt: skip
-    for axis, panel in zip(axes.ravel(), panels, strict=False):
-        for name in METHODS:
-            own = [(e, interval(f["error"])) for study, c, n, e, f in rows if (study, c, n) == (*panel, name)]
-            if own:
-                means, halves = ([row[key] for _, row in own] for key in ("mean", "half90"))
-                axis.errorbar([e for e, _ in own], means, halves, label=name, capsize=2)
-        epsilon_axis(axis, sorted({e for *_, e, _ in rows}))
-        axis.set(title=", ".join(panel), ylabel="test error or loss")
-    axes[0, 0].legend(fontsize=6)
+    """How far each method is behind the best of its case: a row for each method, a column for each case."""
+    means = {(*label, e): interval(found["error"])["mean"] for *label, e, found in rows_of(data)}
+    panels = list(dict.fromkeys((study, channel) for study, channel, *_ in rows_of(data)))
+    epsilons = sorted({e for *_, e, _ in rows_of(data)})
+    cases = [(*panel, e) for panel in panels for e in epsilons]
+    behind = np.full((len(METHODS), len(cases)), np.nan)
+    for column, (study, channel, epsilon) in enumerate(cases):
+        own = [means.get((study, channel, name, epsilon), np.nan) for name in METHODS]
+        behind[:, column] = 100 * (np.asarray(own) / np.nanmin(own) - 1)
+    order = np.argsort(np.nanmean(np.minimum(behind, _MOST_BEHIND), axis=1))
+    figure, axis = plt.subplots(figsize=(13, 7), layout="constrained")
+    image = axis.imshow(behind[order], aspect="auto", cmap="viridis_r", vmin=0, vmax=_MOST_BEHIND)
+    axis.set_yticks(range(len(METHODS)), [list(METHODS)[i] for i in order], fontsize=8)
+    axis.set_xticks(range(len(cases)), [f"{e:g}" for *_, e in cases], fontsize=6)
+    axis.set_xlabel("epsilon, for each study and channel (white: no price in this channel)")
+    for number, (study, channel) in enumerate(panels):
+        middle, title = (number + 0.5) * len(epsilons) - 0.5, study.replace("-", "-\n", 1)
+        axis.text(middle, -0.8, f"{title}\n{channel}", ha="center", va="bottom", fontsize=7)
+        axis.axvline((number + 1) * len(epsilons) - 0.5, color="white", lw=2)
+    figure.colorbar(image, label=f"percent above the best of the case ({_MOST_BEHIND:g} and more)", pad=0.01)
     save(figure, folder / "figure.png")
 
 
