@@ -1,5 +1,7 @@
 """Rates of SPIDER, SVRG and minibatch SGD, and the noise that each injects on its way to the same gradient norm.
 
+SPIDER begins at once, or where some rounds of minibatch SGD have ended.
+
 ``python -m experiments.nonconvex_rates`` writes ``results/nonconvex-rates``.
 """
 
@@ -31,6 +33,8 @@ DIMENSION, SILOS, RECORDS = 20, 4, 25
 TAIL = 0.2
 ROUNDS, SEEDS = 2560, 5
 PHASES = (16, 64)
+WARM = (8, 32, 128)
+"""Rounds of minibatch SGD before SPIDER begins."""
 SETTINGS = 23
 """How many noise multipliers are tried."""
 DELTA = 1e-5
@@ -116,8 +120,20 @@ def metered(
     )
 
 
-def _arms(problem: Problem) -> dict[str, tuple[Callable[..., Algorithm], int]]:
-    """Name: algorithm by (noise, step, ratio), and phase length."""
+class Arm(NamedTuple):
+    """An algorithm by (noise, step, ratio), its phase length, and rounds of minibatch SGD before its phases."""
+
+    build: Callable[..., Algorithm]
+    phase: int
+    warm: int = 0
+
+    def anchors(self, rounds: np.ndarray) -> np.ndarray:
+        """How many of so many rounds release whole gradients."""
+        return np.minimum(rounds, self.warm) + np.ceil(np.maximum(rounds - self.warm, 0) / self.phase)
+
+
+def _arms(problem: Problem) -> dict[str, Arm]:
+    """All algorithms, with every phase length and warm start; the first word is the family."""
     fixed: dict[str, Any] = {"num_rounds": ROUNDS, "clip_norm": 2.5, "batch_size": None, "sampling": "full"}
 
     sizes: dict[str, Any] = {"records": RECORDS, "silos": SILOS, "dimension": DIMENSION + 1}
@@ -126,18 +142,21 @@ def _arms(problem: Problem) -> dict[str, tuple[Callable[..., Algorithm], int]]:
         own = {"noise_multiplier": noise_multiplier, "step_size": step_size, "output": "last"}
         return metered(find("mb-sgd").build(problem, **own, **fixed), step_size=step_size, adds_up=False, **sizes)
 
-    def reduced(name: str, phase: int) -> Callable[..., Algorithm]:
+    def reduced(name: str, phase: int, warm: int = 0) -> Callable[..., Algorithm]:
         def build(noise_multiplier: Any, step_size: Any, ratio: Any) -> Algorithm:
             own = {"noise_multiplier": noise_multiplier, "step_size": step_size, "difference_noise": ratio}
+            own |= {"warm_rounds": warm} if warm else {}
             made = find(name).build(problem, phase_length=phase, difference_slope=1.0, **own, **fixed)
-            return metered(made, step_size=step_size, adds_up=name == "prox-spider", **sizes)
+            return metered(made, step_size=step_size, adds_up=name != "prox-svrg", **sizes)
 
         return build
 
-    arms: dict[str, tuple[Callable[..., Algorithm], int]] = {"MB-SGD": (sgd, 1)}
+    arms = {"MB-SGD": Arm(sgd, 1)}
     for phase in PHASES:
-        arms[f"SPIDER q={phase}"] = reduced("prox-spider", phase), phase
-        arms[f"SVRG q={phase}"] = reduced("prox-svrg", phase), phase
+        arms[f"SPIDER q={phase}"] = Arm(reduced("prox-spider", phase), phase)
+        arms[f"SVRG q={phase}"] = Arm(reduced("prox-svrg", phase), phase)
+        for warm in WARM:
+            arms[f"Warm-SPIDER q={phase}, {warm}"] = Arm(reduced("warm-spider", phase, warm), phase, warm)
     return arms
 
 
@@ -157,9 +176,9 @@ def compute(_: Any) -> Data:
     targets = np.geomspace(50, 2000, 7)  # mu n sqrt(N) / sqrt(d)
     unit = RECORDS * SILOS**0.5 / DIMENSION**0.5
     traces: dict[str, list[Traces]] = {}
-    for name, (build, phase) in _arms(problem).items():
+    for name, arm in _arms(problem).items():
         started = time.perf_counter()
-        traces.setdefault(name.split()[0], []).append(_traces(problem, seeds, build, phase))
+        traces.setdefault(name.split()[0], []).append(_traces(problem, seeds, arm))
         print(name, round(time.perf_counter() - started), "s", flush=True)
     best = {name: [min(_least(t, x / unit) for t in parts) for x in targets] for name, parts in traces.items()}
     slopes = {name: -slope(targets, values) for name, values in best.items()}
@@ -171,9 +190,9 @@ def compute(_: Any) -> Data:
     return {"budget": targets.tolist(), "best": best, "slopes": slopes, "levels": levels, "noise": noise}
 
 
-def _traces(problem: Problem, seeds: list[Seed], build: Callable[..., Algorithm], phase: int) -> Traces:
+def _traces(problem: Problem, seeds: list[Seed], arm: Arm) -> Traces:
     """Every setting of one algorithm and phase: noise multipliers, two steps and, with phases, two ratios of noise."""
-    ratios = (1.0,) if phase == 1 else (1.0, 4.0)
+    phase, ratios = arm.phase, (1.0,) if arm.phase == 1 else (1.0, 4.0)
     points = [(z, step, r) for z in np.geomspace(0.05, 12, SETTINGS) for step in (0.5, 0.1) for r in ratios]
     grid = dict(zip(("noise_multiplier", "step_size", "ratio"), np.asarray(points, np.float32).T, strict=True))
 
@@ -182,8 +201,8 @@ def _traces(problem: Problem, seeds: list[Seed], build: Callable[..., Algorithm]
         norm = gradient_mapping(problem, params, pooled, 0.5)
         return {"norm": norm**2, **dict(zip(INJECTED, totals, strict=True))}
 
-    outcome = simulate_grid(build, grid, seeds, measure=measure, measure_every=phase * max(1, 40 // phase))
-    anchors = np.ceil(outcome.rounds / phase)
+    outcome = simulate_grid(arm.build, grid, seeds, measure=measure, measure_every=phase * max(1, 40 // phase))
+    anchors = arm.anchors(outcome.rounds)
     z, _, ratio = np.asarray(points).T
     mu = np.sqrt(anchors + (outcome.rounds - anchors) / ratio[:, None] ** 2) / z[:, None]
     error = np.where(np.isfinite(outcome.trace["norm"]), outcome.trace["norm"], np.inf).mean(axis=0)
@@ -242,6 +261,7 @@ def words(data: Data) -> Data:
     return {
         **sizes,
         "phases": PHASES,
+        "warm": WARM,
         "level": LEVEL,
         "delta": DELTA,
         "tenth": gdp_epsilon(0.1, DELTA),
