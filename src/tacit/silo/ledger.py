@@ -360,6 +360,18 @@ class Ledger:
         charges = [(own.pool, own.charged(self._rule)) for own in self._accounts.values()]
         self._shares = pool_shares(self._rule, charges)
 
+    def after(self, study: str, round_number: int, kind: str, releases: int, attempt: int) -> Account:
+        """The account of a study once an answer is paid for, or the error of one that will not be."""
+        account = self._accounts.get(study)
+        if account is None:
+            raise LedgerError("study", f"Expected a study with a reservation, got {study}.")
+        if account.expires <= self.now():
+            raise LedgerError("expired", f"The reservation of {study} has expired.")
+        charged = self.charged_in(account.pool)
+        if not charged <= 1.0:
+            raise over_budget(self._rule, charged, charged)
+        return account.after(kind, releases, round_number, attempt)
+
     def debit(
         self, study: str, round_number: int, kind: str, releases: int, *, reply: Reply, state: bytes, attempt: int = 0
     ) -> None:
@@ -370,15 +382,7 @@ class Ledger:
         Formal guarantee: no answer is paid for from an account that is overdrawn, as it can be after its owner has
         lowered epsilon, or where studies of version 0.1 cost more by the rule of today.
         """
-        account = self._accounts.get(study)
-        if account is None:
-            raise LedgerError("study", f"Expected a study with a reservation, got {study}.")
-        if account.expires <= self.now():
-            raise LedgerError("expired", f"The reservation of {study} has expired.")
-        charged = self.charged_in(account.pool)
-        if not charged <= 1.0:
-            raise over_budget(self._rule, charged, charged)
-        after = account.after(kind, releases, round_number, attempt)
+        after = self.after(study, round_number, kind, releases, attempt)
         body = {"round": round_number, "kind": kind, "releases": releases, "request": reply.request}
         body |= {"attempt": attempt} if attempt else {}
         with self._write("debit", study, body) as database:

@@ -123,9 +123,43 @@ def test_a_node_that_hangs_up_while_it_waits_takes_no_time_from_others(monkeypat
     assert asyncio.run(run()) < 0.5
 
 
+def test_a_node_that_makes_itself_unknown_looks_in_turn_all_the_same(monkeypatch):
+    """It asks for something that the SuperLink refuses it, and looks as a stranger would."""
+    monkeypatch.setattr(front, "_PULLS", 20.0)
+    good, _ = signed_headers(generate_key_pairs()[0])
+    raw = [(name.lower().encode(), value.encode()) for name, value in good.items()]
+    times = []
+
+    def superlink(request):
+        if request.content == b"wrong":
+            return httpx.Response(401)
+        times.append(time.monotonic())
+        return httpx.Response(200, content=b"fine")
+
+    async def run():
+        async with upstream_of(superlink) as upstream:
+            own = front.Front(upstream)
+
+            async def asked(path, body):
+                node = own.node({name.decode(): value.decode() for name, value in raw})
+                return await own.answer(Request(b"POST", path.encode(), raw, body, node))
+
+            await asked(PULL_PATH, b"")
+            assert (await asked("/v1/fleet/send-node-heartbeat", b"wrong")).status == 401
+            for _ in range(5):
+                await asked("/v1/fleet/send-node-heartbeat", b"wrong")
+                await asked(PULL_PATH, b"")
+
+    asyncio.run(run())
+    assert times[-1] - times[1] > 0.9 * 4 / 20.0
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        b"",
+        pushed() + fleet_pb2.PushMessagesRequest(message_object_trees=[tree_of(0)] * 1000).SerializeToString(),
+        pushed() + fleet_pb2.PushMessagesRequest(messages_list=[message_pb2.Message()] * 1000).SerializeToString(),
         pushed(reply_to_message_id="", src_node_id=1, dst_node_id=8),
         pushed(dst_node_id=8),
         pushed(src_node_id=8),
@@ -137,6 +171,9 @@ def test_a_node_that_hangs_up_while_it_waits_takes_no_time_from_others(monkeypat
         pushed(records=(1,)),
     ],
     ids=[
+        "empty",
+        "many trees",
+        "many messages",
         "as the server",
         "to a node",
         "as a node",

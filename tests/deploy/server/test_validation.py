@@ -172,6 +172,20 @@ def quiet(event, facts):
     pass
 
 
+@pytest.mark.parametrize("said", ["../../escaped/x", "/escaped", "a\n\x1b[2Jb", "..", ""])
+def test_a_bundle_of_somebody_elses_writes_into_its_own_folder_alone(done, tmp_path, said):
+    trained, _, _ = done
+    shutil.copytree(trained / FOLDER, tmp_path / "bundle")
+    path = tmp_path / "bundle" / "model.json"
+    told = json.loads(path.read_text())
+    told["training"]["study"] = said
+    path.write_text(json.dumps(told))
+    folder = bundle_run(tmp_path / "bundle", tmp_path / "runs", epsilon=1.0, delta=1e-6)
+    assert folder.parent == tmp_path / "runs"
+    assert folder.name.startswith("model-validation-")
+    assert sorted(own.name for own in tmp_path.iterdir()) == ["bundle", "runs"]
+
+
 def test_a_bundle_alone_is_enough_and_silos_make_its_features_by_its_ranges(done, silos, tmp_path):
     trained, ranges, _ = done
     first = json.loads((trained / "validation.json").read_text())

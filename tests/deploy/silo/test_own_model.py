@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from tacit.cli import app
 from tacit.deploy.silo.models import PERSONAL, find_model, kept_models
 from tacit.deploy.silo.service import SiloService
-from tacit.deploy.wire import Answer, Finish, Propose, read_arrays, write_arrays
+from tacit.deploy.wire import Answer, Finish, Propose, Status, read_arrays, write_arrays
 from tacit.silo.door import Door, no_noise
 from tests.deploy.silo.consortium import LocalClient, bundle_of, make_home, plan_of, records_of
 
@@ -80,6 +80,23 @@ def test_a_model_of_what_had_no_noise_yet_is_found(tmp_path, monkeypatch):
     client, folder, messages = answered(tmp_path / "clinic", restart=False)
     assert apart(folder, messages) > 0.01
     client.service.close()
+
+
+def test_a_study_ends_where_there_is_no_room_for_the_silos_own_model(tmp_path, caplog):
+    home, policy = make_home(tmp_path / "full", RECORDS)
+    service = SiloService(policy, RECORDS, home)
+    client = LocalClient(service)
+    client.ask(Propose(plan=PLAN))
+    specs, payload = write_arrays(POINTS[0])
+    client.ask(Answer(study=PLAN.study, round=0, arrays=specs), payload)
+    (home.folder / "models").mkdir(mode=0o700)
+    with (home.folder / "models" / "another").open("wb") as file:
+        file.truncate(1 << 30)
+    receipt, _ = client.ask(Finish(study=PLAN.study))
+    assert receipt.answers == 1
+    assert client.ask(Status(study=PLAN.study))[0].state == "finished"
+    assert "the silo's own model" in caplog.text
+    service.close()
 
 
 def test_it_is_beside_the_model_for_everybody_else(tmp_path):

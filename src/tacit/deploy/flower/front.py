@@ -96,17 +96,23 @@ class Front:
         if path == PUSH_PATH and (len(request.body) > _MOST_PUSHED or not is_reply(request.body)):
             return Reply(403)
         async with contextlib.AsyncExitStack() as stack:
+            if path == PULL_PATH and (key := request.node or self._once(headers)) is not None:
+                await stack.enter_async_context(self._looking.setdefault(key, asyncio.Lock()))
+                await self._in_turn()
             if request.node is None:
                 await stack.enter_async_context(self._strangers)
-            elif path == PULL_PATH:
-                await stack.enter_async_context(self._looking.setdefault(request.node, asyncio.Lock()))
-                await self._in_turn()
             try:
                 found = await self._upstream.post(path, content=request.body, headers=headers)
             except httpx.HTTPError:
                 return Reply(503)
         kind = found.headers.get("content-type", "application/octet-stream")
         return Reply(found.status_code, found.content, kind, self._noted(request, headers, found.status_code))
+
+    def _once(self, headers: list[tuple[bytes, bytes]]) -> bytes | None:
+        """The public key of a node that is or was known: who is forgotten for a moment looks in turn all the same."""
+        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        key = claimed_node(named)
+        return key if key in self._looking and is_signed_by(key, named) else None
 
     async def _in_turn(self) -> None:
         """Wait until a node may look for messages; each has one look in the queue, so nobody waits for long.
@@ -124,6 +130,7 @@ class Front:
             key = claimed_node({name.decode("latin-1"): value.decode("latin-1") for name, value in headers})
             if key is not None:
                 self._known.add(key)
+                self._looking.setdefault(key, asyncio.Lock())
             return key
         if status == httpx.codes.UNAUTHORIZED and request.node is not None:
             self._known.discard(request.node)

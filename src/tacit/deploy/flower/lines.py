@@ -63,7 +63,8 @@ class Lines:
     Whoever connects is a stranger until the headers of a request ``name`` a node, or a reply does. A stranger has
     `STRANGER` seconds for one request, with a body of at most `SMALL` bytes. For one stranger too many, the oldest from
     the address that has the most is cut off; for one line of a node too many, the oldest of the node that has the most.
-    If more than `MOST_HELD` bytes are held for nodes, the line that holds most of them is cut off.
+    If more than `MOST_HELD` bytes are held for nodes, a line of the node that holds most of them is cut off. A body has
+    its length said before it: one that comes in chunks, which may be of a byte each, is refused.
 
     Formal guarantee: strangers keep no line and no memory from nodes, and nobody waits for the bytes of another.
     """
@@ -118,7 +119,11 @@ class Lines:
     def _hold(self, line: _Line, size: int) -> None:
         line.held += size
         while line in self._nodes and sum(own.held for own in self._nodes) > MOST_HELD:
-            self._cut(max(self._nodes, key=lambda own: own.held))
+            held = Counter[bytes]()
+            for own in self._nodes:
+                held[own.group] += own.held
+            most = held.most_common(1)[0][0]
+            self._cut(max((own for own in self._nodes if own.group == most), key=lambda own: own.held))
 
     async def _attend(self, line: _Line) -> None:
         try:
@@ -149,6 +154,9 @@ class Lines:
         if node is not None:
             self._admit(line, node)
             _within(clock, WHOLE)
+        if any(name == b"transfer-encoding" for name, _ in head.headers):
+            await line.send(Reply(411), is_over=True)
+            return False
         is_known = line in self._nodes
         body = await self._body(line, MOST_BODY if is_known else SMALL)
         request = Request(head.method, head.target, list(head.headers), body or b"", node)

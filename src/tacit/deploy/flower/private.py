@@ -160,7 +160,7 @@ def is_signed_by(key: bytes, headers: Mapping[str, str]) -> bool:
 
 
 def is_reply(body: bytes) -> bool:
-    """Whether a node pushes replies to the server, as itself, with one record each, and nothing else.
+    """Whether a node pushes one reply to the server, as itself, with one record, and nothing else.
 
     Flower would take more from any node: messages to other nodes, in the server's name, and any number of records.
     """
@@ -172,10 +172,12 @@ def is_reply(body: bytes) -> bool:
     except Exception:
         # Nothing that can be read is nothing to pass on.
         return False
+    if not len(pushed.messages_list) == len(pushed.message_object_trees) == 1:
+        return False
     to_server = (pushed.node.node_id, SUPERLINK_NODE_ID)
-    heads = [message.metadata for message in pushed.messages_list]
-    is_own = all(head.reply_to_message_id and (head.src_node_id, head.dst_node_id) == to_server for head in heads)
-    return is_own and all(map(_is_small, pushed.message_object_trees))
+    head = pushed.messages_list[0].metadata
+    is_own = bool(head.reply_to_message_id) and (head.src_node_id, head.dst_node_id) == to_server
+    return is_own and _is_small(pushed.message_object_trees[0])
 
 
 def _is_small(tree: Any) -> bool:

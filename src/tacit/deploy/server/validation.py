@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ from tacit.studies.statistics import ALL_SILOS
 NAME = "validation"
 RESULT = "validation.json"
 _LONGEST = 64 - len(NAME) - 1
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NUMBERS = ("bins", "threshold", "residual", "groups")
 _ENDING = 10.0
 
@@ -138,7 +140,8 @@ def bundle_run(bundle: Path, out: Path, *, epsilon: float | None, delta: float |
     delta = delta or min((silo.delta for silo in paid), default=None)  # type: ignore[type-var]
     if epsilon is None or delta is None:
         raise TacitError(f"{bundle} says no price that its model had; give --epsilon and --delta of the validation.")
-    name = f"{(model.description.training.study or 'model')[:_LONGEST]}-{NAME}"
+    told = model.description.training.study or ""
+    name = f"{told[:_LONGEST] if _PLAIN.fullmatch(told) else 'model'}-{NAME}"  # a bundle may be anybody's
     channel = channel_of(model.description.privacy.channel)
     study = study_from(_tree(name, model, {"channel": channel, "asked": {}}, epsilon, delta))
     folder = new_folder(out, study).resolve()

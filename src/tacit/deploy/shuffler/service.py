@@ -146,7 +146,7 @@ class ShufflerService:
         Formal guarantee: a request that no pinned caller has signed for this shuffler, or that is older than the last
         one of its study, is refused before anything is opened, compared or kept.
         """
-        asked, payload = digest_of(header, payload), bytes(payload)  # reports are compared and put in order
+        asked = digest_of(header, payload)
         head, body = unframed(self._reply(header, payload, asked.hex()))
         return signed_reply(head, body, request=asked, silo=self._address, signer=self._keys.sign)
 
@@ -159,6 +159,7 @@ class ShufflerService:
                 if self.terms is not terms:
                     signed, request = self._request_in(header, payload)
                 scope = self._accept(signed, request, asked)
+                payload = bytes(payload)  # reports are compared and put in order
                 if self._record is not None:
                     self._record.write(frame(signed.request, payload))
                 reply = self._dispatch(request, payload)

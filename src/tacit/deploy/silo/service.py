@@ -648,16 +648,15 @@ class SiloService:
         """Keep the silo's own model, where the algorithm makes one; the ledger forgets it at the end of the study."""
         if not (account.answers and shipped()[plan.algorithm["name"]].personal):
             return
-        try:
-            own = self._worker(ledger, plan.study).personal(remembered(ledger.state(plan.study)))
-        except TacitError as error:
-            # A study can always be ended.
-            _log.error("the silo's own model of study %s is lost, because the plan is refused: %s", plan.study, error)
-            return
         from tacit.deploy.silo.models import keep_own
         from tacit.objectives.leaves import personal_bytes
 
-        keep_own(self.home.folder, plan.name, plan.study, personal_bytes({self.policy.name: own}))
+        try:
+            own = self._worker(ledger, plan.study).personal(remembered(ledger.state(plan.study)))
+            keep_own(self.home.folder, plan.name, plan.study, personal_bytes({self.policy.name: own}))
+        except (TacitError, OSError) as error:
+            # A study can always be ended.
+            _log.error("the silo's own model of study %s is lost: %s", plan.study, error)
 
     def _keep(self, ledger: Ledger, request: Bundle, payload: bytes) -> bytes:
         """Keep the model of a study that this silo has answered, once it has ended; it reads no record."""
@@ -757,7 +756,7 @@ class SiloService:
         kind = worker.offer.algorithm.schedule[request.round]
         releases = worker.offer.algorithm.rounds[kind].silo.local_steps
         # What the ledger will not pay for is not computed.
-        account.after(kind, releases, request.round, attempt)
+        ledger.after(request.study, request.round, kind, releases, attempt)
         if request.whole is not None:
             payload = self._arrivals.take(self._asking, request.study, request.whole)
         broadcast = worker.broadcast(request.round, wire.read_arrays(request.arrays, payload))
