@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 import httpx
 from fastapi.routing import APIRoute, iter_route_contexts
-from flwr.proto import fleet_pb2, message_pb2, node_pb2
+from flwr.proto import fleet_pb2, message_pb2
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.superlink.main import create_app
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -30,6 +30,7 @@ from tacit.deploy.flower import front
 from tacit.deploy.flower.commands import node_key
 from tacit.deploy.flower.lines import Reply, Request
 from tacit.deploy.flower.private import FLEET_PATHS, PULL_PATH, Registered, registered_key
+from tests.deploy.flower.messages import pushed, tree_of
 
 
 def ask(method="POST", path="/v1/fleet/pull-messages", *, content=b"x", headers=(), fails=False, status=200):
@@ -54,23 +55,6 @@ def ask(method="POST", path="/v1/fleet/pull-messages", *, content=b"x", headers=
 
 def upstream_of(superlink):
     return httpx.AsyncClient(transport=httpx.MockTransport(superlink), base_url="https://127.0.0.1:1")
-
-
-def pushed(*, node=7, records=(0,), **changes):
-    """The body of a push of one message; by default a reply of the node to the server."""
-    fields = {"reply_to_message_id": "m", "src_node_id": 7, "dst_node_id": 1, **changes}
-    head = message_pb2.Message(metadata=message_pb2.Metadata(**fields))
-    request = fleet_pb2.PushMessagesRequest(node=node_pb2.Node(node_id=node), messages_list=[head])
-    request.message_object_trees.append(tree_of(*records))
-    return request.SerializeToString()
-
-
-def tree_of(*records):
-    """A message, its records by name, and so many records, each with so many objects below it."""
-    leaf = message_pb2.ObjectTree(object_id="leaf")
-    own = [message_pb2.ObjectTree(object_id=str(count), children=[leaf] * count) for count in records]
-    named = message_pb2.ObjectTree(object_id="named", children=own)
-    return message_pb2.ObjectTree(object_id="message", children=[named])
 
 
 def test_nodes_take_turns_to_look_for_messages_and_nothing_else_waits(monkeypatch):

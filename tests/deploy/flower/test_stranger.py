@@ -33,7 +33,7 @@ from experiments.parties import PROPOSER
 from tacit.deploy.client import Connection
 from tacit.deploy.flower.commands import node_key, read_control
 from tacit.deploy.flower.leader import connected
-from tacit.deploy.flower.private import FLEET_PATHS, Fleet, Link, _deflated
+from tacit.deploy.flower.private import FLEET_PATHS, PUSH_PATH, Fleet, Link, _deflated
 from tacit.deploy.flower.silos import silos_of
 from tacit.deploy.permissions import read_secret
 from tacit.deploy.server.coordinator import Patience, meet
@@ -42,6 +42,7 @@ from tacit.deploy.signing import Proposer, Signer, new_signing_key
 from tacit.deploy.wire import Propose, RefusalError, frame, parse_signed_reply
 from tacit.silo.ledger import inspect
 from tests.deploy.flower.drive import consortium_of
+from tests.deploy.flower.messages import pushed
 from tests.deploy.silo.consortium import plan_of
 
 NOBODY = 65534
@@ -161,7 +162,10 @@ def test_from_the_network_nothing_can_be_started(world):
         assert http.get("/docs").status_code == 404
         # Without a registered key a node gets nothing of what it may ask.
         kind = {"content-type": "application/protobuf"}
-        assert {http.post(path, content=b"", headers=kind).status_code for path in FLEET_PATHS} == {401}
+        asked = {path: pushed() if path == PUSH_PATH else b"" for path in FLEET_PATHS}
+        assert {http.post(path, content=body, headers=kind).status_code for path, body in asked.items()} == {401}
+        # What is no reply to the server does not even reach the SuperLink.
+        assert http.post(PUSH_PATH, content=b"", headers=kind).status_code == 403
 
 
 def test_from_the_network_a_node_of_his_own_cannot_join(world, tmp_path):
