@@ -50,8 +50,9 @@ class Babbling(LocalTransport):
 
     def ask(self, requests, seconds, enough=None):
         found = super().ask(requests, seconds, enough)
-        if len(found.get(self.at, [])) == 2:
-            found[self.at] = [found[self.at][0], self.spoil(*found[self.at][1])]
+        replies = found.get(self.at)
+        if replies and b'"message"' in replies[-1][0]:
+            found[self.at] = [*replies[:-1], self.spoil(*replies[-1])]
         return found
 
 
@@ -131,6 +132,32 @@ def test_a_study_that_too_many_refuse_ends_before_it_begins(world, tmp_path):
     with pytest.raises(RefusalError) as caught:
         coordinator.run()
     assert caught.value.code == "over-budget"
+
+
+class Forgetting(LocalTransport):
+    """Counts the requests of each ask; one silo forgets the study once, as one whose folder was put back would."""
+
+    def __init__(self, sockets, forgets):
+        super().__init__(sockets)
+        self.forgets, self.counts = forgets, []
+
+    def ask(self, requests, seconds, enough=None):
+        self.counts.append({at: len(frames) for at, frames in requests.items()})
+        replies = super().ask(requests, seconds, enough)
+        if len(self.counts) == 4:
+            replies[self.forgets] = [unframed(refuse("unknown-study", "no such study; propose it first"))]
+        return replies
+
+
+def test_a_plan_is_proposed_once_and_again_to_who_does_not_know_it(world, tmp_path):
+    sockets = [daemon.home.socket for daemon in world[0]]
+    transport = Forgetting(sockets, str(sockets[2]))
+    coordinator = conductor_of(plan_like(name="once"), world, tmp_path, transport=transport)
+    transport.counts.clear()
+    coordinator.run()
+    proposal = rounds = dict.fromkeys(map(str, sockets), 1)
+    finish = rounds
+    assert transport.counts == [proposal, rounds, rounds, rounds, {str(sockets[2]): 2}, rounds, finish]
 
 
 class Refusing(LocalTransport):

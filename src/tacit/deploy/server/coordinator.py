@@ -211,6 +211,7 @@ class Coordinator:
         weights = np.ones(plan.silos) if self._who.weights is None else plan.silos * np.asarray(self._who.weights)
         self._weights = dict(zip(point.silos, weights, strict=True))
         self.consents: dict[str, Consent] = {}
+        self._strangers: set[str] = set()
         self._late: set[str] = set()
         self._missed: tuple[int, list[str]] | None = None
         self.messages: dict[str, Any] = {}
@@ -312,6 +313,13 @@ class Coordinator:
 
     def _proposal(self, name: str, description: Description | None = None) -> bytes:
         return frame(wire.Propose(plan=self._plans[name], description=description))
+
+    def _introduction(self, name: str) -> list[bytes]:
+        """The plan, before a silo is asked that has not consented to it, or has said that it does not know it.
+
+        Each request waits for the silo's padding, so that one too many makes a round longer.
+        """
+        return [] if name in self.consents and name not in self._strangers else [self._proposal(name)]
 
     def _ask(self, requests: Mapping[str, list[bytes]], enough: Any = None) -> dict[str, Replies]:
         """Ask through the transport, by silos' names; those without an address are not asked."""
@@ -519,7 +527,7 @@ class Coordinator:
             self._look(set(wanted) - set(self._addresses))
         while True:
             left = [n for n in wanted if n not in answers and n not in gone]
-            requests = {n: [self._proposal(n), self._request(n, round_index, specs, payload)] for n in left}
+            requests = {n: [*self._introduction(n), self._request(n, round_index, specs, payload)] for n in left}
             # Everyone who was chosen has a round's time to answer; after that, as many as needed will do.
             needed = None if len(wanted) == len(chosen) else (lambda came: len(answers) + len(came) >= min_silos)
             for name, replies in self._ask(requests, enough=needed).items():
@@ -557,8 +565,10 @@ class Coordinator:
         if isinstance(response, wire.Message | wire.Sealed):
             kind = self.algorithm.schedule[round_index]
             response = fitting(response, body, None if self._is_sealed(kind) else self._shapes.messages[kind])
-        if isinstance(first, Consent):
-            self._agreed(name, first)
+        if isinstance(first, Consent) and self._agreed(name, first):
+            self._strangers.discard(name)
+        if isinstance(response, Error) and response.code == "unknown-study":
+            self._strangers.add(name)
         if isinstance(response, wire.Message | wire.Sealed):
             if (response.study, response.round) == (self._plans[name].study, round_index):
                 answers[name] = (response, body)
