@@ -300,9 +300,12 @@ class Study:
         }
 
     def heterogeneity(self, level: float) -> Data:
-        """Local steps against none at one level of heterogeneity: without privacy, and at the largest budget."""
+        """Local steps against none at one level of heterogeneity: without privacy, and at the largest budget.
+
+        Steps are chosen on seeds of their own; the split of noise is the rule's.
+        """
         size = self.size
-        seeds, records = repetitions(size, size.local_seeds, level)
+        seeds, records = repetitions(size, size.local_seeds + size.tuning, level)
         local = {"local_steps": 8, "local_batch_size": max(4, min(records) // 8)}
         steps = LEVEL_STEPS if size.local_rounds > 20 else size.steps
         found: Data = {}
@@ -314,8 +317,8 @@ class Study:
                 build = partial(arm.build, size.local_rounds, **fixed)
                 trace = traces(build, grid_of(step_size=steps), seeds, len(build(step_size=0.1).schedule))
                 last = {k: np.where(np.isfinite(trace[k]), trace[k], np.inf)[:, :, -1] for k in LEVEL_MEASURES}
-                best = int(np.argmin(last["train_loss"].mean(axis=0)))
-                measures = {k: interval(values[:, best]) for k, values in last.items()}
+                best = int(np.argmin(last["train_loss"][size.local_seeds :].mean(axis=0)))
+                measures = {k: interval(values[: size.local_seeds, best]) for k, values in last.items()}
                 choice = {"point": {"step_size": steps[best]}, "axes": {"step_size": list(steps)}, "ends": {}}
                 found[f"{label}, {kind}"] = {**choice, "step_size": steps[best], **measures}
         return found
@@ -402,6 +405,7 @@ def words(data: Data) -> Data:
         "budgets": ", ".join(budgets_of(data["curves"])),
         "first_step": size.get("first_step", 8.0),
         "local_rounds": size.get("local_rounds", Size.local_rounds),
+        "level_steps": LEVEL_STEPS,
         "largest": max(size.get("epsilons", Size.epsilons)),
         "against": _against(data) if data.get("protocol") == PROTOCOL else None,
         "compared": table([*header, "rounds to target", "local epsilon", "epsilon without shuffler"], rows),
@@ -459,7 +463,7 @@ def finding(data: Data) -> Finding:
     return Finding(f"training loss of CE-PSGM beside MB-PSGM-FG's, both through reports: {cells}", "none")
 
 
-EXPERIMENT = Experiment("california-housing-mlp", compute, draw, words, tiny=True, finding=finding)
+EXPERIMENT = Experiment("california-housing-mlp", compute, draw, words, tiny=True, finding=finding, since=PROTOCOL)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

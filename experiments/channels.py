@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments.common import epsilon_axis, interval, seeds_of, train
 from experiments.deployed_rounds import play, silos_of
-from experiments.folder import Data, Experiment, Parts, save, table
+from experiments.folder import Data, Experiment, Finding, Parts, save, table
 from experiments.parties import Consortium
 from tacit.plans.spec import Study, load_study
 from tacit.studies.reference import Reference
@@ -395,7 +395,22 @@ def _absence(data: Data) -> str:
     return table(header, rows)
 
 
-EXPERIMENT = Experiment("channels", compute, draw, words)
+def finding(data: Data) -> Finding:
+    """Test scores at epsilon 1 through each channel."""
+    scores = {
+        channel: ", ".join(f"{np.mean(own[channel]['1']['test']):.3g}" for own in data["studies"].values())
+        for channel in ("pairwise", "trusted", "direct")
+    }
+    plain = ", ".join(f"{np.mean(own['converged']):.3g}" for own in data["studies"].values())
+    said = (
+        f"at epsilon 1 the test scores of {', '.join(data['studies'])} are {scores['pairwise']} through pairwise sums, "
+        f"{scores['trusted']} with a trusted server and {scores['direct']} through direct messages; converged without "
+        f"privacy they are {plain}"
+    )
+    return Finding(said, "none")
+
+
+EXPERIMENT = Experiment("channels", compute, draw, words, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import best_by, grid_of, interval, noise_for, train
-from experiments.folder import Data, save, table
+from experiments.folder import Data, Finding, save, table
 from tacit.algorithm import Algorithm
 from tacit.objectives import Objective, Problem
 from tacit.plans.catalogue import find, paper_noise
@@ -138,6 +138,18 @@ class Design:
             "tables": {number: table_of(curves, self.epsilons) for number, curves in panels.items()},
         }
 
+    def finding(self, data: Data) -> Finding:
+        """In how many cases minibatch SGD is ahead of Local SGD."""
+        kinds = {k: len(v) for k, v in _cases({n: data["curves"][f"M={n}"] for n in self.participants}).items()}
+        total = sum(kinds.values())
+        said = (
+            f"priced exactly and tuned alike, MB-SGD is clearly ahead of Local SGD in {kinds['ahead']} of {total} cases"
+        )
+        said += f", clearly behind in {kinds['behind']} and level in {kinds['level']}"
+        most = max(kinds, key=lambda kind: kinds[kind])
+        word = {"ahead": "partly", "level": "level", "behind": "differs"}[most]
+        return Finding(said, "reproduced" if kinds["ahead"] == total else word)
+
 
 def mean_at(curves: Mapping[str, Any], name: str, epsilon: str = "none") -> float:
     """The mean score of a method at a budget."""
@@ -175,14 +187,20 @@ def verdict(curves: Mapping[str, Any]) -> str:
     )
 
 
-def claim_of(panels: Mapping[int, Mapping[str, Any]]) -> str:
-    """Whether minibatch SGD beats Local SGD at every epsilon: where it does, does not, and cannot be told."""
+def _cases(panels: Mapping[int, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Where minibatch SGD is clearly ahead of Local SGD, clearly behind, and neither."""
     kinds: dict[str, list[str]] = {"ahead": [], "behind": [], "level": []}
     for number, curves in panels.items():
         for epsilon, gap in _gaps(curves).items():
             clear = abs(gap["mean"]) > gap["half90"]
             kind = ("ahead" if gap["mean"] > 0 else "behind") if clear else "level"
             kinds[kind].append(f"{epsilon} (M={number})")
+    return kinds
+
+
+def claim_of(panels: Mapping[int, Mapping[str, Any]]) -> str:
+    """Whether minibatch SGD beats Local SGD at every epsilon: where it does, does not, and cannot be told."""
+    kinds = _cases(panels)
     total = sum(map(len, kinds.values()))
     if len(kinds["ahead"]) == total:
         return f"So the paper's claim holds here: MB-SGD is clearly ahead in all {total} cases."

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import slope
-from experiments.folder import Data, Experiment, save, table
+from experiments.folder import Data, Experiment, Finding, save, table
 from tacit.algorithm import Algorithm
 from tacit.geometry import l2_ball
 from tacit.objectives import Loss, Model, Objective, Problem, linear, squared
@@ -34,6 +34,8 @@ SWEEPS: dict[str, tuple[float, ...]] = {
 EXPECTED = {"records": -2.0, "silos": -1.0, "dimension": 1.0, "epsilon": -2.0}
 """Slopes of the strongly convex bound d/(mu N n^2 eps^2); half of each for the convex bound."""
 SEEDS, DELTA = 20, 1e-6
+NEAR = 0.2
+"""How far a slope may be from the theorem's."""
 SIZES = tuple(2.0**-k for k in range(1, 8))
 """Norms of the mean of linear losses, of which the hardest counts."""
 
@@ -197,7 +199,21 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment("convex-rates", compute, draw, words)
+def finding(data: Data) -> Finding:
+    """Slopes in rounds, and how far the others are from the theorems'."""
+    told = words(data)
+    rounds = abs(told["plain"]["slope"] + 1), abs(told["fast"]["slope"] + 2)
+    away = max(
+        abs(found[kind] - EXPECTED[name] / part)
+        for name, found in data["slopes"].items()
+        for kind, part in (("convex", 2), ("strongly convex", 1))
+    )
+    said = f"{told['plain']['slope']:.2f} and {told['fast']['slope']:.2f} in rounds (theory -1 and -2)"
+    near = max(*rounds, away) <= NEAR
+    return Finding(f"{said}, and within {away:.2f} of theory in the others", "reproduced" if near else "differs")
+
+
+EXPERIMENT = Experiment("convex-rates", compute, draw, words, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

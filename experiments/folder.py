@@ -39,6 +39,13 @@ PROTOCOL = 2
 """Of numbers with three tuning seeds, no choice at an edge and intervals; numbers without it have an earlier page."""
 
 
+EARLIER = """
+**Earlier numbers.** Settings were chosen with less care than on other pages: on one seed, or at an edge of what was
+tried, or not alike for all methods. They stand until the study is run again; read differences with that in mind.
+"""
+"""What a page says under its title where its numbers are of an earlier protocol."""
+
+
 @dataclass(frozen=True)
 class Earlier:
     """How numbers of an earlier protocol are shown until their study is run again: ``pages/earlier/NAME.md.j2``."""
@@ -62,7 +69,8 @@ class Experiment:
     ``compute`` makes the numbers from the command line's options, at once or yielding what there is after each of its
     ``parts``; ``draw`` makes the figures, and ``words`` what the template ``pages/NAME.md.j2`` says beyond the numbers.
     Both read numbers as they stand in ``data.json`` (and their folder as ``folder``): a page can be written again
-    (``--page``) without running anything.
+    (``--page``) without running anything. ``finding`` says what the gallery shows of them. Numbers of a protocol before
+    ``since`` are earlier ones: their page says so, and the gallery's words are then those of ``gallery.toml``.
     """
 
     name: str
@@ -75,6 +83,11 @@ class Experiment:
     parts: tuple[str, ...] = ()
     earlier: Earlier | None = None
     finding: Callable[[Data], Finding] | None = None
+    since: int = 0
+
+    def is_earlier(self, data: Data) -> bool:
+        """Whether these numbers are of a protocol before the one that the study has now."""
+        return int(data.get("protocol", 0)) < self.since
 
     @property
     def command(self) -> str:
@@ -119,7 +132,7 @@ class Experiment:
 
     def _shown(self, data: Data) -> Experiment | Earlier:
         """Who shows these numbers."""
-        return self if self.earlier is None or data.get("protocol") == PROTOCOL else self.earlier
+        return self.earlier if self.earlier is not None and self.is_earlier(data) else self
 
     def page(self, folder: Path, data: Data) -> str:
         """The page of these numbers."""
@@ -127,6 +140,8 @@ class Experiment:
         told = {**data, **shown.words({**data, "folder": folder})}
         own = self.template or f"{self.name}.md.j2"
         body = render(own if shown is self else f"earlier/{self.name}.md.j2", **told)
+        if self.is_earlier(data):
+            body = body.replace("\n", f"\n{EARLIER}", 1)
         return body + render("footer.md.j2", made=data["provenance"], now=self.command)
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from experiments.common import Runner, epsilon_axis, interval, noise_for
-from experiments.folder import Data, Experiment, save, table
+from experiments.folder import Data, Experiment, Finding, save, table
 from experiments.search import Space, Trials, refuse_edges, search
 from tacit.data.files import locate
 from tacit.data.layout import layout
@@ -247,7 +247,17 @@ def words(data: Data, titles: Mapping[str, str] = TITLES) -> Data:
     return {"table": table(header, rows), "least": min(ahead.values()), "most": max(ahead.values())}
 
 
-EXPERIMENT = Experiment("frozen-backbone", compute, draw, words, tiny=True)
+def finding(data: Data) -> Finding:
+    """Accuracies of both at every epsilon."""
+    both = [
+        " and ".join(f"{np.mean(row['accuracy']):.0f}% at epsilon {row['epsilon']:g}" for row in data["methods"][name])
+        for name in TITLES
+    ]
+    said = f"a linear head on a frozen public backbone has {both[0]}; the same network trained privately from scratch "
+    return Finding(f"{said}{both[1]}", "none")
+
+
+EXPERIMENT = Experiment("frozen-backbone", compute, draw, words, tiny=True, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -10,9 +10,9 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from experiments.folder import PROTOCOL, Finding, render
+from experiments.folder import Experiment, render
 from experiments.works import lines
 from tacit.errors import TacitError, unknown
 
@@ -38,7 +38,7 @@ class Exhibit:
     """One result folder: a card.
 
     ``claim`` is in the paper's words where it quotes. ``differs`` says where we find something else than the paper, and
-    ``found`` our number; where a folder's numbers are of the present protocol, both follow from them.
+    ``found`` our number: where there is a ``finding`` of the folder's numbers, both follow from them.
     """
 
     name: str
@@ -62,21 +62,24 @@ class Exhibit:
         return self.arguments or (f"experiments.{self.name.replace('-', '_')}", "--out", "{out}")
 
     def card(self, results: Path) -> Exhibit:
-        """The card of the folder's own numbers, where they are of the present protocol and speak for themselves."""
+        """The card of the folder's own numbers, where they speak for themselves and are no earlier ones."""
         audit = _data(results / self.name / "audit.json")
         if any("path" in row for row in audit.get("mechanisms", ())):
             said = importlib.import_module("experiments.audit.card").card(audit)
             return replace(self, found=said.found, verdict=said.verdict)
         data = _data(results / self.name / "data.json")
-        if data.get("protocol") != PROTOCOL:
+        own = self._experiment() if data else None
+        if own is None or own.finding is None or own.is_earlier(data):
             return self
-        # What computes is loaded only where there are numbers to speak of.
-        fair = importlib.import_module("experiments.fair.driver")
-        own = (
-            fair.experiment(self.name) if self.name in fair.PAGES else importlib.import_module(self.call[0]).EXPERIMENT
-        )
-        said = Finding("", "inconclusive") if own.finding is None else own.finding(data)
+        said = own.finding(data)
         return replace(self, found=said.found, verdict=said.verdict, differs="")
+
+    def _experiment(self) -> Experiment | None:
+        """What makes the folder and speaks of its numbers; it is loaded only where there are some."""
+        fair = importlib.import_module("experiments.fair.driver")
+        if self.name in fair.PAGES:
+            return cast(Experiment, fair.experiment(self.name))
+        return cast("Experiment | None", getattr(importlib.import_module(self.call[0]), "EXPERIMENT", None))
 
 
 def _data(path: Path) -> dict[str, Any]:

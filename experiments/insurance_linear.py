@@ -68,7 +68,7 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment("insurance-linear", compute, draw, words)
+EXPERIMENT = Experiment("insurance-linear", compute, draw, words, finding=DESIGN.finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

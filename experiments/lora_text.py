@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiments.folder import Data, Experiment
+from experiments.folder import Data, Experiment, Finding
 from experiments.frozen_backbone import Method, draw, spent, words
 from experiments.search import Trials, refuse_edges
 from tacit.errors import TacitError
@@ -164,7 +164,23 @@ def moves(method: Method, point: dict[str, float], module: nn.Module) -> dict[st
     return {"frozen": frozen, "trained": trained}
 
 
-EXPERIMENT = Experiment("lora-text", compute, partial(draw, titles=TITLES), partial(words, titles=TITLES), tiny=True)
+def finding(data: Data) -> Finding:
+    """By how much adapters are ahead of training all weights."""
+    told = words(data, TITLES)
+    least, most = told["least"], told["most"]
+    behind, ahead = f"{-most:.1f} to {-least:.1f} points behind", f"{least:+.1f} to {most:+.1f} points beside"
+    said = f"adapters are {behind if most <= 0 else ahead} training all weights from the same public start"
+    return Finding(f"{said}; what is frozen has moved by {data['moved']['frozen']:g}", "none")
+
+
+EXPERIMENT = Experiment(
+    "lora-text",
+    compute,
+    partial(draw, titles=TITLES),
+    partial(words, titles=TITLES),
+    tiny=True,
+    finding=finding,
+)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -54,7 +54,7 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment("mnist-logistic-parity", compute, draw, words)
+EXPERIMENT = Experiment("mnist-logistic-parity", compute, draw, words, finding=DESIGN.finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

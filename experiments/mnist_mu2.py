@@ -240,7 +240,7 @@ def finding(data: Data) -> Finding:
     return Finding(f"{said}; {more}", "reproduced" if near else "differs")
 
 
-EXPERIMENT = Experiment("mnist-mu2", compute, draw, words, finding=finding)
+EXPERIMENT = Experiment("mnist-mu2", compute, draw, words, finding=finding, since=PROTOCOL)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import slope
-from experiments.folder import Data, Experiment, save, table
+from experiments.folder import Data, Experiment, Finding, save, table
 from tacit.algorithm import Algorithm, Message, Params, Round, Server, State
 from tacit.objectives import Loss, Model, Objective, Problem
 from tacit.objectives.models import dense
@@ -38,6 +38,8 @@ WARM = (8, 32, 128)
 SETTINGS = 23
 """How many noise multipliers are tried."""
 DELTA = 1e-5
+NEAR = 0.1
+"""How far a power may be from the theory's."""
 INJECTED = ("messages", "estimates", "steps")
 LEVEL = 1.25  # noise is compared on the way to this times the squared norm that minibatch SGD reaches
 
@@ -270,7 +272,16 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment("nonconvex-rates", compute, draw, words)
+def finding(data: Data) -> Finding:
+    """The powers of the budget with which squared gradients fall."""
+    found = data["slopes"]
+    others = ", ".join(f"{name} {value:.2f}" for name, value in found.items() if name not in ("MB-SGD", "SPIDER"))
+    near = abs(found["SPIDER"] - 4 / 3) <= NEAR and abs(found["MB-SGD"] - 1) <= NEAR
+    said = f"{found['SPIDER']:.2f} for SPIDER and {found['MB-SGD']:.2f} for MB-SGD ({others})"
+    return Finding(said, "reproduced" if near else "differs")
+
+
+EXPERIMENT = Experiment("nonconvex-rates", compute, draw, words, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -24,7 +24,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from experiments.common import Runner, interval
+from experiments.common import Runner, interval, verdict
 from experiments.folder import PROTOCOL, Data, Experiment, Finding, Parts, save, table
 from experiments.search import EVALUATION_SEEDS, TUNING_SEEDS, Point, Space, Trials, refuse_edges, search
 from tacit.plans.spec import Study, study_from
@@ -179,7 +179,7 @@ def draw(folder: Path, data: Data) -> None:
     figure, axes = plt.subplots(1, len(sets), figsize=(4.4 * len(sets), 3.8), layout="constrained", squeeze=False)
     for axis, (name, found) in zip(axes.flat, sets.items(), strict=True):
         channels = list(dict.fromkeys(label.split()[0] for label in found["rows"]))
-        references = _references(name, found)
+        references = compared(name, found)
         for place, channel in enumerate(channels):
             own = {
                 float(k.split()[1]): interval(v["by_seed"]) for k, v in found["rows"].items() if k.startswith(channel)
@@ -226,7 +226,7 @@ def _table(name: str, found: Data, others: list[Data]) -> str:
         for label, row in found["rows"].items()
     ]
     shown = {"same rounds": "Tacit, same rounds", "alone": "each silo alone, own test records"}
-    references = _references(name, found)
+    references = compared(name, found)
     rows += [[words, "not private", _cell(references[key])] for key, words in shown.items() if references[key]]
     for row in others:
         claimed = row["epsilon"] if isinstance(row["epsilon"], str) else f"{row['epsilon']:g}"
@@ -237,7 +237,7 @@ def _table(name: str, found: Data, others: list[Data]) -> str:
     return table(["who", "epsilon of every record", SETS[name]["metric"]], rows)
 
 
-def _references(name: str, found: Data) -> Data:
+def compared(name: str, found: Data) -> Data:
     """What is compared: silos alone, on their own test records, only with an average over silos."""
     own = found["references"]
     return own if SETS[name]["over"] == "by-silo" else {**own, "alone": []}
@@ -249,23 +249,25 @@ def _cell(values: list[float]) -> str:
 
 
 def _said(name: str, found: Data) -> str:
-    """From which epsilon on every channel is better than silos alone, beyond the interval."""
-    alone = _references(name, found)["alone"]
+    """Which channels are better or worse than silos alone beyond the interval, and at which epsilon."""
+    alone = compared(name, found)["alone"]
     if not alone:
         return "Silos alone are not compared here."
     sign = -1 if SETS[name].get("better") == "larger" else 1
-    least: dict[str, str] = {}
+    kinds: dict[str, dict[str, list[str]]] = {"below": {}, "above": {}, "level": {}}
     for label, row in found["rows"].items():
         channel, epsilon = label.split()
-        gain = interval(sign * np.subtract(row["by_seed"], alone))
-        if gain["mean"] + gain["half90"] < 0 and channel not in least:
-            least[channel] = epsilon
-    ahead = ", ".join(f"{channel} from epsilon {epsilon}" for channel, epsilon in least.items())
-    return (
-        f"Better than silos alone beyond the interval: {ahead}."
-        if ahead
-        else "No channel is clearly ahead of silos alone."
-    )
+        kinds[verdict(interval(sign * np.subtract(row["by_seed"], alone)))].setdefault(channel, []).append(epsilon)
+    budgets = {label.split()[1] for label in found["rows"]}
+    told = {
+        kind: ", ".join(
+            f"{channel} at {'every epsilon' if set(own) == budgets else 'epsilon ' + ' and '.join(own)}"
+            for channel, own in cells.items()
+        )
+        or "nothing"
+        for kind, cells in kinds.items()
+    }
+    return f"Beyond the interval, better than silos alone is {told['below']}, and worse {told['above']}."
 
 
 def finding(data: Data) -> Finding:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.folder import Data, Experiment, Parts, save, table
+from experiments.folder import Data, Experiment, Finding, Parts, save, table
 from tacit.plans.spec import study_from
 from tacit.simulate.compiled import simulate_grid
 from tacit.studies.run import Prepared, noise_at, prepare, starts_of, watch
@@ -156,7 +156,15 @@ def words(data: Data) -> Data:
     return {"tables": tables, "wins": wins, "edges": edges, "level": level, "cases": cases, "units": DATA}
 
 
-EXPERIMENT = Experiment("ridge-against-rounds", compute, draw, words, tiny=True)
+def finding(data: Data) -> Finding:
+    """Where one round of ridge is ahead of many rounds of MB-SGD."""
+    told = words(data)
+    wins, cases = told["wins"], told["cases"]
+    ahead = f"ahead of {data['rounds']} rounds of MB-SGD in {len(wins)} of {cases} cases ({', '.join(wins) or 'none'})"
+    return Finding(f"ridge, in one round, is {ahead}, and level in {told['level']}", "none")
+
+
+EXPERIMENT = Experiment("ridge-against-rounds", compute, draw, words, tiny=True, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

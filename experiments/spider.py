@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import Runner, epsilon_axis, improvement, interval, noise_for, records_of, seeds_of, verdict
-from experiments.folder import Data, Earlier, Experiment, Finding, save, table
+from experiments.folder import PROTOCOL, Data, Earlier, Experiment, Finding, save, table
 from experiments.search import EVALUATION_SEEDS, TUNING_SEEDS, Point, Space, Trials, refuse_edges, search
 from tacit import data
 from tacit.algorithm import Algorithm
@@ -241,6 +241,7 @@ def experiment(
         tiny=True,
         earlier=Earlier(before.draw, before.words) if before is not None else None,
         finding=lambda data: finding(data["settings"]),
+        since=PROTOCOL,
     )
 
 

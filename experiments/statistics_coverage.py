@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.folder import Data, Experiment, Parts, save, table
+from experiments.folder import Data, Experiment, Finding, Parts, save, table
 from experiments.patients import COLUMNS, MEAN_LIFE, STATISTICS, patients
 from tacit.algorithm import Algorithm, Channel, Terms
 from tacit.algorithms.statistics import row_of, statistics
@@ -167,7 +167,18 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment("statistics-coverage", compute, draw, words, tiny=True)
+def finding(data: Data) -> Finding:
+    """How often intervals contain the truth, and how often the log-rank test is wrong."""
+    every = [v for case in data["cases"] for one in case["statistics"] for v in one["rows"].values()]
+    tests = [case["statistics"][-1]["tests"]["log-rank"] for case in data["cases"]]
+    said = (
+        f"95% intervals of statistics hold the truth in {min(every):.1%} to {max(every):.1%} of {data['draws']:,} draws"
+    )
+    wrong = f"the log-rank test rejects equal survival in {min(tests):.1%} to {max(tests):.1%} at level 5%"
+    return Finding(f"{said}, and {wrong}", "none")
+
+
+EXPERIMENT = Experiment("statistics-coverage", compute, draw, words, tiny=True, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import Rows, epsilon_axis, grid_of
-from experiments.folder import Data, Experiment, save, table
+from experiments.folder import Data, Experiment, Finding, save, table
 from experiments.sparse_regression import DELTA, Sizes, builder, regression, trained
 from tacit import geometry
 from tacit.algorithm import Channel
@@ -141,7 +141,17 @@ def words(data: Data) -> Data:
     }
 
 
-EXPERIMENT = Experiment("support-recovery", compute, draw, words)
+def finding(data: Data) -> Finding:
+    """From which epsilon on supports are exact."""
+    said = [
+        f"{penalty} finds the exact support from epsilon "
+        + " and ".join(f"{_from(_own(data['rows'], penalty, c))} for {who}" for c, (_, who, _) in CHANNELS.items())
+        for penalty in PENALTIES
+    ]
+    return Finding("; ".join(said), "none")
+
+
+EXPERIMENT = Experiment("support-recovery", compute, draw, words, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

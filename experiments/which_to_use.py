@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import Runner, grid_of, interval, noise_for, records_of, seeds_of, train
-from experiments.folder import Data, Experiment, Parts, save, table
+from experiments.folder import Data, Experiment, Finding, Parts, save, table
 from tacit.algorithm import Algorithm
 from tacit.data import Federation
 from tacit.data.federation import SiloData
@@ -118,7 +118,8 @@ def _one(study: str, channel: str, name: str, tiny: bool) -> dict[str, Any]:
         errors = train(build, list(chosen.values()), real, problem.objective, rounds=10**9)[metric]
         for column, (epsilon, point) in enumerate(chosen.items()):
             plain = {key: value for key, value in point.items() if key not in ("epsilon", "noise_multiplier")}
-            edge = point["travel"] in (TRAVELS[0], TRAVELS[-1])
+            axes = {"travel": TRAVELS, **AXES.get(name, {})}
+            edge = any(point[axis] in (values[0], values[-1]) for axis, values in axes.items())
             row = {"error": [float(error) for error in errors[:, column]], "rounds": rounds, **plain, "edge": edge}
             found[f"{epsilon:g}"] = row
     return found
@@ -267,9 +268,11 @@ def words(data: Data) -> Data:
         header = ["method", *[f"epsilon {e:g}" for e in epsilons]]
         tables.append(f"## {panel[0]}, {panel[1]}\n\n" + table(header, cells))
     edges = sum(found["edge"] for *_, found in rows)
+    ranked = sorted(level.items(), key=lambda row: -row[1])
     return {
         "tables": "\n\n".join(tables),
-        "level": table(["method", "level with the best"], sorted(level.items(), key=lambda row: -row[1])),
+        "level": table(["method", "level with the best"], ranked),
+        "ranked": ranked,
         "cases": len(panels) * len(epsilons),
         "edges": edges,
         "runs": len(rows),
@@ -281,7 +284,14 @@ def _cell(found: dict[str, float], rounds: int) -> str:
     return f"{found['mean']:.3f} ± {found['half90']:.3f} ({rounds})"
 
 
-EXPERIMENT = Experiment("which-to-use", compute, draw, words, tiny=True)
+def finding(data: Data) -> Finding:
+    """The methods that are most often level with the best."""
+    told = words(data)
+    most = ", ".join(f"{name} ({count})" for name, count in told["ranked"][:3])
+    return Finding(f"most often level with the best of {told['cases']} cases: {most}", "none")
+
+
+EXPERIMENT = Experiment("which-to-use", compute, draw, words, tiny=True, finding=finding)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

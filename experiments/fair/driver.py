@@ -32,7 +32,16 @@ def experiment(name: str) -> Experiment:
     page = PAGES[name]
     told, made = partial(words, page), partial(compute, page)
     return Experiment(
-        name, made, draw, told, f"fair {name}", "fair.md.j2", tiny=True, parts=page.parts, finding=finding
+        name,
+        made,
+        draw,
+        told,
+        f"fair {name}",
+        "fair.md.j2",
+        tiny=True,
+        parts=page.parts,
+        finding=finding,
+        since=PROTOCOL,
     )
 
 
