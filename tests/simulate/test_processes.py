@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 PROGRAM = """
 import sys
@@ -31,19 +32,39 @@ print("same")
 """
 
 
-def test_two_processes_give_the_numbers_of_one_and_share_the_silos():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{found.getsockname()[1]}"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
-    command = [sys.executable, "-c", PROGRAM, address]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
-    both = [subprocess.Popen([*command, str(index)], **pipes) for index in range(2)]
+def together(commands, envs):
+    """What processes that run at the same time print."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, env=env, **pipes) for command, env in zip(commands, envs, strict=True)]
     try:
         said = [process.communicate(timeout=240) for process in both]
     finally:
         for process in both:
             process.kill()
-    for (out, err), process in zip(said, both, strict=True):
+    for (_, err), process in zip(said, both, strict=True):
         assert process.returncode == 0, err
-        assert out.splitlines()[-1] == "same"
+    return [out for out, _ in said]
+
+
+def test_two_processes_give_the_numbers_of_one_and_share_the_silos():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{found.getsockname()[1]}"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    said = together([[sys.executable, "-c", PROGRAM, address, str(index)] for index in range(2)], [env, env])
+    assert [out.splitlines()[-1] for out in said] == ["same", "same"]
+
+
+def test_the_example_for_slurm_runs_as_slurm_starts_it_and_gives_the_numbers_of_one_machine():
+    example = Path(__file__).parents[2] / "examples" / "slurm" / "simulation.py"
+    alone = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_NTASKS": "2"}
+    nodes = [{**alone, **job, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
+    first, second = together([[sys.executable, str(example)]] * 2, nodes)
+    [one] = together([[sys.executable, str(example)]], [alone])
+    lines = [[line for line in out.splitlines() if "devices:" in line] for out in (first, second, one)]
+    assert [len(own) for own in lines] == [1, 0, 1]
+    assert lines[0][0].startswith("2 processes, 2 devices:")
+    shared, own = ([float(w) for w in line.split(":")[1].split()] for [line] in (lines[0], lines[2]))
+    assert len(own) == 5
+    assert max(abs(a - b) for a, b in zip(shared, own, strict=True)) < 1e-3
