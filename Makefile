@@ -63,7 +63,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.silos
 
 # Tacit beside Opacus, torch.func, jax-privacy, Flower and others, in an environment of its own; writes
-# results/benchmarks/peers.md. `make bench-peers PEERS=--quick` shows in a few minutes that everything works.
+# results/benchmarks/peers.md; stopped, it goes on where it was. `make bench-peers PEERS=--quick` shows in a few minutes that all works.
 bench-peers: .venv-peers/installed
 	PYTHONPATH=src:. .venv-peers/bin/python -m benchmarks.peers $(PEERS)
 

@@ -1,4 +1,7 @@
-"""``python -m benchmarks.peers``: check, measure, write the page. ``--quick`` shows that everything works."""
+"""``python -m benchmarks.peers``: check, measure, write the page. ``--quick`` shows that everything works.
+
+What is measured is kept at once (``parts.json`` in the folder): the same command goes on where it was stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,31 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import scale
 from benchmarks.peers.accountants import QUESTIONS, QUICK, compare
 from benchmarks.peers.bars import BARS
-from benchmarks.peers.errors import race
+from benchmarks.peers.errors import race, tasks
+from benchmarks.peers.kept import Kept
 from benchmarks.peers.page import PAGES, refused, write
-from benchmarks.peers.plan import entries
+from benchmarks.peers.plan import Entry, entries
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.works import parameters
 
 
-def rounds(quick: bool, repetitions: int, threads: int, only: str) -> list[dict[str, Any]]:
-    """Every work whose name has ``only`` in it."""
-    found = []
-    for entry in entries(quick):
-        work = entry.work
-        if only.lower() not in work.name.lower():
-            continue
-        print(f"{work.name}: {', '.join(entry.peers)}", flush=True)
-        peers = measure(work, entry.peers, repetitions=repetitions, threads=threads)
-        for own in peers.values():
-            middle = sorted(own.seconds)[len(own.seconds) // 2] if own.seconds else None
-            print(f"  {own.peer}: {own.missing if middle is None else f'{1e3 * middle:.2f} ms'}", flush=True)
-        shape = {"silos": work.silos, "batch": work.batch, "parameters": parameters(work)}
-        found.append({"work": work.name, "family": entry.family, **shape, "peers": peers})
-    return found
+def work_of(entry: Entry, repetitions: int, threads: int) -> dict[str, Any]:
+    """One work by all its peers in turn."""
+    work = entry.work
+    print(f"{work.name}: {', '.join(entry.peers)}", flush=True)
+    peers = measure(work, entry.peers, repetitions=repetitions, threads=threads)
+    for own in peers.values():
+        middle = sorted(own.seconds)[len(own.seconds) // 2] if own.seconds else None
+        print(f"  {own.peer}: {own.missing if middle is None else f'{1e3 * middle:.2f} ms'}", flush=True)
+    shape = {"silos": work.silos, "batch": work.batch, "parameters": parameters(work)}
+    return {"work": work.name, "family": entry.family, **shape, "peers": peers}
 
 
 def told_by(module: str, *arguments: str) -> dict[str, Any]:
@@ -44,19 +44,24 @@ def told_by(module: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def measured(part: str, chosen: argparse.Namespace) -> dict[str, Any]:
+def measured(part: str, chosen: argparse.Namespace, kept: Kept) -> dict[str, Any]:
     """What one part of the page is made from."""
-    quick = chosen.quick
+    quick, threads = chosen.quick, chosen.threads
     if part == "rounds":
-        return {part: rounds(quick, chosen.repetitions or (2 if quick else 11), chosen.threads, chosen.only)}
+        repetitions = chosen.repetitions or (2 if quick else 11)
+        works = [entry for entry in entries(quick) if chosen.only.lower() in entry.work.name.lower()]
+        return {part: [kept.get(e.work.name, partial(work_of, e, repetitions, threads)) for e in works]}
     if part == "errors":
-        return {part: race.measure(quick, chosen.threads)}
+        sources = tasks.QUICK if quick else tasks.SOURCES
+        return {part: [kept.get(s.title, partial(race.measure, s, quick, threads)) for s in sources]}
     if part == "accountants":
-        asked = [(q.title, compare(q, *((1, 30.0) if quick else (3, 300.0)))) for q in (QUICK if quick else QUESTIONS)]
-        return {part: [{"question": title, "found": found} for title, found in asked]}
+        patience = (1, 30.0) if quick else (3, 300.0)
+        asked = [(q.title, partial(compare, q, *patience)) for q in (QUICK if quick else QUESTIONS)]
+        return {part: [{"question": title, "found": kept.get(title, ask)} for title, ask in asked]}
     if part == "compiling":
-        return {part: told_by("compiling", *(["--quick"] if quick else []))}
-    return {part: scale.measure(quick), "generators": told_by("scale", json.dumps({"quick": quick}))}
+        return {part: kept.get(part, partial(told_by, part, *(["--quick"] if quick else [])))}
+    draw = partial(told_by, "scale", json.dumps({"quick": quick}))
+    return {part: kept.get(part, partial(scale.measure, quick)), "generators": kept.get("generators", draw)}
 
 
 def main() -> None:
@@ -72,13 +77,16 @@ def main() -> None:
     if chosen.out is None and not chosen.quick and (chosen.only or set(chosen.parts) != set(PAGES)):
         parser.error("Expected --out for some parts or works: results/benchmarks holds all of them.")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    results: dict[str, Any] = {"quick": chosen.quick, "threads": chosen.threads, "load": os.getloadavg()[0]}
+    out = chosen.out or Path("runs/peers" if chosen.quick else "results/benchmarks")
+    kept = Kept(out / "parts.json", {"quick": chosen.quick, "threads": chosen.threads, "times": chosen.repetitions})
+    load = kept.get("load", lambda: os.getloadavg()[0])
+    results: dict[str, Any] = {"quick": chosen.quick, "threads": chosen.threads, "load": load}
     for part in PAGES:
         if part in chosen.parts:
-            results |= measured(part, chosen)
-    out = chosen.out or Path("runs/peers" if chosen.quick else "results/benchmarks")
+            results |= measured(part, chosen, kept)
     typed = " ".join(sys.argv[1:])
     write(results, out, f'make bench-peers PEERS="{typed}"' if typed else "make bench-peers")
+    kept.forget()
     for bar in BARS:
         print(f"{bar.verdict(results):>12}  {bar.title}")
     print(f"Wrote {out / 'peers.md'}")

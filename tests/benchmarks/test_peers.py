@@ -5,8 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.peers.accountants import Found
 from benchmarks.peers.errors.choose import CLIPS, STEPS, search
 from benchmarks.peers.errors.page import at, final
+from benchmarks.peers.kept import Kept
+from benchmarks.peers.rounds import Measured
 from benchmarks.peers.works import CLEAR, Work, data, margins, start
 
 CNN = Work("cnn", (), 2, 4, 6, 1.0)
@@ -76,3 +79,16 @@ def test_errors_are_read_at_the_last_round_that_has_ended():
     assert at(line, 2.0) == pytest.approx((0.4 + 0.3) / 2)
     assert at(line, 60.0) == pytest.approx(0.2)
     assert final(line) == (pytest.approx(0.2), pytest.approx(np.std([0.1, 0.3], ddof=1)))
+
+
+def test_a_comparison_that_was_stopped_goes_on_with_what_it_has(tmp_path):
+    path, options = tmp_path / "parts.json", {"quick": False, "times": 3}
+    work = {"work": "w", "peers": {"tacit": Measured("tacit", [0.5, 0.25], 1.5, 80.0, 1e-7)}}
+    found = [Found("Tacit", "replace-one", [0.1], 1.25, 1.0)]
+    kept = Kept(path, options)
+    assert (kept.get("w", lambda: work), kept.get("q", lambda: found)) == (work, found)
+    again = Kept(path, options)
+    assert (again.get("w", pytest.fail), again.get("q", pytest.fail)) == (work, found)
+    assert Kept(path, {**options, "times": 4}).get("w", lambda: "anew") == "anew"
+    Kept(path, options).forget()
+    assert not path.exists()

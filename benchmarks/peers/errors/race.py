@@ -17,7 +17,7 @@ from benchmarks.peers.errors.recipes import (
     checking,
     of_their_own,
 )
-from benchmarks.peers.errors.tasks import QUICK, SOURCES, Source, Task, initial, load, save
+from benchmarks.peers.errors.tasks import Source, Task, initial, load, save
 from benchmarks.peers.rounds import Held
 from benchmarks.peers.worker import load as layers_at
 from benchmarks.peers.works import Layers, distance
@@ -26,12 +26,8 @@ TOLERANCE = 1e-3
 """Of real records some may lie near a tie, which thousands of others outweigh."""
 
 
-def measure(quick: bool, threads: int) -> list[dict[str, Any]]:
-    """Every task: who trained with what, and the error of every round beside the seconds until then."""
-    return [_measured(source, quick, threads) for source in (QUICK if quick else SOURCES)]
-
-
-def _measured(source: Source, quick: bool, threads: int) -> dict[str, Any]:
+def measure(source: Source, quick: bool, threads: int) -> dict[str, Any]:
+    """One task: who trained with what, and the error of every round beside the seconds until then."""
     task = load(source)
     print(f"{task.title}: {', '.join(TRAINERS)}", flush=True)
     plans = {trainer.plan for trainer in TRAINERS.values()}
