@@ -122,8 +122,9 @@ def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float
         less = 1.0 if algorithm.get("sampling") == "poisson" else math.sqrt(0.5)
         return [_mean(algorithm, kind, facts, size, _used(clip**2), less * multipliers[kind])]
     elif kind == "estimate" and name in _MOMENTUM:
+        # The consent tells the multiplier of both parts together, 1/z^2 = 1/z_1^2 + 1/z_2^2.
         z = multipliers["gradient"]
-        noise = algorithm.get("difference_noise", 1.0) * z
+        noise = (multipliers[kind] ** -2 - z**-2) ** -0.5
         return [_mean(algorithm, kind, facts, size, c, m) for c, m in ((far, noise), (clip, z))]
     else:
         c = far if kind in ("difference", "estimate") else clip

@@ -156,7 +156,8 @@ def random_study(rng: np.random.Generator, number: int, silo: str, name: str, ro
     """A study of one algorithm about one silo, drawn at random."""
     held, chosen = silos()[silo], dict[str, Any]()
     if rng.random() < 0.6:
-        chosen["sampling"] = str(rng.choice(["wor", "wr", "poisson", "one-pass"], p=[0.5, 0.2, 0.2, 0.1]))
+        ways = ["wor", "wr", "poisson", "one-pass", "allocation"]
+        chosen["sampling"] = str(rng.choice(ways, p=[0.4, 0.2, 0.2, 0.1, 0.1]))
         chosen["batch_size"] = int(rng.integers(1, min(held.records, 8) + 1))
     clips = [1.0, 1e-3, 1e3, 1e6, 1e-12, 1e-30]
     chosen["clip_norm"] = float(rng.choice(clips, p=[0.6, 0.1, 0.1, 0.1, 0.05, 0.05]))
