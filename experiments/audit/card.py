@@ -18,9 +18,10 @@ def card(found: dict[str, Any]) -> Finding:
             least[setting] = min(row["tightness"], least.get(setting, float("inf")))
     tight = ", ".join(f"{value:.2f} ({setting})" for setting, value in sorted(least.items(), key=lambda own: -own[1]))
     said = f"{len(refuted)} violation(s)" if refuted else "no violation"
+    printed = "; ".join(f"{row['source']} at {row['epsilon_claimed']:g}" for row in found["papers"] if row["violated"])
     return Finding(
         f"{said} in {len(rows)} attacks on releases, {len(door)} of them at the door of real silos, and in "
         f"{len(found['sensitivity'])} searches for the worst record; of what is claimed, at least so much is proven: "
-        f"{tight}",
+        f"{tight}. Printed claims that are provably exceeded: {printed or 'none'}",
         "differs" if refuted else "reproduced",
     )

@@ -71,7 +71,7 @@ def _attacked(algorithm: str, setting: str, canary: Any, trials: int, seed: int)
 def mechanisms(
     trials: int, seed: int, say: Say, journal: Journal, algorithms: Container[str] = tuple(ALGORITHMS), jobs: int = 1
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The opposite canary on everything with all trials; the others, which only find bugs, on schedules with fewer."""
+    """The opposite canary on everything; the others, which only find bugs, on schedules."""
     parts, required, refused = [], {}, {}
     for some in subjects(epsilon=EPSILON, delta=DELTA, algorithms=algorithms):
         if some.target is None:
@@ -82,10 +82,8 @@ def mechanisms(
         cost = _SIMULATED if some.target.path == "simulated" else _COSTS.get(setting.channel, 1.0)
         several = setting.channel == "direct" and setting.name == "schedule"
         for canary in CANARIES if several else CANARIES[:1]:
-            share = setting.share if canary == CANARIES[0] else 0.05
-            own, name = max(int(trials * share), 2000), f"{some.label}, {canary}"
-            given = (some.entry.name, setting.name, canary, own, seed)
-            parts.append(Part(name, own * releases * cost, _attacked, given))
+            name, given = f"{some.label}, {canary}", (some.entry.name, setting.name, canary, trials, seed)
+            parts.append(Part(name, trials * releases * cost, _attacked, given))
             required[name] = setting.tight if canary == CANARIES[0] else None
     journal.fill(parts, jobs=jobs, say=say)
     return [journal.rows[part.name] | {"required": required[part.name]} for part in parts], refused

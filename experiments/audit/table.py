@@ -39,10 +39,7 @@ _ALWAYS = {"moment_rounds", "frequencies"}  # have a default, with which there i
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run an algorithm, small enough for many trials, and how tight its audit must be.
-
-    ``share`` is the share of the trials that a setting gets.
-    """
+    """One way to run an algorithm, small enough for many trials, and how tight its audit must be."""
 
     name: str
     sampling: Sampling
@@ -51,7 +48,6 @@ class Setting:
     batch: int | None
     tight: float | None
     channel: Channel = "direct"
-    share: float = 1.0
 
 
 SETTINGS = (
@@ -63,6 +59,8 @@ SETTINGS = (
     Setting("Poisson", "poisson", 2, 8, 2, 0.1),
     # Of so few batches every one is priced as known; where the record is stays secret all the same.
     Setting("random allocation", "allocation", 4, 8, 2, None),
+    # Eight of the 64 batches of an epoch, which is priced for a secret place.
+    Setting("random allocation of 64", "allocation", 8, 64, 1, None),
     # The record is in one of two batches; what the other one says has nothing to do with it.
     Setting("one pass", "one-pass", 2, 8, 2, None),
     # The other silo colludes, so that nobody else's noise hides this one.
@@ -71,7 +69,7 @@ SETTINGS = (
     # One silo colludes and knows its own share; another honest one adds the rest of the noise.
     Setting("pairwise", "full", 2, 4, None, 0.5, "pairwise"),
     Setting("trusted server", "full", 10, 4, None, 0.7, "trusted"),
-    Setting("open", "full", 4, 4, None, None, "open", 0.1),
+    Setting("open", "full", 4, 4, None, None, "open"),
 )
 
 
