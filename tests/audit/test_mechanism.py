@@ -17,6 +17,7 @@ from tests.audit.strict import beyond
 EPSILON, DELTA, TRIALS = 4.0, 1e-5, 1000
 FULL = Setting("schedule", "full", 2, 4, None, None)
 ONE_PASS = Setting("one pass", "one-pass", 2, 8, 2, None)
+FOUR, PARTS = Setting("four rounds", "full", 4, 4, None, None), Setting("parts", "one-pass", 4, 8, 4, None)
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -26,11 +27,20 @@ def of(algorithm, setting):
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [("mu2-sgd", FULL), ("ce-psgm-fg", FULL), ("local-sgd", FULL), ("sgda", FULL), ("prox-sgd", ONE_PASS)],
+    [
+        ("mu2-sgd", FULL),
+        ("ce-psgm-fg", FULL),
+        ("local-sgd", FULL),
+        ("sgda", FULL),
+        ("prox-sgd", ONE_PASS),
+        ("warm-spider", FOUR),
+        ("localised-mb-sgd", PARTS),
+        ("mr-mtl", FULL),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_no_algorithm_says_more_than_it_claims(name, setting):
-    """Running sums, rounds in turn with a memory, local steps, several blocks, a pass."""
+    """Running sums, rounds in turn with a memory, local steps, blocks, a pass, a warm start, parts, own models."""
     result = audit_subject(of(name, setting), "opposite", trials=TRIALS, seed=0)
     assert result.path == "door"
     assert result.label == f"{name}, {setting.name}"

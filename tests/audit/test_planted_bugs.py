@@ -1,5 +1,7 @@
 """The auditor earns its keep: bugs that are planted into the code of the door are found, each of them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from tacit.deploy.silo.answering import EXACT
 from tacit.objectives import Objective, Problem, mlp, squared
 from tacit.plans.catalogue import find
 from tacit.privacy import price
+from tacit.privacy.allocation import is_amplified
 from tacit.privacy.strategy import ONE, Strategy
 from tacit.silo import coins, door, integers, local_reports
 from tacit.silo.batches import SecretBatch
@@ -25,14 +28,20 @@ PASS = Setting("pass", "one-pass", 16, 16, 1, None)
 WITHOUT_REPLACEMENT = Setting("wor", "wor", 1, 256, 1, None)
 SUM = Setting("sum", "full", 1, 4, None, None, "shuffled-sum")
 REPORTS = Setting("reports", "full", 1, 4, None, None, "shuffled-reports")
+STEPS = Setting("steps", "full", 4, 4, None, None)
+PARTS = Setting("parts", "one-pass", 4, 8, 4, None)
+# Four of the 64 batches of an epoch; every record is in one of the 64.
+EPOCH = Setting("epoch", "allocation", 4, 64, 1, None)
+# A warm round and then SPIDER's, two phases on parts of their own, a silo's own model.
+LATER = [("warm-spider", STEPS), ("localised-mb-sgd", PARTS), ("mr-mtl", TWICE)]
 # So large that a bug shows in few trials.
 EPSILON, DELTA, TRIALS = 4.0, 1e-5, 1000
 
 
-def audit(setting=FULL, *, canary="opposite", epsilon=EPSILON, name="mb-sgd"):
+def audit(setting=FULL, *, canary="opposite", epsilon=EPSILON, name="mb-sgd", trials=TRIALS):
     some = subject(find(name), setting, epsilon=epsilon, delta=DELTA)
     assert some.target.path == "door"
-    return audit_mechanism(some.target, trials=TRIALS, seed=0, label="planted", canary=canary)
+    return audit_mechanism(some.target, trials=trials, seed=0, label="planted", canary=canary)
 
 
 @pytest.mark.parametrize("setting", [FULL, WITHOUT_REPLACEMENT, SUM, REPORTS], ids=lambda s: s.name)
@@ -40,10 +49,31 @@ def test_without_a_bug_nothing_is_found(setting):
     assert not beyond(audit(setting))
 
 
-def test_noise_for_half_the_sensitivity(monkeypatch):
+@pytest.mark.parametrize(("name", "setting"), [("mb-sgd", FULL), *LATER], ids=lambda own: getattr(own, "name", own))
+def test_noise_for_half_the_sensitivity(monkeypatch, name, setting):
+    """Without the bug nothing is found: `tests/audit/test_mechanism.py`."""
     right = door.noise_scale
     monkeypatch.setattr(door, "noise_scale", lambda *terms: right(*terms) / 2)
-    assert audit().violated
+    assert audit(setting, name=name, trials=2 * TRIALS).violated
+
+
+@pytest.mark.parametrize(("name", "setting"), LATER, ids=lambda own: getattr(own, "name", own))
+def test_a_clip_that_is_not_applied(monkeypatch, name, setting):
+    """The check leaves out what is too loud; without it all of that is heard."""
+    right = door.quantise
+
+    def unclipped(vectors, clip, limit):
+        made = right(vectors, clip, limit)
+        return made._replace(formed=4 * made.formed)
+
+    monkeypatch.setattr(door, "quantise", unclipped)
+    assert not beyond(audit(setting, name=name))
+
+    def unchecked(stored, present, limit, *, nonnegative):
+        return integers.Sums(stored.formed[present].sum(axis=0), {})
+
+    monkeypatch.setattr(door, "checked_sum", unchecked)
+    assert audit(setting, name=name).violated
 
 
 def test_a_sampler_with_half_the_deviation(monkeypatch):
@@ -167,6 +197,71 @@ def test_a_batch_that_is_not_secret(monkeypatch):
 
     monkeypatch.setattr(door, "secret_batch", known)
     assert audit(WITHOUT_REPLACEMENT, epsilon=1.0).violated
+
+
+def test_a_warm_round_without_noise(monkeypatch):
+    """The first of the four rounds; the sampler is called once in each."""
+    calls = []
+
+    def later_only(size, sigma):
+        calls.append(size)
+        return discrete_gaussian(size, sigma) if len(calls) % STEPS.rounds != 1 else np.zeros(size, np.int64)
+
+    monkeypatch.setattr(deployed, "EXACT", EXACT._replace(gaussian=later_only))
+    assert audit(STEPS, name="warm-spider").violated
+
+
+def test_a_warm_round_that_is_not_paid_for():
+    """The budget of SPIDER's one round is claimed for both."""
+    target = subject(find("warm-spider"), TWICE, epsilon=8.0, delta=DELTA).target
+    assert target.algorithm.schedule == ("warm", "gradient")
+    terms = {"trials": 3 * TRIALS, "seed": 0, "label": "planted"}
+    assert not beyond(audit_mechanism(target, **terms))
+    assert audit_mechanism(target, claim=target.claim("gradient"), **terms).violated
+
+
+def test_a_part_of_the_records_that_two_phases_read(monkeypatch):
+    """Parts begin where they should, and the price is that of one phase; or all of them begin with the first."""
+    terms = {"name": "localised-mb-sgd", "epsilon": 8.0, "trials": 3 * TRIALS}
+    assert not beyond(audit(PARTS, **terms))
+    monkeypatch.setattr(door, "pass_position", lambda *terms: 0)
+    assert audit(PARTS, **terms).violated
+
+
+def epoch():
+    """The audit of an epoch whose price counts on a secret place; a known one would cost far more."""
+    target = subject(find("mb-sgd"), EPOCH, epsilon=1.0, delta=DELTA).target
+    [event] = target.deployed.own.events
+    assert is_amplified(EPOCH.records, event.noise_multiplier)
+    known = price([replace(event, sampling="one-pass", capacity=None)], delta=DELTA)
+    assert target.claim(None).epsilon == pytest.approx(1.0, rel=2e-3)
+    assert known.epsilon > 5.0
+    return audit_mechanism(target, trials=4 * TRIALS, seed=0, label="planted")
+
+
+def test_a_secret_place_in_an_epoch_hides_what_it_is_priced_for():
+    assert not beyond(epoch())
+
+
+def test_an_epoch_with_the_record_in_every_batch(monkeypatch):
+    def every(sampling, *, count, **rest):
+        return SecretBatch(np.arange(count), np.ones(count, bool))
+
+    monkeypatch.setattr(door, "secret_batch", every)
+    assert epoch().violated
+
+
+def test_an_epoch_whose_places_are_known(monkeypatch):
+    """Each record is in one batch, as it should be, and the same one in every study."""
+    monkeypatch.setattr(door, "allotted", lambda seed, epoch, count, batches: np.arange(count) % batches)
+    assert epoch().violated
+
+
+def test_an_epoch_with_an_eighth_of_its_noise(monkeypatch):
+    """In most studies the record is in no round that is heard, and half of the noise would show in many trials only."""
+    right = door.noise_scale
+    monkeypatch.setattr(door, "noise_scale", lambda *terms: right(*terms) / 8)
+    assert epoch().violated
 
 
 def test_a_budget_per_round_that_was_meant_for_all_rounds():

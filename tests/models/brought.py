@@ -65,6 +65,24 @@ class NnxMlp(nnx.Module):
         return self.layer_2(nnx.relu(self.layer_1(x)))
 
 
+class EquinoxCnn(equinox.Module):
+    """Of one record, with channels first inside."""
+
+    conv: equinox.nn.Conv2d
+    hidden: equinox.nn.Linear
+    out: equinox.nn.Linear
+
+    def __init__(self) -> None:
+        key = jax.random.key(0)
+        self.conv = equinox.nn.Conv2d(IMAGE[2], CHANNELS, 5, key=key)
+        self.hidden = equinox.nn.Linear(4 * 4 * CHANNELS, HIDDEN, key=key)
+        self.out = equinox.nn.Linear(HIDDEN, 3, key=key)
+
+    def __call__(self, x: Any) -> Any:
+        x = equinox.nn.MaxPool2d(2, 2)(self.conv(x.transpose(2, 0, 1)))
+        return self.out(jax.nn.relu(self.hidden(jax.nn.relu(x).transpose(1, 2, 0).ravel())))
+
+
 def _dense(layer: Any) -> dict[str, Any]:
     return {"kernel": layer["w"], "bias": layer["b"]}
 
@@ -137,7 +155,25 @@ def cnns() -> dict[str, Brought]:
         "tacit": Brought(Problem(Objective(ours, softmax())), lambda p: p, lambda p: p),
         "torch": Brought(Problem(from_torch(TorchCnn(), softmax())), into_torch, from_it),
         "linen": Brought(Problem(from_flax(LinenCnn(), softmax(), features=IMAGE)), into_flax, from_flax_tree),
+        "equinox": _equinox_cnn(into_torch, from_it),
     }
+
+
+def _equinox_cnn(into_torch: Callable[[Any], Any], from_it: Callable[[Any], Any]) -> Brought:
+    """Its weights are those of torch, but for one shape."""
+    module, names = EquinoxCnn(), ("conv", "hidden", "out")
+    form = jax.tree.structure(equinox.filter(module, equinox.is_inexact_array))
+
+    def into(ours: Any) -> Any:
+        made = into_torch(ours)
+        made["conv"]["bias"] = made["conv"]["bias"][:, None, None]
+        return jax.tree.unflatten(form, [made[name][part] for name in names for part in ("weight", "bias")])
+
+    def back(theirs: Any) -> Any:
+        leaves = iter(jax.tree.leaves(theirs))
+        return from_it({name: {"weight": next(leaves), "bias": next(leaves).ravel()} for name in names})
+
+    return Brought(Problem(from_equinox(module, softmax())), into, back)
 
 
 NETWORKS = {"mlp": (mlps, SIZES[:1]), "cnn": (cnns, IMAGE)}

@@ -32,7 +32,7 @@ ALGORITHMS = {
 }
 FORMS = [
     (network, form)
-    for network, forms in (("mlp", ("torch", "linen", "nnx", "equinox")), ("cnn", ("torch", "linen")))
+    for network, forms in (("mlp", ("torch", "linen", "nnx", "equinox")), ("cnn", ("torch", "linen", "equinox")))
     for form in forms
 ]
 
@@ -60,9 +60,9 @@ def test_a_simulation_without_noise_takes_the_path_of_ours(network, form, name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_the_door_takes_the_path_of_ours_with_a_torch_module(network, name):
-    ours, theirs, first, data = pair(network, "torch")
+@pytest.mark.parametrize(("network", "form"), FORMS)
+def test_the_door_takes_the_path_of_ours(network, form, name):
+    ours, theirs, first, data = pair(network, form)
     found = [own.ours(through_doors(own.problem, own.theirs(first), data, name)) for own in (ours, theirs)]
     assert largest(*found) < 1e-4
     assert largest(found[0], first) > 1e-2
