@@ -1,6 +1,8 @@
 """What the comparison with peers decides by itself: ties, settings, and what its tables read off a run."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -92,3 +94,11 @@ def test_a_comparison_that_was_stopped_goes_on_with_what_it_has(tmp_path):
     assert Kept(path, {**options, "times": 4}).get("w", lambda: "anew") == "anew"
     Kept(path, options).forget()
     assert not path.exists()
+
+
+def test_the_memory_of_a_worker_is_its_own_and_not_what_its_parent_held():
+    """A parent of 400 MB starts a small process."""
+    held = np.ones(50_000_000)
+    program = "import sys, json; from benchmarks.peers.worker import peak_megabytes as p; print(p())"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 20 < float(said) < held.nbytes / 2**20
