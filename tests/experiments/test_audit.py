@@ -74,9 +74,12 @@ def test_the_card_of_the_gallery_follows_from_the_findings():
     row = {"path": "door", "required": 0.7, "tightness": 0.91, "label": "mb-sgd, schedule"}
     rows = [row, {**row, "tightness": 0.8, "label": "ridge, schedule"}, {**row, "required": None, "tightness": 0.1}]
     rows += [{**row, "path": "simulated", "tightness": 0.2}]
-    said = card({"mechanisms": rows, "sensitivity": [{}], "violations": []})
+    printed = [{"source": "Theorem 3", "epsilon_claimed": e, "violated": e > 6} for e in (6.0, 12.0)]
+    found = {"mechanisms": rows, "sensitivity": [{}], "violations": [], "papers": printed}
+    said = card(found)
     assert said.verdict == "reproduced"
     assert "no violation in 4 attacks on releases, 3 of them at the door" in said.found
-    assert said.found.endswith("proven: 0.80 (schedule)")
-    refuted = card({"mechanisms": rows, "sensitivity": [{}], "violations": ["one"]})
+    assert "proven: 0.80 (schedule)." in said.found
+    assert said.found.endswith("provably exceeded: Theorem 3 at 12")
+    refuted = card({**found, "violations": ["one"]})
     assert (refuted.verdict, refuted.found[:14]) == ("differs", "1 violation(s)")
