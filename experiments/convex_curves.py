@@ -142,10 +142,8 @@ class Design:
         """In how many cases minibatch SGD is ahead of Local SGD."""
         kinds = {k: len(v) for k, v in _cases({n: data["curves"][f"M={n}"] for n in self.participants}).items()}
         total = sum(kinds.values())
-        said = (
-            f"priced exactly and tuned alike, MB-SGD is clearly ahead of Local SGD in {kinds['ahead']} of {total} cases"
-        )
-        said += f", clearly behind in {kinds['behind']} and level in {kinds['level']}"
+        ahead = f"priced exactly and tuned alike, MB-SGD is clearly ahead of Local SGD in {kinds['ahead']} of {total}"
+        said = f"{ahead} cases, clearly behind in {kinds['behind']} and level in {kinds['level']}"
         most = max(kinds, key=lambda kind: kinds[kind])
         word = {"ahead": "partly", "level": "level", "behind": "differs"}[most]
         return Finding(said, "reproduced" if kinds["ahead"] == total else word)

@@ -99,6 +99,6 @@ def test_a_comparison_that_was_stopped_goes_on_with_what_it_has(tmp_path):
 def test_the_memory_of_a_worker_is_its_own_and_not_what_its_parent_held():
     """A parent of 400 MB starts a small process."""
     held = np.ones(50_000_000)
-    program = "import sys, json; from benchmarks.peers.worker import peak_megabytes as p; print(p())"
+    program = "from benchmarks.peers.worker import peak_megabytes; print(peak_megabytes())"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert 20 < float(said) < held.nbytes / 2**20

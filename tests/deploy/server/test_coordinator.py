@@ -155,9 +155,9 @@ def test_a_plan_is_proposed_once_and_again_to_who_does_not_know_it(world, tmp_pa
     coordinator = conductor_of(plan_like(name="once"), world, tmp_path, transport=transport)
     transport.counts.clear()
     coordinator.run()
-    proposal = rounds = dict.fromkeys(map(str, sockets), 1)
-    finish = rounds
-    assert transport.counts == [proposal, rounds, rounds, rounds, {str(sockets[2]): 2}, rounds, finish]
+    once = dict.fromkeys(map(str, sockets), 1)
+    # The proposal, three rounds, the silo that forgot, the last round, and the end.
+    assert transport.counts == [once, once, once, once, {str(sockets[2]): 2}, once, once]
 
 
 class Refusing(LocalTransport):
