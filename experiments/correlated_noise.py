@@ -15,18 +15,9 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.common import (
-    best_by,
-    epsilon_axis,
-    grid_of,
-    interval,
-    noise_for,
-    records_of,
-    together,
-    train,
-    verdict,
-)
+from experiments.common import Runner, epsilon_axis, interval, noise_for, records_of, together, verdict
 from experiments.folder import Data, Experiment, Finding, Parts, save, table
+from experiments.search import Point, Space, Trials, refuse_edges, search
 from tacit import data
 from tacit.data import Federation
 from tacit.objectives import Objective, Problem, linear, softmax
@@ -40,8 +31,8 @@ from tacit.simulate.compiled import Seed
 PROBLEM = Problem(Objective(linear(784, 10), softmax()))
 SILOS, BATCHES, CLIP, DELTA = 10, 100, 1.0, 1e-5
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-STEPS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Step size x rounds: chosen for each method and epsilon by the error on validation images."""
+STEPS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
+"""Step size x rounds to begin with: chosen for each method and epsilon by the error on validation images."""
 TUNING, SEEDS = 3, 5
 METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "fresh, one pass": ("mb-sgd", BATCHES, {"sampling": "one-pass", "output": "last"}),
@@ -60,14 +51,15 @@ def compute(given: Any) -> Data:
     settings = {"epsilons": EPSILONS, "steps": STEPS, "seeds": SEEDS, "tuning": TUNING, "tiny": given.tiny}
     parts = Parts(given.out / "parts.json", settings)
     noise = parts.get("noise", lambda: [_noise(*shape) for shape in SHAPES])
-    federation = _federation(given.tiny)
-    chosen, errors = {}, {}
+    federation, found = _federation(given.tiny), {}
     for name in METHODS:
+        method = Tuned(name, federation, Trials(given.out / "trials.jsonl", settings))
         for epsilon in EPSILONS[1:2] if given.tiny else EPSILONS:
             label = f"{name}, epsilon {epsilon:g}"
-            found = parts.get(label, partial(_trained, federation, name, epsilon))
-            chosen[label], errors[label] = found["step"], found["error"]
-    return {**settings, "delta": DELTA, "silos": SILOS, "noise": noise, "chosen": chosen, "errors": errors}
+            found[label] = parts.get(label, partial(method.cell, epsilon))
+    parted = {part: {label: row[part] for label, row in found.items()} for part in ("choice", "error")}
+    told = {"delta": DELTA, "silos": SILOS, "noise": noise}
+    return {**settings, **told, "choices": parted["choice"], "errors": parted["error"]}
 
 
 def _noise(rounds: int, apart: int) -> dict[str, float]:
@@ -93,35 +85,42 @@ def _federation(tiny: bool) -> Federation:
     return replace(made, silos=silos)
 
 
-def _trained(federation: Federation, name: str, epsilon: float) -> dict[str, Any]:
-    """The step that errs least on validation images, and the test error of each seed with it."""
-    algorithm, rounds, own = METHODS[name]
-    records = records_of(federation)
-    batch = min(records) // BATCHES
-    terms = {"clip_norm": CLIP, "batch_size": None if own["sampling"] == "full" else batch, "num_rounds": rounds, **own}
-    if own["sampling"] == "poisson":
-        terms["capacity"] = 2 * batch
+class Tuned:
+    """One method, its program and its trials at all budgets."""
 
-    def priced(noise_multiplier: Any) -> Any:
-        return find(algorithm).build(PROBLEM, step_size=1.0, noise_multiplier=noise_multiplier, **terms)
+    def __init__(self, name: str, federation: Federation, trials: Trials) -> None:
+        self.name, self.federation, self.trials = name, federation, trials
+        self.runner = Runner(self.build, PROBLEM.objective, None, (6,))
 
-    noise = noise_for(priced, records, epsilon, DELTA)
+    def build(self, noise_multiplier: Any, step: Any = 1.0) -> Any:
+        """The algorithm; ``step`` is step size x rounds."""
+        algorithm, rounds, own = METHODS[self.name]
+        batch = min(records_of(self.federation)) // BATCHES
+        terms = {"clip_norm": CLIP, "batch_size": None if own["sampling"] == "full" else batch, "num_rounds": rounds}
+        if own["sampling"] == "poisson":
+            terms["capacity"] = 2 * batch
+        given = {"step_size": step / rounds, "noise_multiplier": noise_multiplier, **terms, **own}
+        return find(algorithm).build(PROBLEM, **given)
 
-    def build(step: Any) -> Any:
-        return find(algorithm).build(PROBLEM, step_size=step / rounds, noise_multiplier=noise, **terms)
+    def cell(self, epsilon: float) -> dict[str, Any]:
+        """The step that errs least on validation images, and the test error of each of other seeds with it."""
+        noise = float(noise_for(self.build, records_of(self.federation)[:1], epsilon, DELTA)[0])
+        space = Space(f"{self.name}, {epsilon:g}", {"step": STEPS}, derived=lambda _: {"noise_multiplier": noise})
+        choice = search(space, self.trials, self.run, "validation_error", seeds=range(TUNING))
+        reported = range(TUNING, TUNING + SEEDS)
+        found = self.trials.get(space.label, [choice["point"]], reported, self.run)["test_error"][:, 0]
+        return {"choice": choice, "error": [float(error) for error in found]}
 
-    points = grid_of(step=STEPS)
-    tuning = [_seed(federation, "validation", s) for s in range(TUNING)]
-    scores = train(build, points, tuning, PROBLEM.objective, rounds=rounds)
-    best = points[best_by([0] * len(points), scores["validation_error"])[0]]
-    seeds = [_seed(federation, "test", TUNING + s) for s in range(SEEDS)]
-    found = train(build, [best], seeds, PROBLEM.objective, rounds=rounds)["test_error"][:, 0]
-    return {"step": best["step"], "error": [float(error) for error in found]}
+    def run(self, points: list[Point], number: int) -> Any:
+        """Trials on one seed."""
+        found = [self.runner(points[i : i + 6], _seed(self.federation, number)) for i in range(0, len(points), 6)]
+        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
-def _seed(federation: Federation, part: str, number: int) -> Seed:
+def _seed(federation: Federation, number: int) -> Seed:
     silos = enrol([silo.train for silo in federation.silos], [silo.name for silo in federation.silos])
-    return Seed(jax.random.key(number), PROBLEM.objective.init(jax.random.key(0)), silos, together(federation, [part]))
+    measured = together(federation, ["validation", "test"])
+    return Seed(jax.random.key(number), PROBLEM.objective.init(jax.random.key(0)), silos, measured)
 
 
 def draw(folder: Path, data: Data) -> None:
@@ -146,7 +145,8 @@ def words(data: Data) -> Data:
     pairs = [("fresh, one pass", "remembers, one pass"), ("fresh, four passes", "remembers, four passes")]
     errors = {(n, e): np.asarray(data["errors"][f"{n}, epsilon {e:g}"]) for n in METHODS for e in epsilons}
     said = [[verdict(interval(errors[b, e] - errors[a, e])) for e in epsilons] for a, b in pairs]
-    edges = [label for label, step in data["chosen"].items() if step in (STEPS[0], STEPS[-1])]
+    if not data["tiny"]:
+        refuse_edges(data["choices"])
     noise = [[r["rounds"], -(-r["rounds"] // r["apart"]), f"{r['fresh']:.1f}", *_shown(r)] for r in data["noise"]]
     return {
         "sums": table(["rounds", "passes", "fresh", "promised", "measured"], noise),
@@ -154,7 +154,6 @@ def words(data: Data) -> Data:
         "best": ", ".join(f"{name} at {e:g}" for e, name in zip(epsilons, best, strict=True)),
         "counts": [{word: own.count(word) for word in ("below", "level", "above")} for own in said],
         "of": len(epsilons),
-        "edges": "; ".join(edges) or "none",
         "clip": CLIP,
     }
 

@@ -4,14 +4,16 @@
 
 A *rehearsal* trains on records that are made up from public facts alone: how many records each silo has, how many
 features, the bound of their norm, the task and its classes. Step, clip and rounds that err least there are used on the
-real records, so that tuning costs no privacy. Every method has the same grid, of which every second step and clip is
-tried first, and then all neighbours of the best.
+real records, so that tuning costs no privacy. Every method is searched by one rule on one lattice: first a coarse part
+of it, then all neighbours of the best point until none is better. So the best point lies inside of what was tried,
+unless a search was ended before: such choices are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.common import Runner, grid_of, interval, noise_for, records_of, seeds_of, train
+from experiments.common import Runner, interval, noise_for, records_of, seeds_of, verdict
 from experiments.folder import Data, Experiment, Finding, Parts, save, table
 from tacit.algorithm import Algorithm
 from tacit.data import Federation
@@ -30,18 +32,34 @@ from tacit.plans.spec import load_study
 from tacit.simulate.compiled import Seed
 from tacit.studies.federation import federation_of
 
-STUDIES = ("heart-disease", "insurance-linear", "adult-fair", "credit-card-fair", "california-housing-mlp",
+STUDIES = ("heart-disease", "adult-fair", "credit-card-fair", "acs-income-fair", "california-housing-mlp",
            "mnist-logistic-parity")  # fmt: skip
 """Shipped studies whose records and silos are used, with a linear model."""
-EPSILONS, DELTA, SEEDS = (0.5, 1.0, 2.0, 4.0, 8.0), 1e-5, 5
-ROUNDS = (10, 40)
-TRAVELS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Step times clip: how far one round may move a model."""
-CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)
-"""Below the least of them all gradients are clipped and only the travel counts; above the largest none is."""
-REHEARSED, SCORED = 20_000, 5_000
+MOST = 3_000
+"""Records of a silo that are used, at most."""
+EPSILONS, DELTA, SEEDS = (0.5, 2.0, 8.0), 1e-5, 5
+ROUNDS, FIRST_ROUNDS = (3, 10, 30, 90), (10, 30)
+"""Rounds that may be tried, and those that are tried first; the next of them where the best lies at an end."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values ``base`` x ``ratio`` to the power of every whole number, and the powers to begin with."""
+
+    base: float
+    ratio: float
+    first: tuple[int, ...]
+
+
+AXES = {"travel": Axis(0.1, 10**0.5, (-3, -1, 1, 3, 5)), "clip_norm": Axis(0.3, 10**0.5, (-2, 0, 2))}
+"""Step times clip, which is how far one round may move a model; and the clip."""
+OWN: dict[str, dict[str, Axis]] = {"localised-mb-sgd": {"strength": Axis(0.1, 10.0, (0,))}}
+"""What a method needs beyond these, and no fact that is public gives."""
+STEPS, BETTER = 8, 1e-4
+"""How often a search goes on to neighbours at most, and by which part of its error a better point must be better."""
+REHEARSED, SCORED = 10_000, 5_000
 """A rehearsal is repeated until so many records were made up, and scored on at least so many others."""
-WIDTH = 40
+WIDTH = 24
 """How many points are trained in one program."""
 
 _FULL: dict[str, Any] = {"sampling": "full"}
@@ -55,7 +73,6 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "mb-sgd, one pass": ("mb-sgd", {"sampling": "one-pass", "output": "last"}),
     "dp-ftrl": ("dp-ftrl", {"sampling": "one-pass"}),
     "mu2-sgd": ("mu2-sgd", {"sampling": "one-pass"}),
-    "prox-sgd": ("prox-sgd", {"sampling": "one-pass"}),
     "accelerated-mb-sgd": ("accelerated-mb-sgd", _FULL),
     "one-pass-accelerated": ("one-pass-accelerated", {"sampling": "one-pass"}),
     "localised-mb-sgd": ("localised-mb-sgd", {"sampling": "one-pass"}),
@@ -68,118 +85,182 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "warm-spider": ("warm-spider", {**_PHASES, "warm_rounds": 2}),
     "diff2-gd": ("diff2-gd", _PHASES),
     "diff2-bvr-lsgd": ("diff2-bvr-lsgd", {**_PHASES, "local_steps": 2}),
-    "mb-psgm": ("mb-psgm", _PHASES),
     "mb-psgm-fg": ("mb-psgm-fg", _PHASES),
-    "ce-psgm": ("ce-psgm", {**_PHASES, "local_steps": 2}),
     "ce-psgm-fg": ("ce-psgm-fg", {**_PHASES, "local_steps": 2}),
     "local-sgd": ("local-sgd", {**_FULL, "local_steps": 2}),
 }
-AXES: dict[str, dict[str, tuple[float, ...]]] = {"localised-mb-sgd": {"strength": (0.01, 0.1, 1.0)}}
-"""What a method needs beyond step and clip, and no fact that is public gives."""
-_MOST_BEHIND = 50.0
+SAME = {"prox-sgd": "mb-sgd, one pass", "mb-psgm": "mb-psgm-fg", "ce-psgm": "ce-psgm-fg"}
+"""Algorithms that with these terms and a linear model without a regulariser are one of the above."""
+LEFT_OUT = ("sgda", "steffle", "fedfdp", "lagrangian-dual", "mr-mtl")
+"""Algorithms for fairness, for saddle points, or whose models are the silos' own."""
 DIRECT_ONLY = ("dp-ftrl", "local-sgd")
 """What has no price through pairwise sums."""
+_MOST_BEHIND = 50.0
+Point = tuple[int, ...]
+"""The powers of a point on its axes."""
 
 
 def compute(given: Any) -> Data:
     """Every study, channel and method, at all budgets."""
-    settings = {"epsilons": EPSILONS, "rounds": ROUNDS, "travels": TRAVELS, "clips": CLIPS, "seeds": SEEDS}
+    settings = {"epsilons": EPSILONS, "rounds": ROUNDS, "seeds": SEEDS, "most": MOST}
     parts = Parts(given.out / "parts.json", {**settings, "tiny": given.tiny})
     found: dict[str, Any] = {}
     for study in STUDIES[:1] if given.tiny else STUDIES:
+        case = Case(study, given.tiny)
         for channel in ("direct", "pairwise"):
             for name in (n for n in METHODS if channel == "direct" or n not in DIRECT_ONLY):
                 label = f"{study} | {channel} | {name}"
-                found[label] = parts.get(label, partial(_one, study, channel, name, given.tiny))
+                found[label] = parts.get(label, partial(case.method, channel, name))
     return {**settings, "delta": DELTA, "found": found}
 
 
-def _one(study: str, channel: str, name: str, tiny: bool) -> dict[str, Any]:
-    """By epsilon: the point that errs least in rehearsal, and its test errors on the real records."""
-    federations = [federation_of(load_study(study), seed) for seed in range(2 if tiny else SEEDS)]
-    problem, records = _problem(federations[0]), records_of(federations[0])
-    times = 1 if tiny else max(1, min(SEEDS, REHEARSED // sum(records)))
-    rehearsed = seeds_of([rehearsal(federations[0], i) for i in range(times)], problem.objective, ("test",))
-    metric, epsilons = _metric(federations[0]), EPSILONS[1:2] if tiny else EPSILONS
-    real = seeds_of(federations, problem.objective, ("test",))
-    best: dict[float, tuple[float, int, dict[str, Any]]] = dict.fromkeys(epsilons, (np.inf, 0, {}))
-    for rounds in ROUNDS[:1] if tiny else ROUNDS:
-        build, noise = _builder(problem, records, channel, name, epsilons, rounds)
-        runner = Runner(build, problem.objective, None, (WIDTH,))
-        for epsilon, (error, point) in _rehearsed(
-            partial(_errors, runner, rehearsed, metric), name, noise, tiny
-        ).items():
-            if error < best[epsilon][0]:
-                best[epsilon] = (error, rounds, point)
-    found: dict[str, Any] = {}
-    for rounds in {rounds for _, rounds, _ in best.values()}:
-        build, _ = _builder(problem, records, channel, name, epsilons, rounds)
-        chosen = {epsilon: point for epsilon, (_, own, point) in best.items() if own == rounds}
-        errors = train(build, list(chosen.values()), real, problem.objective, rounds=10**9)[metric]
-        for column, (epsilon, point) in enumerate(chosen.items()):
-            plain = {key: value for key, value in point.items() if key not in ("epsilon", "noise_multiplier")}
-            axes = {"travel": TRAVELS, **AXES.get(name, {})}
-            edge = any(point[axis] in (values[0], values[-1]) for axis, values in axes.items())
-            row = {"error": [float(error) for error in errors[:, column]], "rounds": rounds, **plain, "edge": edge}
-            found[f"{epsilon:g}"] = row
-    return found
+class Case:
+    """The records of one study, and those of its rehearsals."""
+
+    def __init__(self, study: str, tiny: bool) -> None:
+        federations = [_fewer(federation_of(load_study(study), seed)) for seed in range(2 if tiny else SEEDS)]
+        first, self.tiny = federations[0], tiny
+        self.problem, self.records = _problem(first), records_of(first)
+        self.metric = "test_loss" if first.task == "regression" else "test_error"
+        times = 1 if tiny else max(1, min(SEEDS, REHEARSED // sum(self.records)))
+        made = [rehearsal(first, i) for i in range(times)]
+        self.rehearsed = seeds_of(made, self.problem.objective, ("test",))
+        self.real = seeds_of(federations, self.problem.objective, ("test",))
+
+    def method(self, channel: str, name: str) -> dict[str, Any]:
+        """By epsilon: the point that errs least in rehearsal, and its test errors on the real records."""
+        trials = Trials(self, channel, name)
+        found = {}
+        for epsilon, (rounds, best) in trials.best().items():
+            point = trials.values(best.point)
+            errors = [float(trials.errors(rounds, [(epsilon, best.point)], [seed])[0]) for seed in self.real]
+            settled = best.settled and rounds not in (ROUNDS[0], ROUNDS[-1])
+            found[f"{epsilon:g}"] = {"error": errors, "rounds": rounds, **point, "settled": settled}
+        return found
 
 
-def _errors(runner: Runner, rehearsed: Sequence[Seed], metric: str, points: list[dict[str, Any]]) -> np.ndarray:
-    """The mean error of every point over the rehearsals; a run that diverged is infinitely bad."""
-    parts = [points[i : i + WIDTH] for i in range(0, len(points), WIDTH)]
-    found = [np.concatenate([runner(part, seed)[metric] for part in parts]) for seed in rehearsed]
-    return np.nan_to_num(np.mean(found, axis=0), nan=np.inf)
+@dataclass
+class Best:
+    """The best point of a search, and whether all its neighbours were tried."""
+
+    point: Point
+    error: float
+    settled: bool = False
 
 
-def _rehearsed(
-    errors: Callable[[list[dict[str, Any]]], np.ndarray], name: str, noise: dict[float, np.ndarray], tiny: bool
-) -> dict[float, tuple[float, dict[str, Any]]]:
-    """The best point at every budget: every second travel and clip is tried, then the neighbours of the best."""
-    travels, clips = (TRAVELS[4:7], CLIPS[2:4]) if tiny else (TRAVELS, CLIPS)
-    best: dict[float, tuple[float, dict[str, Any]]] = dict.fromkeys(noise, (np.inf, {}))
+class Trials:
+    """Searches for one method in one channel: a program and the noise of every budget for each number of rounds."""
 
-    def trying(points: list[dict[str, Any]]) -> None:
-        for point, error in zip(points, errors(points), strict=True):
-            if error < best[point["epsilon"]][0]:
-                best[point["epsilon"]] = (float(error), point)
+    def __init__(self, case: Case, channel: str, name: str) -> None:
+        self.case, self.channel, self.name = case, channel, name
+        self.axes = {**AXES, **OWN.get(name, {})}
+        self.epsilons = EPSILONS[1:2] if case.tiny else EPSILONS
+        self.made: dict[int, tuple[Runner, dict[float, np.ndarray]]] = {}
 
-    own = AXES.get(name, {})
-    points = grid_of(epsilon=list(noise), travel=travels[::2], clip_norm=clips[::2], **own)
-    trying([{**point, "noise_multiplier": noise[point["epsilon"]]} for point in points])
-    near = []
-    for _, point in best.values():
-        beside = grid_of(travel=_around(travels, point["travel"]), clip_norm=_around(clips, point["clip_norm"]))
-        near += [{**point, **other} for other in beside if {**point, **other} != point]
-    trying(near)
-    return best
+    def best(self) -> dict[float, tuple[int, Best]]:
+        """For each budget rounds and point of least error; where rounds are at an end, the next are tried too."""
+        found: dict[tuple[float, int], Best] = {}
+        wanted = {epsilon: list(FIRST_ROUNDS[:1] if self.case.tiny else FIRST_ROUNDS) for epsilon in self.epsilons}
+        while any(wanted.values()):
+            for rounds in sorted({r for own in wanted.values() for r in own}):
+                budgets = [epsilon for epsilon in self.epsilons if rounds in wanted[epsilon]]
+                searched = self._searched(rounds, budgets)
+                found |= {(epsilon, rounds): best for epsilon, best in searched.items()}
+            wanted = {} if self.case.tiny else {e: self._beyond(e, found) for e in self.epsilons}
+        return {e: min(((r, b) for (own, r), b in found.items() if own == e), key=_error_of) for e in self.epsilons}
+
+    def _beyond(self, epsilon: float, found: dict[tuple[float, int], Best]) -> list[int]:
+        """The next number of rounds on the side where the best one has no neighbour yet."""
+        tried = {rounds: best for (own, rounds), best in found.items() if own == epsilon}
+        place = ROUNDS.index(min(tried.items(), key=_error_of)[0])
+        return [rounds for rounds in ROUNDS[max(0, place - 1) : place + 2] if rounds not in tried]
+
+    def _searched(self, rounds: int, epsilons: Sequence[float]) -> dict[float, Best]:
+        """The best point at each budget in so many rounds."""
+        starts = list(itertools.product(*(axis.first for axis in self.axes.values())))
+        tried: dict[float, dict[Point, float]] = {epsilon: {} for epsilon in epsilons}
+        best = {epsilon: Best(starts[0], np.inf) for epsilon in epsilons}
+        wanted: dict[float, Iterable[Point]] = dict.fromkeys(epsilons, starts)
+        for _ in range(1 if self.case.tiny else STEPS):
+            points = [(e, point) for e in epsilons for point in wanted[e] if point not in tried[e]]
+            if not points:
+                break
+            for (epsilon, point), error in zip(points, self.errors(rounds, points, self.case.rehearsed), strict=True):
+                tried[epsilon][point] = float(error)
+                if error < best[epsilon].error * (1 - BETTER):
+                    best[epsilon] = Best(point, float(error))
+            wanted = {epsilon: _neighbours(own.point) for epsilon, own in best.items()}
+        for epsilon, own in best.items():
+            own.settled = all(point in tried[epsilon] for point in _neighbours(own.point))
+        return best
+
+    def values(self, point: Point) -> dict[str, float]:
+        """What the powers of a point stand for."""
+        return {
+            name: axis.base * axis.ratio**power for (name, axis), power in zip(self.axes.items(), point, strict=True)
+        }
+
+    def errors(self, rounds: int, points: Sequence[tuple[float, Point]], seeds: Sequence[Seed]) -> np.ndarray:
+        """The mean error of points at their budgets over seeds; a run that diverged is infinitely bad."""
+        if rounds not in self.made:
+            self.made[rounds] = self._made(rounds)
+        runner, noise = self.made[rounds]
+        told = [{**self.values(point), "noise_multiplier": noise[epsilon]} for epsilon, point in points]
+        parts = [told[i : i + WIDTH] for i in range(0, len(told), WIDTH)]
+        found = [np.concatenate([runner(part, seed)[self.case.metric] for part in parts]) for seed in seeds]
+        return np.nan_to_num(np.mean(found, axis=0), nan=np.inf)
+
+    def _made(self, rounds: int) -> tuple[Runner, dict[float, np.ndarray]]:
+        """The method as a function of a point, and the noise of each silo at each budget."""
+        problem, (algorithm, own) = self.case.problem, METHODS[self.name]
+        terms = {
+            "num_rounds": rounds,
+            "channel": self.channel,
+            **own,
+            **batch_of(self.name, min(self.case.records), rounds),
+        }
+        if "phase_length" in own:
+            terms["difference_slope"] = problem.smoothness
+        usual = {name: axis.base for name, axis in OWN.get(self.name, {}).items()}
+
+        def build(travel: Any = 1.0, clip_norm: Any = 1.0, **given: Any) -> Algorithm:
+            return find(algorithm).build(
+                problem, step_size=travel / clip_norm, clip_norm=clip_norm, **terms, **{**usual, **given}
+            )
+
+        noise = {epsilon: noise_for(build, self.case.records, epsilon, DELTA) for epsilon in self.epsilons}
+        return Runner(build, problem.objective, None, (WIDTH,)), noise
 
 
-def _around(values: Sequence[float], value: float) -> Sequence[float]:
-    """A value and its neighbours."""
-    at = values.index(value)
-    return values[max(0, at - 1) : at + 2]
+def _error_of(row: tuple[int, Best]) -> float:
+    return row[1].error
 
 
-def _builder(
-    problem: Problem, records: list[int], channel: str, name: str, epsilons: Sequence[float], rounds: int
-) -> tuple[Callable[..., Algorithm], dict[float, np.ndarray]]:
-    """The method as a function of a point, and the noise of each silo at each budget."""
-    algorithm, own = METHODS[name]
-    batch = None if own["sampling"] == "full" else max(1, min(records) // rounds)
-    terms = {"batch_size": batch, "num_rounds": rounds, "channel": channel, **own}
-    if "phase_length" in own:
-        terms["difference_slope"] = problem.smoothness
-    if own["sampling"] == "poisson":
-        terms["capacity"] = min(min(records), 2 * (batch or 1) + 10)
-    usual = {name: values[0] for name, values in AXES.get(name, {}).items()}
+def _neighbours(point: Point) -> list[Point]:
+    """All points at most one power away on each axis, but the point itself.
 
-    def build(travel: Any = 1.0, clip_norm: Any = 1.0, epsilon: Any = None, **given: Any) -> Algorithm:
-        return find(algorithm).build(
-            problem, step_size=travel / clip_norm, clip_norm=clip_norm, **terms, **{**usual, **given}
-        )
+    >>> _neighbours((0,))
+    [(-1,), (1,)]
+    """
+    near = itertools.product(*((power - 1, power, power + 1) for power in point))
+    return [other for other in near if other != point]
 
-    return build, {epsilon: noise_for(build, records, epsilon, DELTA) for epsilon in epsilons}
+
+def batch_of(name: str, records: int, rounds: int) -> dict[str, Any]:
+    """The batch with which a method reads (nearly) all records of the smallest silo, once or in every round."""
+    sampling = METHODS[name][1]["sampling"]
+    if sampling == "full":
+        return {"batch_size": None}
+    if name == "localised-mb-sgd":  # its batch is the first of parts, each half of the one before
+        return {"batch_size": records // 2}
+    batch = max(1, records // rounds)
+    return {"batch_size": batch, **({"capacity": min(records, 2 * batch + 10)} if sampling == "poisson" else {})}
+
+
+def _fewer(federation: Federation) -> Federation:
+    """At most so many training records of each silo."""
+    silos = (replace(silo, train={k: v[:MOST] for k, v in silo.train.items()}) for silo in federation.silos)
+    return replace(federation, silos=tuple(silos))
 
 
 def _problem(federation: Federation) -> Problem:
@@ -191,10 +272,6 @@ def _problem(federation: Federation) -> Problem:
     if classes == 2:
         return Problem(Objective(linear(width, 1), logistic()), smoothness=square / 4)
     return Problem(Objective(linear(width, classes), softmax()), smoothness=square / 2)
-
-
-def _metric(federation: Federation) -> str:
-    return "test_loss" if federation.task == "regression" else "test_error"
 
 
 def rehearsal(federation: Federation, seed: int) -> Federation:
@@ -253,42 +330,52 @@ def draw(folder: Path, data: Data) -> None:
 
 
 def words(data: Data) -> Data:
-    """A table for each study and channel, how often each method is best or within the best one's interval."""
+    """A table for each study and channel, how often each method is best or level with the best, seed by seed."""
     rows, tables, level = rows_of(data), [], dict.fromkeys(METHODS, 0)
     epsilons = sorted({e for *_, e, _ in rows})
     panels = list(dict.fromkeys((study, channel) for study, channel, *_ in rows))
     for panel in panels:
-        own = {(n, e): (interval(f["error"]), f["rounds"]) for study, c, n, e, f in rows if (study, c) == panel}
+        own = {(n, e): f for study, c, n, e, f in rows if (study, c) == panel}
         shown = [n for n in METHODS if any(key[0] == n for key in own)]
         for epsilon in epsilons:
-            best = min((own[n, epsilon][0] for n in shown), key=lambda row: row["mean"])
+            best = min((own[n, epsilon]["error"] for n in shown), key=np.mean)
             for name in shown:
-                level[name] += own[name, epsilon][0]["mean"] <= best["mean"] + best["half90"]
-        cells = [[n, *[_cell(*own[n, e]) for e in epsilons]] for n in shown]
+                level[name] += is_level(own[name, epsilon]["error"], best)
+        cells = [[n, *[_cell(own[n, e]) for e in epsilons]] for n in shown]
         header = ["method", *[f"epsilon {e:g}" for e in epsilons]]
         tables.append(f"## {panel[0]}, {panel[1]}\n\n" + table(header, cells))
-    edges = sum(found["edge"] for *_, found in rows)
-    ranked = sorted(level.items(), key=lambda row: -row[1])
+    direct = {
+        name: len(epsilons) * sum(c == "direct" or name not in DIRECT_ONLY for _, c in panels) for name in METHODS
+    }
+    ranked = sorted(((name, count, direct[name]) for name, count in level.items()), key=lambda row: -row[1] / row[2])
     return {
         "tables": "\n\n".join(tables),
-        "level": table(["method", "level with the best"], ranked),
+        "level": table(["method", "level with the best", "of"], ranked),
         "ranked": ranked,
         "cases": len(panels) * len(epsilons),
-        "edges": edges,
+        "open": sum(not found["settled"] for *_, found in rows),
         "runs": len(rows),
-        "points": len(data["travels"]) * len(data["clips"]) * len(data["rounds"]),
+        "same": "; ".join(f"{name} is {other}" for name, other in SAME.items()),
+        "left_out": ", ".join(LEFT_OUT),
     }
 
 
-def _cell(found: dict[str, float], rounds: int) -> str:
-    return f"{found['mean']:.3f} ± {found['half90']:.3f} ({rounds})"
+def is_level(errors: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether errors are those of the best, or differ from them by less than the interval of paired differences."""
+    return errors is best or verdict(interval(np.subtract(errors, best))) == "level"
+
+
+def _cell(found: Data) -> str:
+    own = interval(found["error"])
+    places = max(3, 2 - int(np.floor(np.log10(max(own["mean"], 1e-12)))))
+    return f"{own['mean']:.{places}f} ± {own['half90']:.{places}f} ({found['rounds']})"
 
 
 def finding(data: Data) -> Finding:
     """The methods that are most often level with the best."""
     told = words(data)
-    most = ", ".join(f"{name} ({count})" for name, count in told["ranked"][:3])
-    return Finding(f"most often level with the best of {told['cases']} cases: {most}", "none")
+    most = ", ".join(f"{name} ({count} of {of})" for name, count, of in told["ranked"][:3])
+    return Finding(f"most often level with the best: {most}", "none")
 
 
 EXPERIMENT = Experiment("which-to-use", compute, draw, words, tiny=True, finding=finding)
