@@ -38,7 +38,7 @@ STUDIES = ("heart-disease", "adult-fair", "credit-card-fair", "acs-income-fair",
 MOST = 3_000
 """Records of a silo that are used, at most."""
 EPSILONS, DELTA, SEEDS = (0.5, 2.0, 8.0), 1e-5, 5
-ROUNDS, FIRST_ROUNDS = (3, 10, 30, 90), (10, 30)
+ROUNDS, FIRST_ROUNDS = (4, 10, 30, 90), (10, 30)
 """Rounds that may be tried, and those that are tried first; the next of them where the best lies at an end."""
 
 
