@@ -134,7 +134,7 @@ class Case:
         for epsilon, (rounds, best) in trials.best().items():
             point = trials.values(best.point)
             errors = [float(trials.errors(rounds, [(epsilon, best.point)], [seed])[0]) for seed in self.real]
-            settled = best.settled and rounds not in (ROUNDS[0], ROUNDS[-1])
+            settled = best.settled and rounds not in (trials.rounds[0], trials.rounds[-1])
             found[f"{epsilon:g}"] = {"error": errors, "rounds": rounds, **point, "settled": settled}
         return found
 
@@ -156,6 +156,8 @@ class Trials:
         self.axes = {**AXES, **OWN.get(name, {})}
         self.epsilons = EPSILONS[1:2] if case.tiny else EPSILONS
         self.made: dict[int, tuple[Runner, dict[float, np.ndarray]]] = {}
+        passes = METHODS[name][1]["sampling"] != "full"
+        self.rounds = [rounds for rounds in ROUNDS if not passes or rounds <= min(case.records)]
 
     def best(self) -> dict[float, tuple[int, Best]]:
         """For each budget rounds and point of least error; where rounds are at an end, the next are tried too."""
@@ -172,8 +174,8 @@ class Trials:
     def _beyond(self, epsilon: float, found: dict[tuple[float, int], Best]) -> list[int]:
         """The next number of rounds on the side where the best one has no neighbour yet."""
         tried = {rounds: best for (own, rounds), best in found.items() if own == epsilon}
-        place = ROUNDS.index(min(tried.items(), key=_error_of)[0])
-        return [rounds for rounds in ROUNDS[max(0, place - 1) : place + 2] if rounds not in tried]
+        place = self.rounds.index(min(tried.items(), key=_error_of)[0])
+        return [rounds for rounds in self.rounds[max(0, place - 1) : place + 2] if rounds not in tried]
 
     def _searched(self, rounds: int, epsilons: Sequence[float]) -> dict[float, Best]:
         """The best point at each budget in so many rounds."""
