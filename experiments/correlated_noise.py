@@ -151,11 +151,23 @@ def words(data: Data) -> Data:
     return {
         "sums": table(["rounds", "passes", "fresh", "promised", "measured"], noise),
         "accuracies": table(["test error, %", *[f"epsilon {e:g}" for e in epsilons]], rows),
-        "best": ", ".join(f"{name} at {e:g}" for e, name in zip(epsilons, best, strict=True)),
+        "best": _by_name(best, epsilons),
         "counts": [{word: own.count(word) for word in ("below", "level", "above")} for own in said],
         "of": len(epsilons),
         "clip": CLIP,
     }
+
+
+def _by_name(best: list[str], epsilons: list[float]) -> str:
+    """Who is best, and where.
+
+    >>> _by_name(["a", "b", "b"], [0.5, 1.0, 2.0])
+    'a (at epsilon 0.5), b (at epsilon 1, 2)'
+    """
+    where = {n: [f"{e:g}" for e, own in zip(epsilons, best, strict=True) if own == n] for n in dict.fromkeys(best)}
+    if len(where) == 1:
+        return f"{best[0]} (at every epsilon)"
+    return ", ".join(f"{name} (at epsilon {', '.join(own)})" for name, own in where.items())
 
 
 def _shown(row: Data) -> list[str]:
