@@ -11,11 +11,18 @@ import numpy as np
 from experiments.common import interval
 
 Spot = tuple[float, float]
+RESAMPLED = 200
 
 
 def points_of(cell: Mapping[str, Any]) -> list[tuple[dict[str, float], dict[str, float]]]:
     """Mean and interval of error and violation at each dial."""
     return [(interval(e), interval(v)) for e, v in zip(cell["error"], cell["violation"], strict=True)]
+
+
+def means_of(cell: Mapping[str, Any]) -> list[Spot]:
+    """Mean error and violation at each dial."""
+    errors, violations = (np.asarray(cell[name]).mean(axis=1).tolist() for name in ("error", "violation"))
+    return list(zip(errors, violations, strict=True))
 
 
 def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,7 +62,10 @@ def least_violation(cell: Mapping[str, Any], error: float) -> float | None:
 
     ``None`` where the curve has no point at so small an error.
     """
-    spots = sorted((e["mean"], v["mean"]) for e, v in points_of(cell))
+    return _least(sorted(means_of(cell)), error)
+
+
+def _least(spots: Sequence[Spot], error: float) -> float | None:
     reached = [v for e, v in spots if e <= error]
     for (e0, v0), (e1, v1) in itertools.pairwise(spots):
         if e0 <= error < e1:
@@ -70,8 +80,9 @@ def pairs(ours: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[list[Spot]
     curve reaches, and how many only ours.
     """
     found, theirs_alone, ours_alone = [], 0, 0
-    for error, _ in (*points_of(ours), *points_of(other)):
-        own, theirs = (least_violation(cell, error["mean"]) for cell in (ours, other))
+    curves = [sorted(means_of(cell)) for cell in (ours, other)]
+    for error, _ in (*means_of(ours), *means_of(other)):
+        own, theirs = (_least(spots, error) for spots in curves)
         if own is not None and theirs is not None:
             found.append((own, theirs))
         theirs_alone += own is None
@@ -97,3 +108,30 @@ def headline(panels: Mapping[str, Any], other: str) -> dict[str, float]:
         return {"mean": float("nan"), "total": float("nan"), **counts}
     own, theirs = (np.asarray(side) for side in zip(*met, strict=True))
     return {"mean": float(np.mean(1 - own / theirs)), "total": float(1 - own.sum() / theirs.sum()), **counts}
+
+
+def spread(pages: Sequence[Mapping[str, Any]], other: str) -> dict[str, list[float]]:
+    """A 90% interval for both shares of `headline`, averaged over pages: seeds are drawn again, alike for all curves.
+
+    Seeds are splits and noise that all curves of a page share.
+    """
+    generator, drawn = np.random.default_rng(0), []
+    for _ in range(RESAMPLED):
+        each = [headline(_drawn(panels, other, generator), other) for panels in pages]
+        drawn.append([np.nanmean([one[name] for one in each]) for name in ("mean", "total")])
+    low, high = np.nanquantile(np.asarray(drawn), (0.05, 0.95), axis=0)
+    return {"mean": [float(low[0]), float(high[0])], "total": [float(low[1]), float(high[1])]}
+
+
+def _drawn(panels: Mapping[str, Any], other: str, generator: np.random.Generator) -> dict[str, Any]:
+    """The curves of SteFFLe and another method on as many seeds, drawn with repetition."""
+    seeds = len(next(iter(next(iter(panels.values()))["SteFFLe"].values()))["error"][0])
+    taken = generator.integers(0, seeds, seeds)
+
+    def again(cell: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: np.asarray(cell[name])[:, taken] for name in ("error", "violation")}
+
+    return {
+        level: {name: {e: again(cell) for e, cell in curves[name].items()} for name in ("SteFFLe", other)}
+        for level, curves in panels.items()
+    }

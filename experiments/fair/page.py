@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.common import interval
-from experiments.fair.compare import headline, least_violation, points_of
+from experiments.fair.compare import headline, least_violation, points_of, spread
 from experiments.fair.training import VALIDATION, Scale
 from experiments.folder import PROTOCOL, Data, Finding, save, table
 from experiments.search import refuse_edges
@@ -164,10 +164,12 @@ def _refuse(curves: Mapping[str, Any]) -> None:
 def finding(data: Data) -> Finding:
     """Parity at equal error against both rivals, beside the paper's averages."""
     panels = data["curves"]["demographic-parity"]
-    found = {other: headline(panels, other)["mean"] for other in PRINTED["demographic-parity"]}
-    said = " and ".join(f"{_below(share)} {other}" for other, share in found.items())
-    half = all(found[other] >= claim / 2 for other, claim in PRINTED["demographic-parity"].items())
-    some = all(share > 0 for share in found.values())
+    printed = PRINTED["demographic-parity"]
+    found = {other: headline(panels, other)["mean"] for other in printed}
+    ranges = {other: spread([panels], other)["mean"] for other in printed}
+    said = " and ".join(f"{_ranged(share, ranges[other])} {other}" for other, share in found.items())
+    half = all(ranges[other][1] >= claim / 2 and ranges[other][0] > 0 for other, claim in printed.items())
+    some = any(low > 0 for low, _ in ranges.values())
     return Finding(f"parity violation {said} at equal error", "reproduced" if half else "partly" if some else "differs")
 
 
@@ -177,9 +179,25 @@ def _headlines(panels: Mapping[str, Any], printed: Mapping[str, float]) -> str:
         found = headline(panels, other)
         claim = f"{100 * printed[other]:.1f}% below" if other in printed else "-"
         counts = (found[k] for k in ("points", "theirs_alone", "ours_alone"))
-        rows.append((other, claim, _below(found["mean"]), _below(found["total"]), *counts))
+        ranges = spread([panels], other)
+        rows.append((other, claim, *(_ranged(found[k], ranges[k]) for k in ("mean", "total")), *counts))
     header = ("against", "the paper", "mean over points", "ratio of sums", "points", "they alone", "SteFFLe alone")
     return table(header, rows)
+
+
+def _ranged(share: float, range_: Sequence[float]) -> str:
+    """A share with its interval; level where the interval holds zero.
+
+    >>> _ranged(0.5, [0.4, 0.6])
+    '50.0% below (40.0 to 60.0)'
+    >>> _ranged(-0.1, [-0.3, 0.1])
+    'level (-30.0 to 10.0)'
+    """
+    low, high = (100 * value for value in range_)
+    if low <= 0 <= high:
+        return f"level ({low:.1f} to {high:.1f})"
+    low, high = (low, high) if share >= 0 else (-high, -low)
+    return f"{_below(share)} ({low:.1f} to {high:.1f})" if not np.isnan(share) else _below(share)
 
 
 def _below(share: float) -> str:
@@ -204,7 +222,9 @@ def _averaged(page: Page, data: Data) -> Data:
         each = [headline(panels, other) for panels in pages.values()]
         means, totals = ([one[k] for one in each if one["points"]] for k in ("mean", "total"))
         if means:
-            found = {"mean": _below(float(np.mean(means))), "total": _below(float(np.mean(totals)))}
+            ranges = spread([panels for panels, one in zip(pages.values(), each, strict=True) if one["points"]], other)
+            shares = {"mean": float(np.mean(means)), "total": float(np.mean(totals))}
+            found = {name: _ranged(share, ranges[name]) for name, share in shares.items()}
             against.append({"other": other, **found, "claim": 100 * claim})
     return {"pages": list(pages), "against": against}
 

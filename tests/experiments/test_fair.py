@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.fair.compare import dominated, headline, joined, least_violation, pairs
+from experiments.fair.compare import dominated, headline, joined, least_violation, pairs, spread
 from experiments.fair.driver import experiment
 from experiments.fair.page import swept
 from experiments.fair.training import Trainer, shuffled
@@ -34,6 +34,18 @@ def test_violations_are_compared_at_equal_error():
     assert got["total"] == pytest.approx(1 - 0.02 / 0.08)
     far = {"0.0": {"SteFFLe": {"1.0": cell((0.3, 0.1))}, "other": {"1.0": cell((0.4, 0.0))}}}
     assert np.isnan(headline(far, "other")["mean"])
+
+
+def test_a_share_has_the_interval_of_its_seeds():
+    noise = np.random.default_rng(1).normal(scale=0.002, size=(3, 40))
+
+    def curve(level):
+        return {"error": [[e] * 40 for e in (0.1, 0.2, 0.3)], "violation": (level + noise).tolist()}
+
+    panels = {"0.0": {"SteFFLe": {"1.0": curve(0.05)}, "other": {"1.0": curve(0.1)}}}
+    (low, high), share = spread([panels], "other")["mean"], headline(panels, "other")["mean"]
+    assert low < share < high < low + 0.02
+    assert share == pytest.approx(0.5, abs=0.01)
 
 
 def test_two_curves_of_a_method_become_one():
