@@ -46,12 +46,16 @@ FIRST_REPORTED = 200
 
 @dataclass(frozen=True)
 class Scale:
-    """How large an experiment is: seeds to report and (others) to tune with, rounds, how many records are kept."""
+    """How large an experiment is: seeds to report and (others) to tune with, rounds, how many records are kept.
+
+    Settings are judged by the whole curve that is reported (``every_dial``), not by a few of its points.
+    """
 
     seeds: int = 15
     tuning: int = 3
     rounds: int = 100
     records_per_silo: int | None = None
+    every_dial: bool = True
 
     @property
     def reported(self) -> range:
@@ -254,14 +258,13 @@ def curve(
     records = [int(n) for n in who.arena.seed(0, who.objective, method.pooled).silos.counts]
     dials = [{} if method.dial is None else {method.dial: value} for value in method.dials]
     noise = {e: {} if e is None else {"noise_multiplier": noise_at(method, records, e)} for e in epsilons}
-    few = dials if len(dials) < 4 else [dials[0], dials[len(dials) // 2], dials[-1]]
     choices, points = {}, []
     for e in epsilons:
         own = noise[e]
 
         def run(some: list[Point], seed: int, own: Any = own) -> dict[str, np.ndarray]:
-            ran = who.run([{**point, **dial, **own} for point in some for dial in few], [seed], level)
-            return _scored(ran, metric, len(few), method.rule, corner)
+            ran = who.run([{**point, **dial, **own} for point in some for dial in dials], [seed], level)
+            return _scored(ran, metric, len(dials), method.rule, corner)
 
         space = Space(f"{who.arena.notion}, h={level:g}, {method.name}, {e}", method.tuned)
         choices[e] = search(space, trials, run, "score", seeds=range(scale.tuning))
