@@ -2,16 +2,19 @@
 
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tacit.algorithm import Release, Silo
 from tacit.privacy.gaussian import gauss_delta
-from tacit.privacy.strategy import ONE, Strategy, correlated
+from tacit.privacy.strategy import FRESH, ONE, Strategy, correlated
 from tacit.silo.door import NO_PAST, Door, DoorError, Past, no_noise
 from tacit.silo.integers import BOUND
 from tacit.silo.noise import ROUNDING, _scaled, _weighted, check_rounding, no_buffers, remembered
 from tacit.silo.sampler import discrete_gaussian
+from tacit.silo.simulated import add_remembering
 
 RUNNING = Strategy(9, (ONE,), (ONE,))
 
@@ -221,6 +224,19 @@ def test_sums_have_the_noise_that_the_strategy_promises():
         found = door.answer(None, (), batches=batch, sampler=discrete_gaussian, past=past)
         past, total = Past(found.noise, 0), total + np.asarray(found.message, float)
     assert np.std(total) / (4.0 * 2) == pytest.approx(correlated(64, 64).sums[-1], rel=0.15)
+
+
+@pytest.mark.parametrize("apart", [12, 4])
+def test_the_simulated_twin_adds_what_the_door_adds(apart):
+    """Buffers and bands; the same draws, in float32 there and in whole numbers of 2^-30 here."""
+    strategy, nothing = correlated(12, apart), jnp.zeros(3)
+    ours, theirs = no_buffers(strategy, 3), jnp.zeros((len(strategy.weights), 3))
+    for key in jax.random.split(jax.random.key(0), 12):
+        z, _ = add_remembering(key, FRESH, (), nothing, 1.0)
+        simulated, theirs = add_remembering(key, strategy, theirs, nothing, 1.0)
+        noise, ours = remembered(strategy, ours, np.rint(np.asarray(z, float) * 2**30).astype(np.int64))
+        np.testing.assert_allclose(simulated, noise / 2**30, atol=1e-5)
+    np.testing.assert_allclose(theirs, ours / 2**30, atol=1e-5)
 
 
 def test_what_would_not_be_exact_enough_is_refused():
