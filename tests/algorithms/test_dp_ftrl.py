@@ -34,9 +34,9 @@ def test_simulate_equals_the_plain_loop(channel, passes):
     assert largest_difference(fast.params, slow.params) < 1e-5
 
 
-def noise_of_sums(noise, rounds, **changes):
+def noise_of_sums(noise, rounds, size=0, **changes):
     """The noise that is left after all rounds, over that of one round; steps are one, and gradients next to nothing."""
-    made, problem, _ = least_squares(sizes=(rounds,) * 2)
+    made, problem, _ = least_squares(sizes=(size or rounds,) * 2)
     seeds = [Seed(jax.random.key(s), start(problem), enrol(made)) for s in range(150)]
     multiplier, clip = 50.0, 1.0
 
@@ -53,6 +53,13 @@ def noise_of_sums(noise, rounds, **changes):
 @pytest.mark.parametrize("noise", ["each", "summed"])
 def test_the_noise_of_all_steps_is_that_of_the_strategy(noise):
     assert noise_of_sums(noise, 40) == pytest.approx(correlated(40, 40).sums[-1], rel=0.1)
+
+
+@pytest.mark.parametrize("noise", ["each", "summed"])
+def test_the_noise_of_several_passes_is_that_of_bands(noise):
+    assert not correlated(20, 5).decays
+    found = noise_of_sums(noise, 20, size=5, own={"passes": 4})
+    assert found == pytest.approx(correlated(20, 5).sums[-1], rel=0.1)
 
 
 def test_fresh_noise_is_the_other_case():

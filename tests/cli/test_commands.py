@@ -70,6 +70,18 @@ def test_plan_says_the_noise_of_the_mean_and_of_every_point_of_a_grid(here):
     assert "the grid: noise at each of its points" in words
 
 
+def test_plan_says_where_correlated_noise_gains_nothing(here):
+    """With full batches; in several passes of small ones it gains, and the plan is silent."""
+    terms = ("algorithm.mechanism=correlated", "run.seeds=1")
+    full, passes = (), ("algorithm.sampling=one-pass", "algorithm.batch_size=10", "algorithm.passes=2")
+    said = []
+    for own in (full, (*passes, "algorithm.num_rounds=10")):
+        code, shown, _ = here("plan", "heart-disease", *[part for one in (*terms, *own) for part in ("--set", one)])
+        assert code == 0
+        said.append("Correlated noise gains nothing in gradient: every record is in every" in " ".join(shown.split()))
+    assert said == [True, False]
+
+
 def test_plan_says_that_a_deployment_holds_nothing_out(here):
     words = " ".join(here("plan", "heart-disease", "--set", "run.seeds=1")[1].split())
     assert "a daemon trains on all records of its file, and prices them (cleveland 303, hungarian 294" in words

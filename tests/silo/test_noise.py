@@ -2,16 +2,19 @@
 
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tacit.algorithm import Release, Silo
 from tacit.privacy.gaussian import gauss_delta
-from tacit.privacy.strategy import ONE, Strategy, correlated
+from tacit.privacy.strategy import FRESH, ONE, Strategy, correlated
 from tacit.silo.door import NO_PAST, Door, DoorError, Past, no_noise
 from tacit.silo.integers import BOUND
-from tacit.silo.noise import ROUNDING, _scaled, check_rounding, no_buffers, remembered
+from tacit.silo.noise import ROUNDING, _scaled, _weighted, check_rounding, no_buffers, remembered
 from tacit.silo.sampler import discrete_gaussian
+from tacit.silo.simulated import add_remembering
 
 RUNNING = Strategy(9, (ONE,), (ONE,))
 
@@ -50,7 +53,7 @@ def test_fresh_noise_and_running_sums_are_two_cases():
     assert RUNNING.rounding == Strategy(9).rounding == 0.0
 
 
-@pytest.mark.parametrize(("rounds", "apart"), [(30, 30), (200, 200), (60, 6)])
+@pytest.mark.parametrize(("rounds", "apart"), [(30, 30), (200, 200), (400, 100)])
 def test_the_noise_is_the_inverse_strategy_of_what_was_drawn(rounds, apart):
     """In rational numbers; rounding is far below what a sensitivity is."""
     strategy = correlated(rounds, apart)
@@ -67,7 +70,35 @@ def test_the_noise_is_the_inverse_strategy_of_what_was_drawn(rounds, apart):
     np.testing.assert_allclose(noises(strategy, drawn), exact, atol=2 * strategy.rounding)
 
 
-@pytest.mark.parametrize(("rounds", "apart"), [(12, 12), (50, 50), (200, 200), (24, 6)])
+@pytest.mark.parametrize(("rounds", "apart"), [(60, 6), (40, 2), (200, 20)])
+def test_the_noise_of_bands_is_the_inverse_strategy_of_what_was_drawn(rounds, apart):
+    """In rational numbers, for draws as large as there are; one floor a round is all that is lost."""
+    strategy = correlated(rounds, apart)
+    bands = [Fraction(v, ONE) for v in strategy.weights]
+    drawn = np.random.default_rng(2).integers(-(2**50), 2**50, (rounds, 2))
+    exact: list[list[Fraction]] = []
+    for z in drawn.tolist():
+        past = exact[::-1][: len(bands)]
+        row = [Fraction(z[i]) - sum(c * r[i] for c, r in zip(bands, past, strict=False)) for i in range(2)]
+        # Denominators would grow for ever; 2^-80 is nothing.
+        exact.append([Fraction(round(r * 2**80), 2**80) for r in row])
+    found = noises(strategy, drawn)
+    far = max(
+        abs(int(f) - e) for ours, theirs in zip(found, exact, strict=True) for f, e in zip(ours, theirs, strict=True)
+    )
+    assert far <= strategy.growth
+    assert max(map(abs, found.ravel().tolist())) <= strategy.growth * (2**50 + 1)
+    assert strategy.rounding == 1.0
+
+
+def test_bands_are_added_up_before_they_are_rounded():
+    rng = np.random.default_rng(5)
+    buffers, weights = rng.integers(-(2**55), 2**55, (31, 200)), tuple(map(int, rng.integers(0, ONE, 31)))
+    exact = [sum(w * int(h) for w, h in zip(weights, column, strict=True)) // ONE for column in buffers.T]
+    assert _weighted(buffers, weights).tolist() == exact
+
+
+@pytest.mark.parametrize(("rounds", "apart"), [(12, 12), (50, 50), (200, 200), (400, 100), (24, 6), (200, 20), (40, 2)])
 def test_two_worlds_differ_by_the_strategy_of_their_difference_and_no_more_than_rounding(rounds, apart):
     """The step on which the proof rests, attacked with sums of every size, small ones at the edges of a floor too."""
     strategy, rng = correlated(rounds, apart), np.random.default_rng(3)
@@ -80,12 +111,18 @@ def test_two_worlds_differ_by_the_strategy_of_their_difference_and_no_more_than_
         expected, buffers = [], np.zeros((len(strategy.weights), 40))
         for u in moved:
             expected.append(u + np.asarray(strategy.weights) / ONE @ buffers)
-            buffers = np.asarray(strategy.decays)[:, None] / ONE * buffers + u
+            if strategy.decays:
+                buffers = np.asarray(strategy.decays)[:, None] / ONE * buffers + u
+            else:
+                buffers = np.vstack([u, buffers[:-1]])
         worst = max(worst, np.abs(gap - expected).max())
     assert 0.5 < worst < strategy.rounding
 
 
-@pytest.mark.parametrize("strategy", [correlated(3, 3), correlated(4, 2), Strategy(3, (ONE,), (ONE,))], ids=str)
+SMALL = [correlated(3, 3), correlated(4, 2), Strategy(4, (2**19,), (2**18,)), Strategy(3, (ONE,), (ONE,))]
+
+
+@pytest.mark.parametrize("strategy", SMALL, ids=str)
 def test_the_exact_loss_of_small_cases_is_at_most_the_price(strategy):
     """All that can be drawn, in one coordinate: delta between two worlds in which one record is in its rounds.
 
@@ -112,9 +149,9 @@ def _mass_of(values, sigma):
     return np.exp(-0.5 * (values / sigma) ** 2) / np.exp(-0.5 * (np.arange(-200, 201) / sigma) ** 2).sum()
 
 
-def mean_silo(rounds=8, **changes):
+def mean_silo(rounds=8, batch=1, **changes):
     terms = {"sampling": "one-pass", "mechanism": "correlated", "rounds": rounds, **changes}
-    return Silo(lambda work, record: record["x"], Release(lambda work: 1.0, 4.0, 1, **terms))
+    return Silo(lambda work, record: record["x"], Release(lambda work: 1.0, 4.0, batch, **terms))
 
 
 RECORDS = {"x": np.eye(8, 3, dtype=np.float32) / 2, "y": np.zeros(8, np.float32)}
@@ -146,25 +183,34 @@ def recorded():
     return sampler, drawn
 
 
-def test_a_door_says_its_batch_with_the_noise_of_the_strategy():
-    door = Door(mean_silo(), RECORDS, silo_index=0, form=False)
+def means_of(door):
+    """The mean of each round's batch."""
+    return np.array([RECORDS["x"][door.batch(number, np.arange(8)).rows].mean(axis=0) for number in range(8)])
+
+
+@pytest.mark.parametrize("apart", [8, 4, 2])
+def test_a_door_says_its_batch_with_the_noise_of_the_strategy(apart):
+    """Buffers in one pass, bands in several."""
+    batch = 8 // apart
+    door = Door(mean_silo(batch=batch, passes=batch), RECORDS, silo_index=0, form=False)
     sampler, drawn = recorded()
-    said = answers(door, range(8), sampler)
-    expected = RECORDS["x"] + noises(correlated(8, 8), np.array(drawn)) / BOUND
+    said, means = answers(door, range(8), sampler), means_of(door)
+    expected = means + noises(correlated(8, apart), np.array(drawn)) / BOUND / batch
     np.testing.assert_allclose(said, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(answers(door, range(8), no_noise), RECORDS["x"], atol=1e-6)
+    np.testing.assert_allclose(answers(door, range(8), no_noise), means, atol=1e-6)
 
 
-def test_rounds_left_out_have_their_noise_in_the_next_answer():
+@pytest.mark.parametrize("apart", [8, 4])
+def test_rounds_left_out_have_their_noise_in_the_next_answer(apart):
     """So the sum of all messages has the noise of all rounds so far, and no pass comes closer to the one before."""
-    door = Door(mean_silo(), RECORDS, silo_index=0, form=False)
+    batch = 8 // apart
+    door = Door(mean_silo(batch=batch, passes=batch), RECORDS, silo_index=0, form=False)
     sampler, drawn = recorded()
     said = answers(door, [0, 3, 4, 7], sampler)
     assert len(drawn) == 8
-    noise = np.cumsum(noises(correlated(8, 8), np.array(drawn)), axis=0)[[0, 3, 4, 7]] / BOUND
-    np.testing.assert_allclose(
-        np.cumsum(said, axis=0), np.cumsum(RECORDS["x"][[0, 3, 4, 7]], axis=0) + noise, atol=1e-4
-    )
+    noise = np.cumsum(noises(correlated(8, apart), np.array(drawn)), axis=0)[[0, 3, 4, 7]] / BOUND / batch
+    means = means_of(door)[[0, 3, 4, 7]]
+    np.testing.assert_allclose(np.cumsum(said, axis=0), np.cumsum(means, axis=0) + noise, atol=1e-4)
 
 
 def test_sums_have_the_noise_that_the_strategy_promises():
@@ -180,6 +226,19 @@ def test_sums_have_the_noise_that_the_strategy_promises():
     assert np.std(total) / (4.0 * 2) == pytest.approx(correlated(64, 64).sums[-1], rel=0.15)
 
 
+@pytest.mark.parametrize("apart", [12, 4])
+def test_the_simulated_twin_adds_what_the_door_adds(apart):
+    """Buffers and bands; the same draws, in float32 there and in whole numbers of 2^-30 here."""
+    strategy, nothing = correlated(12, apart), jnp.zeros(3)
+    ours, theirs = no_buffers(strategy, 3), jnp.zeros((len(strategy.weights), 3))
+    for key in jax.random.split(jax.random.key(0), 12):
+        z, _ = add_remembering(key, FRESH, (), nothing, 1.0)
+        simulated, theirs = add_remembering(key, strategy, theirs, nothing, 1.0)
+        noise, ours = remembered(strategy, ours, np.rint(np.asarray(z, float) * 2**30).astype(np.int64))
+        np.testing.assert_allclose(simulated, noise / 2**30, atol=1e-5)
+    np.testing.assert_allclose(theirs, ours / 2**30, atol=1e-5)
+
+
 def test_what_would_not_be_exact_enough_is_refused():
     strategy = correlated(1000, 1000)
     check_rounding(strategy, 10**6, 2.0**40, 2.0 * BOUND)
@@ -188,6 +247,12 @@ def test_what_would_not_be_exact_enough_is_refused():
     with pytest.raises(ValueError, match="fit 64 bits"):
         check_rounding(strategy, 10, 2.0**55, 2.0 * BOUND)
     assert strategy.rounding * np.sqrt(1000 * 10**6) < ROUNDING * 2 * BOUND
+    bands = correlated(1000, 20)
+    check_rounding(bands, 10**6, 2.0**47, 2.0 * BOUND)
+    with pytest.raises(ValueError, match="rounding would show"):
+        check_rounding(bands, 10**12, 2.0**40, 2.0 * BOUND)
+    with pytest.raises(ValueError, match="fit 64 bits"):
+        check_rounding(bands, 10, 2.0**52, 2.0 * BOUND)
     terms = Release(lambda work: 1.0, 2.0**17, 1, "one-pass", mechanism="correlated", rounds=1000)
     loud = Silo(lambda work, record: record["x"], terms)
     with pytest.raises(DoorError, match="64 bits"):

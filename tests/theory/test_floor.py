@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,3 +197,23 @@ def test_it_is_above_theorem_3_1_where_that_theorem_is_silent():
     s = dataclasses.replace(SETTING, records=100, silos=15, epsilon=0.5, dimension=1000)
     assert not all(c.holds for c in lower_bound_conditions(s))
     assert floor(s, "empirical", claim="Gaussian DP").value > lower_bound(s, "empirical")
+
+
+def test_the_table_of_the_page_is_computed_and_says_which_bound_is_higher():
+    """For (epsilon, delta)-DP it is below Theorem 3.1 with constant one; only within Gaussian DP may it be above."""
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+    shape = r"^\| (\d+) silos of ([\d,]+), d = ([\d,]+), epsilon = ([\d.]+) \| (.*) \| (.*) \| (.*) \|$"
+    rows = re.findall(shape, page, re.MULTILINE)
+    assert len(rows) == 4
+    above = 0
+    for silos, records, dimension, epsilon, *shown in rows:
+        n, d = (int(value.replace(",", "")) for value in (records, dimension))
+        s = ConvexSetting(
+            lipschitz=1, radius=1, records=n, silos=int(silos), dimension=d, epsilon=float(epsilon), delta=1e-6
+        )
+        found = floor(s, "empirical").value, floor(s, "empirical", claim="Gaussian DP").value
+        theorem = lower_bound(s, "empirical")
+        assert [float(f"{value:.2g}") for value in (*found, theorem)] == [float(value) for value in shown]
+        assert found[0] < theorem / 3
+        above += found[1] > theorem
+    assert above == 3

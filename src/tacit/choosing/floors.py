@@ -27,7 +27,9 @@ class FloorRow:
     """A measure that no protocol of a kind brings below ``value`` for every problem of the situation.
 
     ``claim`` is what the protocols promise each record; ``trusts`` says whether they trust anybody with more than what
-    each silo may say in public. Without a value ``reasons`` say why.
+    each silo may say in public. Without a value ``reasons`` say why. For "(epsilon, delta)-DP" constants are explicit,
+    and it holds where the conditions of a theorem's lower bound fail; it may be above that one, with its hidden
+    constant set to one, only for "Gaussian DP".
     """
 
     measure: Measure

@@ -73,7 +73,7 @@ class Event:
             limit. Each kind's own `count` is limited besides.
         steps: How many releases of this kind one round makes.
         rounds: Correlated noise only: how many rounds it is made for. All of them are paid for, however many are made.
-        strategy: Correlated noise only: the weights and decays that it is made with (`tacit.privacy.strategy`), so that
+        strategy: Correlated noise only: weights and decays, or weights of bands, of `tacit.privacy.strategy`, so that
             a ledger prices what was released, whichever strategy is best known by then. None means today's.
 
     >>> Event(kind="gradient", noise_multiplier=30.5, count=50, records=1234, batch=1234, sampling="full")
@@ -296,8 +296,10 @@ def _check_strategy(event: Event) -> None:
     if event.strategy is None:
         return
     weights, decays = (tuple(integer("strategy", value, 0) for value in part) for part in event.strategy)
-    if event.mechanism != "correlated" or len(weights) != len(decays):
-        raise PricingError('Expected a strategy, with a decay for each weight, only with mechanism "correlated".')
+    if event.mechanism != "correlated" or (decays and len(weights) != len(decays)):
+        raise PricingError(
+            'Expected a strategy, with a decay for each weight or for none, only with mechanism "correlated".'
+        )
     object.__setattr__(event, "strategy", (weights, decays))
 
 

@@ -165,11 +165,19 @@ def add_remembering(
         return add_gaussian(key, statistic, deviation), buffers
     if not jax.tree.leaves(buffers):
         raise ValueError("Expected what the silo remembers of its noise; say no_buffers(silo, statistic) if nothing.")
-    weights, decays = (jnp.asarray(values, jnp.float32) / ONE for values in (strategy.weights, strategy.decays))
+    weights = jnp.asarray(strategy.weights, jnp.float32) / ONE
     drawn = add_gaussian(key, jax.tree.map(jnp.zeros_like, statistic), deviation)
     noise = jax.tree.map(lambda z, h: z - jnp.tensordot(weights, h, 1), drawn, buffers)
-    after = jax.tree.map(lambda r, h: decays.reshape(-1, *[1] * r.ndim) * h + r, noise, buffers)
+    after = jax.tree.map(partial(_after, strategy), noise, buffers)
     return jax.tree.map(jnp.add, statistic, noise), after
+
+
+def _after(strategy: Strategy, noise: Array, buffers: Array) -> Array:
+    """The buffers after a round with this noise."""
+    if not strategy.decays:
+        return jnp.concatenate([noise[None], buffers[:-1]])
+    decays = jnp.asarray(strategy.decays, jnp.float32) / ONE
+    return decays.reshape(-1, *[1] * noise.ndim) * buffers + noise
 
 
 def _clipped(task: Task) -> tuple[Statistic | None, Statistic]:

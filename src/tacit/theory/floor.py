@@ -2,7 +2,9 @@ r"""What no protocol can beat: lower bounds on excess risk with all their consta
 
 They hold for every protocol, however many its rounds and whatever one round spends: a silo's message may depend on its
 own records and on all that was said before. Theorem 3.1 of Lowy and Razaviyayn has the same form for a smaller class,
-up to a hidden constant (`tacit.theory.convex.lower_bound`).
+up to a hidden constant (`tacit.theory.convex.lower_bound`). With that constant set to one it is the larger number: what
+is gained for (epsilon, delta)-DP is explicit constants, and protocols and sizes that its conditions leave out. Only
+within Gaussian DP, which is fewer protocols, do the bounds here rise above it.
 
 *Problem.* A record is v/sqrt d with signs v in {-1, 1}^d of mean theta, whose coordinates are drawn independently with
 density proportional to (1 - t^2)^(k-1), of variance V = 1/(2k+1). The loss is -L<w, x> on a ball of radius D. With

@@ -19,6 +19,7 @@ from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Finish, Hello, Propose, RefusalError, Status, read_arrays
 from tacit.privacy import gdp_epsilon, price
 from tacit.privacy.filter import cost, rule_for
+from tacit.privacy.strategy import correlated
 from tacit.silo.chain import Counter, WrittenOff, entry_after
 from tacit.silo.spending import LedgerError
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
@@ -127,13 +128,32 @@ def test_no_noise_is_kept_beside_what_it_hides(make):
 def test_noise_is_drawn_for_rounds_that_were_not_answered(make):
     """A server that leaves rounds out must not bring the passes of a record closer together than they are priced."""
     terms = {"sampling": "one-pass", "batch_size": 10, "num_rounds": 8, "passes": 2}
+    remembers = len(correlated(8, 4).weights)
+    assert remembers == 3
     silo, plan = make(), plan_of({"name": "dp-ftrl", **terms}, everyone=False)
     silo.propose(plan)
     for number, drawn in ((0, 1), (4, 5), (7, 8)):
         silo.answer(plan, number)
         state = remembered(silo.service._opened().state(plan.study))
         assert state.drawn == {"gradient": drawn}
-        assert all(buffers.shape[0] == 5 for buffers in state.noise["gradient"].values())
+        assert all(buffers.shape[0] == remembers for buffers in state.noise["gradient"].values())
+
+
+@pytest.mark.parametrize(("passes", "vectors"), [(1, 5), (10, 3)])
+def test_what_is_kept_of_noise_does_not_grow_with_the_rounds(make, passes, vectors):
+    """Five buffers in one pass, a vector less than a pass has batches in ten."""
+    terms = {"sampling": "one-pass", "batch_size": 10, "num_rounds": 4 * passes, "passes": passes}
+    silo, plan = make(), plan_of({"name": "dp-ftrl", **terms})
+    silo.propose(plan)
+    sizes = []
+    for number in range(4):
+        silo.answer(plan, number)
+        state = remembered(silo.service._opened().state(plan.study))
+        kept = state.noise["gradient"].values()
+        assert all((buffers.shape[0], buffers.dtype) == (vectors, np.int64) for buffers in kept)
+        assert sum(buffers.shape[1] for buffers in kept) == 6
+        sizes.append(len(state.to_bytes()))
+    assert len(set(sizes)) == 1
 
 
 def test_noise_that_could_not_be_remembered_exactly_is_refused_before_it_is_reserved(make):
