@@ -54,8 +54,8 @@ POPULATION_THEOREMS = ("localised-mb-sgd", "one-pass-accelerated")
 
 def setting(records: int, **curvature: float) -> ConvexSetting:
     """What the theorems are told of the problem with so many records."""
-    shape: dict[str, Any] = {"lipschitz": 1.0, "radius": RADIUS, "silos": SILOS, "dimension": DIMENSION}
-    return ConvexSetting(records=records, epsilon=EPSILON, delta=DELTA, **shape, **curvature)
+    shape: dict[str, Any] = {"lipschitz": 1.0, "radius": RADIUS, "silos": SILOS, "dimension": DIMENSION, **curvature}
+    return ConvexSetting(records=records, epsilon=EPSILON, delta=DELTA, **shape)
 
 
 @cache
@@ -158,7 +158,7 @@ def compute(given: argparse.Namespace) -> Data:
         cells = itertools.product(sizes, lengths, METHODS)
         return {f"{m} {records} {rounds}": cell(loss, m, records, rounds) for records, rounds, m in cells}
 
-    facts = {"silos": SILOS, "dimension": DIMENSION, "epsilon": EPSILON, "delta": DELTA, "phases": PHASES}
+    facts: Data = {"silos": SILOS, "dimension": DIMENSION, "epsilon": EPSILON, "delta": DELTA, "phases": PHASES}
     facts |= {"restarts": RESTARTS, "seeds": list(seeds)}
     found = {"rows": rows("logistic", lengths), "kink": rows("absolute", (ROUNDS[0] if given.tiny else KINK_ROUNDS,))}
     return {"protocol": PROTOCOL, **facts, **found}
