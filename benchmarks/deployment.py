@@ -214,7 +214,8 @@ def page(rows: list[dict[str, Any]], rounds: int) -> str:
     lines += [
         "",
         f"A silo's daemon and courier hold {silo:.0f} MB together at most with a linear model (the bar is "
-        f"{MEMORY_BAR}), ten silos {10 * silo / 1000:.1f} GB (the bar is {TEN_BAR / 1000:.0f}). Masks of a million "
+        f"{MEMORY_BAR}): proportional set sizes, read once, when a study has ended. Ten times that, computed and not "
+        f"measured, is {10 * silo / 1000:.1f} GB (the bar is {TEN_BAR / 1000:.0f}). Masks of a million "
         f"parameters take {1e3 * mask['work']:.0f} ms of work at each of {mask['silos']} silos, {part:.1%} of the work "
         f"of a deployed round (the bar is {MASKS_BAR:.0%}).",
         "",
