@@ -30,7 +30,7 @@ from tacit.privacy import Event, SiloPlan, spent
 from tacit.silo import enrol
 from tacit.simulate.compiled import Outcome, Program, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import Participation, participation, roster
-from tacit.simulate.program import split_keys
+from tacit.simulate.program import Measure, split_keys
 from tacit.simulate.reuse import Programs, compiled
 from tacit.studies.constant import constant_metrics
 from tacit.studies.fair import fair_measure
@@ -206,11 +206,8 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
         keeper, measure = watched.keeper(label), watch(prepared)
-        count = len(next(iter(grid.values()), (None,)))
-        own = {"build": build, "grid": tuple(grid), "points": count, "who": who, "measure": measure}
-        program = _PROGRAMS.get(own, lambda: grid_program(build, count, who, measure))
         how: dict[str, Any] = {"measure": measure, "measure_every": every, "keeper": keeper}
-        return simulate_grid(build, grid, seeds, who=who, program=program, **how)
+        return simulate_grid(build, grid, seeds, who=who, program=_program(build, grid, who, measure), **how)
 
     label = PRIVATE if (private := study.privacy.private) else "training, not private"
     chosen = train(label, partial(build, **prepared.plan.parameters), {}, seeds, prepared.who)
@@ -240,6 +237,13 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         constant=_constant(prepared),
         seconds=time.perf_counter() - started,
     )
+
+
+def _program(build: Callable[..., Any], grid: Mapping[str, Any], who: Participation, measure: Measure) -> Program:
+    """The program of a grid, or that of an earlier one which computes the same."""
+    count = len(next(iter(grid.values()), (None,)))
+    own = {"build": build, "grid": tuple(grid), "points": count, "who": who, "measure": measure}
+    return _PROGRAMS.get(own, lambda: grid_program(build, count, who, measure))
 
 
 def _first_point(tree: Any) -> Any:
