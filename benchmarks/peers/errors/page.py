@@ -61,7 +61,11 @@ def _documented(tasks: list[dict[str, Any]]) -> str:
         linear, network = DOCUMENTED[name]
         told.append(linear.source if linear == network else f"linear models {linear.source}; networks {network.source}")
     loaded = any(line.get("loaded") for task in tasks for line in task["lines"].values())
-    marked = " A star marks seconds that were taken while other programs wanted the processors." if loaded else ""
+    marked = (
+        " A star marks seconds that were taken while other programs wanted the processors; they are not drawn."
+        if loaded
+        else ""
+    )
     return (
         "\n*As documented* has the settings of a peer's own example, not tuned: its batch at every silo (all records "
         "where there are fewer), passes over\nthe largest silo, step, clip and server; noise is certified as for "
@@ -150,8 +154,9 @@ def _ends(line: Line) -> str:
 
 def _errors_table(lines: Mapping[str, Line]) -> list[str]:
     ran = trained(lines)
-    ends = [seconds(line)[0] for line in ran.values()]
-    begins = [min(run["seconds"][0] for run in line["runs"]) for line in ran.values()]
+    timed = [line for line in ran.values() if not line.get("loaded")]
+    ends = [seconds(line)[0] for line in timed]
+    begins = [min(run["seconds"][0] for run in line["runs"]) for line in timed]
     # From the last moment before anybody has a round behind it to the first at which all have ended.
     first = max([m for m in MOMENTS if m <= min(begins, default=0.0)], default=MOMENTS[0])
     last = min([m for m in MOMENTS if m >= max(ends, default=0.0)], default=MOMENTS[-1])
@@ -165,7 +170,7 @@ def _errors_table(lines: Mapping[str, Line]) -> list[str]:
             found.append(f"| {line['title']} | refused: {line['missing']} {'| ' * (2 + len(moments))}|")
             continue
         (error, spread), (whole, setup) = final(line), seconds(line)
-        reached = [at(line, moment) for moment in moments]
+        reached = [None if line.get("loaded") else at(line, moment) for moment in moments]
         cells = ["" if value is None else f"{value:.3f}" for value in reached]
         star = "*" if line.get("loaded") else ""
         ending = f"{error:.3f} +- {spread:.3f} | {whole:.2f}{star} | {setup:.2f}{star}"
@@ -203,7 +208,8 @@ def draw(tasks: list[dict[str, Any]], path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(tasks), figsize=(1.5 + 4.2 * len(tasks), 4.0), layout="constrained")
     for task, axes in zip(tasks, np.atleast_1d(panels), strict=True):
-        for number, (name, line) in enumerate(trained(task["lines"]).items()):
+        timed = {name: line for name, line in trained(task["lines"]).items() if not line.get("loaded")}
+        for number, (name, line) in enumerate(timed.items()):
             errors = np.mean([run["errors"] for run in line["runs"]], axis=0)
             moments = np.mean([run["seconds"] for run in line["runs"]], axis=0)
             style = "-" if name.startswith("tacit") else ":" if name in DOCUMENTED else "--"
