@@ -41,6 +41,14 @@ SILOS, MILLION = 25, 43_000
 BARS = {"direct": 0.25, "pairwise": 0.4, "shuffled-sum": 0.4}
 """At most so much of a round of the empty app."""
 MASKS_BAR, MEMORY_BAR, TEN_BAR = 0.05, 500, 6000
+LOCKS = (
+    "What of the SuperLink's requests is SQLite (`python -m benchmarks.locks --rounds 8` on 2026-11-19, 4 silos, "
+    "while a dozen other programs wanted the two processors, so that only shares are worth reading): 29% of the "
+    "seconds of its requests in direct rounds (92 requests, 1,900 calls of SQLite a round) and 24% in pairwise ones "
+    "(108 and 2,100). Nearly all of that is waiting, for locks, "
+    "the disk, the interpreter or a processor; the calls' own work is 1% of it."
+)
+"""What `benchmarks.locks` measured last."""
 _ROUND = re.compile(r"round (\d+): (\d+) answers in ([\d.]+) s")
 
 
@@ -214,9 +222,12 @@ def page(rows: list[dict[str, Any]], rounds: int) -> str:
     lines += [
         "",
         f"A silo's daemon and courier hold {silo:.0f} MB together at most with a linear model (the bar is "
-        f"{MEMORY_BAR}), ten silos {10 * silo / 1000:.1f} GB (the bar is {TEN_BAR / 1000:.0f}). Masks of a million "
+        f"{MEMORY_BAR}): proportional set sizes, read once, when a study has ended. Ten times that, computed and not "
+        f"measured, is {10 * silo / 1000:.1f} GB (the bar is {TEN_BAR / 1000:.0f}). Masks of a million "
         f"parameters take {1e3 * mask['work']:.0f} ms of work at each of {mask['silos']} silos, {part:.1%} of the work "
         f"of a deployed round (the bar is {MASKS_BAR:.0%}).",
+        "",
+        LOCKS,
         "",
     ]
     return "\n".join(lines)

@@ -29,11 +29,13 @@ def main() -> None:
     """All studies, one after another, and the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("studies", nargs="*", default=study_names(), help="those to run; all of them by default")
+    parser.add_argument("--beside", default="What else ran was not noted.", help="what else ran, in a sentence")
+    chosen = parser.parse_args()
     rows = []
-    for name in parser.parse_args().studies:
+    for name in chosen.studies:
         rows.append((name, load_study(name).algorithm.name, *measured(name)))
         print(*rows[-1], flush=True)
-    PAGE.write_text(page(rows), encoding="utf-8")
+    PAGE.write_text(page(rows, chosen.beside), encoding="utf-8")
 
 
 def measured(name: str) -> tuple[float, ...]:
@@ -51,7 +53,7 @@ def _seconds(command: Sequence[str], cache: Path) -> float:
     return time.perf_counter() - began
 
 
-def page(rows: Sequence[tuple[str | float, ...]]) -> str:
+def page(rows: Sequence[tuple[str | float, ...]], beside: str) -> str:
     """What was measured, for people."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     lines = [
@@ -60,7 +62,7 @@ def page(rows: Sequence[tuple[str | float, ...]]) -> str:
         f"`python -m benchmarks.starts` on {today}, {os.cpu_count()} cores, {platform.platform()}. Seconds of whole "
         "commands, each in a process of its own, with one seed: `tacit plan` and `tacit run` with an empty cache, and "
         "`tacit run` again. A run trains the study, the reference without privacy and the baselines, and writes the "
-        "report. What a warm run saves is compilation and prices.",
+        f"report. What a warm run saves is compilation and prices. {beside}",
         "",
         f"| study | algorithm | {' | '.join(KINDS)} | warm / cold |",
         "| --- | --- | --- | --- | --- | --- |",

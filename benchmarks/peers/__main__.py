@@ -19,7 +19,7 @@ from benchmarks.peers.accountants import QUESTIONS, QUICK, compare
 from benchmarks.peers.bars import BARS
 from benchmarks.peers.errors import race, tasks
 from benchmarks.peers.kept import Kept
-from benchmarks.peers.page import PAGES, refused, write
+from benchmarks.peers.page import PAGES, about, refused, stored, write
 from benchmarks.peers.plan import Entry, entries
 from benchmarks.peers.rounds import measure
 from benchmarks.peers.works import parameters
@@ -64,8 +64,18 @@ def measured(part: str, chosen: argparse.Namespace, kept: Kept) -> dict[str, Any
     return {part: kept.get(part, partial(scale.measure, quick)), "generators": kept.get("generators", draw)}
 
 
+def add(out: Path, threads: int) -> None:
+    """Add documented settings to the errors that were measured, task by task; no other number changes."""
+    results = stored(out / "peers.json")
+    by_title = {source.title: source for source in tasks.SOURCES}
+    for number, row in enumerate(results["errors"]):
+        if not set(race.DOCUMENTED) <= set(row["lines"]):
+            results["errors"][number] = race.completed(row, by_title[row["task"]], threads)
+            write(results, out)
+
+
 def main() -> None:
-    """Everything, in order."""
+    """What the command asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small works and few repetitions, into runs/")
     parser.add_argument("--repetitions", type=int, default=None, help="interleaved repetitions (default 11; quick 2)")
@@ -73,10 +83,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="works of the rounds whose names contain this")
     parser.add_argument("--parts", nargs="+", choices=list(PAGES), default=list(PAGES), help="parts (default: all)")
     parser.add_argument("--out", type=Path, default=None, help="folder (default results/benchmarks; quick runs/peers)")
+    parser.add_argument("--beside", default="What else ran was not noted.", help="what else ran, in a sentence")
+    parser.add_argument("--add", action="store_true", help="only measure documented settings that peers.json lacks")
     chosen = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    if chosen.add:
+        add(chosen.out or Path("results/benchmarks"), chosen.threads)
+    else:
+        measure_all(parser, chosen)
+
+
+def measure_all(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    """All chosen parts, the page, and what was not timed."""
     if chosen.out is None and not chosen.quick and (chosen.only or set(chosen.parts) != set(PAGES)):
         parser.error("Expected --out for some parts or works: results/benchmarks holds all of them.")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     out = chosen.out or Path("runs/peers" if chosen.quick else "results/benchmarks")
     kept = Kept(out / "parts.json", {"quick": chosen.quick, "threads": chosen.threads, "times": chosen.repetitions})
     load = kept.get("load", lambda: os.getloadavg()[0])
@@ -85,7 +105,8 @@ def main() -> None:
         if part in chosen.parts:
             results |= measured(part, chosen, kept)
     typed = " ".join(sys.argv[1:])
-    write(results, out, f'make bench-peers PEERS="{typed}"' if typed else "make bench-peers")
+    results["about"] = about(f'make bench-peers PEERS="{typed}"' if typed else "make bench-peers", chosen.beside)
+    write(results, out)
     kept.forget()
     for bar in BARS:
         print(f"{bar.verdict(results):>12}  {bar.title}")

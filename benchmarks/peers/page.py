@@ -35,28 +35,59 @@ VERSIONS = (
 )
 
 
-def write(results: Mapping[str, Any], folder: Path, command: str) -> None:
+def write(results: Mapping[str, Any], folder: Path) -> None:
     """``peers.md``, ``peers.json`` and the figures in a folder; parts that were not measured are left out."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = json.dumps(results, default=asdict, indent=1)
     (folder / "peers.json").write_text(plain + "\n", encoding="utf-8")
-    told = [_head(results, command), *(PAGES[name](results) for name in PAGES if name in results)]
     if "rounds" in results:
         draw(results, folder / "peers.svg")
-        told.insert(1, "\n".join([_bars(results), *_refused(results)]))
     if "errors" in results:
         errors.draw(results["errors"], folder / "peers-error.svg")
-    (folder / "peers.md").write_text("\n".join(told), encoding="utf-8")
+    (folder / "peers.md").write_text(page(results), encoding="utf-8")
 
 
-def _head(results: Mapping[str, Any], command: str) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
+def page(results: Mapping[str, Any]) -> str:
+    """``peers.md``."""
+    told = [_head(results), *(PAGES[name](results) for name in PAGES if name in results)]
+    if "rounds" in results:
+        told.insert(1, "\n".join([_bars(results), *_refused(results)]))
+    return "\n".join(told)
+
+
+def about(command: str, beside: str) -> dict[str, str]:
+    """When, where and beside what a run was made."""
+    return {
+        "command": command,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{os.cpu_count()} cores,\n{platform.system()} {platform.machine()}",
+        "versions": ", ".join(f"{name} {version(name)}" for name in VERSIONS),
+        "beside": beside,
+    }
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The measurements that `write` left."""
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for row in results.get("rounds", ()):
+        row["peers"] = {name: Measured(**own) for name, own in row["peers"].items()}
+    for block in results.get("accountants", ()):
+        block["found"] = [Found(**own) for own in block["found"]]
+    return results
+
+
+def _head(results: Mapping[str, Any]) -> str:
+    own = results["about"]
     quick = "**A quick run on small works: it shows that everything works, and measures nothing.**\n\n"
     warning = quick if results["quick"] else ""
     return f"""# Tacit beside its peers
 
-{warning}`{command}` on {datetime.now(UTC):%Y-%m-%d}, {results["threads"]} threads each, {os.cpu_count()} cores,
-{platform.system()} {platform.machine()}, {versions}. Load of the machine when it began: {results["load"]:.1f}.
+{warning}`{own["command"]}` on {own["date"]}, {results["threads"]} threads each, {own["machine"]},
+{own["versions"]}. Load of the machine when it began: {results["load"]:.1f}.
+{own["beside"]}
+
+Here stands what one machine computes. Tacit's own link beside Flower with its SuperNodes is in
+[deployment.md](deployment.md), and round times that others publish are quoted in [README.md](README.md).
 """
 
 

@@ -7,10 +7,14 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks.peers import missed
 from benchmarks.peers.accountants import Found
+from benchmarks.peers.errors import page as errors
 from benchmarks.peers.errors.choose import CLIPS, STEPS, search
 from benchmarks.peers.errors.page import at, final
+from benchmarks.peers.errors.recipes import DOCUMENTED, certified, documented
 from benchmarks.peers.kept import Kept
+from benchmarks.peers.page import page, stored
 from benchmarks.peers.rounds import Measured
 from benchmarks.peers.works import CLEAR, Work, data, margins, start
 
@@ -102,3 +106,48 @@ def test_the_memory_of_a_worker_is_its_own_and_not_what_its_parent_held():
     program = "from benchmarks.peers.worker import peak_megabytes; print(peak_megabytes())"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert 20 < float(said) < held.nbytes / 2**20
+
+
+def test_the_pages_say_what_was_measured_and_nothing_else():
+    results = stored(missed.FOLDER / "peers.json")
+    assert (missed.FOLDER / "peers.md").read_text(encoding="utf-8") == page(results)
+    text = (missed.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert missed.filled(text, results) == text
+
+
+def test_bars_that_are_missed_are_named_with_their_numbers():
+    results = stored(missed.FOLDER / "peers.json")
+    results["compiling"]["first"] |= {"mb-sgd": 7.125, "ce-psgm": 1.0, "ce-psgm-fg": 1.0}
+    results["compiling"]["slowest"] = 7.125
+    told = missed.paragraphs(results)
+    assert "above the bar: `mb-sgd` 7.12 s (" in told
+    assert "`ce-psgm`" not in told
+    results["compiling"]["slowest"] = 1.0
+    assert "Compilation" not in missed.paragraphs(results)
+    results["compiling"]["slowest_again"] = 6.0
+    with pytest.raises(SystemExit, match="cache on disk"):
+        missed.paragraphs(results)
+
+
+def test_documented_settings_keep_batch_and_passes_and_cost_what_all_cost():
+    records = (212, 40)
+    recipe = documented("opacus-documented", records, hidden=False)
+    assert (recipe.batch, recipe.rounds, recipe.step, recipe.clip, recipe.server) == ((64, 40), 33, 0.1, 1.0, "sgd")
+    assert all(0.99 < epsilon <= 1.0 for epsilon in certified(recipe, records))
+    network = documented("jax-privacy-documented", (1234, 1234), hidden=True)
+    assert (network.batch, network.rounds, network.server) == ((256, 256), 103, "momentum")
+    assert network.step * network.clip == pytest.approx(0.1)
+
+
+def test_documented_lines_are_told_with_their_source_and_a_star_where_they_were_timed_beside_other_work():
+    results = stored(missed.FOLDER / "peers.json")
+    task = results["errors"][0]
+    without = {name: line for name, line in task["lines"].items() if name not in DOCUMENTED}
+    assert "As documented" not in errors.section([{**task, "lines": without}])
+    line = {**without["opacus"], "title": "Opacus, as documented", "loaded": True}
+    told = errors.section([{**task, "lines": {**without, "opacus-documented": line}}])
+    assert "`examples/mnist.py` of pytorch/opacus" in told
+    assert "A star marks seconds" in told
+    assert "torch.func and Flower publish no settings" in told
+    [row] = [row for row in told.splitlines() if row.startswith("| Opacus, as documented | 0.")]
+    assert row.count("*") == 2

@@ -11,11 +11,13 @@ import pytest
 import tacit
 from tacit import geometry
 from tacit.objectives import Loss, Objective, cnn, linear, logistic, mlp
+from tacit.plans.spec import load_study
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, grid_program, stack_seeds
 from tacit.simulate.participation import participation
 from tacit.simulate.program import split_keys, turns_of
 from tacit.simulate.reuse import Programs, UnkeyedError, key_of
+from tacit.studies.run import prepare, run, watch
 from tests.algorithms.table import CASES, LOGISTIC, start, tables
 
 STRENGTH = 2.0
@@ -147,6 +149,42 @@ def test_a_function_that_holds_itself_has_a_key():
         return 0 if n == 0 else down(n - 1)
 
     assert key_of(down) == key_of(down)
+
+
+@pytest.fixture
+def compilations():
+    """A list that grows with every program that XLA compiles."""
+    counted = []
+
+    def listen(event, seconds, **_):
+        if "backend_compile" in event:
+            counted.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return counted
+
+
+def test_a_second_run_of_a_study_compiles_next_to_nothing(compilations):
+    changes = ["run.seeds=1", "algorithm.num_rounds=7", "run.alone=false", "name=again"]
+    studies = [load_study("heart-disease", [*changes, *own]) for own in ([], [], ["algorithm.num_rounds=8"])]
+    first = run(studies[0])
+    made = len(compilations)
+    assert made > 5
+    compilations.clear()
+    second = run(studies[1])
+    assert len(compilations) <= 2
+    for one, other in zip(*(jax.tree.leaves((r.params, r.trace, r.metrics)) for r in (first, second)), strict=True):
+        np.testing.assert_array_equal(one, other)
+    # More rounds are another program.
+    assert len(run(studies[2]).trace["train_loss"][0]) != len(first.trace["train_loss"][0])
+
+
+def test_what_a_study_keeps_holds_no_record():
+    """Programs outlive their run; records must not."""
+    prepared = prepare(load_study("heart-disease", ["run.seeds=1"]))
+    held = [cell.cell_contents for cell in watch(prepared).__closure__]
+    assert not any(one is prepared or one is prepared.federations for one in held)
+    key_of((prepared.builder.build, watch(prepared)))
 
 
 def test_few_programs_are_kept():

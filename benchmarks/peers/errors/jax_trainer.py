@@ -13,7 +13,7 @@ from jax import Array
 from jax_privacy import batch_selection, clipped_grad, noise_addition
 
 from benchmarks.peers.errors.clock import Clock, Trained
-from benchmarks.peers.errors.recipes import ADAM, Recipe
+from benchmarks.peers.errors.recipes import ADAM, MOMENTUM, Recipe
 from benchmarks.peers.errors.tasks import Task, initial
 from benchmarks.peers.jax_common import losses_of
 
@@ -24,7 +24,8 @@ def train(task: Task, recipe: Recipe, seed: int) -> Trained:
     clock = Clock()
     names, keys = list(initial(task, seed)), jax.random.split(jax.random.key(seed), len(task.train))
     params = jax.tree.map(jnp.asarray, initial(task, seed))
-    server = optax.adam(recipe.step, **ADAM) if recipe.server == "adam" else optax.sgd(recipe.step)
+    momentum = MOMENTUM if recipe.server == "momentum" else None
+    server = optax.adam(recipe.step, **ADAM) if recipe.server == "adam" else optax.sgd(recipe.step, momentum)
     privatizer = partial(noise_addition.gaussian_privatizer, stddev=1.0)
     noise = jax.vmap(lambda key: privatizer(prng_key=key).init(params))(keys)
     state, batches, records = server.init(params), _batches(task, recipe, seed), _padded(task)

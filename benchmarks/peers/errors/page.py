@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.errors.choose import CLIPS, GROWTH, STEPS
-from benchmarks.peers.errors.recipes import DELTA, EPSILON, SCHEDULES, TRAINERS
+from benchmarks.peers.errors.recipes import DELTA, DOCUMENTED, EPSILON, SCHEDULES, TRAINERS
 
 Line = Mapping[str, Any]
 MOMENTS = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
@@ -46,9 +46,32 @@ edge the grid grows, up to {GROWTH} times a side; *edge* marks what still lies t
 simulator, which computes what the peers compute: everybody must first move the model as float64 does, in one round
 without noise. Epsilon is spent at the end of a run; the rounds before show how it got there, not what a shorter run
 could do.
-
+{_documented(tasks)}
 ![Test error against seconds](peers-error.svg)
 """
+
+
+def _documented(tasks: list[dict[str, Any]]) -> str:
+    """Where documented settings come from; nothing where nobody trained with any."""
+    ran = [name for name in DOCUMENTED if any(name in trained(task["lines"]) for task in tasks)]
+    if not ran:
+        return ""
+    told = []
+    for name in ran:
+        linear, network = DOCUMENTED[name]
+        told.append(linear.source if linear == network else f"linear models {linear.source}; networks {network.source}")
+    loaded = any(line.get("loaded") for task in tasks for line in task["lines"].values())
+    marked = (
+        " A star marks seconds that were taken while other programs wanted the processors; they are not drawn."
+        if loaded
+        else ""
+    )
+    return (
+        "\n*As documented* has the settings of a peer's own example, not tuned: its batch at every silo (all records "
+        "where there are fewer), passes over\nthe largest silo, step, clip and server; noise is certified as for "
+        f"all others. Opacus: {told[0]}.\njax-privacy: {told[-1]}.\ntorch.func and Flower publish no settings for "
+        f"training with differential privacy, so that they have no such line.{marked}\n"
+    )
 
 
 def _of_task(task: dict[str, Any]) -> str:
@@ -109,13 +132,14 @@ def _words(lines: Mapping[str, Line]) -> list[str]:
     if not ran:
         return ["Nobody was trained."]
     best = min(ran, key=lambda name: final(ran[name])[0])
-    peers = [name for name in ran if TRAINERS[name].plan == "dp-sgd"]
+    peers = [name for name in ran if TRAINERS[name].plan in ("dp-sgd", "documented")]
+    timed = [name for name in peers if not ran[name].get("loaded")]
     told = [f"The lowest error at the end: {_ends(ran[best])}."]
     if peers and "tacit" in ran and best not in peers:
         nearest = min(peers, key=lambda name: final(ran[name])[0])
         told.append(f"The lowest of a peer: {_ends(ran[nearest])}.")
-    if peers:
-        quickest = min(peers, key=lambda name: seconds(ran[name])[0])
+    if timed:
+        quickest = min(timed, key=lambda name: seconds(ran[name])[0])
         told.append(f"The first peer to end: {_ends(ran[quickest])}.")
     if "tacit" in ran and best != "tacit":
         told.append(f"Where each silo adds its own noise: {_ends(ran['tacit'])}.")
@@ -130,8 +154,9 @@ def _ends(line: Line) -> str:
 
 def _errors_table(lines: Mapping[str, Line]) -> list[str]:
     ran = trained(lines)
-    ends = [seconds(line)[0] for line in ran.values()]
-    begins = [min(run["seconds"][0] for run in line["runs"]) for line in ran.values()]
+    timed = [line for line in ran.values() if not line.get("loaded")]
+    ends = [seconds(line)[0] for line in timed]
+    begins = [min(run["seconds"][0] for run in line["runs"]) for line in timed]
     # From the last moment before anybody has a round behind it to the first at which all have ended.
     first = max([m for m in MOMENTS if m <= min(begins, default=0.0)], default=MOMENTS[0])
     last = min([m for m in MOMENTS if m >= max(ends, default=0.0)], default=MOMENTS[-1])
@@ -145,9 +170,10 @@ def _errors_table(lines: Mapping[str, Line]) -> list[str]:
             found.append(f"| {line['title']} | refused: {line['missing']} {'| ' * (2 + len(moments))}|")
             continue
         (error, spread), (whole, setup) = final(line), seconds(line)
-        reached = [at(line, moment) for moment in moments]
+        reached = [None if line.get("loaded") else at(line, moment) for moment in moments]
         cells = ["" if value is None else f"{value:.3f}" for value in reached]
-        ending = f"{error:.3f} +- {spread:.3f} | {whole:.2f} | {setup:.2f}"
+        star = "*" if line.get("loaded") else ""
+        ending = f"{error:.3f} +- {spread:.3f} | {whole:.2f}{star} | {setup:.2f}{star}"
         found.append(f"| {line['title']} | {ending} | {' | '.join(cells)} |")
     return found
 
@@ -182,10 +208,11 @@ def draw(tasks: list[dict[str, Any]], path: Path) -> None:
 
     figure, panels = plt.subplots(1, len(tasks), figsize=(1.5 + 4.2 * len(tasks), 4.0), layout="constrained")
     for task, axes in zip(tasks, np.atleast_1d(panels), strict=True):
-        for number, (name, line) in enumerate(trained(task["lines"]).items()):
+        timed = {name: line for name, line in trained(task["lines"]).items() if not line.get("loaded")}
+        for number, (name, line) in enumerate(timed.items()):
             errors = np.mean([run["errors"] for run in line["runs"]], axis=0)
             moments = np.mean([run["seconds"] for run in line["runs"]], axis=0)
-            style = "-" if name.startswith("tacit") else "--"
+            style = "-" if name.startswith("tacit") else ":" if name in DOCUMENTED else "--"
             axes.plot(moments, errors, style, color=f"C{number}", label=line["title"])
             axes.plot(moments[-1], errors[-1], "o", color=f"C{number}")
         axes.set_xscale("log")

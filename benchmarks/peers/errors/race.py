@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +12,13 @@ import numpy as np
 
 from benchmarks.peers.errors import choose as choosing
 from benchmarks.peers.errors.recipes import (
+    DOCUMENTED,
     TRAINERS,
     Recipe,
     certified,
     checking,
+    documented,
+    from_json,
     of_their_own,
 )
 from benchmarks.peers.errors.tasks import Source, Task, initial, load, save
@@ -30,28 +34,48 @@ def measure(source: Source, quick: bool, threads: int) -> dict[str, Any]:
     """One task: who trained with what, and the error of every round beside the seconds until then."""
     task = load(source)
     print(f"{task.title}: {', '.join(TRAINERS)}", flush=True)
-    plans = {trainer.plan for trainer in TRAINERS.values()}
+    plans = {trainer.plan for trainer in TRAINERS.values() if trainer.plan != "documented"}
     chosen = {plan: choosing.choose(task, plan, 2 if quick else source.tuning, quick) for plan in sorted(plans)}
-    lines = {name: _line(name, task, chosen) for name in TRAINERS}
     recipes = {name: _recipe(name, task, chosen) for name in TRAINERS}
-    with tempfile.TemporaryDirectory() as folder:
-        _play(task, recipes, lines, range(1 if quick else source.seeds), threads, Path(folder))
-    for own in lines.values():
-        finals = [run["errors"][-1] for run in own["runs"]]
-        told = own["missing"] or f"{np.mean(finals):.4f} after {np.mean([r['seconds'][-1] for r in own['runs']]):.1f} s"
-        print(f"  {own['title']}: {told}", flush=True)
+    lines = {name: _line(name, task, recipes[name], chosen) for name in TRAINERS}
+    _raced(task, recipes, lines, 1 if quick else source.seeds, threads, checking(recipes["tacit"], task.records))
     sizes = {"records": task.records, "validation": len(task.validation[1]), "test": len(task.test[1])}
     return {"task": task.title, **sizes, "lines": lines}
 
 
+def completed(row: dict[str, Any], source: Source, threads: int) -> dict[str, Any]:
+    """A task that was measured, with the documented lines that it lacks, marked as timed beside other work."""
+    task = load(source)
+    names = [name for name in DOCUMENTED if name not in row["lines"]]
+    recipes = {name: _recipe(name, task, {}) for name in names}
+    lines = {name: {**_line(name, task, recipes[name], {}), "loaded": True} for name in names}
+    first = from_json(json.dumps(row["lines"]["tacit"]["recipe"]))
+    _raced(task, recipes, lines, source.seeds, threads, checking(first, task.records))
+    return {**row, "lines": {**row["lines"], **lines}}
+
+
+def _raced(
+    task: Task, recipes: dict[str, Recipe], lines: dict[str, Any], seeds: int, threads: int, check: Recipe
+) -> None:
+    """Let all lines train, and tell how it went."""
+    with tempfile.TemporaryDirectory() as folder:
+        _play(task, recipes, lines, range(seeds), threads, Path(folder), check)
+    for own in lines.values():
+        finals = [run["errors"][-1] for run in own["runs"]]
+        told = own["missing"] or f"{np.mean(finals):.4f} after {np.mean([r['seconds'][-1] for r in own['runs']]):.1f} s"
+        print(f"  {own['title']}: {told}", flush=True)
+
+
 def _recipe(name: str, task: Task, chosen: dict[str, choosing.Chosen]) -> Recipe:
     trainer = TRAINERS[name]
+    if trainer.plan == "documented":
+        return documented(name, task.records, len(task.sizes) > 2)
     return chosen[trainer.plan].recipe if trainer.tuned else choosing.settings_of(task, "direct")
 
 
-def _line(name: str, task: Task, chosen: dict[str, choosing.Chosen]) -> dict[str, Any]:
+def _line(name: str, task: Task, recipe: Recipe, chosen: dict[str, choosing.Chosen]) -> dict[str, Any]:
     """What is known of a trainer before it trains."""
-    trainer, recipe = TRAINERS[name], _recipe(name, task, chosen)
+    trainer = TRAINERS[name]
     own = chosen[trainer.plan] if trainer.tuned else None
     return {
         "title": trainer.title,
@@ -68,16 +92,22 @@ def _line(name: str, task: Task, chosen: dict[str, choosing.Chosen]) -> dict[str
 
 
 def _play(
-    task: Task, recipes: dict[str, Recipe], lines: dict[str, Any], seeds: range, threads: int, folder: Path
+    task: Task,
+    recipes: dict[str, Recipe],
+    lines: dict[str, Any],
+    seeds: range,
+    threads: int,
+    folder: Path,
+    check: Recipe,
 ) -> None:
     path = folder / "task.npz"
     save(task, path)
-    held = {name: _held(name, path, threads) for name in (*TRAINERS, "reference")}
+    held = {name: _held(name, path, threads) for name in (*lines, "reference")}
     try:
-        wanted = _moved(task, held["reference"], checking(recipes["tacit"], task.records), folder)[0]
+        wanted = _moved(task, held["reference"], check, folder)[0]
         held.pop("reference").close()
         for name, line in lines.items():
-            _check(task, held[name], recipes, wanted, line, folder)
+            _check(task, held[name], check, wanted, line, folder)
         for seed in seeds:
             for name, line in lines.items():
                 if line["missing"] is None:
@@ -108,12 +138,10 @@ def _moved(task: Task, worker: Held, recipe: Recipe, folder: Path) -> list[Layer
     return [{n: {k: np.float64(before[n][k]) - after[n][k] for k in before[n]} for n in before}]
 
 
-def _check(
-    task: Task, worker: Held, recipes: dict[str, Recipe], wanted: Layers, line: dict[str, Any], folder: Path
-) -> None:
+def _check(task: Task, worker: Held, check: Recipe, wanted: Layers, line: dict[str, Any], folder: Path) -> None:
     """Everybody must move the model where float64 moves it; who does not is not timed, and the page says so."""
     try:
-        [found] = _moved(task, worker, checking(recipes["tacit"], task.records), folder)
+        [found] = _moved(task, worker, check, folder)
     except ChildProcessError as error:
         line["missing"] = str(error)
         return

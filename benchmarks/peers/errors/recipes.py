@@ -11,6 +11,8 @@ EPSILON, DELTA = 1.0, 1e-5
 SERVERS = ("sgd", "adam")
 ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
 """Tacit's adam; the peers' servers have the same."""
+MOMENTUM = 0.9
+"""Of the server ``momentum``, which only a documented recipe asks for."""
 SCHEDULES = ((0.1, 100), (0.5, 30))
 """What the peers choose from: the share of a silo's records in a Poisson batch, and rounds."""
 
@@ -20,7 +22,7 @@ class Trainer(NamedTuple):
 
     title: str
     module: str
-    plan: Literal["direct", "pairwise", "dp-sgd"]
+    plan: Literal["direct", "pairwise", "dp-sgd", "documented"]
     tuned: bool = True
 
 
@@ -31,7 +33,44 @@ TRAINERS = {
     "opacus": Trainer("Opacus", "opacus_trainer", "dp-sgd"),
     "jax-privacy": Trainer("jax-privacy", "jax_trainer", "dp-sgd"),
     "torch-func": Trainer("torch.func", "torch_trainer", "dp-sgd"),
+    "opacus-documented": Trainer("Opacus, as documented", "opacus_trainer", "documented", tuned=False),
+    "jax-privacy-documented": Trainer("jax-privacy, as documented", "jax_trainer", "documented", tuned=False),
 }
+
+
+class Documented(NamedTuple):
+    """What a peer's own example sets: the batch, passes over the records, the step, the clip, the server; and where."""
+
+    batch: int
+    passes: float
+    step: float
+    clip: float
+    server: str
+    source: str
+
+
+_OPACUS = Documented(64, 10, 0.1, 1.0, "sgd", "`examples/mnist.py` of pytorch/opacus (-b 64, -n 10, --lr 0.1, -c 1.0)")
+_LOGISTIC = Documented(
+    1000,
+    500 * 1000 / 100_000,
+    0.5,
+    1.0,
+    "sgd",
+    "`examples/dp_logistic_regression.py` of google-deepmind/jax_privacy (EXPECTED_BATCH_SIZE 1000 of 100,000 USERS, "
+    "ITERATIONS 500, LEARNING_RATE 0.5, L2_CLIP_NORM 1.0; its four bands of correlated noise are not played)",
+)
+_MNIST = Documented(
+    256,
+    5000 * 256 / 60_000,
+    # Its gradients are rescaled to unit norm after the clip.
+    0.1 / 0.1,
+    0.1,
+    "momentum",
+    "`examples/dp_sgd_flax_linen_mnist.py` there (expected_batch_size 256 of 60,000, train_steps 5000, learning_rate "
+    "0.1 of gradients over their clip, clipping_norm 0.1, momentum 0.9)",
+)
+DOCUMENTED = {"opacus-documented": (_OPACUS, _OPACUS), "jax-privacy-documented": (_LOGISTIC, _MNIST)}
+"""What is documented for a linear model, and for a network."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +108,16 @@ def checking(recipe: Recipe, records: tuple[int, ...]) -> Recipe:
     return dataclasses.replace(recipe, rounds=1, server="sgd", output="last", step=0.5, **silent)
 
 
+def documented(name: str, records: tuple[int, ...], hidden: bool) -> Recipe:
+    """A peer's documented settings at each silo: batches of that size, at most all records, and as many passes."""
+    own = DOCUMENTED[name][hidden]
+    batch = tuple(min(own.batch, count) for count in records)
+    rounds = max(1, round(own.passes * max(n / b for n, b in zip(records, batch, strict=True))))
+    silent = (0.0,) * len(records)
+    recipe = Recipe("direct", "poisson", batch, rounds, own.server, "last", silent, own.step, own.clip)
+    return with_noise(recipe, records)
+
+
 def event(recipe: Recipe, records: int, silo: int, multiplier: float) -> Any:
     """What one silo releases."""
     from tacit.privacy import Event
@@ -104,9 +153,10 @@ def of_their_own(trainer: str, recipe: Recipe, records: tuple[int, ...]) -> dict
     from tacit.privacy import price
 
     finders = {"opacus": _opacus_noise, "jax-privacy": _jax_privacy_noise}
-    if trainer not in finders:
+    peer = trainer.removesuffix("-documented")
+    if peer not in finders:
         return None
-    sigma = finders[trainer](recipe, records[0])
+    sigma = finders[peer](recipe, records[0])
     spent = price([event(recipe, records[0], 0, sigma / 2.0)], delta=DELTA)
     return {"sigma": sigma, "epsilon": spent.epsilon}
 

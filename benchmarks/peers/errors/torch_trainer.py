@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.func import functional_call, grad, vmap
 
 from benchmarks.peers.errors.clock import Clock, Trained
-from benchmarks.peers.errors.recipes import ADAM, Recipe
+from benchmarks.peers.errors.recipes import ADAM, MOMENTUM, Recipe
 from benchmarks.peers.errors.tasks import Task, initial
 from benchmarks.peers.torch_common import Gradients, exported, layers_of, loss_of, model_of
 from benchmarks.peers.torch_func import clipped_mean
@@ -41,8 +42,9 @@ def play(task: Task, recipe: Recipe, clock: Clock, model: nn.Module, answer: Cal
     """Rounds of the mean of all silos' private gradients, ``answer(silo)``, and a step of the server's optimiser."""
     weights = weights_of(model)
     betas: dict[str, Any] = {"betas": (ADAM["b1"], ADAM["b2"]), "eps": ADAM["eps"]}
-    adam = recipe.server == "adam"
-    server = optim.Adam(weights, lr=recipe.step, **betas) if adam else optim.SGD(weights, lr=recipe.step)
+    adam, momentum = recipe.server == "adam", MOMENTUM if recipe.server == "momentum" else 0.0
+    plain = partial(optim.SGD, momentum=momentum)
+    server = optim.Adam(weights, lr=recipe.step, **betas) if adam else plain(weights, lr=recipe.step)
     clock.ready()
     for _ in range(recipe.rounds):
         messages = [answer(silo) for silo in range(len(task.train))]

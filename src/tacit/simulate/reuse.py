@@ -21,6 +21,7 @@ import numpy as np
 
 T = TypeVar("T")
 _KEPT = 16  # programs
+_FUNCTIONS = 64  # compiled functions
 _SETTLED = ("tacit", "jax", "jaxlib", "numpy", "scipy", "math", "builtins", "functools", "operator", "itertools")
 _BY_VALUE = (type(None), bool, int, str, bytes, types.CodeType, type(Ellipsis), np.dtype)
 _BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc, jax.custom_jvp, jax.custom_vjp)
@@ -125,8 +126,9 @@ def _names(code: types.CodeType) -> set[str]:
 class Programs(Generic[T]):
     """The latest programs by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _KEPT) -> None:
         self._kept: OrderedDict[Hashable, T] = OrderedDict()
+        self._most = most
 
     def get(self, parts: Any, make: Callable[[], T]) -> T:
         """The program of these parts; made, and kept where the parts have a key, unless it is there."""
@@ -136,7 +138,21 @@ class Programs(Generic[T]):
             return make()
         if key not in self._kept:
             self._kept[key] = make()
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+
+_COMPILED: Programs[Any] = Programs(_FUNCTIONS)
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """``jax.jit`` of a function, or that of an earlier one which computes the same: it is compiled already.
+
+    >>> def scaled(by):
+    ...     return lambda x: by * x
+    >>> compiled(scaled(2.0)) is compiled(scaled(2.0)), compiled(scaled(2.0)) is compiled(scaled(3.0))
+    (True, False)
+    """
+    return _COMPILED.get((function, options), lambda: jax.jit(function, **options))

@@ -22,6 +22,7 @@ from tacit.data import Federation
 from tacit.objectives import Ermi, Problem, ermi
 from tacit.plans.assemble import Builder, problem_of
 from tacit.plans.spec import Study
+from tacit.simulate.reuse import compiled
 
 GRADIENT = 1e-5  # the largest entry of a gradient that counts as small
 RIDGE = 1e-6  # so that there is an optimum where classes can be separated: too small to move any other
@@ -57,7 +58,7 @@ class Reference:
         self._fair = builder.entry.reads_attribute and builder.fixed.get("strength") is not None
         risks = [_risk(problem, _fairness(builder, federation)) for problem in _smooth(study, builder, federation)]
         self._slopes = [_slope(risk) for risk in risks]
-        self._losses = jax.jit(_risk(builder.problem, None))
+        self._losses = compiled(_risk(builder.problem, None))
         self._proceed = _proximal(builder.problem, risks[-1])
         self._adam = _adam(builder.problem, risks[-1])
 
@@ -164,12 +165,11 @@ def _risk(problem: Problem, fair: tuple[Ermi, float] | None) -> Risk:
 def _slope(risk: Risk) -> Callable[..., tuple[Array, Array]]:
     """Value and gradient of the risk and a ridge in flat parameters, compiled."""
 
-    @jax.jit
     def slope(flat: Array, params: Params, records: Records, weights: Array) -> tuple[Array, Array]:
         restore = ravel_pytree(params)[1]
         return jax.value_and_grad(lambda v: risk(restore(v), records, weights) + RIDGE / 2 * v @ v)(flat)
 
-    return slope
+    return compiled(slope)
 
 
 def _lbfgs(slope: Callable[..., Any], params: Params, records: Records, weights: Array) -> tuple[Params, int, float]:
@@ -208,7 +208,6 @@ def _proximal(problem: Problem, risk: Risk) -> Callable[..., _At]:
     The curvature is searched for. The mapping is the largest entry of a step over its length.
     """
 
-    @jax.jit
     def run(at: _At, params: Params, records: Records, weights: Array) -> _At:
         restore = ravel_pytree(params)[1]
 
@@ -237,7 +236,7 @@ def _proximal(problem: Problem, risk: Risk) -> Callable[..., _At]:
 
         return jax.lax.fori_loop(0, _STRIDE, body, at)
 
-    return run
+    return compiled(run)
 
 
 def _proximal_descent(proceed: Callable[..., _At], params: Params, records: Records, weights: Array) -> Reached:
@@ -286,7 +285,7 @@ def _adam(problem: Problem, risk: Risk) -> Callable[..., _Adam]:
 
         return jax.lax.scan(step, state, jax.random.split(key, batches))[0]
 
-    return jax.jit(run, static_argnums=5)
+    return compiled(run, static_argnums=5)
 
 
 def _padded(records: Records, longest: int) -> tuple[dict[str, Any], np.ndarray]:

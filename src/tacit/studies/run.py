@@ -28,9 +28,10 @@ from tacit.plans.catalogue import find
 from tacit.plans.spec import Study, StudyError, study_from
 from tacit.privacy import Event, SiloPlan, spent
 from tacit.silo import enrol
-from tacit.simulate.compiled import Outcome, Seed, simulate_grid
+from tacit.simulate.compiled import Outcome, Program, Seed, grid_program, simulate_grid
 from tacit.simulate.participation import Participation, participation, roster
-from tacit.simulate.program import split_keys
+from tacit.simulate.program import Measure, split_keys
+from tacit.simulate.reuse import Programs, compiled
 from tacit.studies.constant import constant_metrics
 from tacit.studies.fair import fair_measure
 from tacit.studies.federation import federation_of
@@ -42,6 +43,7 @@ from tacit.theory import gradient_mapping, proximal_descent, risk
 
 _DESCENT = 5000  # steps of proximal descent to an optimum
 _PARTS = ("train", "validation", "test")
+_PROGRAMS: Programs[Program] = Programs()
 ALL_SILOS = ""
 """Who trains on the pooled records: no silo is called so."""
 
@@ -204,7 +206,8 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
         keeper, measure = watched.keeper(label), watch(prepared)
-        return simulate_grid(build, grid, seeds, who=who, measure=measure, measure_every=every, keeper=keeper)
+        how: dict[str, Any] = {"measure": measure, "measure_every": every, "keeper": keeper}
+        return simulate_grid(build, grid, seeds, who=who, program=_program(build, grid, who, measure), **how)
 
     label = PRIVATE if (private := study.privacy.private) else "training, not private"
     chosen = train(label, partial(build, **prepared.plan.parameters), {}, seeds, prepared.who)
@@ -234,6 +237,13 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
         constant=_constant(prepared),
         seconds=time.perf_counter() - started,
     )
+
+
+def _program(build: Callable[..., Any], grid: Mapping[str, Any], who: Participation, measure: Measure) -> Program:
+    """The program of a grid, or that of an earlier one which computes the same."""
+    count = len(next(iter(grid.values()), (None,)))
+    own = {"build": build, "grid": tuple(grid), "points": count, "who": who, "measure": measure}
+    return _PROGRAMS.get(own, lambda: grid_program(build, count, who, measure))
 
 
 def _first_point(tree: Any) -> Any:
@@ -286,7 +296,7 @@ def _least_risk(prepared: Prepared, params: Params, records: Any) -> Any:
         optimum = proximal_descent(problem, params, records, 1.0 / (problem.smoothness or 1.0), _DESCENT)
         return risk(problem, optimum, records)
 
-    return jax.jit(least)(params, records)
+    return compiled(least)(params, records)
 
 
 def measured(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
@@ -303,9 +313,13 @@ def measured(objective: Objective) -> Callable[[Params, Any], dict[str, Any]]:
 
 
 def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
-    """Loss and metrics on each part of the records; if asked for, how near training records are to stationary."""
+    """Loss and metrics on each part of the records; if asked for, how near training records are to stationary.
+
+    It holds no record: a program that is kept has it.
+    """
     study, problem, groups = prepared.study, prepared.builder.problem, prepared.federations[0].group_names
-    plain = measured(problem.objective)
+    plain, asked, smoothness = measured(problem.objective), study.run.stationarity, problem.smoothness
+    step = float(np.mean(study.algorithm.step_size)) if smoothness is None else 1.0 / smoothness
     fair = fair_measure(prepared.builder, len(groups)) if prepared.builder.entry.reads_attribute else None
 
     def measure(params: Params, evaluation: Any) -> dict[str, Any]:
@@ -314,9 +328,7 @@ def watch(prepared: Prepared) -> Callable[[Params, Any], dict[str, Any]]:
         if fair is not None:
             for part, records in parts.items():
                 values |= {f"{part}_{name}": value for name, value in fair(params, records).items()}
-        if study.run.stationarity:
-            smoothness = problem.smoothness
-            step = float(np.mean(study.algorithm.step_size)) if smoothness is None else 1.0 / smoothness
+        if asked:
             values["train_gradient_mapping"] = gradient_mapping(problem, params, parts["train"], step)
             if least is not None:
                 values["train_excess_risk"] = risk(problem, params, parts["train"]) - least
@@ -330,7 +342,10 @@ def _last(prepared: Prepared, outcome: Outcome) -> dict[str, np.ndarray]:
     last = {name: values[:, :, -1] for name, values in outcome.trace.items()}
     if outcome.personal is None:
         return last
-    measure = jax.jit(jax.vmap(prepared.builder.problem.objective.measure_own, in_axes=(0, None, None)))
+    measure_own = prepared.builder.problem.objective.measure_own
+    measure = compiled(
+        lambda own, records, counts: jax.vmap(measure_own, in_axes=(0, None, None))(own, records, counts)
+    )
     for part in _PARTS:
         rows = []
         for s, federation in enumerate(prepared.federations):
@@ -366,7 +381,7 @@ def _converged(prepared: Prepared, seeds: list[Seed], watched: Stages) -> Conver
         return Converged({}, {}, {})
     longest = max(len(silo.train["y"]) for federation in prepared.federations for silo in federation.silos)
     reference = Reference(study, prepared.builder, prepared.federations[0], longest)
-    with_groups, measure = prepared.builder.entry.reads_attribute, jax.jit(watch(prepared))
+    with_groups, measure = prepared.builder.entry.reads_attribute, compiled(watch(prepared))
     reached: dict[str, list[Reached]] = {name: [] for name in who}
     for i, (seed, federation) in enumerate(zip(seeds, prepared.federations, strict=True)):
         own = {silo.name: _fields(silo.train, with_groups) for silo in federation.silos}
@@ -393,7 +408,7 @@ def _gains(
     prepared: Prepared, params: Params, personal: Params | None, alone: Mapping[str, Params]
 ) -> dict[str, dict[str, np.ndarray]]:
     """By silo that has test records: the error on these of the model that it gets, and of one made alone, by seed."""
-    measure, objective = jax.jit(prepared.builder.problem.objective.measure), prepared.builder.problem.objective
+    measure, objective = compiled(prepared.builder.problem.objective.measure), prepared.builder.problem.objective
     metric = next((name for name in ("error", "mse") if name in objective.cost.metrics), "loss")
     gains = {}
     for i, name in enumerate(prepared.names):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -350,6 +351,70 @@ def test_what_is_too_long_for_a_message_goes_in_several_one_after_another(monkey
     found = transport.ask({"1": parts, "2": parts, "3": parts}, 10.0, enough=lambda there: {"1", "2"} <= set(there))
     assert found == {at: [read_frame(io.BytesIO(raw).read) for raw in parts] for at in "12"}
     assert [own for node, own in run.pushed if node == 1] == [parts[:2], parts[2:6], parts[6:7], parts[7:]]
+
+
+def test_looks_are_frequent_when_replies_are_expected_and_bounded():
+    looks = leader.Looks()
+    pauses = [looks.begun(), *(looks.after(came=False, seconds=0.0) for _ in range(40))]
+    assert pauses[0] == leader._SOON
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == leader._LATE
+    # Half a minute without a reply is forty looks; one every 0.2 s would be 150.
+    assert sum(pauses) > 25
+    assert looks.after(came=True, seconds=0.0) == leader._SOON
+    # A SuperLink that takes long for a look gets four times as long without one, and never more than the most.
+    assert looks.after(came=True, seconds=0.1) == pytest.approx(0.4)
+    assert looks.after(came=True, seconds=60.0) == leader._LATE
+    # The next replies are expected when the last ones came.
+    looks.first(0.5)
+    assert looks.begun() == pytest.approx(0.35)
+    looks.first(1000.0)
+    assert looks.begun() == leader._LATE
+
+
+class Clock:
+    """Time that passes only while somebody sleeps or asks."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(leader, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.pass_by))
+
+    def pass_by(self, seconds):
+        self.now += seconds
+
+
+class Timed:
+    """Replies of nodes that come after so many seconds each; a look takes some time."""
+
+    def __init__(self, clock, after, look):
+        self._clock, self._after, self._look, self.looks = clock, after, look, 0
+
+    def push(self, frames, seconds):
+        self._begun = self._clock.now
+        return {str(node): node for node in frames}
+
+    def pull(self, ids):
+        self.looks += 1
+        self._clock.pass_by(self._look)
+        return {i: [GOOD] for i in ids if self._clock.now - self._begun >= self._after[int(i)]}
+
+
+def test_a_reply_is_found_soon_and_25_silos_are_not_looked_for_all_the_time(monkeypatch):
+    clock = Clock(monkeypatch)
+    one = Timed(clock, {1: 0.4}, 0.005)
+    transport = LinkTransport(FakeLink(one))
+    for _ in range(5):
+        one.looks, begun = 0, clock.now
+        assert transport.ask({"1": [REQUEST]}, 60.0)
+    # Once it is known how long a reply takes, it is there within a pause or two, after few looks.
+    assert clock.now - begun < 0.4 + 2 * leader._SOON
+    assert one.looks <= 4
+    many = Timed(clock, {node: 0.3 + 0.4 * node for node in range(25)}, 0.05)
+    transport, begun = LinkTransport(FakeLink(many)), clock.now
+    assert len(transport.ask({str(node): [REQUEST] for node in range(25)}, 60.0)) == 25
+    # A fifth of the time at most is spent in looks.
+    assert many.looks * 0.05 <= 0.21 * (clock.now - begun)
+    assert clock.now - begun < 9.9 + leader._LATE
 
 
 def test_a_run_that_somebody_stops_is_begun_anew():

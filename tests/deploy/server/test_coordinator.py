@@ -11,7 +11,7 @@ from tacit.deploy.wire import RefusalError, refuse, unframed
 from tacit.plans.spec import StudyError, study_from
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
-from tests.deploy.server.world import NAMES, Flaky, LocalTransport, conductor_of, plan_like, simulated
+from tests.deploy.server.world import NAMES, Flaky, Forgetting, LocalTransport, conductor_of, plan_like, simulated
 
 
 def test_direct_rounds_equal_the_simulation(world, tables, tmp_path):
@@ -132,21 +132,6 @@ def test_a_study_that_too_many_refuse_ends_before_it_begins(world, tmp_path):
     with pytest.raises(RefusalError) as caught:
         coordinator.run()
     assert caught.value.code == "over-budget"
-
-
-class Forgetting(LocalTransport):
-    """Counts the requests of each ask; one silo forgets the study once, as one whose folder was put back would."""
-
-    def __init__(self, sockets, forgets):
-        super().__init__(sockets)
-        self.forgets, self.counts = forgets, []
-
-    def ask(self, requests, seconds, enough=None):
-        self.counts.append({at: len(frames) for at, frames in requests.items()})
-        replies = super().ask(requests, seconds, enough)
-        if len(self.counts) == 4:
-            replies[self.forgets] = [unframed(refuse("unknown-study", "no such study; propose it first"))]
-        return replies
 
 
 def test_a_plan_is_proposed_once_and_again_to_who_does_not_know_it(world, tmp_path):

@@ -9,13 +9,23 @@ import pytest
 from tacit.cli.books import rests_on
 from tacit.deploy.server.coordinator import Patience, StalledError
 from tacit.deploy.server.pairwise import Summing
-from tacit.deploy.wire import Pairwise, Propose
+from tacit.deploy.wire import Pairwise, Propose, unframed
 from tacit.privacy import price
 from tacit.silo.chain import replay
 from tacit.silo.ledger import inspect
 from tacit.simulate.participation import participation
 from tests.algorithms.table import PSGM, largest_difference
-from tests.deploy.server.world import NAMES, PATIENCE, SIZES, Flaky, conductor_of, killed_after, simulated, travelled
+from tests.deploy.server.world import (
+    NAMES,
+    PATIENCE,
+    SIZES,
+    Flaky,
+    Forgetting,
+    conductor_of,
+    killed_after,
+    simulated,
+    travelled,
+)
 from tests.deploy.silo.consortium import make_home, peers_of, plan_of, running
 
 SHORT = Patience(20.0, 40.0)
@@ -297,3 +307,109 @@ def test_silos_that_were_silent_are_asked_again_where_too_few_are_left(world, tm
     coordinator._play(0)
     assert coordinator.point.history[0]["rosters"] == [list(NAMES), list(NAMES)]
     assert [account_at(world[0], plan, i).made["gradient"] for i in range(4)] == [2, 2, 1, 1]
+
+
+def test_a_plan_of_sums_is_proposed_once_and_again_to_who_does_not_know_it(world, tmp_path):
+    """As for direct rounds; the silo that asks for the plan again has its key still, and the same sum is asked."""
+    sockets = [daemon.home.socket for daemon in world[0]]
+    transport, plan = Forgetting(sockets, str(sockets[2])), pairwise_plan(nonce="0b")
+    coordinator = conductor_of(plan, world, tmp_path, transport=transport)
+    transport.counts.clear()
+    coordinator.run()
+    once = dict.fromkeys(map(str, sockets), 1)
+    # The proposal, three rounds, the one silo that enrols again, the third round again, the last one, and the end.
+    assert transport.counts == [once, once, once, once, {str(sockets[2]): 1}, once, once, once]
+    assert [len(row["rosters"]) for row in coordinator.point.history] == [1] * 4
+    assert [account_at(world[0], plan, i).made["gradient"] for i in range(4)] == [4] * 4
+
+
+def test_without_an_attempt_to_spare_silos_are_asked_whether_they_are_there(world, tmp_path):
+    """A roster with somebody who has left could not be changed any more; where all are needed nothing is gained."""
+    sockets = [daemon.home.socket for daemon in world[0]]
+    once = dict.fromkeys(map(str, sockets), 1)
+    for nonce, min_silos, requests in (("0c", 3, 1 + 2 * 4 + 1), ("0d", 4, 1 + 4 + 1)):
+        plan = pairwise_plan(nonce=nonce, among={"spare_attempts": 0, "min_silos": min_silos})
+        transport = Forgetting(sockets, None)
+        coordinator = conductor_of(plan, world, tmp_path / nonce, transport=transport)
+        transport.counts.clear()
+        coordinator.run()
+        assert transport.counts == [once] * requests
+
+
+def test_a_silo_with_another_study_key_enrols_again_and_the_next_attempt_is_asked(tables, tmp_path):
+    """A silo loses its ledger in the middle of a study: its new key makes a new roster, which the others pay for."""
+    names = NAMES[:3]
+    allow = {"channels": ["direct", "pairwise"]}
+    for name, table in zip(names, tables, strict=False):
+        pairwise = {"peers": peers_of(name, names), "min_silos": 3}
+        make_home(tmp_path / name, table, test=True, allow=allow, pairwise=pairwise)
+    among = {"silos": names, "records": SIZES[:3], "spare_attempts": 1}
+    plan, events = pairwise_plan(nonce="0e", among=among, silos=3), []
+    with running([tmp_path / name for name in names], noise_off=True) as daemons:
+        world = daemons, [], None
+        coordinator = conductor_of(plan, world, tmp_path, names=names, min_silos=3, events=events)
+
+        def lost(number):
+            if number == 2:
+                daemons[1].kill()
+                for path in (*daemons[1].home.ledger.parent.glob("ledger.sqlite*"), daemons[1].home.counter):
+                    path.unlink(missing_ok=True)
+                daemons[1].start()
+                daemons[1].ready()
+
+        before = dict(coordinator.propose())["s1"].enrolment
+        coordinator.run(lost)
+        assert coordinator._enrolments["s1"].key != before.key
+        made = [account_at(daemons, plan, i).made["gradient"] for i in range(3)]
+    assert [len(row["rosters"]) for row in coordinator.point.history] == [1, 1, 2, 1]
+    # The two others answered the attempt that failed; the new ledger has the two rounds that it answered.
+    assert made == [5, 2, 5]
+    assert {(facts["silo"], facts["code"]) for event, facts in events if event == "refusal"} <= {
+        ("s1", "unknown-study"),
+        ("s1", "addressed"),
+    }
+
+
+class Rosters(Flaky):
+    """Notes the study keys in the rosters that silos are sent."""
+
+    def __init__(self, sockets):
+        super().__init__(sockets, lambda ask, at: False)
+        self.rosters = []
+
+    def ask(self, requests, seconds, enough=None):
+        told = [json.loads(unframed(raw)[0]) for frames in requests.values() for raw in frames]
+        self.rosters += [one["roster"] for one in told if "roster" in one]
+        return super().ask(requests, seconds, enough)
+
+
+def test_rosters_hold_what_silos_enrolled_with(world, tmp_path):
+    plan = pairwise_plan(nonce="0f")
+    transport = Rosters([daemon.home.socket for daemon in world[0]])
+    coordinator = conductor_of(plan, world, tmp_path, transport=transport)
+    coordinator.run()
+    enrolled = {name: consent.enrolment for name, consent in coordinator.consents.items()}
+    assert len(transport.rosters) == 16
+    for roster in transport.rosters:
+        assert {one["silo"]: one["key"] for one in roster} == {name: own.key for name, own in enrolled.items()}
+
+
+def test_a_silo_that_refuses_a_roster_is_asked_for_its_key_once(world, tmp_path):
+    """Its key may be another one; where it is the same, the round goes on without it."""
+    plan, events = pairwise_plan(nonce="10"), []
+    coordinator = conductor_of(plan, world, tmp_path, events=events)
+    coordinator.propose()
+    stolen = coordinator._enrolments["s2"].model_copy(update={"key": coordinator._enrolments["s1"].key})
+    original, calls = coordinator._sum_of, []
+
+    def with_another(round_index, specs, payload, roster, gone):
+        calls.append(sorted(roster))
+        own = {**roster, "s2": stolen} if len(calls) == 1 else roster
+        return original(round_index, specs, payload, own, gone)
+
+    coordinator._sum_of = with_another
+    coordinator._play(0)
+    assert calls == [list(NAMES)] * 2
+    assert len(coordinator.point.history[0]["rosters"]) == 1
+    assert coordinator._is_gone("s2", "roster", coordinator._enrolments["s2"]) is False
+    assert coordinator._is_gone("s2", "roster", coordinator._enrolments["s2"]) is True

@@ -8,7 +8,7 @@ from tacit.deploy.contract import builder_from
 from tacit.deploy.server.checkpoint import Checkpoint, load_checkpoint
 from tacit.deploy.server.coordinator import Coordinator, Patience, fresh_state, meet
 from tacit.deploy.server.shuffles import Reports, Sums
-from tacit.deploy.wire import Shuffle
+from tacit.deploy.wire import Shuffle, refuse, unframed
 from tacit.silo import enrol
 from tacit.simulate.compiled import simulate
 from tests.algorithms.table import largest_difference
@@ -28,7 +28,11 @@ def plan_like(seals=None, *, min_silos=4, algorithm=None, server=None, **changes
     return plan_of(common, shuffle=shuffle, **changes)
 
 
-def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=None, seed=0, events=None, min_silos=4):
+def conductor_of(
+    plan, world, folder, *, who=None, patience=PATIENCE, transport=None, seed=0, events=None, min_silos=4, names=NAMES
+):
+    sizes = SIZES[: len(names)]
+    folder.mkdir(exist_ok=True)
     daemons, parties, _ = world
     path = folder / "checkpoint.npz"
     transport = transport or LocalTransport([daemon.home.socket for daemon in daemons])
@@ -37,7 +41,7 @@ def conductor_of(plan, world, folder, *, who=None, patience=PATIENCE, transport=
     point = (
         load_checkpoint(path, fresh_state)
         if path.exists()
-        else Checkpoint(plan, NAMES, SIZES, fresh_state(plan, SIZES))
+        else Checkpoint(plan, names, sizes, fresh_state(plan, sizes))
     )
     callers = {party.terms.name: party.caller() for party in parties}
     shuffled = None
@@ -93,3 +97,18 @@ class Flaky(LocalTransport):
         self.asks += 1
         reached = {at: f for at, f in requests.items() if not self.down(self.asks, at)}
         return super().ask(reached, seconds, enough)
+
+
+class Forgetting(LocalTransport):
+    """Counts the requests of each ask; one silo forgets the study once, as one whose folder was put back would."""
+
+    def __init__(self, sockets, forgets):
+        super().__init__(sockets)
+        self.forgets, self.counts = forgets, []
+
+    def ask(self, requests, seconds, enough=None):
+        self.counts.append({at: len(frames) for at, frames in requests.items()})
+        replies = super().ask(requests, seconds, enough)
+        if self.forgets is not None and len(self.counts) == 4:
+            replies[self.forgets] = [unframed(refuse("unknown-study", "no such study; propose it first"))]
+        return replies

@@ -23,10 +23,42 @@ from tacit.deploy.server.transport import Enough, Frames, Replies
 from tacit.deploy.wire import MOST_FRAME, MOST_PART, RefusalError, read_frame
 from tacit.errors import printable
 
-_POLL = 0.2
+_SOON, _LATE, _SLOWER = 0.05, 1.0, 1.2
+"""Seconds between two looks for replies: the least, the most, and how much longer each wait is than the one before."""
+_DUTY = 4.0
+"""A look is followed by a pause of so many times as long: a SuperLink that is slow is asked less often."""
+_EARLY = 0.7
+"""The first look comes when this share of the time has gone by that the first reply took the last time."""
+_AWAY = 0.2
 _BEAT = 10.0
 _MOST_FRAMES = MOST_FRAME // MOST_PART
 """How many frames a message has at most: as many parts of a payload as one frame would hold come in reply."""
+
+
+class Looks:
+    """When to look for replies: often when they are expected, and less and less often while none comes.
+
+    >>> looks = Looks()
+    >>> looks.begun(), [round(looks.after(came=False, seconds=0.0), 3) for _ in range(3)]
+    (0.05, [0.06, 0.072, 0.086])
+    """
+
+    def __init__(self) -> None:
+        self._expected = self._pause = 0.0
+
+    def begun(self) -> float:
+        """Seconds until the first look."""
+        self._pause = _SOON
+        return min(max(_SOON, _EARLY * self._expected), _LATE)
+
+    def first(self, seconds: float) -> None:
+        """So long it took until the first reply was there."""
+        self._expected = seconds
+
+    def after(self, *, came: bool, seconds: float) -> float:
+        """Seconds until the next look, after one that took so long."""
+        self._pause = _SOON if came else min(_SLOWER * self._pause, _LATE)
+        return min(max(self._pause, _DUTY * seconds), _LATE)
 
 
 class LinkTransport:
@@ -40,7 +72,7 @@ class LinkTransport:
     def __init__(self, link: Link) -> None:
         self._link, self._lock = link, threading.Lock()
         self._run: Run | None = None
-        self._told = ""
+        self._told, self._looks = "", Looks()
 
     def present(self) -> list[str]:
         """Nodes that are connected."""
@@ -59,8 +91,8 @@ class LinkTransport:
         try:
             with self._running() as run:
                 waiting = run.push({node: own.pop(0) for node, own in left.items()}, seconds) if requests else {}
-                while waiting and time.monotonic() < deadline:
-                    for node, replies in self._taken(run, waiting):
+                for found in self._looked(run, waiting, deadline):
+                    for node, replies in found:
                         came[node] += replies
                         if left[node]:
                             waiting |= run.push({node: left[node].pop(0)}, max(1.0, deadline - time.monotonic()))
@@ -68,11 +100,26 @@ class LinkTransport:
                             received[str(node)] = came[node]
                     if enough is not None and enough(received):
                         break
-                    time.sleep(_POLL if waiting else 0.0)
         except Exception as error:
             self._away(error)
-            time.sleep(_POLL)
+            time.sleep(_AWAY)
         return received
+
+    def _looked(self, run: Run, waiting: dict[str, int], deadline: float) -> Iterator[list[tuple[int, Replies]]]:
+        """What each look for replies finds, while some are missing and there is time; at least one look."""
+        begun, is_first = time.monotonic(), True
+        pause = self._looks.begun() if waiting else 0.0
+        while waiting:
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            looked = time.monotonic()
+            found = self._taken(run, waiting)
+            if found and is_first:
+                is_first = False
+                self._looks.first(looked - begun)
+            pause = self._looks.after(came=bool(found), seconds=time.monotonic() - looked)
+            yield found
+            if time.monotonic() >= deadline:
+                return
 
     def _away(self, error: Exception) -> None:
         """Log why a SuperLink counts as away, once; what it did not do will be asked again.

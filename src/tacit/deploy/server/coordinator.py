@@ -212,6 +212,8 @@ class Coordinator:
         self._weights = dict(zip(point.silos, weights, strict=True))
         self.consents: dict[str, Consent] = {}
         self._strangers: set[str] = set()
+        self._enrolments: dict[str, wire.Enrolment] = {}
+        self._refused: dict[str, wire.Enrolment] = {}
         self._late: set[str] = set()
         self._missed: tuple[int, list[str]] | None = None
         self.messages: dict[str, Any] = {}
@@ -297,7 +299,9 @@ class Coordinator:
         return response
 
     def _agreed(self, name: str, response: Consent) -> bool:
-        """Whether a silo has consented; its first consent is reported."""
+        """Whether a silo has consented; its first consent is reported, and its latest study key kept."""
+        if response.state == "consented" and response.enrolment is not None:
+            self._enrolments[name] = response.enrolment
         if response.state == "consented" and name not in self.consents:
             self.consents[name] = response
             facts = {"silo": name, "epsilon": response.epsilon, "delta": response.delta}
@@ -327,7 +331,12 @@ class Coordinator:
         frames = {at: requests[name] for at, name in names.items()}
         ready = None if enough is None else lambda replies: enough({names[at] for at in replies})
         found = self._transport.ask(frames, self._patience.round_seconds, ready)
-        return {names[at]: replies for at, replies in found.items() if replies}
+        replies = {names[at]: own for at, own in found.items() if own}
+        for name, own in replies.items():
+            if any(isinstance(said, Error) and said.code == "addressed" for said in map(response_in, own)):
+                # It keeps another ledger by now, and tells which when it is greeted at an address that is not known.
+                del self._addresses[name]
+        return replies
 
     def _play(self, round_index: int) -> None:
         """One round: ask, combine, tell, checkpoint."""
@@ -408,6 +417,7 @@ class Coordinator:
         assert self._sums is not None
         gone: dict[str, str] = {}
         silent: set[str] = set()
+        asked: dict[str, wire.Enrolment] = {}
         times, deadline = 0, time.monotonic() + self._patience.total_seconds
         while True:
             # Without an attempt to spare, and where too few are left, everybody is waited for.
@@ -416,12 +426,15 @@ class Coordinator:
                 set() if is_last or len(self.point.silos) - len({*gone, *silent}) < self._sums.min_silos else silent
             )
             here = self._enrolled(chosen, {*gone, *silent})
-            rosters = self._sums.rosters(self.point.attempts, here, is_over=times >= _PATIENT)
+            # The others have answered for the old key, and answer this attempt for no other one.
+            is_over = times >= _PATIENT or any(here.get(name, own) != own for name, own in asked.items())
+            rosters = self._sums.rosters(self.point.attempts, here, is_over=is_over)
             if rosters != self.point.attempts:
                 times, self.point.attempts = 0, rosters
                 self.point.save(self._path)
             roster = {name: here[name] for name in rosters[-1] if name in here} if rosters else {}
             if rosters and len(roster) == len(rosters[-1]):
+                asked = roster
                 answers, forgotten = self._sum_of(round_index, specs, payload, roster, gone)
                 missing = sorted(set(roster) - set(answers))
                 if not missing:
@@ -432,21 +445,50 @@ class Coordinator:
             self._wait_for_peers(round_index, set(self.point.silos) - set(here), gone, deadline)
 
     def _enrolled(self, chosen: Sequence[str], without: Collection[str]) -> dict[str, wire.Enrolment]:
-        """The study keys of silos that are there now; those that stayed away before are not waited for."""
+        """The study keys of silos that are there.
+
+        Who has enrolled and answered since is taken to be there and is not asked: each request waits for a silo's
+        padding. The others are; those that stayed away before are not waited for where there are enough, unless the
+        last roster has them and no other can follow.
+        """
         assert self._sums is not None
-        found: dict[str, wire.Enrolment] = {}
+        found, kept = dict[str, wire.Enrolment](), self._kept()
+        attempts = self.point.attempts
+        passed_by = self._late - set(attempts[-1] if len(attempts) > self._sums.spare else ())
         for names in (chosen, self.point.silos):
-            asked = [name for name in names if name not in without and name not in found]
-            needed = set(asked) - self._late
-            if len(found) >= self._sums.min_silos or not asked:
+            left = [name for name in names if name not in without and name not in found]
+            found |= {name: kept[name] for name in left if name in kept}
+            asked = [name for name in left if name not in kept]
+            needed = set(asked) - passed_by
+            if not asked or (len(found) >= self._sums.min_silos and not needed):
                 break
             replies = self._ask({n: [self._proposal(n)] for n in asked}, enough=lambda came, n=needed: n and n <= came)
             for name, own in replies.items():
-                response = self._checked(name, response_in(own[0]))
-                if isinstance(response, Consent) and self._agreed(name, response) and response.enrolment is not None:
-                    found[name] = response.enrolment
-            self._late = (self._late | set(asked)) - set(found)
+                self._read_enrolment(name, own, found)
+            self._late |= set(asked)
+            if len(found) >= self._sums.min_silos:
+                break
+        self._late -= set(found)
         return found
+
+    def _kept(self) -> dict[str, wire.Enrolment]:
+        """The study keys of silos that need not be asked whether they are there.
+
+        Where a round may do without some silos and no attempt is to spare, everybody is asked: a roster with somebody
+        who has left could not be changed any more.
+        """
+        assert self._sums is not None
+        spent = sum(len(row["rosters"]) - 1 for row in self.point.history if "rosters" in row)
+        if not self.point.attempts and self._sums.min_silos < len(self.point.silos) and spent >= self._sums.spare:
+            return {}
+        online = set(self._transport.present())
+        return {name: own for name, own in self._enrolments.items() if self._addresses.get(name) in online}
+
+    def _read_enrolment(self, name: str, replies: Replies, found: dict[str, wire.Enrolment]) -> None:
+        """Note the study key of a silo that has consented."""
+        response = self._checked(name, response_in(replies[0]))
+        if isinstance(response, Consent) and self._agreed(name, response) and response.enrolment is not None:
+            found[name] = response.enrolment
 
     def _sum_of(
         self,
@@ -459,15 +501,20 @@ class Coordinator:
         """The messages to one sum that have come; refusals are told, and who will not answer any more is noted.
 
         Second, who has answered this attempt before, for a roster that this server has forgotten; a later one will do.
+        Meanwhile those that were late may enrol for the next sum. Who has not answered must enrol again.
         """
         attempt = len(self.point.attempts) - 1
         terms: dict[str, Any] = {"round": round_index, "attempt": attempt, "roster": tuple(roster.values())}
-        requests = {
+        requests = {n: [self._proposal(n)] for n in self._late - set(roster) - set(gone)}
+        requests |= {
             n: [frame(wire.AnswerTogether(study=self._plans[n].study, arrays=specs, **terms), payload)] for n in roster
         }
         answers: dict[str, Any] = {}
         forgotten: set[str] = set()
-        for name, replies in self._ask(requests).items():
+        for name, replies in self._ask(requests, enough=lambda came: set(roster) <= came).items():
+            if name not in roster:
+                self._read_enrolment(name, replies, {})
+                continue
             response, body = response_in(replies[0]), replies[0][1]
             expected = (self._plans[name].study, round_index, attempt)
             if isinstance(response, wire.Masked) and (response.study, response.round, response.attempt) == expected:
@@ -475,9 +522,21 @@ class Coordinator:
             elif isinstance(response, Error):
                 self._tell("refusal", {"silo": name, "code": response.code, "text": response.text})
                 forgotten |= {name} if response.code == "answered" else set()
-                if response.code in _FINAL - {"answered"} or response.code in ("attempt", "roster", "round", NONSENSE):
+                if self._is_gone(name, response.code, roster[name]):
                     gone[name] = f"{response.code}: {response.text}"
+        for name in set(roster) - set(answers) - forgotten:
+            self._enrolments.pop(name, None)
         return answers, forgotten
+
+    def _is_gone(self, name: str, code: str, enrolment: wire.Enrolment) -> bool:
+        """Whether a silo that refuses a sum is not asked again in this round.
+
+        Who refuses a roster may have another study key by now: it is asked for it once.
+        """
+        if code == "roster" and self._refused.get(name) != enrolment:
+            self._refused[name] = enrolment
+            return False
+        return code in _FINAL - {"answered"} or code in ("attempt", "roster", "round", NONSENSE)
 
     def _wait_for_peers(self, round_index: int, away: set[str], gone: Mapping[str, str], deadline: float) -> None:
         """Look for silos that a sum misses; when patience ends, or too few can still come, the run ends."""
@@ -492,7 +551,7 @@ class Coordinator:
                 f"{why or 'somebody is silent'}.",
                 final=len(silos) - len(ended) < least,
             )
-        self._look(away)
+        self._look(away | set(silos) - set(self._addresses))
         time.sleep(_PAUSE)
 
     def _settle(self, decided: tuple[str, ...] | None, answers: Answers | None) -> None:

@@ -1,8 +1,9 @@
 """The server's part in pairwise sums: rosters, attempts, and the mean that a sum of masked messages stands for.
 
-Before a round is asked, silos are asked for their study keys, which costs nothing and shows who is there. All of them
-make the roster. A round in which somebody is missing is asked again: of the same silos, as soon as all of them are
-there, or as the next attempt of the others. Every attempt costs those who answer it, so a plan has few to spare.
+Silos bring their study keys with their consent. All who have answered since make the roster, and who enrols again. A
+round in which somebody is missing is asked again: of the same silos, as soon as all of them are there, or as the next
+attempt of the others, and of who has another study key by now. Every attempt costs those who answer it, so a plan has
+few to spare; where it has none, silos are asked before a round whether they are there, which costs nothing.
 """
 
 from __future__ import annotations
