@@ -134,6 +134,7 @@ def words(page: Page, data: Data) -> Data:
     there = {*curves, *(["printed-noise"] if "printed" in data else []), *data}
     return {
         "title": page.title,
+        "every_dial": data["scale"].get("every_dial", False),
         "scale": {**data["scale"], "first": scale.reported[0], "last": scale.reported[-1]},
         "validation": VALIDATION,
         "fair_grids": data.get("protocol") == PROTOCOL,
