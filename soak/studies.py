@@ -129,14 +129,18 @@ def core(only: list[str], rounds: int, *, whole: bool) -> list[Study]:
     """The studies that come first: every algorithm with every model if it is the ``whole``, and else with one.
 
     Sampling takes long to price, so only those have it whose differences are attacked best so. Local steps are as few
-    as there can be, so that a single one is judged.
+    as there can be, so that a single one is judged; `local-sgd` has a study with three besides.
     """
     paired = "alternate-spider" if "alternate-spider" in only else only[0]
     found = [("zeros", paired, "linear")] if paired not in ONCE else []
     found += [("images", paired, "cnn")] if paired not in ONCE and not whole else []
     for name in only:
         found += [(_place(name, model), name, model) for model in models_of(name)[: None if whole else 1]]
-    return [_core_study(number, *one, rounds) for number, one in enumerate(found)]
+    chosen = [_core_study(number, *one, rounds) for number, one in enumerate(found)]
+    if "local-sgd" in only:
+        several = algorithm_of("local-sgd", silos()["plain"].records, rounds, {"local_steps": 3})
+        chosen.append(Study(len(chosen), "plain", several, MODELS["mlp"] | {"loss": "squared"}, 8.0))
+    return chosen
 
 
 def _place(name: str, model: str) -> str:
@@ -247,11 +251,12 @@ def _rounds(algorithm: dict[str, Any], records: int) -> int:
 
 
 def _objective(rng: np.random.Generator, silo: Silo, name: str) -> dict[str, Any]:
-    losses: list[dict[str, Any]] = {
+    by_task: dict[str, list[dict[str, Any]]] = {
         "regression": [*[{"loss": "squared"}] * 3, {"loss": "absolute"}, {"loss": "pinball", "quantile": 0.3}],
         "binary": [{"loss": "logistic"}, {"loss": "softmax"}, {"loss": "hinge"}],
         "multiclass": [{"loss": "softmax"}],
-    }[silo.task]
+    }
+    losses = by_task[silo.task]
     objective = dict(losses[rng.integers(len(losses))])
     if len(silo.features) > 1:
         return objective | {"model": "cnn", "channels": [int(rng.integers(1, 3))], "hidden": [int(rng.integers(1, 9))]}
