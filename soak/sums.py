@@ -5,8 +5,8 @@ user. A share is sealed, so that what can be held against clip and noise is the 
 coordinate of the mean that it stands for may lie farther from zero than the clip and nine deviations of its noise, and
 its norm no farther than the clip and the noise's norm.
 
-Every algorithm that the channel takes meets a linear model, a network and a convolution; those whose differences found
-most come first. Local steps leave in direct messages: soak/attack.py has them.
+Every algorithm that trains through this channel meets a linear model, a network and a convolution; those whose
+differences found most come first. Local steps, running sums and noise that remembers are refused there.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FEATURES: dict[str, tuple[int, ...]] = {"rows": (5,), "images": (6, 6, 1)}
 """What the records of a consortium are: networks and linear models read rows, convolutions images."""
 _FIRST = ("alternate-spider", "prox-svrg", "prox-spider")
 _FURTHER = (
-    *("mb-sgd", "accelerated-mb-sgd", "one-pass-accelerated", "localised-mb-sgd", "mu2-sgd", "prox-sgd"),
+    *("mb-sgd", "accelerated-mb-sgd", "one-pass-accelerated", "localised-mb-sgd", "prox-sgd"),
     *("quantile-clip", "preconditioned-sgd", "pl-svrg", "warm-spider", "mb-psgm", "mb-psgm-fg", "diff2-gd", "sgda"),
 )
 ALGORITHMS = (*_FIRST, *_FURTHER)
-"""All that shuffled sums take, but for those with local steps."""
+"""All that train through shuffled sums: with fresh noise, in rounds that every silo answers."""
 _NETWORKS: tuple[list[int], ...] = ([3], [16], [32], [8, 8])
 _CONVOLUTIONS: tuple[list[int], ...] = ([1], [2], [4])
 _PATIENCE = 600.0
