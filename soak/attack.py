@@ -1,8 +1,10 @@
 """``python -m soak.attack --answers 20000 --seed 0``: a hostile server against real daemons, over their sockets.
 
-It was written from docs/protocol.md and docs/deployment.md, not from the source. It starts `tacit silo serve` with
-noise on and no flags for XLA, proposes studies of every algorithm that a daemon answers, and sends broadcasts that no
-honest server sends. Every answer is held against what its clip and noise allow (soak/releases.py).
+It was written from docs/protocol.md for messages and from docs/deployment.md for the owner's side, and imports nothing
+of Tacit. It starts `tacit silo serve` with noise on and no flags for XLA, proposes studies of everything that a daemon
+answers, and sends broadcasts that no honest server sends. Of 1,000 answers or more the first are to every algorithm on
+every kind of model; of fewer, to every algorithm on one. Every answer is held against what its clip and noise allow
+(soak/releases.py).
 
 A violation is an answer beyond that; a number that is not finite; noise that is not as loud as promised; a reply whose
 kind or size depends on the broadcast; another reply to a repeated request; a refusal without its documented code; a
@@ -27,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from soak import broadcasts, releases, studies
+from soak import broadcasts, questions, releases, studies
+from soak.silos import Silo, silos
 from soak.wire import Connection, Daemon, Reply, tacit
 
 # Of docs/protocol.md, without those that say that the silo itself is out of order.
@@ -47,6 +50,7 @@ _CODES = {"bad-frame", "bad-message", "version", "bad-plan", "schema", "unpricea
     )
 }
 _ROUNDS = 60
+_WHOLE = 1000  # answers from which on every algorithm meets every model
 _TRIES = 3
 
 
@@ -91,7 +95,7 @@ class Outcome:
 class Attack:
     """One study against one daemon: propose, answer every round, probe, finish."""
 
-    def __init__(self, study: studies.Study, silo: studies.Silo, connection: Connection, outcome: Outcome, seed: int):
+    def __init__(self, study: studies.Study, silo: Silo, connection: Connection, outcome: Outcome, seed: int):
         self.study, self.silo, self.line, self.outcome = study, silo, connection, outcome
         self.rng = np.random.default_rng([seed, study.number])
         self.shapes = studies.shapes_of(study.objective, silo)
@@ -101,7 +105,8 @@ class Attack:
 
     def run(self, nonce: str) -> int:
         """Play the whole study; the number of answers."""
-        said = self.line.ask({"type": "propose", "plan": self.study.plan(self.silo, nonce)}).header
+        digest = self.line.welcome["schema_digest"] if self.silo.columns else None
+        said = self.line.ask({"type": "propose", "plan": self.study.plan(self.silo, nonce, digest)}).header
         if said["type"] == "error":
             self._refused(said, "plan")
             return 0
@@ -125,9 +130,8 @@ class Attack:
         kind = releases.kind_of(self.study.algorithm, number)
         points, numbers = releases.broadcast_of(self.study.algorithm, kind)
         for _ in range(_TRIES):
-            silent = (
-                self.study.silo == "zeros" and self.study.objective["loss"] == "squared" and self.rng.random() < 0.5
-            )
+            silent = self.study.silo == "zeros" and self.study.objective.get("loss") == "squared" and points > 0
+            silent = silent and self.rng.random() < 0.5
             broadcast = (broadcasts.silent if silent else broadcasts.draw)(self.rng, self.shapes, points, numbers)
             begun = time.monotonic()
             reply = self.line.answer(self.identity, number, broadcast.arrays)
@@ -152,10 +156,7 @@ class Attack:
             return
         said = np.concatenate([array.ravel() for array in reply.arrays])
         flat = [np.concatenate([a.ravel() for a in point]).astype(np.float64) for point in broadcast.points]
-        facts = releases.Facts(
-            self.silo.records, flat, [float(n) for n in broadcast.numbers], "regulariser" in self.study.objective
-        )
-        blocks = releases.blocks_of(self.study.algorithm, kind, self.noise, facts)
+        blocks = releases.blocks_of(self.study.algorithm, kind, self.noise, self._facts_of(flat, broadcast.numbers))
         sizes = np.cumsum([block.centre.size for block in blocks])
         if sizes[-1] != said.size:
             self.outcome.violated("size", got=said.size, expected=int(sizes[-1]), **self._facts(number, broadcast))
@@ -168,6 +169,12 @@ class Attack:
             self.outcome.violated("beyond", ratio=ratio, kind=kind, **self._facts(number, broadcast))
         if broadcast.scale == "silent":
             self._listen(kind, blocks, parts)
+
+    def _facts_of(self, points: list[np.ndarray], numbers: list[np.ndarray]) -> releases.Facts:
+        objective, told = self.study.objective, [float(number) for number in numbers]
+        tables = questions.tables_of(self.study.algorithm, objective.get("loss", ""), self.silo.classes)
+        records, features = self.study.records(self.silo), math.prod(self.silo.features)
+        return releases.Facts(records, points, told, "regulariser" in objective, tables, features)
 
     def _listen(self, kind: str, blocks: list[releases.Block], parts: list[np.ndarray]) -> None:
         """Where nothing but noise is said, add up its squares over the promised variance."""
@@ -188,6 +195,8 @@ class Attack:
         if (again.header, again.payload) != (reply.header, reply.payload):
             self.outcome.violated("replay", **self._facts(number, broadcast))
         other = [array.copy() for array in broadcast.arrays]
+        if not other:
+            return
         other[0].flat[0] = 7.0 if other[0].flat[0] != 7.0 else 8.0
         self._must_refuse("answered", self.line.answer(self.identity, number, other))
 
@@ -198,7 +207,8 @@ class Attack:
         self._must_refuse("shape", self.line.answer(self.identity, 0, wrong))
         points, numbers = releases.broadcast_of(self.study.algorithm, releases.kind_of(self.study.algorithm, 0))
         counts = [np.full(shape, 2**31 - 1, "<i4") for shape in self.shapes * points + [()] * numbers]
-        self._must_refuse("shape", self.line.answer(self.identity, 0, counts))
+        if counts:
+            self._must_refuse("shape", self.line.answer(self.identity, 0, counts))
         cut = {"type": "answer", "study": self.identity, "round": 0, "arrays": [{"shape": [4], "dtype": "<f4"}]}
         self._must_refuse("bad-message", self.line.ask(cut, b"\0" * 15))
         self._must_refuse("unknown-study", self.line.ask({"type": "status", "study": "0" * 64}))
@@ -238,17 +248,19 @@ class Attack:
 
 def proposals(answers: int, seed: int, names: list[str]) -> Iterator[list[studies.Study]]:
     """Studies to play, in batches without end; within a batch those of one silo stand together."""
-    rounds = min(max(math.ceil(1.04 * answers / (len(names) + 2)), 4), _ROUNDS)
+    whole = answers >= _WHOLE
+    many = sum(one.algorithm["name"] not in questions.ONCE for one in studies.core(names, 1, whole=whole))
+    rounds = min(max(math.ceil(1.04 * answers / max(many, 1)), 4), _ROUNDS)
     rng = np.random.default_rng(seed)
-    first, places = studies.core(names, rounds), list(studies.silos())
-    number = len(first)
+    first, places = studies.core(names, rounds, whole=whole), list(silos())
+    number, turn = len(first), 0
     while True:
         wanted = max(answers // rounds - len(first), len(places))
-        more = []
+        more = list[studies.Study]()
         for _ in range(wanted):
-            silo, name = places[rng.integers(len(places))], names[number % len(names)]
-            more.append(studies.random_study(rng, number, silo, name, rounds))
-            number += 1
+            more += studies.random_studies(rng, number + len(more), names[turn % len(names)], rounds)
+            turn += 1
+        number += len(more)
         if first:
             yield first
         yield sorted(more, key=lambda study: places.index(study.silo))
@@ -320,11 +332,11 @@ def _visit(
     seed: int,
 ) -> None:
     """Play a batch of studies about one silo at a daemon of its own."""
-    held = studies.silos()[batch[0].silo]
+    held = silos()[batch[0].silo]
 
     def fresh(study: studies.Study) -> Daemon:
         folder = root / f"{study.silo}-{study.number}"
-        return Daemon(folder, {"x": held.x, "y": held.y}, held.task, held.classes, names)
+        return Daemon(folder, held.files(), held.data(), names)
 
     daemon = fresh(batch[0])
     try:
@@ -353,7 +365,7 @@ def _visit(
     _audit(daemon, outcome)
 
 
-def _played(study: studies.Study, held: studies.Silo, daemon: Daemon, seed: int) -> Outcome:
+def _played(study: studies.Study, held: Silo, daemon: Daemon, seed: int) -> Outcome:
     part, line = Outcome(), Connection(daemon.socket)
     try:
         Attack(study, held, line, part, seed).run(f"{seed:x}")
@@ -402,7 +414,7 @@ def attack(
             left = [one for one in batch if one.number not in notes.done and study in (None, one.number)]
             for silo in dict.fromkeys(one.silo for one in left):
                 mine = [one for one in left if one.silo == silo]
-                # The first batch has every algorithm once, and is played to its end.
+                # The first batch has every algorithm, and is played to its end.
                 most = answers if batch[0].number else math.inf
                 if outcome.answers < most:
                     _visit(mine, Path(folder), listed, outcome, notes, most, seed)

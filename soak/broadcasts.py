@@ -45,7 +45,7 @@ class Broadcast:
     """One hostile broadcast, and what is hostile about it."""
 
     scale: str
-    relation: str  # of its points; "one" if it has a single one
+    relation: str  # of its points; "one" if it has a single one, "none" without any
     points: list[list[np.ndarray]]
     numbers: list[np.ndarray]
 
@@ -56,7 +56,9 @@ class Broadcast:
 
 
 def draw(rng: np.random.Generator, shapes: list[tuple[int, ...]], points: int, numbers: int) -> Broadcast:
-    """A broadcast for a model with these arrays, of so many points and numbers."""
+    """A broadcast for a model with these arrays, of so many points and numbers; it may have nothing in it."""
+    if not points:
+        return Broadcast("nothing", "none", [], [])
     scale = str(rng.choice(list(_SCALES), p=list(_SCALES.values())))
     first = _point(rng, shapes, scale)
     found, relation = [first], "one"

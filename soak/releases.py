@@ -1,16 +1,25 @@
 """How far an answer may lie from what a server knows, by docs/protocol.md: the clip of its round, and nine deviations.
 
 A release is a mean of clipped contributions with noise: no coordinate is beyond the clip and nine deviations, and its
-norm is not beyond the clip and the noise's norm. Local steps end where their own clips and noise can have carried them.
+norm is not beyond the clip and the noise's norm.
+
+Of local steps a server sees only where they end, so that is what is judged: how far the end point lies from where the
+broadcast alone leads, against what all steps that read records are allowed together, each its own clip and nine
+deviations. A step that goes too far is seen only if the others do not fall as short. Where one step alone reads records
+it is judged as strictly as any message: `local-sgd` is played with one local step, and the others, whose first reads
+none, with two.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from soak.questions import ONCE, Table, ratios
 
 DEVIATIONS = 9.0
 _ROUNDING = 1e-3  # of what is allowed: grids, float32 and norms are rounded
@@ -61,6 +70,8 @@ def kind_of(algorithm: dict[str, Any], number: int) -> str:
     if name == "warm-spider":
         warm = algorithm["warm_rounds"]
         return "warm" if number < warm else "difference" if (number - warm) % phase else "gradient"
+    if name in ONCE:
+        return "moments" if name == "ridge" else name
     if name == "preconditioned-sgd":
         return "moments" if number < algorithm.get("moment_rounds", 2) else "gradient"
     if name in _PAIRED:
@@ -80,6 +91,8 @@ def kind_of(algorithm: dict[str, Any], number: int) -> str:
 
 def rounds_of(algorithm: dict[str, Any]) -> int:
     """How many rounds a study has: local rounds of one silo in turn count too."""
+    if algorithm["name"] in ONCE:
+        return 1
     in_turn = algorithm["name"] in (*_MOMENTUM, *_DIFFERENCES) and algorithm.get("local_steps", 1) > 1
     return algorithm["num_rounds"] * (2 if in_turn else 1)
 
@@ -91,6 +104,8 @@ def kinds_of(algorithm: dict[str, Any]) -> set[str]:
 
 def broadcast_of(algorithm: dict[str, Any], kind: str) -> tuple[int, int]:
     """How many points (lists of the model's arrays) a broadcast has, and how many numbers after them."""
+    if algorithm["name"] in ONCE:
+        return int(kind == "validation"), 0
     if kind == "local":
         return (1 if algorithm["name"] == "local-sgd" else 3), 0
     if kind.startswith("phase_") or kind == "warm":
@@ -103,6 +118,8 @@ def broadcast_of(algorithm: dict[str, Any], kind: str) -> tuple[int, int]:
 
 def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float], facts: Facts) -> list[Block]:
     """The releases of one round's message, in order."""
+    if algorithm["name"] in ONCE:
+        return list(_asked(algorithm, multipliers[kind], facts))
     name, clip = algorithm["name"], algorithm["clip_norm"]
     if kind == "local":
         return [_steps(algorithm, multipliers["local"], facts)]
@@ -136,18 +153,35 @@ def blocks_of(algorithm: dict[str, Any], kind: str, multipliers: dict[str, float
     return [_mean(algorithm, kind, facts, n, c, multipliers[kind] / math.sqrt(s)) for n, c, s in split]
 
 
+def _asked(algorithm: dict[str, Any], multiplier: float, facts: Facts) -> Iterator[Block]:
+    """Rows that are not negative, and moments of records: replacing one moves a sum by sqrt(2) clips."""
+    z = math.sqrt(0.5) * multiplier
+    if algorithm["name"] == "ridge":
+        yield _mean({}, "", facts, (facts.features + 2) ** 2, 1.5 * algorithm["clip_norm"] ** 2, z)
+    if "own" in algorithm.get("asked", {}):
+        # Whether the silo has a model of its own of that study: it has none.
+        yield Block(np.zeros(1), 0.0, 0.0, 0.0)
+    for table, ratio in zip(facts.tables, ratios(facts.tables), strict=True):
+        yield _mean({}, "", facts, table.cells, 1.0, ratio * z)
+
+
 def _used(clip: float) -> float:
     return clip if _TOLD[0] <= clip <= _TOLD[1] else 0.0
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a bound needs of a round: the silo's number of records, and the broadcast, each point as one vector."""
+    """What a bound needs of a round: how many records are read, and the broadcast, each point as one vector.
+
+    And of a question the tables that are asked for, or how many features there are.
+    """
 
     records: int
     points: list[np.ndarray]
     numbers: list[float]
     shrinks: bool  # the objective has a regulariser, whose proximal map moves coordinates towards zero
+    tables: list[Table] = field(default_factory=list)
+    features: int = 0
 
 
 def _mean(algorithm: dict[str, Any], kind: str, facts: Facts, size: int, clip: float, multiplier: float) -> Block:

@@ -1,17 +1,27 @@
-"""What the attacker proposes: records that it makes itself, and studies of every algorithm about them."""
+"""What the attacker proposes: studies of every algorithm, about the records of `soak.silos`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
+from soak.questions import ONCE, asked_statistics, random_statistics, random_validation
 from soak.releases import REFUSED
+from soak.silos import Silo, silos
 
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"model": "mlp", "hidden": [4]},
+    "linear": {"model": "linear"},
+    "cnn": {"model": "cnn", "channels": [1], "hidden": [2]},
+}
+NO_MODEL = "none"
+"""What a study of statistics has for a model."""
 _ONE_PASS = ("one-pass-accelerated", "prox-sgd", "dp-ftrl")
 _TWO_PARTS = 3  # records
+_AGAIN = 4
 _FULL = ("ce-psgm-fg", "mb-psgm-fg")
 _SLOPED = ("prox-spider", "warm-spider", "ce-psgm", "ce-psgm-fg", "mb-psgm", "mb-psgm-fg", "diff2-gd", "diff2-bvr-lsgd")
 _PHASED = ("prox-svrg", "pl-svrg", "prox-spider", "warm-spider")
@@ -23,6 +33,8 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "localised-mb-sgd": {"strength": 0.5},
 }
 _STEPPING = ("ce-psgm", "ce-psgm-fg", "diff2-bvr-lsgd", "local-sgd")
+_FEWEST = {"local-sgd": 1}
+"""Local steps of which one reads records: it is the first, or else the second of two."""
 _DIFFERENCE: dict[str, list[float]] = {"difference_noise": [0.3, 3.0]}
 _LOCAL = _DIFFERENCE | {"local_noise": [0.5, 3.0], "local_slope": [0.01, 100.0]}
 _OPTIONS = (
@@ -38,21 +50,6 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True)
-class Silo:
-    """Records to serve."""
-
-    x: np.ndarray
-    y: np.ndarray
-    task: str
-    classes: int | None
-
-    @property
-    def records(self) -> int:
-        """How many there are."""
-        return len(self.y)
-
-
-@dataclass(frozen=True)
 class Study:
     """One study at one silo: its algorithm, its objective, and the price asked for."""
 
@@ -64,16 +61,20 @@ class Study:
 
     @property
     def model(self) -> str:
-        """The model, with its widths."""
-        return self.objective["model"]
+        """Linear, mlp, cnn or none."""
+        return self.objective.get("model", NO_MODEL)
 
-    def plan(self, silo: Silo, nonce: str) -> dict[str, Any]:
+    def records(self, silo: Silo) -> int:
+        """How many records it reads."""
+        return silo.aside if self.algorithm["name"] == "validation" else silo.records
+
+    def plan(self, silo: Silo, nonce: str, schema_digest: str | None = None) -> dict[str, Any]:
         """The plan as the protocol has it, for a consortium of one."""
         return {
             "version": 1,
             "name": f"attack-{self.number}",
             "nonce": nonce,
-            "features": list(silo.x.shape[1:]),
+            "features": list(silo.features),
             "task": silo.task,
             "classes": silo.classes,
             "objective": self.objective,
@@ -85,44 +86,20 @@ class Study:
             "silo_index": 0,
             "everyone": True,
             "shuffle": None,
+            "schema_digest": schema_digest,
             "proposer": "attacker",
         }
 
 
-@cache
-def silos() -> dict[str, Silo]:
-    """Small silos: ordinary records of several widths; hostile, equal and single ones; zeros, labels and images."""
-    rng = np.random.default_rng(1)
-
-    def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape).astype(np.float32)
-
-    harsh = normal(8, 3)
-    harsh[:5] = [[0, 0, 0], [1e30, -1e30, 1e30], [1e-30, 1e-38, 0], [1, 1, 1], [1, 1, 1]]
-    far = np.array([0, 1e30, 1e-30, 1, 1, -1e30, 1e8, -1], np.float32)
-    bright = np.array([1, 1e30, 1e-30, 0], np.float32).reshape(4, 1, 1, 1)
-    return {
-        "plain": Silo(normal(24, 3), normal(24), "regression", None),
-        "narrow": Silo(normal(16, 1), normal(16), "regression", None),
-        "wide": Silo(normal(8, 5), normal(8), "regression", None),
-        "pair": Silo(normal(2, 3), normal(2), "regression", None),
-        "harsh": Silo(harsh, far, "regression", None),
-        "twins": Silo(np.ones((2, 3), np.float32), np.ones(2, np.float32), "regression", None),
-        "alone": Silo(np.full((1, 2), 0.7, np.float32), np.full(1, -3.0, np.float32), "regression", None),
-        "zeros": Silo(np.zeros((4, 3), np.float32), np.zeros(4, np.float32), "regression", None),
-        "binary": Silo(harsh, np.arange(8, dtype=np.int32) % 2, "binary", 2),
-        "classes": Silo(normal(6, 3), np.arange(6, dtype=np.int32) % 3, "multiclass", 3),
-        "images": Silo(normal(4, 6, 6, 1) * bright, np.array([0, 1, 2, 1], np.int32), "multiclass", 3),
-    }
-
-
 def shapes_of(objective: dict[str, Any], silo: Silo) -> list[tuple[int, ...]]:
     """The arrays of a model: of each layer the biases, then the weights."""
+    if "model" not in objective:
+        return []
     outputs = (silo.classes or 1) if objective["loss"] == "softmax" else 1
     shapes: list[tuple[int, ...]] = []
-    size = silo.x.shape[-1]
+    size = silo.features[-1]
     if objective["model"] == "cnn":
-        side = silo.x.shape[1]
+        side = silo.features[0]
         for channels in objective["channels"]:
             shapes += [(channels,), (25 * size, channels)]
             size, side = channels, (side - 4) // 2
@@ -133,23 +110,82 @@ def shapes_of(objective: dict[str, Any], silo: Silo) -> list[tuple[int, ...]]:
     return shapes
 
 
-def core(only: list[str], rounds: int) -> list[Study]:
-    """Few studies that compile fast: one with zeros, one with images, and one of every algorithm with a small network.
+def models_of(name: str) -> tuple[str, ...]:
+    """The models that an algorithm trains, or is asked about."""
+    return {"ridge": ("linear",), "statistics": (NO_MODEL,)}.get(name, tuple(MODELS))
 
-    Sampling takes long to price, so only those have it whose differences are attacked best so.
+
+def fitting(name: str) -> list[str]:
+    """The silos that an algorithm can be asked at, by name."""
+    fits = {
+        "statistics": lambda silo: silo.columns,
+        "validation": lambda silo: silo.aside,
+        "ridge": lambda silo: silo.task == "regression",
+    }.get(name, lambda silo: True)
+    return [place for place, silo in silos().items() if fits(silo)]
+
+
+def core(only: list[str], rounds: int, *, whole: bool) -> list[Study]:
+    """The studies that come first: every algorithm with every model if it is the ``whole``, and else with one.
+
+    Sampling takes long to price, so only those have it whose differences are attacked best so. Local steps are as few
+    as there can be, so that a single one is judged; `local-sgd` has a study with three besides.
     """
     paired = "alternate-spider" if "alternate-spider" in only else only[0]
-    found = [
-        ("zeros", paired, {}, {"model": "linear", "loss": "squared"}),
-        ("images", paired, {}, {"model": "cnn", "channels": [1], "hidden": [2], "loss": "softmax"}),
-    ]
+    found = [("zeros", paired, "linear")] if paired not in ONCE else []
+    found += [("images", paired, "cnn")] if paired not in ONCE and not whole else []
     for name in only:
-        sampled = {"sampling": "wor", "batch_size": 2} if name in (*_PHASED, "alternate-spider") else {}
-        found.append(("plain", name, sampled, {"model": "mlp", "hidden": [4], "loss": "squared"}))
-    return [
-        Study(number, silo, _algorithm(name, silos()[silo].records, rounds, sampled), objective, 8.0)
-        for number, (silo, name, sampled, objective) in enumerate(found)
-    ]
+        found += [(_place(name, model), name, model) for model in models_of(name)[: None if whole else 1]]
+    chosen = [_core_study(number, *one, rounds) for number, one in enumerate(found)]
+    if "local-sgd" in only:
+        several = algorithm_of("local-sgd", silos()["plain"].records, rounds, {"local_steps": 3})
+        chosen.append(Study(len(chosen), "plain", several, MODELS["mlp"] | {"loss": "squared"}, 8.0))
+    return chosen
+
+
+def _place(name: str, model: str) -> str:
+    if name == "validation":
+        return {"linear": "survey", "mlp": "clinic", "cnn": "photos"}[model]
+    return "clinic" if name == "statistics" else "images" if model == "cnn" else "plain"
+
+
+def _core_study(number: int, place: str, name: str, model: str, rounds: int) -> Study:
+    silo = silos()[place]
+    loss = {"regression": "squared", "binary": "logistic", "multiclass": "softmax"}[silo.task]
+    objective = {} if model == NO_MODEL else MODELS[model] | {"loss": loss}
+    if name in ONCE:
+        return Study(number, place, _question(name, silo), objective, 8.0)
+    sampled = name in (*_PHASED, "alternate-spider") and model == "mlp"
+    chosen: dict[str, Any] = {"sampling": "wor", "batch_size": 2} if sampled else {}
+    return Study(number, place, algorithm_of(name, silo.records, rounds, chosen), objective, 8.0)
+
+
+def _question(name: str, silo: Silo) -> dict[str, Any]:
+    if name == "ridge":
+        return {"name": "ridge", "num_rounds": 1, "clip_norm": 1.0, "strength": 0.1}
+    return asked_statistics(silo) if name == "statistics" else {"name": "validation", "num_rounds": 1, "asked": {}}
+
+
+def random_studies(rng: np.random.Generator, number: int, name: str, rounds: int) -> Iterator[Study]:
+    """Studies of one algorithm about one silo, drawn at random; of those that are answered once a few."""
+    places = fitting(name)
+    place = places[rng.integers(len(places))]
+    if name not in ONCE:
+        yield random_study(rng, number, place, name, rounds)
+        return
+    for further in range(_AGAIN):
+        yield _random_question(rng, number + further, place, name)
+
+
+def _random_question(rng: np.random.Generator, number: int, place: str, name: str) -> Study:
+    silo, epsilon = silos()[place], float(rng.choice([4.0, 1.0, 0.1]))
+    if name == "statistics":
+        return Study(number, place, random_statistics(rng, silo), {}, epsilon)
+    if name == "validation":
+        return Study(number, place, random_validation(rng, silo), _objective(rng, silo, name), epsilon)
+    clip, strength = float(rng.choice([1.0, 1e-3, 1e3])), float(rng.choice([1.0, 1e-6, 1e3]))
+    ridge = {"name": "ridge", "num_rounds": 1, "clip_norm": clip, "strength": strength}
+    return Study(number, place, ridge, {"model": "linear", "loss": "squared"}, epsilon)
 
 
 def random_study(rng: np.random.Generator, number: int, silo: str, name: str, rounds: int) -> Study:
@@ -166,15 +202,16 @@ def random_study(rng: np.random.Generator, number: int, silo: str, name: str, ro
     if name in ("prox-svrg", "prox-spider"):
         chosen["phase_length"] = int(rng.choice([2, 3, 5]))
     if name in _STEPPING:
-        chosen |= {"step_size": float(rng.choice([0.1, 1e-4, 10.0, 1e5])), "local_steps": int(rng.integers(2, 5))}
+        steps = int(rng.integers(_FEWEST.get(name, 2), 5))
+        chosen |= {"step_size": float(rng.choice([0.1, 1e-4, 10.0, 1e5])), "local_steps": steps}
     for option, values in _OPTIONS.get(name, {}).items():
         if rng.random() < 0.3:
             chosen[option] = float(rng.choice(values))
     epsilon = float(rng.choice([30.0, 8.0, 2.0], p=[0.15, 0.35, 0.5]))
-    return Study(number, silo, _algorithm(name, held.records, rounds, chosen), _objective(rng, held, name), epsilon)
+    return Study(number, silo, algorithm_of(name, held.records, rounds, chosen), _objective(rng, held, name), epsilon)
 
 
-def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> dict[str, Any]:
+def algorithm_of(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> dict[str, Any]:
     """An algorithm's section with what was chosen, and whatever else it needs."""
     needed: dict[str, Any] = {"name": name, "num_rounds": rounds, "step_size": 0.1, "clip_norm": 1.0}
     if name in _SLOPED:
@@ -182,7 +219,7 @@ def _algorithm(name: str, records: int, rounds: int, chosen: dict[str, Any]) -> 
     if name in _PHASED:
         needed["phase_length"] = 2
     if name in _STEPPING:
-        needed["local_steps"] = 2
+        needed["local_steps"] = _FEWEST.get(name, 2)
     algorithm = needed | _NEEDED.get(name, {}) | chosen
     if name == "localised-mb-sgd" and algorithm.get("sampling") == "one-pass":
         # Two parts, of which the first has at least two records.
@@ -214,18 +251,19 @@ def _rounds(algorithm: dict[str, Any], records: int) -> int:
 
 
 def _objective(rng: np.random.Generator, silo: Silo, name: str) -> dict[str, Any]:
-    losses: list[dict[str, Any]] = {
+    by_task: dict[str, list[dict[str, Any]]] = {
         "regression": [*[{"loss": "squared"}] * 3, {"loss": "absolute"}, {"loss": "pinball", "quantile": 0.3}],
         "binary": [{"loss": "logistic"}, {"loss": "softmax"}, {"loss": "hinge"}],
         "multiclass": [{"loss": "softmax"}],
-    }[silo.task]
+    }
+    losses = by_task[silo.task]
     objective = dict(losses[rng.integers(len(losses))])
-    if silo.x.ndim > 2:
+    if len(silo.features) > 1:
         return objective | {"model": "cnn", "channels": [int(rng.integers(1, 3))], "hidden": [int(rng.integers(1, 9))]}
     if name == "local-sgd" and rng.random() < 0.3:
         objective["regulariser"] = str(rng.choice(["l2-ball:1", "l1:0.1", "squared-l2:0.5"]))
     if rng.random() < 0.25:
-        smooth = objective["loss"] in ("absolute", "hinge") and rng.random() < 0.5
+        smooth = name not in ONCE and objective["loss"] in ("absolute", "hinge") and rng.random() < 0.5
         return objective | {"model": "linear"} | ({"smoothness": 1.0} if smooth else {})
     hidden = [int(rng.integers(1, 17))] if rng.random() < 0.9 else [3, 3]
     activation = str(rng.choice(["relu", "softplus", "tanh"], p=[0.6, 0.2, 0.2]))

@@ -1,4 +1,7 @@
-"""A silo's daemon from outside: its process, its socket and its frames, written from docs/protocol.md alone."""
+"""A silo's daemon from outside: its process, its socket and its frames.
+
+Frames are from docs/protocol.md, the silo's folder from docs/deployment.md.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,8 @@ class Connection:
         self._socket.settimeout(_PATIENCE)
         self._socket.connect(str(path))
         self._ledger = ""
-        self._ledger = self.ask({"type": "hello", "version": 3}).header["ledger"]
+        self.welcome = self.ask({"type": "hello", "version": 3}).header
+        self._ledger = self.welcome["ledger"]
 
     def ask(self, header: dict[str, Any], payload: bytes = b"") -> Reply:
         """Send one signed frame and read the reply inside the signed one."""
@@ -98,11 +102,12 @@ def _environment() -> dict[str, str]:
 class Daemon:
     """A real daemon in a process of its own, with noise, that consents to whatever fits a large budget."""
 
-    def __init__(self, folder: Path, records: dict[str, np.ndarray], task: str, classes: int | None, names: list[str]):
+    def __init__(self, folder: Path, files: dict[str, bytes], data: str, names: list[str]):
         self.folder, self._log = folder, folder / "log"
         folder.mkdir(mode=0o700)
-        np.savez(folder / "records.npz", x=records["x"], y=records["y"])
-        (folder / "policy.toml").write_text(_policy(folder, task, classes, names))
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        (folder / "policy.toml").write_text(_policy(folder, data, names))
         tacit("silo", "keys", str(folder))
         for path in folder.iterdir():
             path.chmod(0o600)
@@ -154,7 +159,7 @@ def _signed(request: str, payload: bytes, silo: str, ledger: str) -> bytes:
     return write({**fields, "request": request, "signature": signature}).encode()
 
 
-def _policy(folder: Path, task: str, classes: int | None, names: list[str]) -> str:
+def _policy(folder: Path, data: str, names: list[str]) -> str:
     return f"""
 name = "{folder.name}"
 pad_seconds = 0.0
@@ -171,7 +176,5 @@ max_open = 100
 [approval]
 mode = "auto"
 [data]
-file = "records.npz"
-task = "{task}"
-{"" if classes is None else f"classes = {classes}"}
+{data}
 """
