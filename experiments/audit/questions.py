@@ -29,7 +29,7 @@ from tacit.objectives.losses import SURVIVAL
 from tacit.privacy import Price
 from tacit.silo.release import in_blocks
 
-Record = Mapping[str, np.ndarray]
+Record = Mapping[str, Any]
 _RECORDS = 4
 SETTINGS = {
     own.name: own

@@ -16,13 +16,14 @@ from experiments.audit import questions
 from experiments.audit.fair import printed_fair_claim
 from experiments.audit.journal import Journal, Part, code, words
 from experiments.audit.papers import EPSILONS, printed_claim
-from experiments.audit.searches import SensitivityResult, audit_extremes, audit_hostile_points, audit_sensitivity
+from experiments.audit.searches import audit_extremes, audit_hostile_points, audit_sensitivity
 from experiments.audit.table import SETTINGS, Setting, Subject, parameters_for, subject, subjects
 from experiments.audit.training import audit_training, wide_study
 from experiments.folder import render
 from tacit.algorithm import Algorithm
 from tacit.audit.mechanism import AuditResult, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
+from tacit.audit.sensitivity import SensitivityResult
 from tacit.audit.worst_case import CANARIES
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, squared
 from tacit.plans.catalogue import ALGORITHMS, Entry, find, shipped
@@ -96,8 +97,8 @@ def mechanisms(
             required[name] = setting.tight
     for question in questions.QUESTIONS:
         for setting in questions.settings_of(question) if question.split(" (")[0] in algorithms else ():
-            name, given = f"{question}, {setting.name}, {CANARIES[0]}", (question, setting.name, trials, seed)
-            parts.append(Part(name, trials * _COSTS.get(setting.channel, 1.0), _questioned, given))
+            name, asked = f"{question}, {setting.name}, {CANARIES[0]}", (question, setting.name, trials, seed)
+            parts.append(Part(name, trials * _COSTS.get(setting.channel, 1.0), _questioned, asked))
             required[name] = setting.tight
     journal.fill(parts, jobs=jobs, say=say)
     return [journal.rows[part.name] | {"required": required[part.name]} for part in parts], refused

@@ -205,7 +205,7 @@ def best_server(epsilon, *, batches, multiplier):
     return float(np.interp(0.0, grid, value))
 
 
-@pytest.mark.parametrize("multiplier", [0.8, 3.0])
+@pytest.mark.parametrize("multiplier", [3.0, 12.0])
 def test_an_epoch_of_one_batch_is_a_gaussian(multiplier):
     exact = gauss_delta(np.array([0.05]), 1 / multiplier)[0]
     assert epoch_delta(0.05, batches=1, multiplier=multiplier) == pytest.approx(exact, rel=1e-4)

@@ -128,7 +128,7 @@ def parts_of(ground: Ground) -> Iterator[Part]:
         release = part.silo.release
         if part.silo.is_free or release.channel in ("open", "shuffled-reports"):
             continue
-        whole = {"batch_size": None, "capacity": None, "sampling": "full", "passes": 1, "part": None}
+        whole: dict[str, Any] = {"batch_size": None, "capacity": None, "sampling": "full", "passes": 1, "part": None}
         whole |= {"mechanism": "gaussian", "rounds": None}
         silo = dataclasses.replace(part.silo, release=dataclasses.replace(release, **whole))
         at_a_door = release.protects == "record" and release.channel in ("direct", "pairwise", "shuffled-sum")

@@ -119,7 +119,7 @@ def _finding(
         "confidence": confidence,
         "trials": sum(result.trials for result in results),
         "tightness": best.tightness,
-        "violated": any(result.violated for result in (*results, *moved)),
+        "violated": any(result.violated for result in results) or any(own.violated for own in moved),
         "results": [result.as_json() for result in results],
         "sensitivity": [result.as_json() for result in moved],
     }
