@@ -97,7 +97,7 @@ class Part(NamedTuple):
 def audit_hostile_points(
     ground: Ground, *, seed: int, tries: int = 1 << 11, seconds: float = math.inf
 ) -> list[SensitivityResult]:
-    """Try points that are equal, nearly equal, of any scale or not finite; no longer than so many ``seconds``."""
+    """Try points that are equal, nearly equal, of any scale or not finite; ``seconds`` of computing at most."""
     return searched(ground, _hostile, seed=seed, tries=tries, seconds=seconds)
 
 
@@ -107,10 +107,10 @@ def searched(
     """The largest of so many choices for each kind of round; all kinds share the time."""
     results, parts = [], list(parts_of(ground))
     for part in parts:
-        draw, ends = np.random.default_rng(seed), time.monotonic() + seconds / len(parts)
+        draw, ends = np.random.default_rng(seed), time.process_time() + seconds / len(parts)
         measure = jax.jit(part.simulated) if part.door is None else partial(moved, part.door)
         values: list[float] = []
-        while len(values) < tries and (not values or time.monotonic() < ends):
+        while len(values) < tries and (not values or time.process_time() < ends):
             value = float(measure(choose(draw, part.broadcast, ground)))
             values.append(float(np.nan_to_num(value, nan=0.0, posinf=np.inf)))
         path = "simulated" if part.door is None else "door"

@@ -30,7 +30,7 @@ from tacit.studies.run import Prepared, prepare
 
 FILE = "audit.json"
 _POINTS, _SECONDS = 1 << 10, 12.0
-"""Hostile broadcasts that are tried for each kind of round, and how long at most for all of them."""
+"""Hostile broadcasts that are tried for each kind of round, and how much computing at most for all of them."""
 
 
 def audit_study(

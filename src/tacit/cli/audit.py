@@ -34,7 +34,7 @@ def audit_command(
     daemon takes is attacked in the simulator, and says so. 10,000 transcripts of thirty rounds take a few minutes.
 
     On the study's own model, broadcasts of equal, huge and broken points search for a record that moves a sum farther
-    than is priced, for a quarter of a minute at most.
+    than is priced, for a quarter of a minute of computing at most.
 
     A bound above the claim, or such a record, proves that the claim is wrong, and ends the command with exit code 1.
 
