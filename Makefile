@@ -73,7 +73,7 @@ bench-peers: .venv-peers/installed
 	touch $@
 
 # A hundred thousand attacks on every kind of release of every algorithm, at the door of a real silo; writes
-# results/audit. It takes two to three hours on two cores; stopped, it goes on where it was.
+# results/audit, with how long it took: two to three hours on two cores. Stopped, it goes on where it was.
 audit: $(VENV)/installed
 	$(BIN)/python -m experiments.audit --trials 100000 --seed 0 --jobs 2
 

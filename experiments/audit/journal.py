@@ -61,56 +61,59 @@ class Journal:
                 "or remove it to begin anew."
             )
         self.rows: dict[str, Any] = {}
+        self.seconds: dict[str, float] = {}
         for line in lines[1:]:
             try:
-                name, row = json.loads(line)
+                name, row, seconds = json.loads(line)
             except ValueError:
                 # The last line, cut short when the audit was stopped.
                 continue
-            self.rows[name] = row
+            self.rows[name], self.seconds[name] = row, seconds
 
-    def keep(self, name: str, row: Any) -> None:
-        """Write a part down."""
-        self.rows[name] = row
+    def keep(self, name: str, row: Any, seconds: float) -> None:
+        """Write a part down, and how long it took."""
+        self.rows[name], self.seconds[name] = row, round(seconds, 1)
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([name, row]) + "\n")
+            file.write(json.dumps([name, row, self.seconds[name]]) + "\n")
 
     def fill(self, parts: Sequence[Part], *, jobs: int, say: Callable[[str], None]) -> None:
         """Make the parts that are missing, in as many processes, and say how long the rest will take."""
         missing = [part for part in parts if part.name not in self.rows]
         left, began = sum(part.weight for part in missing), time.monotonic()
         whole = left
-        for number, (part, row) in enumerate(_made(missing, jobs), 1):
-            self.keep(part.name, row)
+        for number, (part, row, seconds) in enumerate(_made(missing, jobs), 1):
+            self.keep(part.name, row, seconds)
             left -= part.weight
             rest = (time.monotonic() - began) * left / max(whole - left, 1e-9)
-            say(f"{number} of {len(missing)}: {part.name}; about {_words(rest)} left")
+            say(f"{number} of {len(missing)}: {part.name}; about {words(rest)} left")
 
 
-def _made(parts: Sequence[Part], jobs: int) -> Iterator[tuple[Part, Any]]:
-    """Each part with what it found, as they are done."""
+def _made(parts: Sequence[Part], jobs: int) -> Iterator[tuple[Part, Any, float]]:
+    """Each part with what it found and how long it took, as they are done."""
     if jobs <= 1:
         for part in parts:
-            yield part, _make(part)[1]
+            yield (part, *_make(part)[1:])
         return
     # The longest first, so that no process is left with one at the end. Not an executor of ``concurrent.futures``: its
     # processes are not replaced when they have done their share (Python 3.11), and the rest would wait for ever.
     ordered = sorted(parts, key=lambda part: -part.weight)
     named = {part.name: part for part in parts}
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=_PARTS_OF_A_PROCESS) as pool:
-        for name, row in pool.imap_unordered(_make, ordered):
-            yield named[name], row
+        for name, row, seconds in pool.imap_unordered(_make, ordered):
+            yield named[name], row, seconds
 
 
-def _make(part: Part) -> tuple[str, Any]:
-    """The name of a part, and what it found."""
-    return part.name, part.make(*part.given)
+def _make(part: Part) -> tuple[str, Any, float]:
+    """The name of a part, what it found, and its seconds."""
+    began = time.monotonic()
+    row = part.make(*part.given)
+    return part.name, row, time.monotonic() - began
 
 
-def _words(seconds: float) -> str:
+def words(seconds: float) -> str:
     """A time as people say it.
 
-    >>> _words(50.0), _words(4000.0)
+    >>> words(50.0), words(4000.0)
     ('1 min', '1 h 7 min')
     """
     minutes = max(1, round(seconds / 60))

@@ -7,21 +7,26 @@ import json
 import platform
 import zlib
 from collections.abc import Callable, Container
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.audit import questions
 from experiments.audit.fair import printed_fair_claim
-from experiments.audit.journal import Journal, Part, code
+from experiments.audit.journal import Journal, Part, code, words
 from experiments.audit.papers import EPSILONS, printed_claim
-from experiments.audit.sensitivity import SensitivityResult, audit_extremes, audit_hostile_points, audit_sensitivity
+from experiments.audit.searches import audit_extremes, audit_hostile_points, audit_sensitivity
 from experiments.audit.table import SETTINGS, Setting, Subject, parameters_for, subject, subjects
 from experiments.audit.training import audit_training, wide_study
 from experiments.folder import render
+from tacit.algorithm import Algorithm
 from tacit.audit.mechanism import AuditResult, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
+from tacit.audit.sensitivity import SensitivityResult
 from tacit.audit.worst_case import CANARIES
 from tacit.objectives import Objective, Problem, linear, logistic, mlp, squared
-from tacit.plans.catalogue import ALGORITHMS, find
+from tacit.plans.catalogue import ALGORITHMS, Entry, find, shipped
 from tacit.plans.spec import load_study
 
 EPSILON, DELTA = 1.0, 1e-5
@@ -42,10 +47,12 @@ _SEARCHES: dict[str, Callable[..., list[SensitivityResult]]] = {
     "whole float range": audit_extremes,
     "hostile points": audit_hostile_points,
 }
-# What a release costs beside one at the door: a simulated one next to nothing, a share its coins.
-_COSTS = {"shuffled-sum": 2.5, "shuffled-reports": 3.0, "pairwise": 3.0}
+# What a release costs beside one at the door (`experiments.audit.costs`): a simulated one next to nothing.
+_COSTS = {"shuffled-sum": 1.6, "shuffled-reports": 2.2, "pairwise": 2.1}
 _SIMULATED = 0.05
-_SEARCHED = 10.0
+_SEARCHED = 2e5
+_BRIEF = 2e5
+_WHOLE = (("heart-disease", 8.0), ("wide", 1.0), ("wide", 4.0), ("wide", 8.0))
 
 
 def seed_for(label: str, seed: int) -> int:
@@ -68,34 +75,48 @@ def _attacked(algorithm: str, setting: str, canary: Any, trials: int, seed: int)
     return audit_subject(some, canary, trials=trials, seed=seed).as_json()
 
 
+def _questioned(name: str, setting: str, trials: int, seed: int) -> dict[str, Any]:
+    """The row of one question in one setting."""
+    target = questions.target_of(name, questions.SETTINGS[setting], epsilon=EPSILON, delta=DELTA)
+    return audit_mechanism(target, trials=trials, seed=seed, label=f"{name}, {setting}").as_json()
+
+
 def mechanisms(
-    trials: int, seed: int, say: Say, journal: Journal, algorithms: Container[str] = tuple(ALGORITHMS), jobs: int = 1
+    trials: int, seed: int, say: Say, journal: Journal, algorithms: Container[str] = tuple(shipped()), jobs: int = 1
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The opposite canary on everything; the others, which only find bugs, on schedules."""
+    """Every algorithm in its settings, under their canaries, and every question."""
     parts, required, refused = [], {}, {}
     for some in subjects(epsilon=EPSILON, delta=DELTA, algorithms=algorithms):
         if some.target is None:
             refused[some.label] = some.refusal
             continue
-        setting, built = some.setting, some.target.algorithm
-        releases = sum(built.rounds[kind].silo.local_steps for kind in built.schedule)
-        cost = _SIMULATED if some.target.path == "simulated" else _COSTS.get(setting.channel, 1.0)
-        several = setting.channel == "direct" and setting.name == "schedule"
-        for canary in CANARIES if several else CANARIES[:1]:
+        setting, weight = some.setting, trials * units(some)
+        for canary in setting.canaries:
             name, given = f"{some.label}, {canary}", (some.entry.name, setting.name, canary, trials, seed)
-            parts.append(Part(name, trials * releases * cost, _attacked, given))
-            required[name] = setting.tight if canary == CANARIES[0] else None
+            parts.append(Part(name, weight, _attacked, given))
+            required[name] = setting.tight
+    for question in questions.QUESTIONS:
+        for setting in questions.settings_of(question) if question.split(" (")[0] in algorithms else ():
+            name, asked = f"{question}, {setting.name}, {CANARIES[0]}", (question, setting.name, trials, seed)
+            parts.append(Part(name, trials * _COSTS.get(setting.channel, 1.0), _questioned, asked))
+            required[name] = setting.tight
     journal.fill(parts, jobs=jobs, say=say)
     return [journal.rows[part.name] | {"required": required[part.name]} for part in parts], refused
 
 
+def units(some: Subject) -> float:
+    """What a trial costs, in releases at the door."""
+    assert some.target is not None
+    built = some.target.algorithm
+    releases = sum(built.rounds[kind].silo.local_steps for kind in built.schedule)
+    return releases * (_SIMULATED if some.target.path == "simulated" else _COSTS.get(some.setting.channel, 1.0))
+
+
 def _searched(algorithm: str, model: str, setting: int, seed: int) -> list[dict[str, Any]]:
     """The rows of all searches for one algorithm and model; none where it cannot be run that way."""
-    entry, (objective, features) = find(algorithm), _OBJECTIVES[model]
-    try:
-        problem = Problem(objective, smoothness=1.0, lipschitz=1.0, radius=1.0)
-        built = entry.build(problem, **parameters_for(entry, _CLIMBED[setting]), noise_multiplier=2.0)
-    except ValueError:
+    objective, features = _OBJECTIVES[model]
+    built = _climbed(find(algorithm), objective, _CLIMBED[setting])
+    if built is None:
         return []
     own = seed_for(f"{algorithm} {model} {setting}", seed)
     return [
@@ -105,8 +126,17 @@ def _searched(algorithm: str, model: str, setting: int, seed: int) -> list[dict[
     ]
 
 
+def _climbed(entry: Entry, objective: Objective, setting: Setting) -> Algorithm | None:
+    """An algorithm to search, with full batches or, where it demands that, in one pass."""
+    problem = Problem(objective, smoothness=1.0, lipschitz=1.0, radius=1.0)
+    for own in (setting, replace(setting, sampling="one-pass", batch=1)):
+        with suppress(ValueError):
+            return entry.build(problem, **parameters_for(entry, own), noise_multiplier=2.0)
+    return None
+
+
 def sensitivities(seed: int, say: Say, journal: Journal, jobs: int = 1) -> list[dict[str, Any]]:
-    """All searches for every algorithm that can be run with full batches, on four kinds of model."""
+    """All searches for every algorithm, on four kinds of model."""
     parts = [
         Part(
             f"sensitivity of {name}, {_CLIMBED[setting].name}, {model}",
@@ -123,16 +153,40 @@ def sensitivities(seed: int, say: Say, journal: Journal, jobs: int = 1) -> list[
 
 
 def _sensitivity_row(algorithm: str, model: str, search: str, result: SensitivityResult) -> dict[str, Any]:
-    return {
-        "algorithm": algorithm,
-        "model": model,
-        "kind": result.kind,
-        "search": search,
-        "largest_share": result.largest,
-        "tries": result.tries,
-        "path": result.path,
-        "violated": result.violated,
-    }
+    return {"algorithm": algorithm, "model": model, "search": search, **result.as_json()}
+
+
+def printed(trials: int, seed: int, say: Say, journal: Journal, jobs: int = 1) -> list[dict[str, Any]]:
+    """Printed claims of papers under attack."""
+    parts = [Part(f"printed claim, {epsilon}", _BRIEF, _claim, (epsilon, trials, seed)) for epsilon in EPSILONS]
+    parts += [
+        Part(
+            f"printed design, {'fixed epochs' if epochs else 'fresh batches'}", _BRIEF, _design, (epochs, trials, seed)
+        )
+        for epochs in (False, True)
+    ]
+    journal.fill(parts, jobs=jobs, say=say)
+    return [journal.rows[part.name] for part in parts]
+
+
+def _claim(epsilon: float, trials: int, seed: int) -> dict[str, Any]:
+    return printed_claim(epsilon, trials=trials, seed=seed).as_json()
+
+
+def _design(epochs: bool, trials: int, seed: int) -> dict[str, Any]:
+    return printed_fair_claim(1.0, trials=trials, seed=seed, epochs=epochs).as_json()
+
+
+def whole_runs(seed: int, say: Say, journal: Journal, jobs: int = 1) -> list[dict[str, Any]]:
+    """One training run of each of a few studies, with canaries."""
+    parts = [Part(f"one run of {name}, {epsilon}", _BRIEF, _one_run, (name, epsilon, seed)) for name, epsilon in _WHOLE]
+    journal.fill(parts, jobs=jobs, say=say)
+    return [journal.rows[part.name] for part in parts]
+
+
+def _one_run(name: str, epsilon: float, seed: int) -> dict[str, Any]:
+    study = wide_study(epsilon) if name == "wide" else load_study(name, [f"privacy.epsilon={epsilon:g}"])
+    return {"study": study.name, **audit_training(study, seed=seed, confidence=0.99).as_json()}
 
 
 def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dict[str, Any]:
@@ -141,11 +195,8 @@ def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dic
     journal = Journal(folder / "journal.jsonl", trials=trials, seed=seed)
     rows, refused = mechanisms(trials, seed, say, journal, jobs=jobs)
     moved = sensitivities(seed, say, journal, jobs)
-    half = max(trials // 2, 1000)
-    papers = [printed_claim(epsilon, trials=half, seed=seed) for epsilon in EPSILONS]
-    papers += [printed_fair_claim(1.0, trials=half, seed=seed, epochs=epochs) for epochs in (False, True)]
-    whole = [load_study("heart-disease", ["privacy.epsilon=8"]), *(wide_study(epsilon) for epsilon in (1.0, 4.0, 8.0))]
-    runs = [{"study": study.name, **audit_training(study, seed=seed, confidence=0.99).as_json()} for study in whole]
+    papers = printed(trials, seed, say, journal, jobs)
+    runs = whole_runs(seed, say, journal, jobs)
     picture = reconstruct(epsilon=EPSILON, delta=DELTA)
     draw_picture(picture, folder / "reconstruction.png")
     found = {
@@ -155,13 +206,14 @@ def run(folder: Path, *, trials: int, seed: int, say: Say, jobs: int = 1) -> dic
             "seed": seed,
             "machine": platform.platform(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "duration": f"{words(sum(journal.seconds.values()))} of all parts together",
         },
         "setting": {"epsilon": EPSILON, "delta": DELTA, "trials": trials},
         "mechanisms": rows,
         "refused": refused,
         "sensitivity": moved,
         "one_run": runs,
-        "papers": [paper.as_json() for paper in papers],
+        "papers": papers,
         "reconstruction": picture.as_json(),
     }
     found["violations"] = violations(found)

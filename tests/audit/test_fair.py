@@ -5,7 +5,7 @@ No daemon holds a sensitive attribute.
 
 import pytest
 
-from experiments.audit.sensitivity import audit_extremes, audit_sensitivity
+from experiments.audit.searches import audit_extremes, audit_sensitivity
 from tacit.audit.mechanism import audit_mechanism
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.worst_case import attackers_problem

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.audit.suite import audit_subject
-from experiments.audit.table import SETTINGS, Setting, subject
+from experiments.audit.table import SETTINGS, Setting, subject, subjects
 from tacit.audit.mechanism import AuditError, audit_mechanism
 from tacit.audit.simulated import Seat, rounds_answered
 from tacit.plans.catalogue import find
@@ -36,11 +36,14 @@ def of(algorithm, setting):
         ("warm-spider", FOUR),
         ("localised-mb-sgd", PARTS),
         ("mr-mtl", FULL),
+        ("mu2-sgd", BY_NAME["pairwise"]),
+        ("prox-sgd", BY_NAME["one pass, pairwise"]),
+        ("one-pass-accelerated", BY_NAME["one pass, shuffled sum"]),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_no_algorithm_says_more_than_it_claims(name, setting):
-    """Running sums, rounds in turn with a memory, local steps, blocks, a pass, a warm start, parts, own models."""
+    """Running sums, rounds in turn with a memory, local steps, blocks, passes, a warm start, parts, own models."""
     result = audit_subject(of(name, setting), "opposite", trials=TRIALS, seed=0)
     assert result.path == "door"
     assert result.label == f"{name}, {setting.name}"
@@ -48,6 +51,23 @@ def test_no_algorithm_says_more_than_it_claims(name, setting):
     assert result.epsilon_claimed == pytest.approx(EPSILON, rel=2e-3)
     assert result.route == "gdp"
     assert result.tightness > 0.2
+
+
+@pytest.mark.parametrize("setting", [name for name, own in BY_NAME.items() if own.only == ("mb-sgd",)])
+def test_batches_of_sums_over_silos_are_attacked_at_the_door(setting):
+    """A daemon takes them all; in full size they take the suite's time."""
+    result = audit_subject(of("mb-sgd", BY_NAME[setting]), "opposite", trials=TRIALS, seed=0)
+    assert result.path == "door"
+    assert not beyond(result)
+
+
+def test_settings_for_those_that_demand_one_pass_are_for_them_alone():
+    found = {name: [] for name in ("mb-sgd", "prox-sgd")}
+    for some in subjects(epsilon=EPSILON, delta=DELTA, algorithms=found):
+        if some.target is not None:
+            found[some.entry.name].append(some.setting.name)
+    assert found["prox-sgd"] == ["one pass", "one pass, shuffled sum", "one pass, pairwise"]
+    assert set(found["mb-sgd"]) == {name for name, own in BY_NAME.items() if own.instead is None}
 
 
 @pytest.mark.parametrize(("sampling", "least"), [("wr", 0.0), ("poisson", 0.0)])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.audit.sensitivity import audit_extremes, audit_hostile_points
+from experiments.audit.searches import audit_extremes, audit_hostile_points
 from experiments.audit.table import CLIP, Setting, parameters_for, subject
 from tacit.audit import deployed
 from tacit.audit.mechanism import audit_mechanism
@@ -28,6 +28,7 @@ PASS = Setting("pass", "one-pass", 16, 16, 1, None)
 WITHOUT_REPLACEMENT = Setting("wor", "wor", 1, 256, 1, None)
 SUM = Setting("sum", "full", 1, 4, None, None, "shuffled-sum")
 REPORTS = Setting("reports", "full", 1, 4, None, None, "shuffled-reports")
+TOGETHER = Setting("together", "full", 2, 4, None, None, "pairwise")
 STEPS = Setting("steps", "full", 4, 4, None, None)
 PARTS = Setting("parts", "one-pass", 4, 8, 4, None)
 # Four of the 64 batches of an epoch; every record is in one of the 64.
@@ -115,6 +116,12 @@ def test_noise_that_is_taken_off_whole(monkeypatch):
     """As a running sum would, which is dearer: the price is that of the square root."""
     monkeypatch.setattr(door, "strategy_of", lambda release: Strategy(PASS.rounds, (ONE,), (ONE,)))
     assert audit(PASS, name="dp-ftrl").violated
+
+
+def test_a_running_sum_over_silos_whose_noise_comes_again(monkeypatch):
+    """Two silos hide each other in two rounds; what they take off of the second is all of its noise."""
+    monkeypatch.setattr(deployed, "EXACT", drawn_once(2 * TOGETHER.rounds))
+    assert audit(TOGETHER, name="mu2-sgd").violated
 
 
 def test_noise_that_the_server_knows(monkeypatch):

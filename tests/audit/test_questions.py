@@ -11,19 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.audit import questions
 from experiments.patients import COLUMNS
 from tacit.algorithm import Terms
 from tacit.algorithms.ridge import ridge
 from tacit.algorithms.statistics import statistics
 from tacit.algorithms.validation import validation
 from tacit.audit.bounds import Counts, mu_lower_bound
+from tacit.audit.mechanism import audit_mechanism
 from tacit.objectives import Objective, Problem, linear, logistic, softmax, squared
 from tacit.objectives.survival import hazards, piecewise_exponential
+from tacit.plans.catalogue import ALGORITHMS, shipped
 from tacit.plans.price import Seat, releases_of
 from tacit.privacy import price
 from tacit.privacy.gaussian import gdp_epsilon, gdp_mu
+from tacit.silo import door
 from tacit.silo.door import NO_PAST, Door, no_noise
 from tacit.silo.sampler import discrete_gaussian
+from tests.audit.strict import beyond
 
 EPSILON, DELTA, TRIALS, RECORDS = 4.0, 1e-5, 500, 4
 STATISTICS = {
@@ -132,3 +137,27 @@ def test_no_attack_proves_more_than_the_price(case):
     assert proved <= paid
     likely = gdp_epsilon(mu_lower_bound(counts, 0.5), DELTA)
     assert likely >= 0.6 * paid, "an attack that finds nothing shows nothing"
+
+
+@pytest.mark.parametrize("name", [name for name, own in questions.QUESTIONS.items() if own.channels])
+def test_questions_are_attacked_at_the_door_of_a_daemon(name):
+    """As the suite does it, through every channel; in full size: `make audit`."""
+    for setting in questions.settings_of(name):
+        target = questions.target_of(name, setting, epsilon=EPSILON, delta=DELTA)
+        result = audit_mechanism(target, trials=1000, seed=0, label=name)
+        assert not beyond(result)
+        assert result.epsilon_claimed == pytest.approx(EPSILON, rel=2e-3)
+        assert result.tightness > 0.1
+
+
+def test_every_kind_of_question_has_a_row_in_the_suite():
+    kinds = {own.algorithm["statistics"][0]["kind"] for own in questions.QUESTIONS.values() if own.objective is None}
+    assert kinds == set(STATISTICS)
+    assert {name.split(" (")[0] for name in questions.QUESTIONS} == shipped().keys() - ALGORITHMS.keys()
+
+
+def test_a_question_with_half_its_noise_is_found(monkeypatch):
+    right = door.noise_scale
+    target = questions.target_of("ridge", questions.SETTINGS["single release"], epsilon=EPSILON, delta=DELTA)
+    monkeypatch.setattr(door, "noise_scale", lambda *terms: right(*terms) / 2)
+    assert audit_mechanism(target, trials=2000, seed=0, label="ridge").violated

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.audit.sensitivity import audit_extremes, audit_hostile_points, audit_sensitivity
+from experiments.audit.searches import audit_extremes, audit_hostile_points, audit_sensitivity
 from experiments.audit.table import Setting, parameters_for
 from tacit.algorithm import Release, Silo
 from tacit.objectives import Objective, Problem, linear, mlp, squared

@@ -2,17 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from tacit.audit.mechanism import AuditError
-from tacit.audit.study import audit_study, write_audit
+from tacit.audit.study import audit_study, search_points, write_audit
 from tacit.cli.audit import audit_command
 from tacit.errors import TacitError
 from tacit.plans.spec import load_study
-from tacit.silo import pairwise
+from tacit.silo import door, integers, pairwise
 from tacit.studies.folder import write
+from tacit.studies.run import prepare
 from tacit.studies.run import run as run_study
 
 KEYS = {"epsilon_claimed", "epsilon_lower_bound", "confidence", "trials", "tightness"}
@@ -36,7 +38,11 @@ def test_a_study_is_attacked_with_its_own_schedule_and_noise(folder):
     assert found["tightness"] > 0.15
     # At 95% one run in twenty is beyond by chance.
     assert found["epsilon_lower_bound"] < 1.5 * found["epsilon_claimed"]
+    [moved] = found["sensitivity"]
+    assert moved["path"] == "door"
+    assert 0.9 < moved["largest_share"] <= 1.0
     page = write_audit(folder, found).read_text()
+    assert "of what is priced" in page
     assert "The guarantee, attacked" in page
     assert f"{found['epsilon_lower_bound']:.3f}" in page
     assert "data:image/png" not in page
@@ -66,6 +72,30 @@ def test_shares_that_are_too_small_are_found(monkeypatch):
     right = pairwise.share_scale
     monkeypatch.setattr(pairwise, "share_scale", lambda *terms: right(*terms) / 2)
     assert audit_study(study, trials=4000, canaries=("opposite",))["violated"]
+
+
+def test_a_record_that_hostile_points_move_too_far_is_found(monkeypatch):
+    """The check of norms is gone, and what is quantised too loud: the search says so."""
+    right = door.quantise
+
+    def too_loud(vectors, clip, limit):
+        made = right(vectors, clip, limit)
+        louder = {n: own._replace(right=np.clip(2 * own.right, -(2**18), 2**18)) for n, own in made.layers.items()}
+        return made._replace(layers=louder)
+
+    monkeypatch.setattr(door, "quantise", too_loud)
+    monkeypatch.setattr(integers, "layer_norms", lambda left, right: np.zeros(left.shape[1]))
+    prepared = prepare(load_study("heart-disease", SMALL))
+    [moved] = search_points(prepared, 0, 0)
+    assert moved.violated
+    assert moved.as_json()["largest_share"] > 1.0
+
+
+@pytest.mark.parametrize("study", ["mnist-parity-mlp", "tcga-brca"])
+def test_hostile_points_are_tried_on_the_studys_own_model(study):
+    """Networks, classes and times: no record gets past the check."""
+    for moved in search_points(prepare(load_study(study)), 0, 0):
+        assert 0.5 < moved.largest <= 1.0, moved
 
 
 def test_the_confidence_is_shared_among_canaries():
@@ -107,11 +137,14 @@ def test_the_command_prints_one_json_object(run, monkeypatch, folder):
 
 def test_a_violation_ends_with_an_error(run, monkeypatch):
     row = {"canary": "faint", "epsilon_claimed": 1.0, "epsilon_lower_bound": 2.0, "tightness": 2.0, "trials": 10}
+    moved = {"kind": "gradient", "largest_share": 1.5, "tries": 7, "path": "door", "violated": True}
     found = {"study": "s", "silo": "a", "kind": None, "delta": 1e-5, "violated": True, "results": [row], **row}
+    found["sensitivity"] = [moved]
     monkeypatch.setattr("tacit.audit.study.audit_study", lambda *a, **k: found)
     done = run("heart-disease")
     assert done.exit_code == 1
     assert "Violated" in done.output
+    assert "1.5" in done.output
 
 
 def test_an_unknown_study_is_refused(run):

@@ -33,7 +33,9 @@ def test_a_line_that_was_cut_short_is_made_again(tmp_path):
     file = tmp_path / "journal.jsonl"
     Journal(file, trials=10, seed=0).fill(parts(1, 2), jobs=1, say=str)
     file.write_text(file.read_text()[:-4])
-    assert Journal(file, trials=10, seed=0).rows == {"part 1": 2}
+    again = Journal(file, trials=10, seed=0)
+    assert again.rows == {"part 1": 2}
+    assert again.seconds == {"part 1": 0.0}
 
 
 @pytest.mark.parametrize("changed", ["version", "commit", "source", "trials"])
@@ -57,8 +59,10 @@ def test_processes_of_their_own_find_the_same_and_are_replaced_when_they_have_do
 def test_rows_of_the_suite_come_out_of_its_journal(tmp_path, monkeypatch):
     file = tmp_path / "journal.jsonl"
     asked = {"trials": 1000, "seed": 0, "say": str, "algorithms": ("prox-sgd",)}
-    [row], refused = suite.mechanisms(**asked, journal=Journal(file, trials=1000, seed=0))
-    assert (row["label"], row["path"], row["violated"]) == ("prox-sgd, one pass", "door", False)
+    rows, refused = suite.mechanisms(**asked, journal=Journal(file, trials=1000, seed=0))
+    labels = ["prox-sgd, one pass", "prox-sgd, one pass, shuffled sum", "prox-sgd, one pass, pairwise"]
+    assert [row["label"] for row in rows] == labels
+    assert {row["path"] for row in rows} == {"door"}
     assert "prox-sgd, schedule" in refused
     monkeypatch.setattr(suite, "audit_subject", lambda *a, **k: pytest.fail("made again"))
-    assert suite.mechanisms(**asked, journal=Journal(file, trials=1000, seed=0)) == ([row], refused)
+    assert suite.mechanisms(**asked, journal=Journal(file, trials=1000, seed=0)) == (rows, refused)

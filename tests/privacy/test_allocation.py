@@ -170,3 +170,72 @@ def test_rows_of_counts_need_batches_that_are_priced_for_them(sampling):
     """Two rows without negative entries are sqrt(2) clips apart, and each is a whole clip from a batch without them."""
     with pytest.raises(ValueError, match="rows of counts"):
         Release(lambda work: 1.0, 1.0, 5, sampling, nonnegative=True)
+
+
+def drawn(batches, multiplier, epsilon):
+    """A message x of N(0) in each batch, its mass, and what it adds to T (P - e^epsilon Q), of antipodal records."""
+    x, s = np.linspace(-9, 9, 1201), 0.5 / multiplier
+    mass = np.exp(-(x**2) / 2)
+    here, there = np.exp(s * x - s * s / 2), np.exp(-s * x - s * s / 2)
+    return mass / mass.sum(), here, math.exp(epsilon) * there
+
+
+def epoch_delta(epsilon, *, batches, multiplier):
+    """The exact hockey stick of an epoch: likelihoods are means over batches, so that their sums are convolved."""
+    mass, here, there = drawn(batches, multiplier, epsilon)
+    values = here - there
+    low, step, cells = values.min(), (np.ptp(values) + 1e-9) / 2000, 1 << 15
+    place = (values - low) / step
+    below = place.astype(int)
+    once = np.bincount(below, mass * (1 - place + below), cells) + np.bincount(below + 1, mass * (place - below), cells)
+    total = np.fft.irfft(np.fft.rfft(once) ** batches, cells)
+    return float(np.maximum(low * batches + step * np.arange(cells), 0) @ np.maximum(total, 0)) / batches
+
+
+def best_server(epsilon, *, batches, multiplier):
+    """The same for a server that asks, asks for one world's record alone, or skips a round, by what it has heard."""
+    mass, here, there = drawn(batches, multiplier, epsilon)
+    nothing = np.ones_like(here)
+    options = [here - there, here - math.exp(epsilon) * nothing, nothing - there, nothing * (1 - math.exp(epsilon))]
+    far = batches * max(np.abs(own[mass > 1e-12]).max() for own in options)
+    grid = np.linspace(-far, far, 2001)
+    value = np.maximum(grid, 0) / batches
+    for _ in range(batches):
+        value = np.max([np.interp(grid[:, None] + own, grid, value) @ mass for own in options], axis=0)
+    return float(np.interp(0.0, grid, value))
+
+
+@pytest.mark.parametrize("multiplier", [3.0, 12.0])
+def test_an_epoch_of_one_batch_is_a_gaussian(multiplier):
+    exact = gauss_delta(np.array([0.05]), 1 / multiplier)[0]
+    assert epoch_delta(0.05, batches=1, multiplier=multiplier) == pytest.approx(exact, rel=1e-4)
+
+
+AMPLIFIED = [(5, 20.0), (6, 10.0), (7, 8.0), (8, 6.0)]
+
+
+@pytest.mark.parametrize(("batches", "multiplier"), AMPLIFIED)
+def test_a_few_batches_that_are_amplified_cost_what_no_server_exceeds(batches, multiplier):
+    """Integrated, not simulated: what is priced is the secret place, and less than a known one."""
+    assert is_amplified(batches, multiplier)
+    epsilon, own = 0.1 / multiplier, {"batches": batches, "multiplier": multiplier}
+    plain, best = epoch_delta(epsilon, **own), best_server(epsilon, **own)
+    assert plain > 1e-3
+    assert best == pytest.approx(plain, rel=1e-2), "to ask in every round is best"
+    event = epochs(multiplier, records=batches, batch=1)
+    assert epsilon <= price([event], delta=max(plain, best)).epsilon
+    known = epochs(multiplier, records=batches, batch=1, sampling="one-pass")
+    assert price([event], delta=1e-6).epsilon < price([known], delta=1e-6).epsilon
+
+
+@pytest.mark.parametrize(("batches", "multiplier"), AMPLIFIED[::3])
+def test_two_epochs_of_a_few_batches_cost_what_they_tell(batches, multiplier):
+    """The second epoch is as the first, for whatever the first has said: its hockey stick at what is left."""
+    losses = np.linspace(-6, 6, 241) / multiplier
+    profile = np.array([epoch_delta(loss, batches=batches, multiplier=multiplier) for loss in losses])
+    above = np.append(-np.diff(profile) / np.diff(np.exp(losses)), 0.0)
+    mass = np.append(1 - above[0], above[:-1] - above[1:]) * np.exp(losses)
+    epsilon = 0.1 / multiplier
+    twice = float(np.interp(epsilon - losses, losses, profile) @ mass)
+    assert twice > 1.2 * epoch_delta(epsilon, batches=batches, multiplier=multiplier)
+    assert epsilon <= price([epochs(multiplier, records=batches, batch=1, passes=2)], delta=twice).epsilon

@@ -24,16 +24,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import tacit
-from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Broadcast
+from tacit.algorithm import SHUFFLED_CHANNELS, Algorithm, Broadcast, Sampling
 from tacit.audit.attack import Scene
 from tacit.audit.stored_engine import StoredEngine
 from tacit.audit.worst_case import (
-    LOUD,
     Canary,
     attackers_problem,
     hostile_broadcasts,
     message_shapes,
     neighbours,
+    others_of,
     start_point,
 )
 from tacit.channel.pairwise import Member, masks_of, new_study_key
@@ -50,9 +50,8 @@ from tacit.deploy.silo.consent import Offer, consider
 from tacit.deploy.silo.pairwise import Masks
 from tacit.deploy.silo.policy import AllowSection, PairwiseSection, ShuffleSection
 from tacit.deploy.wire import VERSION, Description, Plan, Welcome
-from tacit.errors import TacitError
 from tacit.plans.assemble import Builder
-from tacit.plans.catalogue import ALGORITHMS
+from tacit.plans.catalogue import shipped
 from tacit.privacy import Price, price
 from tacit.privacy.anonymity import counted_silos
 from tacit.silo.batches import pass_order
@@ -61,6 +60,7 @@ from tacit.studies.run import Prepared
 # The shape of a record of the attacker's problem.
 _RECORD = {"x": jax.ShapeDtypeStruct((1,), jnp.float32), "y": jax.ShapeDtypeStruct((), jnp.float32)}
 SHUFFLER = "shuffler"
+Table = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -78,32 +78,32 @@ def spare_key(index: int) -> str:
     return str(new_secret().public)
 
 
-def deploy(plan: Plan, records: tuple[int, ...]) -> Deployed:
-    """The plan at its place, and at the smallest honest silos that its price counts on; the server knows the rest."""
-    own = _offer(plan, records[plan.silo_index])
-    if plan.pairwise is not None:
-        counted = plan.pairwise.min_silos - plan.pairwise.colluding
-        if any(event.mechanism == "cumulative" for event in own.events):
-            raise TacitError("Expected fresh noise; running sums over several silos are attacked in the simulator.")
-    elif plan.shuffle is None:
-        return Deployed(own, (), (records[plan.silo_index],))
-    else:
-        counted = counted_silos(plan.silos, plan.shuffle.min_silos, plan.shuffle.honest)
-    smallest = sorted((n, i) for i, n in enumerate(records) if i != plan.silo_index)[: counted - 1]
-    others = tuple(_offer(plan.model_copy(update={"silo_index": i}), n) for n, i in smallest)
-    return Deployed(own, others, (records[plan.silo_index], *(n for n, _ in smallest)))
+def attacked(plan: Plan, records: int) -> Offer:
+    """What a daemon offers for a plan whose problem is the attacker's."""
 
-
-def _offer(plan: Plan, records: int) -> Offer:
     def build(plan: Plan, records: int) -> Builder:
         return dataclasses.replace(builder_from(plan, records), problem=attackers_problem())
 
     return offer(plan, records, record=_RECORD, build=build)
 
 
+def deploy(plan: Plan, records: tuple[int, ...], offered: Callable[[Plan, int], Offer] = attacked) -> Deployed:
+    """The plan at its place, and at the smallest honest silos that its price counts on; the server knows the rest."""
+    own = offered(plan, records[plan.silo_index])
+    if plan.pairwise is not None:
+        counted = plan.pairwise.min_silos - plan.pairwise.colluding
+    elif plan.shuffle is None:
+        return Deployed(own, (), (records[plan.silo_index],))
+    else:
+        counted = counted_silos(plan.silos, plan.shuffle.min_silos, plan.shuffle.honest)
+    smallest = sorted((n, i) for i, n in enumerate(records) if i != plan.silo_index)[: counted - 1]
+    others = tuple(offered(plan.model_copy(update={"silo_index": i}), n) for n, i in smallest)
+    return Deployed(own, others, (records[plan.silo_index], *(n for n, _ in smallest)))
+
+
 def offer(plan: Plan, records: int, *, record: Any, build: Callable[[Plan, int], Builder]) -> Offer:
     """What a daemon offers whose owner allows everything."""
-    allow = AllowSection(algorithms=tuple(ALGORITHMS), channels=DEPLOYED, min_silos=1)  # type: ignore[arg-type]
+    allow = AllowSection(algorithms=tuple(shipped()), channels=DEPLOYED, min_silos=1)  # type: ignore[arg-type]
     others: dict[str, Any] = {
         "shuffle": ShuffleSection(
             shufflers={SHUFFLER: spare_key(0)}, colluding=0, min_shufflers=1, max_local_epsilon=1e6
@@ -168,11 +168,17 @@ class Cast:
     records: tuple[int, ...]
     known: dict[int, tuple[list[Masks], list[np.ndarray]]] = field(default_factory=dict)
 
-    def heard(self, index: int, broadcast: Any, kept: Remembered) -> tuple[np.ndarray, Remembered]:
-        """What the server gets to read of a round, as one row of numbers, and what the silo remembers."""
+    def begin(self, *, afresh: bool) -> tuple[Remembered, ...]:
+        """What everybody remembers before the first round of a trial; ``afresh`` the silo under attack forgets all."""
+        return (self.workers[0].begin(), *self.begun[1:]) if afresh else self.begun
+
+    def heard(
+        self, index: int, broadcast: Any, kept: tuple[Remembered, ...]
+    ) -> tuple[np.ndarray, tuple[Remembered, ...]]:
+        """What the server gets to read of a round, as one row of numbers, and what everybody remembers then."""
         own = self.workers[0]
         kind = own.offer.algorithm.schedule[index]
-        everyone = list(zip(self.workers, (kept, *self.begun[1:]), strict=True))
+        everyone = list(zip(self.workers, kept, strict=True))
         if kind in own.offer.shares:
             total = sum(worker.share(index, broadcast, its) for worker, its in everyone)
             return total - self._heads(kind), kept
@@ -185,11 +191,12 @@ class Cast:
         if kind in own.offer.sums:
             masks, known = self._masks(index)
             parts = zip(everyone, masks, strict=True)
-            masked = [worker.masked(index, broadcast, its, own_masks)[0] for (worker, its), own_masks in parts]
+            masked = [worker.masked(index, broadcast, its, own_masks) for (worker, its), own_masks in parts]
             # Those that collude take off all masks that they know: the honest silos' sum is left.
-            return joined([*masked, *known]).astype(np.float64), kept
-        arrays, kept = own.answer(index, broadcast, kept)
-        return np.concatenate([array.ravel() for array in arrays]).astype(np.float64), kept
+            total = joined([*(values for values, _ in masked), *known])
+            return total.astype(np.float64), tuple(its for _, its in masked)
+        arrays, after = own.answer(index, broadcast, kept[0])
+        return np.concatenate([array.ravel() for array in arrays]).astype(np.float64), (after, *kept[1:])
 
     def _masks(self, index: int) -> tuple[list[Masks], list[np.ndarray]]:
         """The masks of the honest silos in the smallest round, and those of the colluding; the same in every trial."""
@@ -217,7 +224,7 @@ class Cast:
 
 def cast_of(
     deployed: Deployed,
-    tables: list[dict[str, np.ndarray]],
+    tables: list[Table],
     begun: tuple[Remembered, ...],
     *,
     engines: Engines,
@@ -231,6 +238,22 @@ def cast_of(
     pairs = zip(offers, tables, strict=True)
     workers = tuple(Worker(offer, table, samplers, engine=engines) for offer, table in pairs)
     return Cast(workers, begun or tuple(worker.begin() for worker in workers), deployed.records)
+
+
+def casts_of(
+    deployed: Deployed,
+    worlds: Sequence[Table],
+    others: Sequence[Table],
+    begun: tuple[Remembered, ...],
+    *,
+    engines: Engines,
+) -> tuple[tuple[Cast, Cast], tuple[Cast, Cast]]:
+    """The casts of both worlds, with noise and without; ``worlds`` are the records of the silo under attack."""
+    loud, quiet = (
+        tuple(cast_of(deployed, [world, *others], begun, engines=engines, quiet=still) for world in worlds)
+        for still in (False, True)
+    )
+    return loud, quiet  # type: ignore[return-value]
 
 
 def _truthful(streams: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +286,7 @@ class DoorScene:
         transcripts = np.zeros((trials, len(self.rounds), self.width))
         for rows in transcripts:
             # The seed of epochs is a secret of the study, which every trial begins anew; the order of a pass is none.
-            kept = cast.workers[0].begin() if self.secret else cast.begun[0]
+            kept = cast.begin(afresh=self.secret)
             for row, index, broadcast in zip(rows, self.rounds, self.said, strict=True):
                 heard, kept = cast.heard(index, broadcast, kept)
                 row[: len(heard)] = heard
@@ -295,17 +318,14 @@ class DoorTarget:
         records = deployed.records
         rounds = tuple(n for n in range(offer.rounds) if offer.may_answer(n))[: offer.plan.max_participations]
         samplings = {algorithm.rounds[algorithm.schedule[n]].silo.release.sampling for n in rounds}
-        others = [_bystanders(n) for n in records[1:]]
+        others = [_bystanders(n, samplings) for n in records[1:]]
         engines = Engines()
         # A study draws the order of its pass once, and it is not secret: the record that differs may be its first.
-        blank = cast_of(deployed, [_bystanders(records[0]), *others], (), engines=engines, quiet=False)
+        blank = cast_of(deployed, [_bystanders(records[0], samplings), *others], (), engines=engines, quiet=False)
         order = pass_order(blank.begun[0].order_seed.tobytes(), records[0])
         pairs = neighbours(canary, records[0], int(order[0]) if "one-pass" in samplings else 0, samplings)
         worlds = [{name: pairs[name][world] for name in ("x", "y")} for world in (0, 1)]
-        loud, quiet = (
-            tuple(cast_of(deployed, [w, *others], blank.begun, engines=engines, quiet=still) for w in worlds)
-            for still in (False, True)
-        )
+        loud, quiet = casts_of(deployed, worlds, others, blank.begun, engines=engines)
         shapes = message_shapes(algorithm, start_point(), pairs)
         width = max(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape)) for shape in shapes.values())
         heard = np.asarray([kind is None or algorithm.schedule[n] == kind for n in rounds])
@@ -317,11 +337,12 @@ class DoorTarget:
             # As the daemon reads them from the wire.
             said = tuple(loud[0].workers[0].broadcast(n, own) for n, own in leaves.items())
             secret = "allocation" in samplings
-            return DoorScene(loud, quiet, rounds, said, heard, width, varied, secret)  # type: ignore[arg-type]
+            return DoorScene(loud, quiet, rounds, said, heard, width, varied, secret)
 
         return staged(True), staged(False)
 
 
-def _bystanders(records: int) -> dict[str, np.ndarray]:
-    """Records that the attacker knows."""
-    return {"x": np.ones((records, 1), np.float32), "y": np.full(records, -LOUD, np.float32)}
+def _bystanders(records: int, samplings: set[Sampling]) -> Table:
+    """Records that the attacker knows; as in `neighbours`, those of batches of random size are silent."""
+    y = np.full(records, others_of(samplings), np.float32)
+    return {"x": np.ones((records, 1), np.float32), "y": y}

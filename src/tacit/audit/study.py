@@ -1,7 +1,9 @@
 """The audit of a study: its own algorithm, schedule, sampling, noise and silo sizes, under attack.
 
 A study that daemons take is attacked at the door of a silo, as its daemon would build and answer it. One that can only
-be simulated is attacked in the simulator, and every result says so.
+be simulated is attacked in the simulator, and every result says so. Transcripts are of a problem of the attacker's,
+which makes a silo say most. On the study's own model and form of records, hostile broadcasts search for the record
+that moves a sum farther than is priced.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 from tacit.audit.deployed import DoorTarget, deploy, proposed
 from tacit.audit.mechanism import FEWEST_TRIALS, AuditError, AuditResult, Target, audit_mechanism
 from tacit.audit.reconstruction import draw_picture, reconstruct
+from tacit.audit.sensitivity import Ground, SensitivityResult, audit_hostile_points
 from tacit.audit.simulated import Seat, SimulatedTarget
 from tacit.audit.worst_case import CANARIES, Canary, attackers_problem
 from tacit.errors import TacitError
@@ -26,6 +29,8 @@ from tacit.studies.report import write_report
 from tacit.studies.run import Prepared, prepare
 
 FILE = "audit.json"
+_POINTS, _SECONDS = 1 << 10, 12.0
+"""Hostile broadcasts that are tried for each kind of round, and how much computing at most for all of them."""
 
 
 def audit_study(
@@ -40,7 +45,7 @@ def audit_study(
     """Attack one silo with every canary: of those that pay most, the one with the fewest records.
 
     Returns the finding as plain data. ``epsilon_lower_bound`` and its companions are those of the canary that proves
-    most; ``results`` has all of them.
+    most; ``results`` has all of them, and ``sensitivity`` the farthest that a record moved each kind of round.
     """
     prepared = prepare(study)
     if not study.privacy.private:
@@ -67,7 +72,17 @@ def audit_study(
         )
         for i, canary in enumerate(canaries)
     ]
-    return _finding(study, silos[silo_index].name, kind, results, confidence)
+    moved = [own for own in search_points(prepared, silo_index, seed) if kind in (None, own.kind)]
+    return _finding(study, silos[silo_index].name, kind, results, confidence, moved)
+
+
+def search_points(prepared: Prepared, silo_index: int, seed: int) -> list[SensitivityResult]:
+    """Hostile broadcasts to the silo at a place of a study, on the study's own model and form of records."""
+    algorithm, federation = prepared.builder.build(**prepared.plan.parameters), prepared.federations[0]
+    record = {name: leaf for name, leaf in prepared.record.items() if name in ("x", "y")}
+    classes = federation.num_classes or 2
+    ground = Ground(algorithm, prepared.builder.problem, record, classes, silo_index)
+    return audit_hostile_points(ground, seed=seed, tries=_POINTS, seconds=_SECONDS)
 
 
 def target_of(prepared: Prepared, silo_index: int) -> Target:
@@ -84,7 +99,12 @@ def target_of(prepared: Prepared, silo_index: int) -> Target:
 
 
 def _finding(
-    study: Study, silo: str, kind: str | None, results: list[AuditResult], confidence: float
+    study: Study,
+    silo: str,
+    kind: str | None,
+    results: list[AuditResult],
+    confidence: float,
+    moved: list[SensitivityResult],
 ) -> dict[str, Any]:
     best = max(results, key=lambda result: result.epsilon_lower_bound)
     return {
@@ -99,8 +119,9 @@ def _finding(
         "confidence": confidence,
         "trials": sum(result.trials for result in results),
         "tightness": best.tightness,
-        "violated": any(result.violated for result in results),
+        "violated": any(result.violated for result in results) or any(own.violated for own in moved),
         "results": [result.as_json() for result in results],
+        "sensitivity": [result.as_json() for result in moved],
     }
 
 

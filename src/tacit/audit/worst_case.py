@@ -56,9 +56,8 @@ def neighbours(
     squares underflow. ``silent`` is a record without a gradient beside a loud one: opposite records have the same norms
     and squares, and what an algorithm counts or measures by these does not tell them apart.
     """
-    others = 0.0 if samplings & {"poisson", "allocation"} else -LOUD
     x = np.ones((2, records, 1))
-    y = np.full((2, records), others)
+    y = np.full((2, records), others_of(samplings))
     y[:, target] = LOUD, -LOUD
     if canary == "overflow":
         y[0, target] = 3e38
@@ -73,6 +72,11 @@ def neighbours(
         s[0, target] = 1
     worlds = [check_records({"x": x[i], "y": y[i], "s": s[i]}, f"world {i}") for i in range(2)]
     return {name: np.stack([world[name] for world in worlds]) for name in worlds[0]}
+
+
+def others_of(samplings: set[Sampling]) -> float:
+    """The target of every other record: see `neighbours`."""
+    return 0.0 if samplings & {"poisson", "allocation"} else -LOUD
 
 
 def message_shapes(algorithm: Algorithm, params: Params, worlds: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -2,20 +2,22 @@
 
 Two neighbouring silos each add up a batch at the door, with the noise and coins of a test build; everything else runs
 as it ships. The distance of their sums is measured against the distance that the noise is made for: 2 BOUND, or twice
-the reach of the grid of a shuffled sum. A ratio above one means that the price is too low. Three searches choose what
-a hostile server and record may choose (the broadcast, both versions of the record, all other records):
+the reach of the grid of a shuffled sum. A ratio above one means that the price is too low. A search chooses what a
+hostile server and record may choose: the broadcast, both versions of the record, all other records.
 
-    gradient ascent      climbs, from many starts, in the simulator, whose statistic has gradients
-    whole float range    draws magnitudes from all of float32, where rounding, underflow and overflow live
-    hostile points       points that are equal, or nearly so, at any scale, and points that are no numbers: where
-                         differences of gradients cancel, their norms are smallest beside what is rounded
+`audit_hostile_points` tries points that are equal, or nearly so, at any scale, and points that are no numbers: where
+differences of gradients cancel, their norms are smallest beside what is rounded. `experiments/audit/searches.py` has
+other searches. How batches are drawn has nothing to do with it: every record is in the batch.
 
-Releases that protect the sensitive attribute alone have no door; theirs are measured in the simulator.
+Releases that protect the sensitive attribute alone, or leave a trusted server, have no door; theirs are measured in the
+simulator. Reports are private whatever they say, and are not measured.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,16 +28,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tacit.algorithm import Algorithm, Broadcast, Silo, Work
-from tacit.audit.worst_case import hostile_broadcasts, message_shapes
+from tacit.algorithm import Algorithm, Broadcast, PerBlock, Silo, Work
 from tacit.channel.shuffled_sum import BlockTerms, in_order, share_terms
-from tacit.objectives import Objective
+from tacit.objectives import Problem
+from tacit.plans.assemble import shapes_of
 from tacit.privacy.binomial import rounding_bound
-from tacit.privacy.plan import events_of
+from tacit.privacy.events import joint_multiplier
 from tacit.privacy.strategy import FRESH
 from tacit.silo import parted_statistic, view_of
 from tacit.silo.batches import SecretBatch
-from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise
+from tacit.silo.door import NO_PAST, DiscreteGaussian, Door, no_noise, priced_multiplier
 from tacit.silo.integers import BOUND, usable_clip
 from tacit.silo.release import Task, in_blocks
 from tacit.silo.shares import BinomialShare, no_coins
@@ -44,8 +46,6 @@ Table = dict[str, np.ndarray]
 Blocks = dict[str, np.ndarray]
 
 _ROWS = 3
-_ASCENT = np.linspace(-1.0, 4.0, 16)
-_RANGE = np.linspace(-37.0, 37.0, 75)
 # Around 1e8 version 0.1 let the rounding of equal points through unclipped.
 _SCALES = np.concatenate([np.full(31, 8.0), np.linspace(-30.0, 30.0, 31)])
 _MOST_FLOAT = 3e38
@@ -65,58 +65,28 @@ class SensitivityResult:
         """Whether the price is too low."""
         return self.largest > 1.0
 
-
-def audit_sensitivity(
-    algorithm: Algorithm, objective: Objective, features: int, *, seed: int, starts: int = 64, steps: int = 40
-) -> list[SensitivityResult]:
-    """Climb for each kind of round of an algorithm that was built for ``objective`` with full batches."""
-    results = []
-    for part in _parts(algorithm, objective, features):
-        draws = [_drawn(np.random.default_rng((seed, i)), part.broadcast, features, _ASCENT) for i in range(starts)]
-        free = jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
-        climb = jax.jit(jax.vmap(lambda one, part=part: _climb(part.simulated, one, steps)))
-        best, values = jax.tree.map(np.asarray, climb(free))
-        largest, path = float(np.max(values)), "simulated"
-        if part.door is not None:
-            tops = [jax.tree.map(lambda leaf, i=i: leaf[i], best) for i in range(starts)]
-            largest, path = max(_moved(part.door, top) for top in tops), "door"
-        results.append(SensitivityResult(part.kind, largest, starts * steps, path))
-    return results
+    def as_json(self) -> dict[str, Any]:
+        """The result as plain data."""
+        own = {"kind": self.kind, "largest_share": self.largest, "tries": self.tries, "path": self.path}
+        return {**own, "violated": self.violated}
 
 
-def audit_extremes(
-    algorithm: Algorithm, objective: Objective, features: int, *, seed: int, tries: int = 1 << 11
-) -> list[SensitivityResult]:
-    """Try magnitudes from the whole range of float32, each part of the input with its own."""
-    choose = partial(_drawn, features=features, exponents=_RANGE)
-    return _searched(algorithm, objective, features, seed, tries, choose)
+@dataclass(frozen=True)
+class Ground:
+    """Where a search takes place: an algorithm with its noise, the problem it was built for, and the form of a record.
+
+    ``classes`` is how many values a target has that is no number.
+    """
+
+    algorithm: Algorithm
+    problem: Problem
+    record: Mapping[str, Any]
+    classes: int = 2
+    silo_index: int = 0
 
 
-def audit_hostile_points(
-    algorithm: Algorithm, objective: Objective, features: int, *, seed: int, tries: int = 1 << 11
-) -> list[SensitivityResult]:
-    """Try points that are equal, nearly equal, of any scale or not finite."""
-    return _searched(algorithm, objective, features, seed, tries, partial(_hostile, features=features))
-
-
-def _searched(
-    algorithm: Algorithm, objective: Objective, features: int, seed: int, tries: int, choose: Callable[..., Any]
-) -> list[SensitivityResult]:
-    results = []
-    for part in _parts(algorithm, objective, features):
-        draw = np.random.default_rng(seed)
-        chosen = (choose(draw, part.broadcast) for _ in range(tries))
-        if part.door is not None:
-            values, path = [_moved(part.door, free) for free in chosen], "door"
-        else:
-            ratio, path = jax.jit(part.simulated), "simulated"
-            values = [float(np.nan_to_num(ratio(free), nan=0.0, posinf=np.inf)) for free in chosen]
-        results.append(SensitivityResult(part.kind, max(values), tries, path))
-    return results
-
-
-class _Part(NamedTuple):
-    """One kind of round: a broadcast of its form, the simulator's ratio, and the door where a daemon has one."""
+class Part(NamedTuple):
+    """One kind of round: the form of its broadcast, the simulator's ratio, and the door where a daemon has one."""
 
     kind: str
     broadcast: Broadcast
@@ -124,26 +94,60 @@ class _Part(NamedTuple):
     door: MeasuredSum | None
 
 
-def _parts(algorithm: Algorithm, objective: Objective, features: int) -> Iterator[_Part]:
-    params = objective.init(jax.random.key(0))
-    blank = {"x": np.zeros((2, _ROWS, features), np.float32), "y": np.zeros((2, _ROWS), np.float32)}
-    blank["s"] = np.zeros((2, _ROWS), np.int32)
-    said = hostile_broadcasts(algorithm, params, message_shapes(algorithm, params, blank), turning=False)
-    for event in events_of(algorithm, silo_index=0, silos=1, records=_ROWS):
-        silo, z = algorithm.rounds[event.kind].silo, event.noise_multiplier
-        last = max(i for i, name in enumerate(algorithm.schedule) if name == event.kind)
-        memory, door = algorithm.memory(params), None
-        if silo.release.protects == "record" and silo.release.channel in ("direct", "shuffled-sum"):
-            table = {name: blank[name][0] for name in ("x", "y")}
-            door = (MeasuredSum if silo.release.channel == "direct" else MeasuredShare)(silo, memory, z, table)
-        yield _Part(event.kind, said[last], _ratio(silo, memory, z), door)
+def audit_hostile_points(
+    ground: Ground, *, seed: int, tries: int = 1 << 11, seconds: float = math.inf
+) -> list[SensitivityResult]:
+    """Try points that are equal, nearly equal, of any scale or not finite; ``seconds`` of computing at most."""
+    return searched(ground, _hostile, seed=seed, tries=tries, seconds=seconds)
 
 
-def _moved(door: MeasuredSum, free: Any) -> float:
+def searched(
+    ground: Ground, choose: Callable[..., Any], *, seed: int, tries: int, seconds: float = math.inf
+) -> list[SensitivityResult]:
+    """The largest of so many choices for each kind of round; all kinds share the time."""
+    results, parts = [], list(parts_of(ground))
+    for part in parts:
+        draw, ends = np.random.default_rng(seed), time.process_time() + seconds / len(parts)
+        measure = jax.jit(part.simulated) if part.door is None else partial(moved, part.door)
+        values: list[float] = []
+        while len(values) < tries and (not values or time.process_time() < ends):
+            value = float(measure(choose(draw, part.broadcast, ground)))
+            values.append(float(np.nan_to_num(value, nan=0.0, posinf=np.inf)))
+        path = "simulated" if part.door is None else "door"
+        results.append(SensitivityResult(part.kind, max(values), len(values), path))
+    return results
+
+
+def parts_of(ground: Ground) -> Iterator[Part]:
+    """Every kind of round whose statistic is clipped and summed."""
+    algorithm, record = ground.algorithm, {**ground.record, "s": jax.ShapeDtypeStruct((), jnp.int32)}
+    said = shapes_of(algorithm, ground.problem, record).broadcasts
+    memory = algorithm.memory(ground.problem.objective.init(jax.random.key(0)))
+    blank = {name: np.zeros((_ROWS, *own.shape), own.dtype) for name, own in ground.record.items()}
+    for kind, part in algorithm.rounds.items():
+        release = part.silo.release
+        if part.silo.is_free or release.channel in ("open", "shuffled-reports"):
+            continue
+        whole: dict[str, Any] = {"batch_size": None, "capacity": None, "sampling": "full", "passes": 1, "part": None}
+        whole |= {"mechanism": "gaussian", "rounds": None}
+        silo = dataclasses.replace(part.silo, release=dataclasses.replace(release, **whole))
+        at_a_door = release.protects == "record" and release.channel in ("direct", "pairwise", "shuffled-sum")
+        measured = MeasuredShare if release.channel == "shuffled-sum" else MeasuredSum
+        door = measured(silo, memory, blank, ground.silo_index) if at_a_door else None
+        yield Part(kind, said[kind], _ratio(silo, memory, ground.silo_index), door)
+
+
+def _multipliers(silo: Silo, silo_index: int) -> tuple[PerBlock, float]:
+    """The noise multiplier of each block as it is priced, and of all blocks together."""
+    own = priced_multiplier(silo.release, silo_index)
+    return own, joint_multiplier([float(z) for z in jax.tree.leaves(own)])
+
+
+def moved(door: MeasuredSum, free: Any) -> float:
     """What the door says to this choice; the sensitive attribute, of which no door knows, is left out."""
 
     def table(name: str) -> Table:
-        columns = {field: np.array(column, np.float32) for field, column in free["others"].items()}
+        columns = {field: np.array(column) for field, column in free["others"].items()}
         for field, value in free[name].items():
             columns[field][0] = value
         return columns
@@ -151,12 +155,13 @@ def _moved(door: MeasuredSum, free: Any) -> float:
     return door.moved(free["broadcast"], table("one"), table("zero"))
 
 
-def _ratio(silo: Silo, memory: Any, multiplier: float) -> Callable[[Any], Array]:
+def _ratio(silo: Silo, memory: Any, silo_index: int) -> Callable[[Any], Array]:
     """As `MeasuredSum.moved`, of the simulator's statistic: it has gradients, and rounds."""
     attribute = silo.release.protects == "sensitive-attribute"
+    multiplier = _multipliers(silo, silo_index)[1]
 
     def statistic(broadcast: Broadcast, records: Any) -> Any:
-        desk = view_of(records, _ROWS, jnp.arange(_ROWS), 0)
+        desk = view_of(records, _ROWS, jnp.arange(_ROWS), silo_index)
         work = silo.start(broadcast, memory)
         return parted_statistic(silo, work, desk, key=jax.random.key(0), position=0)[1:]
 
@@ -186,41 +191,47 @@ def _squared(gap: Any, deviation: Array) -> Array:
     return jnp.where(largest > 0, total * (scale / deviation) ** 2, 0.0)
 
 
-def _drawn(draw: np.random.Generator, broadcast: Broadcast, features: int, exponents: np.ndarray) -> Any:
+def drawn(draw: np.random.Generator, broadcast: Broadcast, ground: Ground, exponents: np.ndarray) -> Any:
     """A random choice of everything: every part gets a magnitude of its own."""
+    features, target = ground.record["x"].shape, ground.record["y"]
 
     def numbers(shape: tuple[int, ...], exponent: float | None = None) -> np.ndarray:
         exponent = draw.choice(exponents) if exponent is None else exponent
         # Records that are not finite never pass the silo's door.
         return np.clip(10.0**exponent * draw.standard_normal(shape), -_MOST_FLOAT, _MOST_FLOAT).astype(np.float32)
 
+    def targets(rows: tuple[int, ...], exponent: float) -> np.ndarray:
+        if jnp.issubdtype(target.dtype, jnp.floating):
+            return numbers(rows, exponent)
+        return np.asarray(draw.integers(ground.classes, size=rows), target.dtype)
+
     def record(*rows: int) -> dict[str, np.ndarray]:
         faint = draw.choice(exponents)
         # Often a target that makes up for the features: their product is what is clipped, their squares what rounds.
         loud = 1.0 - faint if draw.random() < 0.5 else draw.choice(exponents)
-        return {"x": numbers((*rows, features), faint), "y": numbers(rows, loud)}
+        return {"x": numbers((*rows, *features), faint), "y": targets(rows, loud)}
 
     def point(leaf: Any) -> Any:
-        leaf = np.asarray(leaf)
-        return numbers(leaf.shape) if leaf.dtype.kind == "f" else leaf
+        return numbers(leaf.shape) if leaf.dtype.kind == "f" else np.zeros(leaf.shape, leaf.dtype)
 
     one = record()
     # The same features with another target is the swap whose gradients are opposite.
-    zero = {"x": one["x"] if draw.random() < 0.5 else numbers((features,)), "y": -one["y"]}
+    zero = {"x": one["x"] if draw.random() < 0.5 else numbers(features), "y": -one["y"]}
+    if target.dtype.kind != "f":
+        zero["y"] = np.asarray((one["y"] + 1) % ground.classes, target.dtype)
     return {"broadcast": jax.tree.map(point, broadcast), "others": record(_ROWS), "one": one, "zero": zero}
 
 
-def _hostile(draw: np.random.Generator, broadcast: Broadcast, features: int) -> Any:
-    """As `_drawn`, with points that are alike: arrays of one shape are one layer, half of them around 1e8."""
-    free = _drawn(draw, broadcast, features, np.linspace(-3.0, 3.0, 13))
+def _hostile(draw: np.random.Generator, broadcast: Broadcast, ground: Ground) -> Any:
+    """As `drawn`, with points that are alike: arrays of one shape are one layer, half of them around 1e8."""
+    free = drawn(draw, broadcast, ground, np.linspace(-3.0, 3.0, 13))
     scale, apart = 10.0 ** draw.choice(_SCALES), draw.choice([0.0, 0.0, 1e-7, 1e-5, 1e-2])
     spoiled = draw.choice([0.0, 0.0, 0.0, np.nan, np.inf])
     alike: dict[tuple[int, ...], np.ndarray] = {}
 
     def point(leaf: Any) -> Any:
-        leaf = np.asarray(leaf)
         if leaf.dtype.kind != "f":
-            return leaf
+            return np.zeros(leaf.shape, leaf.dtype)
         first = alike.setdefault(leaf.shape, scale * draw.uniform(0.1, 1.0, leaf.shape))
         with np.errstate(over="ignore", invalid="ignore"):
             moved = (first * (1.0 + apart * draw.standard_normal(leaf.shape))).astype(np.float32)
@@ -231,39 +242,14 @@ def _hostile(draw: np.random.Generator, broadcast: Broadcast, features: int) -> 
     return {**free, "broadcast": jax.tree.map(point, broadcast)}
 
 
-def _climb(ratio: Callable[[Any], Array], free: Any, steps: int) -> tuple[Any, Array]:
-    """The best choice on a path of normalised gradient steps, and its ratio."""
-    moving = jax.tree.map(lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, free)
-
-    def whole(moving: Any) -> Any:
-        return jax.tree.map(lambda now, old: old if now is None else now, moving, free, is_leaf=lambda x: x is None)
-
-    def step(carry: Any, index: Array) -> tuple[Any, None]:
-        moving, best, most = carry
-        value, slope = jax.value_and_grad(lambda m: ratio(whole(m)))(moving)
-        value = jnp.nan_to_num(value)
-        best = jax.tree.map(lambda new, old: jnp.where(value > most, new, old), moving, best)
-        pace = 0.3 * 0.93**index
-
-        def move(leaf: Array, g: Array) -> Array:
-            g = jnp.where(jnp.isfinite(g), g, 0.0)
-            size = jnp.sqrt(jnp.mean(leaf**2)) + 1e-3
-            return leaf + pace * size * g / (jnp.sqrt(jnp.mean(g**2)) + 1e-20)
-
-        return (jax.tree.map(move, moving, slope), best, jnp.maximum(value, most)), None
-
-    (_, best, most), _ = jax.lax.scan(step, (moving, moving, jnp.float32(-1.0)), jnp.arange(steps))
-    return whole(best), most
-
-
 class MeasuredSum:
-    """How far one record moves the sum of a direct release whose blocks are priced together at ``multiplier``."""
+    """How far one record moves a sum of checked integers, whose blocks are priced together."""
 
     form, batch = False, slice(None)
 
-    def __init__(self, silo: Silo, memory: Any, multiplier: float, blank: Table) -> None:
-        self._memory, self._joint = memory, multiplier
-        self._door = Door(silo, blank, silo_index=0, form=self.form)
+    def __init__(self, silo: Silo, memory: Any, blank: Table, silo_index: int) -> None:
+        self._memory, (self._own, self._joint) = memory, _multipliers(silo, silo_index)
+        self._door = Door(silo, blank, silo_index=silo_index, form=self.form)
         self._start = jax.jit(silo.start)
 
     def moved(self, broadcast: Broadcast, one: Table, zero: Table) -> float:
@@ -275,7 +261,7 @@ class MeasuredSum:
         for name, values in sums.items():
             # Python's integers: nothing is rounded before the root.
             gap = math.sqrt(sum((int(a) - int(b)) ** 2 for a, b in zip(values, others[name], strict=True)))
-            multiplier = float(np.max(in_blocks(self._door.silo.release.noise_multiplier, name)))
+            multiplier = float(in_blocks(self._own, name))
             total += (gap / self.distance(name) * self._joint / multiplier) ** 2
         return math.sqrt(total)
 
@@ -316,18 +302,17 @@ class MeasuredShare(MeasuredSum):
         """The integers of a share, block by block."""
         blocks = self._door.engine.blocks(task.work, task.records)
         if self.terms is None:
-            self.terms = _terms(task.silo, {name: layout.shape for name, layout in blocks.items()})
+            self.terms = _terms(self._own, {name: layout.shape for name, layout in blocks.items()})
         said = BinomialShare(self._door.engine, self.terms, no_coins, 1.0)(task)
         named = in_order(self.terms)
         cuts = np.cumsum([own.dimension for _, own in named])[:-1]
         return {name or "": part for (name, _), part in zip(named, np.split(said, cuts), strict=True)}
 
 
-def _terms(silo: Silo, shapes: Mapping[str, Any]) -> BlockTerms:
+def _terms(multipliers: PerBlock, shapes: Mapping[str, Any]) -> BlockTerms:
     """The terms of a share in a crowd of two silos of one record each, of which the other colludes."""
     terms = {}
     for name, shape in shapes.items():
         width = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shape))
-        z = float(np.max(in_blocks(silo.release.noise_multiplier, name)))
-        terms[name] = share_terms(z, [1, 1], min_silos=2, honest=0.5, dimension=width)
-    return terms if isinstance(silo.release.noise_multiplier, Mapping) else terms[""]
+        terms[name] = share_terms(float(in_blocks(multipliers, name)), [1, 1], min_silos=2, honest=0.5, dimension=width)
+    return terms if isinstance(multipliers, Mapping) else terms[""]
