@@ -50,8 +50,8 @@ _SEARCHES: dict[str, Callable[..., list[SensitivityResult]]] = {
 # What a release costs beside one at the door (`experiments.audit.costs`): a simulated one next to nothing.
 _COSTS = {"shuffled-sum": 1.6, "shuffled-reports": 2.2, "pairwise": 2.1}
 _SIMULATED = 0.05
-_SEARCHED = 2e5
-_BRIEF = 2e5
+_SEARCHED = 1e5
+_BRIEF = 3e4
 _WHOLE = (("heart-disease", 8.0), ("wide", 1.0), ("wide", 4.0), ("wide", 8.0))
 
 
