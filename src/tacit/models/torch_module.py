@@ -112,7 +112,7 @@ class TorchModule:
 
     def outputs(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         """What the module says of a batch, one row for each record."""
-        with self._lock:
+        with self._lock, differentiable_attention():
             found = torch.func.functional_call(self._module, params, (x,))
         return found[:, None] if found.ndim == 1 else found
 
@@ -233,6 +233,17 @@ class TorchModule:
         return Pulled(by_layer(own["formed"]), own["inputs"], own["cotangents"])
 
 
+@contextlib.contextmanager
+def differentiable_attention() -> Iterator[None]:
+    """Attention of evaluation mode as torch differentiates it: its faster kernels have no gradients and no ``vmap``."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def _within(layer: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return (given[0].clamp(0, layer.num_embeddings - 1), *given[1:])
 
@@ -248,18 +259,28 @@ def check_layers(module: nn.Module) -> None:
             )
         if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
             raise TacitError(f"{called} keeps statistics of records; make it with track_running_stats=False.")
-        if isinstance(layer, _DROPOUTS) and layer.training and getattr(layer, "p", 1.0):
+        if layer.training and _drops(layer):
             raise TacitError(
                 f"{called} draws random numbers, and a record's gradient must follow from the record alone; leave it "
                 "out, or call .eval() on it: the noise of privacy regularises too."
             )
         if isinstance(layer, nn.RNNBase):
-            raise TacitError(f"{called} has no gradients record by record in torch.func; write it of nn.Linear layers.")
+            cell = {"RNN": "RNNCell", "GRU": "GRUCell", "LSTM": "LSTMCell"}.get(layer.mode.partition("_")[0], "RNNCell")
+            raise TacitError(
+                f"{called} has no gradients record by record in torch.func; nn.{cell} in a loop over the steps has them."
+            )
         if any(isinstance(weight, nn.parameter.UninitializedParameter) for weight in layer.parameters(recurse=False)):
             raise TacitError(f"{called} has no weights yet; run the module once on a public record.")
     for name, weight in module.named_parameters():
         if weight.device.type != "cpu" or not weight.is_floating_point():
             raise TacitError(f"Expected {name!r} as floats on the CPU, got {weight.dtype} on {weight.device}.")
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Whether a layer in training mode leaves parts out at random; attention does so without a layer for it."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return bool(layer.dropout)
+    return isinstance(layer, _DROPOUTS) and bool(getattr(layer, "p", 1.0))
 
 
 def _torch_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Loss:
