@@ -305,6 +305,9 @@ def _check_outputs(cost: Loss, outputs: int) -> None:
             f"Expected a model with one output per class for loss softmax, got {counted(outputs, 'output')}; for two "
             "classes use logistic(), for more linear(features, CLASSES)."
         )
+    if cost.name == "softmax":
+        # Finds class weights that are not as many as outputs.
+        jax.eval_shape(cost.value, jax.ShapeDtypeStruct((2, outputs), jnp.float32), jnp.zeros(2, jnp.int32))
 
 
 def _check_classes(classes: Sequence[str], cost: Loss, outputs: int) -> None:
@@ -329,6 +332,10 @@ def _with_labels(table: Mapping[str, np.ndarray], name: str, cost: Loss, outputs
     if y.ndim != 1:
         cure = "give y[:, 0]" if y.shape[1:] == (1,) else "give one number per record, such as y.argmax(axis=1)"
         raise TacitError(f"Expected y of {name} to have shape ({len(y)},), got {y.shape}; {cure}.")
+    if cost.name == "poisson" and len(y) and y.min() < 0:
+        raise TacitError(
+            f"Expected counts of at least 0 for loss poisson, got {y.min():g} at {name}; correct it, or use squared()."
+        )
     if cost.name not in _CLASSES:
         return dict(table)
     found = np.unique(y)

@@ -265,9 +265,9 @@ def check_layers(module: nn.Module) -> None:
                 "out, or call .eval() on it: the noise of privacy regularises too."
             )
         if isinstance(layer, nn.RNNBase):
-            cell = {"RNN": "RNNCell", "GRU": "GRUCell", "LSTM": "LSTMCell"}.get(layer.mode.partition("_")[0], "RNNCell")
+            cell = f"nn.{layer.mode.partition('_')[0]}Cell"
             raise TacitError(
-                f"{called} has no gradients record by record in torch.func; nn.{cell} in a loop over the steps has them."
+                f"{called} has no gradients record by record in torch.func; {cell} in a loop over the steps has them."
             )
         if any(isinstance(weight, nn.parameter.UninitializedParameter) for weight in layer.parameters(recurse=False)):
             raise TacitError(f"{called} has no weights yet; run the module once on a public record.")
