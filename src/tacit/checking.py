@@ -18,7 +18,7 @@ from tacit.algorithm import CHANNELS, SAMPLINGS, Recipe
 from tacit.data.federation import Federation, Target
 from tacit.errors import TacitError, counted, nearest, unknown
 from tacit.objectives import Loss, Model, Objective, Problem, Saddle, untapped
-from tacit.objectives.apart import check_apart, first_line
+from tacit.objectives.apart import cause_of, check_apart, first_line
 from tacit.privacy.plan import Budget
 from tacit.silo.records import RecordsError, check_records
 
@@ -284,8 +284,8 @@ def _outputs(model: Model, shape: tuple[int, ...]) -> int:
         found = jax.eval_shape(lambda p, x: model.apply(p, x, untapped), params, rows)
     except Exception as error:
         raise TacitError(
-            f"Expected the model to take features of shape {_rows(shape)}, but it raises {first_line(error)} Run "
-            "model.apply(params, x[:2], untapped) by itself to see where."
+            f"Expected the model to take features of shape {_rows(shape)}, but it raises {first_line(error)} "
+            f"{cause_of(error) or _apply_alone(model)}"
         ) from None
     if len(getattr(found, "shape", ())) != 2 or found.shape[0] != 2:
         got = getattr(found, "shape", type(found).__name__)
@@ -294,6 +294,11 @@ def _outputs(model: Model, shape: tuple[int, ...]) -> int:
             "records, and give one number per output."
         )
     return int(found.shape[1])
+
+
+def _apply_alone(model: Model) -> str:
+    call = "model.apply(params, x[:2], untapped)" if model.outside is None else "your module on torch.from_numpy(x[:2])"
+    return f"Run {call} by itself to see where."
 
 
 def _check_outputs(cost: Loss, outputs: int) -> None:

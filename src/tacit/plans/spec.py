@@ -101,10 +101,10 @@ class ObjectiveSection(_Section):
     @field_validator("model")
     @classmethod
     def _known_model(cls, value: str) -> str:
-        from tacit.objectives.models import MODELS, known_models
+        from tacit.objectives.models import MODELS, UNREGISTERED, known_models
 
         if value not in MODELS and value not in known_models():
-            raise ValueError(unknown("model", value, known_models()).rstrip("."))
+            raise ValueError(f"{unknown('model', value, known_models())} {UNREGISTERED}".rstrip("."))
         return value
 
     @field_validator("loss")
