@@ -1,4 +1,4 @@
-"""Low-rank adapters against training all weights, on a text classifier: sections of Debian packages by their synopses.
+"""Adapters and a frozen body against training all weights, on text: sections of Debian packages by their synopses.
 
 ``python -m experiments.lora_text`` writes ``results/lora-text``; it needs torch, and `apt-cache` of a Debian system or
 the file ``debian/available.txt`` with what ``apt-cache dumpavail`` prints, among the data (``TACIT_DATA``). A network
@@ -29,7 +29,7 @@ from experiments.frozen_backbone import Method, draw, spent, words
 from experiments.search import Trials, refuse_edges
 from tacit.errors import TacitError
 from tacit.models import from_torch, lora, to_torch
-from tacit.objectives import softmax
+from tacit.objectives import Objective, linear, softmax
 from tacit.silo import enrol
 from tacit.simulate.compiled import Seed, simulate
 
@@ -52,6 +52,7 @@ PUBLIC = (
 )
 STEPS = (0.5, 1.0, 2.0, 4.0, 8.0)
 TITLES = {"lora": "adapters and head", "full": "all weights"}
+FROZEN = {"frozen": "public body frozen, private head"}
 
 
 def synopses() -> list[tuple[str, str]]:
@@ -117,21 +118,31 @@ def seed_of(private: dict[str, np.ndarray], objective: Any, number: int) -> Seed
     return Seed(jax.random.key(number), objective.init(None), own, evaluation)
 
 
+def featured(net: nn.Module, private: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Private packages as what the public body says of each, once: a head learns from that."""
+    with torch.no_grad():
+        made = torch.cat([net[0](part) for part in torch.from_numpy(private["x"]).split(1000)])
+    return {"x": made.numpy(), "y": private["y"]}
+
+
 def compute(given: Any) -> Iterator[Data]:
-    """Both methods at every budget, and what moved in one run of the adapters."""
+    """All methods at every budget, and what moved in one run of the adapters."""
     begun, rows = time.process_time(), synopses()
     public, private = tables(PUBLIC, rows), tables(PRIVATE, rows)
     net = network(public)
-    modules = {"lora": lora(net, rank=RANK, seed=0, head=("1",)), "full": net}
+    modules = {"lora": lora(net, rank=RANK, seed=0, head=("1",)), "full": net, "frozen": net[1]}
     records = (len(private["y"]) - 3 * (len(private["y"]) // 10)) // SILOS
     terms = {"num_rounds": 2 if given.tiny else ROUNDS, "batch_size": BATCH, "clip_norm": 0.5, "sampling": "wor"}
     trials = Trials(given.out / "trials.jsonl", [len(private["y"]), len(public["y"]), terms, RANK, WORDS], chunk=5)
     found: dict[str, list[Data]] = {}
     trained = {}
     for name, module in modules.items():
-        objective = from_torch(module, softmax())
+        frozen = name == "frozen"
+        # The body is no part of the last model: what it says of records is computed once.
+        objective = Objective(linear(HIDDEN, len(PRIVATE)), softmax()) if frozen else from_torch(module, softmax())
+        shown = featured(net, private) if frozen else private
         trained[name] = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
-        method = Method(name, objective, partial(seed_of, private, objective), [records] * SILOS, terms, STEPS)
+        method = Method(name, objective, partial(seed_of, shown, objective), [records] * SILOS, terms, STEPS)
         for epsilon in EPSILONS[:1] if given.tiny else EPSILONS:
             found.setdefault(name, []).append(method.at(epsilon, trials, 1 if given.tiny else TESTING))
         if name == "lora":
@@ -166,18 +177,33 @@ def moves(method: Method, point: dict[str, float], module: nn.Module) -> dict[st
 
 def finding(data: Data) -> Finding:
     """By how much adapters are ahead of training all weights."""
-    told = words(data, TITLES)
-    least, most = told["least"], told["most"]
-    behind, ahead = f"{-most:.1f} to {-least:.1f} points behind", f"{least:+.1f} to {most:+.1f} points beside"
-    said = f"adapters are {behind if most <= 0 else ahead} training all weights from the same public start"
+    found = told(data)
+    said = f"adapters are {_beside(found)} training all weights from the same public start"
+    if found["frozen"] is not None:
+        said += f", a head on the frozen body {_beside(found['frozen'])} it"
     return Finding(f"{said}; what is frozen has moved by {data['moved']['frozen']:g}", "none")
+
+
+def _beside(found: Data) -> str:
+    least, most = found["least"], found["most"]
+    if most <= 0:
+        return f"{-most:.1f} to {-least:.1f} points behind"
+    return f"{least:+.1f} to {most:+.1f} points beside"
+
+
+def told(data: Data) -> Data:
+    """The words of both comparisons: adapters, and the frozen body, beside all weights."""
+    if "frozen" not in data["methods"]:
+        return {**words(data, TITLES), "frozen": None}
+    frozen = words(data, FROZEN | {"full": TITLES["full"]})
+    return {**words(data, TITLES), "frozen": {name: frozen[name] for name in ("table", "least", "most")}}
 
 
 EXPERIMENT = Experiment(
     "lora-text",
     compute,
-    partial(draw, titles=TITLES),
-    partial(words, titles=TITLES),
+    partial(draw, titles=TITLES | FROZEN),
+    told,
     tiny=True,
     finding=finding,
 )

@@ -77,12 +77,12 @@ def ahead_of(family: str, *peers: str, silos: int | None = None) -> Callable[[Re
     return value
 
 
-def torch_over_opacus(*families: str) -> Callable[[Results], float | None]:
-    """A torch module's round through Tacit over one of Opacus alone, at its worst."""
+def torch_over(peer: str, *families: str) -> Callable[[Results], float | None]:
+    """A torch module's round through Tacit over one of a peer alone, at its worst."""
 
     def value(results: Results) -> float | None:
         rows = [row for family in families for row in rows_of(results, family)]
-        pairs = [(timed(row, "tacit-torch"), timed(row, "opacus-hooks")) for row in rows]
+        pairs = [(timed(row, "tacit-torch"), timed(row, peer)) for row in rows]
         if any(None in pair for pair in pairs):
             return None
         return max((ratios(own, other)[0] for own, other in pairs if own and other), default=None)
@@ -115,8 +115,12 @@ BARS = (
         True,
         ahead_of("cnn", "torch-func", "opacus-hooks", "opacus-ghost"),
     ),
-    Bar("Tacit, a torch module / Opacus hooks, MLPs", 1.3, False, torch_over_opacus("mlp", "wide")),
-    Bar("the same, CNN", 1.3, False, torch_over_opacus("cnn")),
+    Bar("Tacit, a torch module / Opacus hooks, MLPs", 1.3, False, torch_over("opacus-hooks", "mlp", "wide")),
+    Bar("the same, logistic and softmax", 1.3, False, torch_over("opacus-hooks", "logistic")),
+    Bar("the same, CNN", 1.3, False, torch_over("opacus-hooks", "cnn")),
+    Bar("Tacit, a torch module / Opacus ghost clipping, MLPs", 1.3, False, torch_over("opacus-ghost", "mlp", "wide")),
+    Bar("the same, logistic and softmax", 1.3, False, torch_over("opacus-ghost", "logistic")),
+    Bar("the same, CNN", 1.3, False, torch_over("opacus-ghost", "cnn")),
     Bar("Flower simulation / Tacit, 25 silos", 100.0, True, ahead_of("mlp", "flower", silos=25)),
     Bar("grid of 25 runs / 25 single runs, compilation included", 0.8, False, number("compiling", "grid_ratio")),
     Bar(

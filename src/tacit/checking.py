@@ -18,7 +18,7 @@ from tacit.algorithm import CHANNELS, SAMPLINGS, Recipe
 from tacit.data.federation import Federation, Target
 from tacit.errors import TacitError, counted, nearest, unknown
 from tacit.objectives import Loss, Model, Objective, Problem, Saddle, untapped
-from tacit.objectives.apart import check_apart, first_line
+from tacit.objectives.apart import cause_of, check_apart, first_line
 from tacit.privacy.plan import Budget
 from tacit.silo.records import RecordsError, check_records
 
@@ -284,8 +284,8 @@ def _outputs(model: Model, shape: tuple[int, ...]) -> int:
         found = jax.eval_shape(lambda p, x: model.apply(p, x, untapped), params, rows)
     except Exception as error:
         raise TacitError(
-            f"Expected the model to take features of shape {_rows(shape)}, but it raises {first_line(error)} Run "
-            "model.apply(params, x[:2], untapped) by itself to see where."
+            f"Expected the model to take features of shape {_rows(shape)}, but it raises {first_line(error)} "
+            f"{cause_of(error) or _apply_alone(model)}"
         ) from None
     if len(getattr(found, "shape", ())) != 2 or found.shape[0] != 2:
         got = getattr(found, "shape", type(found).__name__)
@@ -294,6 +294,11 @@ def _outputs(model: Model, shape: tuple[int, ...]) -> int:
             "records, and give one number per output."
         )
     return int(found.shape[1])
+
+
+def _apply_alone(model: Model) -> str:
+    call = "model.apply(params, x[:2], untapped)" if model.outside is None else "your module on torch.from_numpy(x[:2])"
+    return f"Run {call} by itself to see where."
 
 
 def _check_outputs(cost: Loss, outputs: int) -> None:
@@ -305,6 +310,9 @@ def _check_outputs(cost: Loss, outputs: int) -> None:
             f"Expected a model with one output per class for loss softmax, got {counted(outputs, 'output')}; for two "
             "classes use logistic(), for more linear(features, CLASSES)."
         )
+    if cost.name == "softmax":
+        # Finds class weights that are not as many as outputs.
+        jax.eval_shape(cost.value, jax.ShapeDtypeStruct((2, outputs), jnp.float32), jnp.zeros(2, jnp.int32))
 
 
 def _check_classes(classes: Sequence[str], cost: Loss, outputs: int) -> None:
@@ -329,6 +337,10 @@ def _with_labels(table: Mapping[str, np.ndarray], name: str, cost: Loss, outputs
     if y.ndim != 1:
         cure = "give y[:, 0]" if y.shape[1:] == (1,) else "give one number per record, such as y.argmax(axis=1)"
         raise TacitError(f"Expected y of {name} to have shape ({len(y)},), got {y.shape}; {cure}.")
+    if cost.name == "poisson" and len(y) and y.min() < 0:
+        raise TacitError(
+            f"Expected counts of at least 0 for loss poisson, got {y.min():g} at {name}; correct it, or use squared()."
+        )
     if cost.name not in _CLASSES:
         return dict(table)
     found = np.unique(y)

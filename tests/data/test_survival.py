@@ -170,3 +170,17 @@ def test_from_files_to_predictions(tmp_path):
     wrong = load_study(folder / "study.toml", ["objective.loss=squared"])
     with pytest.raises(StudyError, match="time of an event"):
         federation_of(wrong, 0)
+
+
+def test_a_silo_counts_nothing_that_may_be_negative_by_its_schema():
+    tree = {"target": {"column": "visits", "low": 0.0, "high": 50.0}, "columns": TREE["columns"]}
+    for low, refused in ((0.0, False), (-5.0, True)):
+        told = Description.model_validate(
+            schema_from({**tree, "target": {**tree["target"], "low": low}}, "test").description()
+        )
+        plan = plan_of({"name": "mb-sgd"}, {"loss": "poisson"})
+        if refused:
+            with pytest.raises(RefusalError, match="the range of visits begins at -5"):
+                check_times(plan, told)
+        else:
+            check_times(plan, told)

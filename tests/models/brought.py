@@ -65,6 +65,18 @@ class NnxMlp(nnx.Module):
         return self.layer_2(nnx.relu(self.layer_1(x)))
 
 
+class NnxCnn(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.conv_1 = nnx.Conv(IMAGE[2], CHANNELS, (5, 5), padding="VALID", rngs=rngs)
+        self.dense_1 = nnx.Linear(4 * 4 * CHANNELS, HIDDEN, rngs=rngs)
+        self.dense_2 = nnx.Linear(HIDDEN, 3, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        x = nnx.relu(nnx.max_pool(self.conv_1(x), (2, 2), (2, 2))).reshape(len(x), -1)
+        return self.dense_2(nnx.relu(self.dense_1(x)))
+
+
 class EquinoxCnn(equinox.Module):
     """Of one record, with channels first inside."""
 
@@ -155,6 +167,7 @@ def cnns() -> dict[str, Brought]:
         "tacit": Brought(Problem(Objective(ours, softmax())), lambda p: p, lambda p: p),
         "torch": Brought(Problem(from_torch(TorchCnn(), softmax())), into_torch, from_it),
         "linen": Brought(Problem(from_flax(LinenCnn(), softmax(), features=IMAGE)), into_flax, from_flax_tree),
+        "nnx": Brought(Problem(from_flax(NnxCnn(), softmax())), into_flax, from_flax_tree),
         "equinox": _equinox_cnn(into_torch, from_it),
     }
 

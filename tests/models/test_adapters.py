@@ -52,6 +52,37 @@ def test_an_adapter_starts_as_the_module_and_is_the_same_for_one_seed():
     assert all(weight.requires_grad for weight in module.parameters())
 
 
+class Attends(nn.Module):
+    """Torch reads the weights of its dense layers without calling them."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.body = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean(1))
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+def test_a_transformer_is_adapted_and_trained(mode):
+    torch.manual_seed(0)
+    module = Attends(dropout=0.0 if mode else 0.1).train(mode)
+    adapted, x = lora(module, rank=2, seed=0, head=("head",)), tables((4, 8))[0]["x"]
+    torch.testing.assert_close(adapted(torch.from_numpy(x)), module(torch.from_numpy(x)))
+    fit = fitted(from_torch(adapted, softmax()), tables((4, 8)))
+    ups = {f"body.{name}.up.weight" for name in ("self_attn.out_proj", "linear1", "linear2")}
+    assert set(flat(fit.params)) == {*ups, "head.weight", "head.bias"}
+    assert all(np.abs(fit.params[name.rpartition(".")[0]]["weight"]).max() > 0 for name in ups)
+    expected = to_torch(adapted, fit.params)(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(fit.model.outputs(x), expected, atol=1e-5)
+
+
+def test_what_attention_leaves_out_at_random_is_refused():
+    with pytest.raises(TacitError, match=r"\(MultiheadAttention\) draws random numbers"):
+        from_torch(nn.MultiheadAttention(8, 2, dropout=0.1), softmax())
+
+
 def test_what_cannot_be_adapted_is_named():
     with pytest.raises(TacitError, match="rank=0"):
         lora(network(), rank=0, seed=0)

@@ -1,5 +1,7 @@
 """Models of torch, Flax and Equinox: they train as ours do, in simulation and at the door; what cannot is refused."""
 
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -32,7 +34,7 @@ ALGORITHMS = {
 }
 FORMS = [
     (network, form)
-    for network, forms in (("mlp", ("torch", "linen", "nnx", "equinox")), ("cnn", ("torch", "linen", "equinox")))
+    for network, forms in (("mlp", ("torch", "linen", "nnx", "equinox")), ("cnn", ("torch", "linen", "nnx", "equinox")))
     for form in forms
 ]
 
@@ -287,7 +289,7 @@ def test_other_mistakes_are_named():
         fitted(from_torch(Tall(), softmax()), tables((6,)))
     with pytest.raises(TacitError, match=r"Expected parameters \['bias', 'weight'\]"):
         to_torch(nn.Linear(6, 3), {"": {"weight": np.zeros((3, 6))}})
-    objective = from_torch(nn.Linear(6, 1), squared())
+    objective = from_torch(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1)), squared())
     with pytest.raises(TacitError, match="none in the features"):
         jax.grad(lambda x: objective.model.apply(objective.init(KEY), x, None).sum())(jnp.zeros((2, 6)))
 
@@ -337,3 +339,86 @@ def test_a_custom_loss_of_ours_works_with_a_torch_module():
     data = [{**table, "y": table["x"][:, 0]} for table in tables((6,))]
     fit = fitted(Objective(from_torch(nn.Linear(6, 1), huber).model, huber), data)
     assert fit.params[""]["weight"].shape == (1, 6)
+
+
+def test_a_record_that_a_layer_reads_itself_is_not_asked_for_again():
+    torch.manual_seed(0)
+    for module, direct, whole in (
+        (nn.Linear(6, 3), {""}, ""),
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 3)), {"1"}, "1"),
+        (nn.Sequential(nn.Linear(6, 3, bias=False)), {"0"}, "0"),
+        (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), {"0"}, None),
+        (nn.Sequential(nn.Linear(6, 3), nn.Tanh()), {"0"}, None),
+        (nn.Sequential(nn.Linear(6, 3), nn.ReLU(inplace=True)), {"0"}, None),
+        (nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), set(), None),
+        (nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), set(), None),
+    ):
+        objective = from_torch(module, softmax())
+        found = objective.model.outside.dense_layers((6,), np.dtype("float32"))
+        assert (found.direct, found.whole) == (direct, whole)
+        params, data = objective.init(KEY), tables((6,))[0]
+        expected = module(torch.from_numpy(data["x"].copy())).detach().numpy()
+        np.testing.assert_allclose(objective.model.apply(params, data["x"], None), expected, atol=1e-5)
+        cotangents = np.random.default_rng(1).normal(size=(20, 3)).astype(np.float32)
+        asked = objective.model.outside.factors(params, jnp.asarray(data["x"]), jnp.asarray(cotangents))
+        told = objective.model.outside.pulled(params, data["x"], tuple(found.sizes))[1](cotangents)
+        assert asked.inputs.keys() == told.inputs.keys()
+        for name in told.inputs:
+            np.testing.assert_allclose(asked.inputs[name], told.inputs[name], atol=1e-6)
+            np.testing.assert_allclose(asked.cotangents[name], told.cotangents[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["torch", "flax", "equinox"])
+def test_a_library_that_is_missing_is_named_with_what_installs_it(library):
+    code = (
+        f"import sys\nsys.modules[{library!r}] = None\nfrom tacit.errors import TacitError\n"
+        f"try:\n    from tacit.models import from_{library}\n"
+        "except TacitError as error:\n    print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert f"pip install 'tacit[{library}]'" in said
+
+
+class Normalises(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return nn.functional.batch_norm(self.linear(x), None, None, training=True)
+
+
+def test_errors_speak_of_the_users_own_module():
+    import equinox
+
+    with pytest.raises(TacitError, match=r"Run your module on torch\.from_numpy\(x\[:2\]\)"):
+        fitted(from_torch(nn.Linear(5, 3), softmax()), tables((6,)))
+    with pytest.raises(TacitError, match="normalises over the batch"):
+        fitted(from_torch(Normalises(), softmax()), tables((6,)))
+    spectral = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)))
+    with pytest.raises(TacitError, match="has a spectral norm"):
+        from_torch(spectral, softmax())
+    with pytest.raises(TacitError, match=r"nn\.GRUCell in a loop"):
+        from_torch(nn.GRU(6, 3), softmax())
+    dropping = equinox.nn.Sequential([equinox.nn.Linear(6, 3, key=KEY), equinox.nn.Dropout(0.5)])
+    with pytest.raises(TacitError, match=r"\(Dropout\) draws random numbers.*inference_mode"):
+        from_equinox(dropping, softmax())
+    fitted(from_equinox(equinox.nn.inference_mode(dropping), softmax()), tables((6,)))
+
+
+def through_every_round(problem, first, data):
+    """The points after every round of a simulation without noise."""
+    points = []
+    for rounds in range(1, 5):
+        own = {"num_rounds": rounds, "output": "last"}
+        algorithm = find("mb-sgd").build(problem, **TERMS, noise_multiplier=0.0, **own)
+        points.append(simulate(algorithm, first, enrol(data), key=KEY, noise="each").params)
+    return points
+
+
+@pytest.mark.parametrize(("network", "form"), [("mlp", "torch"), ("mlp", "equinox"), ("cnn", "torch"), ("cnn", "nnx")])
+def test_every_round_is_that_of_ours(network, form):
+    ours, theirs, first, data = pair(network, form)
+    paths = [through_every_round(own.problem, own.theirs(first), data) for own in (ours, theirs)]
+    for one, other in zip(*paths, strict=True):
+        assert largest(one, theirs.ours(other)) < 1e-4

@@ -185,6 +185,8 @@ def test_class_weights_weigh_each_class():
     for wrong in ((), (1.0, 0.0), (1.0, 2.0, 3.0)):
         with pytest.raises(TacitError, match="class_weights"):
             logistic(wrong)
+    with pytest.raises(TacitError, match="one positive weight for each class, 3 of them"):
+        softmax((1.0, 2.0)).value(three, classes)
 
 
 @pytest.mark.parametrize("bend", [0.3, 2.0])
@@ -235,3 +237,29 @@ def test_a_convolution_is_the_mean_over_its_kernel(loss, bend):
 def test_an_unknown_smoothing_is_refused():
     with pytest.raises(TacitError, match='smoothing="moreau" or "convolution"'):
         hinge(1.0, "guess")
+
+
+def test_a_count_below_zero_is_refused_where_records_are_loaded_and_makes_no_answer_fail():
+    import tacit
+    from tacit.objectives import poisson
+
+    outputs = jnp.array([[0.5], [0.5]])
+    below, zero = poisson().value(outputs, jnp.array([-3.0, 0.0]))
+    assert float(below) == float(zero)
+    silos = [{"x": np.ones((4, 2), np.float32), "y": np.array([0.0, 1.0, -1.0, 2.0])}]
+    with pytest.raises(TacitError, match="Expected counts of at least 0 for loss poisson, got -1 at silo 0"):
+        tacit.fit(
+            tacit.Problem(Objective(linear(2, 1), poisson())),
+            silos,
+            tacit.mb_sgd(step_size=0.1, num_rounds=1),
+            budget=None,
+        )
+
+
+def test_weights_that_are_not_as_many_as_outputs_are_refused_before_anything_runs():
+    import tacit
+
+    problem = tacit.Problem(Objective(linear(2, 3), softmax((1.0, 2.0))))
+    silos = [{"x": np.ones((4, 2), np.float32), "y": np.array([0, 1, 2, 0])}]
+    with pytest.raises(TacitError, match="3 of them"):
+        tacit.fit(problem, silos, tacit.mb_sgd(step_size=0.1, num_rounds=1), budget=None)

@@ -337,3 +337,24 @@ def test_a_capacity_is_used_where_batches_have_one():
 def test_a_baseline_is_checked_before_anything_runs():
     with pytest.raises(StudyError, match=r"baseline.step_sze: Unknown parameter of mb-sgd .* did you mean 'step_size'"):
         prepare(load_study("heart-disease", ["baseline.step_sze=3"]))
+
+
+def test_options_of_a_loss_of_ours_are_keys_of_the_section():
+    for loss, options in (
+        ("softmax", {"class_weights": [1.0, 2.0, 4.0]}),
+        ("huber", {"bend": 0.5}),
+        ("pinball", {"quantile": 0.9, "smoothness": 3.0}),
+    ):
+        said = [ObjectiveSection(loss=loss, loss_options=options), ObjectiveSection(loss=loss, **options)]
+        assert said[0] == said[1]
+        assert not said[0].loss_options
+        plain = said[0].model_dump(mode="json", exclude_none=True)
+        assert {key: plain[key] for key in options} == options
+    for wrong, words in (
+        ({"loss": "huber", "loss_options": {"delta": 1.0}}, "loss 'huber' has no option 'delta'; it has bend"),
+        ({"loss": "squared", "loss_options": {"bend": 1.0}}, "it has none"),
+        ({"loss": "huber", "bend": 2.0, "loss_options": {"bend": 1.0}}, "set bend once"),
+        ({"loss": "huber", "loss_options": {"bend": -1.0}}, "bend"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ObjectiveSection(**wrong)

@@ -21,13 +21,17 @@ from torch import Tensor, nn
 
 from tacit.errors import TacitError
 from tacit.models.outside import tensor
-from tacit.models.torch_module import check_layers
+from tacit.models.torch_module import check_layers, differentiable_attention
 
 _AT_ONCE = 64
 
 
 class LoraLinear(nn.Module):  # type: ignore[misc]
-    """A frozen dense layer and its adapter: ``W x + bias + scale B A x``."""
+    """A frozen dense layer and its adapter: ``W x + bias + scale B A x``.
+
+    ``weight`` and ``bias`` are there for modules that read those of a layer instead of calling it, such as
+    ``nn.MultiheadAttention``.
+    """
 
     def __init__(self, base: nn.Linear, rank: int, rng: np.random.Generator, scale: float) -> None:
         super().__init__()
@@ -38,6 +42,16 @@ class LoraLinear(nn.Module):  # type: ignore[misc]
             deviation = base.in_features**-0.5
             self.down.weight.copy_(tensor(rng.normal(0.0, deviation, self.down.weight.shape).astype(np.float32)))
             self.up.weight.zero_()
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix of the layer with its adapter, ``W + scale B A``."""
+        return self.base.weight + self.scale * self.up.weight @ self.down.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias, which is frozen."""
+        return self.base.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer with its adapter."""
@@ -102,7 +116,7 @@ def backbone(module: nn.Module, path: str | Path, *, digest: str) -> Callable[[n
     each = torch.func.vmap(lambda row: own(row[None])[0].flatten().float())
 
     def features(x: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
+        with torch.no_grad(), differentiable_attention():
             some = [tensor(x[i : i + _AT_ONCE]) for i in range(0, len(x), _AT_ONCE)]
             made = [each(part).numpy() for part in some]
             again = each(some[0]).numpy()

@@ -23,12 +23,15 @@ def from_equinox(module: equinox.Module, loss: Loss) -> Objective:
 
 def equinox_model(module: equinox.Module) -> Model:
     """The model of an Equinox module; its tree of parameters is the module without all that is no array of floats."""
-    for path, layer in jax.tree_util.tree_leaves_with_path(module, is_leaf=_keeps_state):
-        if _keeps_state(layer):
+    for path, layer in jax.tree_util.tree_leaves_with_path(module, is_leaf=_is_refused):
+        if _is_refused(layer):
             name = jax.tree_util.keystr(path)
             raise TacitError(
                 f"layer {name!r} ({type(layer).__name__}) mixes records, and no clip bounds one record's part of that; "
                 "use equinox.nn.LayerNorm or equinox.nn.GroupNorm."
+                if not isinstance(layer, equinox.nn.Dropout)
+                else f"layer {name!r} (Dropout) draws random numbers, and a record's gradient must follow from the "
+                "record alone; leave it out, or give equinox.nn.inference_mode(module)."
             )
     params, static = equinox.partition(module, equinox.is_inexact_array)
 
@@ -42,5 +45,7 @@ def equinox_model(module: equinox.Module) -> Model:
     return Model(init, apply)
 
 
-def _keeps_state(layer: object) -> bool:
+def _is_refused(layer: object) -> bool:
+    if isinstance(layer, equinox.nn.Dropout):
+        return not layer.inference
     return isinstance(layer, equinox.nn.BatchNorm | equinox.nn.SpectralNorm | equinox.nn.StateIndex)

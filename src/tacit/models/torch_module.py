@@ -16,7 +16,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,13 +60,17 @@ def to_torch(module: nn.Module, params: Params) -> nn.Module:
 def torch_model(module: nn.Module) -> Model:
     """The model of a torch module; it maps a batch of features to outputs, one row for each record."""
     own = TorchModule(module)
-    apply = outside(own.outputs, own.width)
+    asked_of_torch = outside(own.outputs, own.width)
 
     def init(key: Array) -> Params:
         return by_layer({name: jnp.asarray(weight) for name, weight in own.initial.items()})
 
     def applied(params: Params, x: Array, tap: Tap) -> Array:
-        return apply(flat(params), x)
+        whole = own.dense_layers(x.shape[1:], x.dtype).whole
+        if whole is None:
+            return asked_of_torch(flat(params), x)
+        outputs = x @ params[whole]["weight"].T
+        return outputs + params[whole]["bias"] if "bias" in params[whole] else outputs
 
     return Model(init, applied, outside=own)
 
@@ -89,6 +93,18 @@ def flat(tree: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{layer}.{last}" if layer else last: leaf for layer, own in tree.items() for last, leaf in own.items()}
 
 
+class Dense(NamedTuple):
+    """The dense layers that see each record once, as one vector, and whose parameters are all trained.
+
+    ``sizes`` are their inputs and outputs. The inputs of those in ``direct`` are the records themselves. ``whole`` is
+    the layer that is all there is: a linear model, which needs no other library.
+    """
+
+    sizes: dict[str, tuple[int, int]]
+    direct: frozenset[str]
+    whole: str | None
+
+
 class TorchModule:
     """A module that is sure to treat every record by itself, as far as its layers tell."""
 
@@ -106,20 +122,20 @@ class TorchModule:
             raise TacitError("Expected a module with a parameter that requires_grad; all of this one are frozen.")
         self.initial = {name: weight.detach().float().numpy().copy() for name, weight in trained.items()}
         self._widths: dict[Any, tuple[int, ...]] = {}
-        self._dense: dict[Any, dict[str, tuple[int, int]]] = {}
+        self._dense: dict[Any, Dense] = {}
         # Torch puts the parameters into the module while it runs, so one thread at a time may.
         self._lock = threading.RLock()
 
     def outputs(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         """What the module says of a batch, one row for each record."""
-        with self._lock:
+        with self._lock, differentiable_attention():
             found = torch.func.functional_call(self._module, params, (x,))
         return found[:, None] if found.ndim == 1 else found
 
     def width(self, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
         """The shape of the outputs of one record with features of this shape; a public record of zeros is tried."""
         if (shape, str(dtype)) not in self._widths:
-            found = self._tried(shape, dtype)
+            found = self._tried(tensor(np.zeros((1, *shape), dtype)))
             if found.ndim != 2 or found.shape[0] != 1:
                 raise TacitError(
                     f"Expected a module that makes of one record a row of outputs, got shape {tuple(found.shape)} for "
@@ -128,28 +144,41 @@ class TorchModule:
             self._widths[shape, str(dtype)] = (int(found.shape[1]),)
         return self._widths[shape, str(dtype)]
 
-    def _tried(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+    def _tried(self, record: Tensor) -> Tensor:
         params = {name: tensor(weight) for name, weight in self.initial.items()}
         with torch.no_grad():
-            return self.outputs(params, tensor(np.zeros((1, *shape), dtype)))
+            return self.outputs(params, record)
 
     def dense(self, shape: tuple[int, ...], dtype: Any) -> dict[str, tuple[int, int]]:
         """The dense layers that see each record once, as one vector, and whose parameters are all trained."""
+        return self.dense_layers(shape, dtype).sizes
+
+    def dense_layers(self, shape: tuple[int, ...], dtype: Any) -> Dense:
+        """The same, and what is known of their inputs and outputs; a public record of zeros is tried."""
         if (shape, str(dtype)) not in self._dense:
+            self.width(shape, dtype)
             self._dense[shape, str(dtype)] = self._found_dense(shape, dtype)
         return self._dense[shape, str(dtype)]
 
-    def _found_dense(self, shape: tuple[int, ...], dtype: Any) -> dict[str, tuple[int, int]]:
-        seen: dict[str, list[Tensor]] = {}
+    def _found_dense(self, shape: tuple[int, ...], dtype: Any) -> Dense:
+        seen: dict[str, list[tuple[int, bool, Tensor, int]]] = {}
         layers = {name: layer for name, layer in self._module.named_modules() if type(layer) is nn.Linear}
-        whole = {name for name, layer in layers.items() if all(w.requires_grad for w in layer.parameters())}
-        with self._hooked(
-            {name: layers[name] for name in whole}, lambda name, x, z: seen.setdefault(name, []).append(x)
-        ):
-            self._tried(shape, dtype)
-        once = {name: layers[name] for name, inputs in seen.items() if [x.ndim for x in inputs] == [2]}
+        trained = {n: layer for n, layer in layers.items() if all(w.requires_grad for w in layer.parameters())}
+        record = tensor(np.zeros((1, *shape), dtype))
+
+        def see(name: str, x: Tensor, z: Tensor) -> None:
+            direct = _is_same(x, record) and record._version == 0
+            seen.setdefault(name, []).append((x.ndim, direct, z, z._version))
+
+        with self._hooked(trained, see):
+            outputs = self._tried(record)
+        once = {name: calls[0] for name, calls in seen.items() if [call[0] for call in calls] == [2]}
         usable = self._agreeing(tuple(once), shape, dtype)
-        return {name: (layer.in_features, layer.out_features) for name, layer in once.items() if name in usable}
+        sizes = {name: (layers[name].in_features, layers[name].out_features) for name in once if name in usable}
+        direct = frozenset(name for name in sizes if once[name][1])
+        alone = [name for name in direct if set(by_layer(self.initial)) == {name} and self._is_linear(name, shape)]
+        kept = [n for n in alone if _is_same(outputs, once[n][2]) and outputs._version == once[n][3]]
+        return Dense(sizes, direct, kept[0] if kept else None)
 
     def _agreeing(self, names: tuple[str, ...], shape: tuple[int, ...], dtype: Any) -> list[str]:
         """The layers whose factors multiply to the gradient itself: weights that are used elsewhere too do not."""
@@ -164,6 +193,16 @@ class TorchModule:
             if wanted is not None and np.allclose(made, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()):
                 found.append(name)
         return found
+
+    def _is_linear(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the module says of random records what the layer itself says."""
+        x, layer = tensor(np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)), by_layer(self.initial)
+        expected = nn.functional.linear(
+            x, *(tensor(layer[name][part]) for part in ("weight", "bias") if part in layer[name])
+        )
+        with torch.no_grad():
+            found = self.outputs({name: tensor(weight) for name, weight in self.initial.items()}, x)
+        return bool(torch.allclose(found, expected, rtol=1e-4, atol=1e-5))
 
     @contextlib.contextmanager
     def _hooked(self, layers: Mapping[str, nn.Module], see: Callable[[str, Tensor, Tensor], Any]) -> Iterator[None]:
@@ -215,22 +254,46 @@ class TorchModule:
         return outputs.detach().numpy(), pull
 
     def factors(self, params: Params, x: Array, cotangents: Array) -> Pulled:
-        """What `pulled` says for these cotangents, inside of a jax program: every layer of `dense` in factors."""
-        leaves, dense = flat(params), self.dense(x.shape[1:], x.dtype)
+        """What `pulled` says for these cotangents, inside of a jax program: every layer of `dense` in factors.
+
+        Inputs that are the records themselves are not asked for, and a linear model asks for nothing.
+        """
+        dense, direct, whole = self.dense_layers(x.shape[1:], x.dtype)
+        if whole is not None:
+            return Pulled({}, {whole: x}, {whole: cotangents})
+        leaves = flat(params)
         formed = [name for name in leaves if name.rpartition(".")[0] not in dense]
         widths: dict[Any, tuple[int, ...]] = {("formed", name): leaves[name].shape for name in formed}
         for name, (inputs, outputs) in dense.items():
-            widths |= {("inputs", name): (inputs,), ("cotangents", name): (outputs,)}
+            widths |= {} if name in direct else {("inputs", name): (inputs,)}
+            widths["cotangents", name] = (outputs,)
 
         def call(tree: dict[str, Tensor], rows: Tensor, given: Tensor) -> dict[Any, np.ndarray]:
             pulled = self.pulled(by_layer(tree), rows, tuple(dense))[1](given)
             parts = zip(pulled._fields, (flat(pulled.formed), pulled.inputs, pulled.cotangents), strict=True)
-            return {(part, name): leaf for part, own in parts for name, leaf in own.items()}
+            return {(part, name): leaf for part, own in parts for name, leaf in own.items() if (part, name) in widths}
 
         result = {name: jax.ShapeDtypeStruct((x.shape[0], *own), jnp.float32) for name, own in widths.items()}
         found = asked(call, result, leaves, x, cotangents)
         own = {part: {name: leaf for (of, name), leaf in found.items() if of == part} for part in Pulled._fields}
-        return Pulled(by_layer(own["formed"]), own["inputs"], own["cotangents"])
+        return Pulled(by_layer(own["formed"]), own["inputs"] | dict.fromkeys(direct, x), own["cotangents"])
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same numbers in the same memory."""
+    same = (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+    return same and one.data_ptr() == other.data_ptr()
+
+
+@contextlib.contextmanager
+def differentiable_attention() -> Iterator[None]:
+    """Attention of evaluation mode as torch differentiates it: its faster kernels have no gradients and no ``vmap``."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _within(layer: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -248,18 +311,39 @@ def check_layers(module: nn.Module) -> None:
             )
         if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
             raise TacitError(f"{called} keeps statistics of records; make it with track_running_stats=False.")
-        if isinstance(layer, _DROPOUTS) and layer.training and getattr(layer, "p", 1.0):
+        if layer.training and _drops(layer):
             raise TacitError(
                 f"{called} draws random numbers, and a record's gradient must follow from the record alone; leave it "
                 "out, or call .eval() on it: the noise of privacy regularises too."
             )
+        if layer.training and _iterates(layer):
+            raise TacitError(
+                f"{called} has a spectral norm, which changes its state at every call; call .eval() on it, or leave "
+                "it out."
+            )
         if isinstance(layer, nn.RNNBase):
-            raise TacitError(f"{called} has no gradients record by record in torch.func; write it of nn.Linear layers.")
+            cell = f"nn.{layer.mode.partition('_')[0]}Cell"
+            raise TacitError(
+                f"{called} has no gradients record by record in torch.func; {cell} in a loop over the steps has them."
+            )
         if any(isinstance(weight, nn.parameter.UninitializedParameter) for weight in layer.parameters(recurse=False)):
             raise TacitError(f"{called} has no weights yet; run the module once on a public record.")
     for name, weight in module.named_parameters():
         if weight.device.type != "cpu" or not weight.is_floating_point():
             raise TacitError(f"Expected {name!r} as floats on the CPU, got {weight.dtype} on {weight.device}.")
+
+
+def _iterates(layer: nn.Module) -> bool:
+    """Whether a layer has a spectral norm, as a parametrisation or as the hook of earlier torch."""
+    hooks = [type(hook).__name__ for hook in layer._forward_pre_hooks.values()]
+    return type(layer).__name__ == "_SpectralNorm" or "SpectralNorm" in hooks
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Whether a layer in training mode leaves parts out at random; attention does so without a layer for it."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return bool(layer.dropout)
+    return isinstance(layer, _DROPOUTS) and bool(getattr(layer, "p", 1.0))
 
 
 def _torch_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Loss:

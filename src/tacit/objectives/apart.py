@@ -17,6 +17,18 @@ from tacit.objectives.query import Saddle
 
 _APART = 1e-3  # of the size of losses: batches of other sizes round otherwise, by far less
 _PROBED = 3
+_CAUSES = (
+    (
+        ("more than 1 value per channel", "batch norm", "batch_norm", "running_mean", "running_var"),
+        "It normalises over the batch, which mixes records; use layer or group normalisation.",
+    ),
+    (
+        ("requires a key when running", "dropout", "random operation", "needs PRNG"),
+        "It draws random numbers, as dropout does, and a record's gradient must follow from the record alone; leave "
+        "that out, or set it to evaluation (.eval() in torch, equinox.nn.inference_mode).",
+    ),
+)
+"""What an error of a library says, and what is wrong then."""
 
 
 def check_apart(objective: Objective, record: Mapping[str, Any], targets: np.ndarray) -> None:
@@ -43,7 +55,7 @@ def check_apart(objective: Objective, record: Mapping[str, Any], targets: np.nda
     except Exception as error:
         raise TacitError(
             f"Expected the loss of a record to be computed from its outputs and target, but it raises "
-            f"{first_line(error)} Run Objective(model, loss).losses(params, records) by itself to see where."
+            f"{first_line(error)} {cause_of(error) or _alone(objective)}"
         ) from None
     for rows, found in ((1, alone), (2, pair)):
         if found.shape != (rows,):
@@ -79,6 +91,22 @@ def _losses(objective: Objective, params: Any, records: Mapping[str, np.ndarray]
     if isinstance(objective, Saddle):
         return objective.values(params, objective.init_duals, batch, untapped)
     return objective.losses(params, batch)
+
+
+def cause_of(error: Exception) -> str:
+    """What is wrong, where the error of a library shows it; else nothing.
+
+    >>> cause_of(ValueError("Expected more than 1 value per channel when training"))[:33]
+    'It normalises over the batch, whi'
+    """
+    text = str(error).lower()
+    return next((cure for signs, cure in _CAUSES if any(sign.lower() in text for sign in signs)), "")
+
+
+def _alone(objective: Objective) -> str:
+    if objective.model.outside is not None:
+        return "Run your module on torch.from_numpy(x[:2]), and your loss on what it returns, to see where."
+    return "Run Objective(model, loss).losses(params, records) by itself to see where."
 
 
 def first_line(error: Exception) -> str:

@@ -48,6 +48,11 @@ def softmax(class_weights: Sequence[float] | None = None) -> Loss:
     weigh, most = _weights(class_weights)
 
     def value(outputs: Array, targets: Array) -> Array:
+        if class_weights is not None and len(class_weights) != outputs.shape[1]:
+            raise TacitError(
+                f"Expected class_weights={tuple(class_weights)} to be one positive weight for each class, "
+                f"{outputs.shape[1]} of them."
+            )
         # Not by indices: the derivative of that is a scatter.
         own = jnp.arange(outputs.shape[1]) == targets[:, None].astype(jnp.int32)
         return weigh(jax.nn.logsumexp(outputs, axis=1) - jnp.sum(jnp.where(own, outputs, 0.0), axis=1), targets)
@@ -116,12 +121,15 @@ def huber(bend: float = 1.0) -> Loss:
 def poisson() -> Loss:
     """The negative log likelihood of a count whose mean is the exponential of the output; targets are at least 0.
 
+    Records with a negative target are refused where they are loaded; here one counts as 0, since no record may make an
+    answer fail.
+
     >>> round(float(poisson().value(jnp.log(jnp.array([[3.0]])), jnp.array([3.0]))[0]), 4)
     -0.2958
     """
 
     def value(outputs: Array, targets: Array) -> Array:
-        return jnp.exp(outputs[:, 0]) - targets * outputs[:, 0]
+        return jnp.exp(outputs[:, 0]) - jnp.maximum(targets, 0.0) * outputs[:, 0]
 
     def error(outputs: Array, targets: Array) -> Array:
         return (jnp.exp(outputs[:, 0]) - targets) ** 2
@@ -179,6 +187,17 @@ FITTING: dict[str, tuple[str, ...]] = {
 }
 """The losses that ship with Tacit by the kind of target, the default first; a silo's daemon builds no others."""
 LOSSES = tuple(dict.fromkeys(name for names in FITTING.values() for name in names))
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "logistic": ("class_weights",),
+    "softmax": ("class_weights",),
+    "hinge": ("smoothness", "smoothing"),
+    "absolute": ("smoothness", "smoothing"),
+    "pinball": ("quantile", "smoothness", "smoothing"),
+    "huber": ("bend",),
+    SURVIVAL: ("bins",),
+}
+"""What may be chosen of a loss of Tacit's: public numbers, which a study says beside its name or in loss_options."""
 
 
 class OwnLoss(NamedTuple):

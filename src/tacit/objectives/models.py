@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -85,6 +86,12 @@ MODELS = ("linear", "mlp", "cnn")
 DIGEST = "source_digest"
 """The argument of an architecture that pins the source of an installed model; it is not one of the model's own."""
 
+UNREGISTERED = (
+    "Install the package that registers it (entry point tacit.models), or import the module that calls "
+    "tacit.register_model."
+)
+"""What to do about a model that is not known here."""
+
 _OWN_MODELS: dict[str, Callable[..., Model]] = {}
 
 
@@ -107,6 +114,17 @@ def known_models() -> tuple[str, ...]:
     return (*MODELS, *dict.fromkeys((*_OWN_MODELS, *installed_names())))
 
 
+def _options(make: Callable[..., Model]) -> tuple[str, ...] | None:
+    """The names of a model's options, after features and outputs; none where it takes any."""
+    try:
+        found = list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    if any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in found):
+        return None
+    return tuple(one.name for one in found[2:])
+
+
 def _own_model(name: str, given: dict[str, Any]) -> Model:
     """A registered model, which knows how it was made, so that its bundle can be loaded again."""
     features, outputs, digest = tuple(given.pop("features")), given.pop("outputs"), given.pop(DIGEST, None)
@@ -116,6 +134,10 @@ def _own_model(name: str, given: dict[str, Any]) -> Model:
         make = loaded(name, digest)
     else:
         make = _OWN_MODELS[name]
+    options = _options(make)
+    for key in given:
+        if options is not None and key not in options:
+            raise TacitError(f"objective.model_options: {unknown(f'option of {name}', key, options)}")
     model = make(features, outputs, **given)
     if not isinstance(model, Model):
         raise TacitError(f"Expected {name!r} to make a tacit.objectives.Model, got {type(model).__name__}; return one.")
@@ -148,7 +170,4 @@ def built(architecture: Architecture) -> Model:
             return _own_model(name, given)
     except (TypeError, KeyError) as error:
         raise TacitError(f"Expected arguments of {name!r}, got {dict(architecture.arguments)} ({error}).") from None
-    raise TacitError(
-        unknown("model", name, known_models())
-        + " One of your own is known once the module that calls tacit.register_model is imported."
-    )
+    raise TacitError(unknown("model", name, known_models()) + f" {UNREGISTERED}")

@@ -58,9 +58,10 @@ class ObjectiveSection(_Section):
     ``activation`` is what lies between the dense layers of an ``mlp``, ``relu`` unless it is given. ``bins`` are equal
     parts of the time that a ``piecewise-exponential`` loss has a hazard for each. A loss that is not smooth is smoothed
     to ``smoothness`` by its Moreau envelope, or as ``smoothing`` says. ``class_weights`` weigh the records of each
-    class, and ``bend`` is where the ``huber`` loss becomes a line. A model or loss of somebody's own is registered by a
-    module of ``plugins`` and takes ``model_options`` or ``loss_options``. A model may also be registered by an
-    installed package; ``model_digest`` then pins the package's source.
+    class, and ``bend`` is where the ``huber`` loss becomes a line. These of a loss may also be said as
+    ``loss_options``. A model or loss of somebody's own is registered by a module of ``plugins`` and takes
+    ``model_options`` or ``loss_options``. A model may also be registered by an installed package; ``model_digest`` then
+    pins the package's source.
     """
 
     model: str = "linear"
@@ -79,13 +80,31 @@ class ObjectiveSection(_Section):
     model_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     loss_options: dict[str, Any] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _options_of_ours(cls, tree: Any) -> Any:
+        """Options of Tacit's own losses are keys of the section, so that a plan has one form."""
+        from tacit.objectives.losses import LOSSES, OPTIONS
+
+        options = tree.get("loss_options") if isinstance(tree, dict) else None
+        if not isinstance(options, dict) or not options or tree.get("loss") not in (*LOSSES, None):
+            return tree
+        known = OPTIONS.get(tree.get("loss") or "softmax", ())
+        for key in options:
+            if key not in known:
+                own = f"it has {', '.join(known)}" if known else "it has none"
+                raise ValueError(f"loss {tree.get('loss')!r} has no option {key!r}; {own}")
+            if tree.get(key) is not None:
+                raise ValueError(f"set {key} once, beside loss or in loss_options")
+        return {**{key: own for key, own in tree.items() if key != "loss_options"}, **options}
+
     @field_validator("model")
     @classmethod
     def _known_model(cls, value: str) -> str:
-        from tacit.objectives.models import MODELS, known_models
+        from tacit.objectives.models import MODELS, UNREGISTERED, known_models
 
         if value not in MODELS and value not in known_models():
-            raise ValueError(unknown("model", value, known_models()).rstrip("."))
+            raise ValueError(f"{unknown('model', value, known_models())} {UNREGISTERED}".rstrip("."))
         return value
 
     @field_validator("loss")
@@ -99,15 +118,12 @@ class ObjectiveSection(_Section):
 
     @model_validator(mode="after")
     def _options_are_of_ones_own(self) -> ObjectiveSection:
-        from tacit.objectives.losses import OWN_LOSSES
         from tacit.objectives.models import MODELS
 
         if (self.model_options or self.model_digest) and self.model in MODELS:
             raise ValueError(
                 f'leave model_options and model_digest out where model = "{self.model}"; they are for registered models'
             )
-        if self.loss_options and self.loss not in OWN_LOSSES:
-            raise ValueError("leave loss_options out where loss is one of Tacit's; they are for registered losses")
         return self
 
     @model_validator(mode="after")

@@ -38,6 +38,7 @@ def federation_of(study: Study, seed: int) -> data.Federation:
     )
     federation = regrouped(study, federation)
     _check_times(study, federation.target)
+    _check_counts(study, federation)
     if federation.task != "regression":
         classes = np.unique(np.concatenate([silo.train["y"] for silo in federation.silos]))
         if len(classes) < 2:
@@ -52,11 +53,29 @@ def federation_of(study: Study, seed: int) -> data.Federation:
     return federation
 
 
+def _check_counts(study: Study, federation: data.Federation) -> None:
+    """Raise where a loss of counts meets a number below zero; simulated silos may say so, real ones never do."""
+    if study.objective.loss != "poisson":
+        return
+    for silo in federation.silos:
+        for part in (silo.train, silo.validation, silo.test):
+            if part is not None and len(part["y"]) and part["y"].min() < 0:
+                raise StudyError(
+                    f"objective.loss: 'poisson' is of counts, and {silo.name} has a target of {part['y'].min():g}; "
+                    'correct it, or use "squared".'
+                )
+
+
 def _check_times(study: Study, target: Target | None) -> None:
     """Raise where times of an event are trained as plain numbers, or plain numbers as such times."""
     if target is None or target.range is None or study.algorithm.name == "statistics":
         return
     survives = study.objective.loss == SURVIVAL
+    if study.objective.loss == "poisson" and target.range[0] < 0:
+        raise StudyError(
+            f"objective.loss: 'poisson' is of counts, and the range of {target.column!r} in the schema begins at "
+            f'{target.range[0]:g}; declare a range from 0 on, or use "squared".'
+        )
     if survives and target.event is None:
         raise StudyError(
             f"objective.loss: {SURVIVAL!r} needs to know whose event was seen, and {target.column!r} of "

@@ -18,8 +18,11 @@ from tacit.counting.validated import verdict
 from tacit.deploy.consortium import pages
 from tacit.deploy.consortium.processes import TACIT
 from tacit.deploy.consortium.trial import HOST, Trial
+from tacit.deploy.silo.policy import load_policy
 from tacit.errors import TacitError
 from tacit.models import load_model
+from tacit.objectives.installed import installed
+from tests.deploy.silo.packaged import PACKAGE, forget, install
 
 TRY = [sys.executable, "-c", "from tacit.cli import main; main()", "consortium", "try"]
 
@@ -135,3 +138,27 @@ def test_a_folder_without_a_study_is_told_how_to_make_one(tmp_path):
     with pytest.raises(TacitError, match="tacit init"):
         Trial(tmp_path, tmp_path / "trial")
     assert not (tmp_path / "trial").exists()
+
+
+def test_policies_of_a_trial_list_the_model_of_its_study(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    install(tmp_path / "packages")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    forget()
+    folder = tmp_path / "own"
+    houses(folder, silos=2)
+    text = (folder / "study.toml").read_text()
+    assert text.count("[objective]") == 1
+    (folder / "study.toml").write_text(
+        re.sub(r"\[objective\]\n(model = .*\n)?", '[objective]\nmodel = "chest-net"\n', text)
+    )
+    (tmp_path / "k").mkdir()
+    trial = Trial(folder, tmp_path / "k")
+    here = installed("chest-net")
+    for name in ("town-0", "town-1"):
+        policy = load_policy(trial.homes[name] / "silo" / "policy.toml")
+        assert {n: (own.version, own.digest) for n, own in policy.allow.models.items()} == {
+            "chest-net": (here.version, here.digest)
+        }
+    assert PACKAGE not in sys.modules
+    forget()

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import marshal
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
+import tacit
 from tacit.cli import silo as silo_cli
 from tacit.deploy.descriptions import differences
 from tacit.deploy.server.deployment import check_study, plan_for
@@ -31,8 +33,12 @@ from tacit.deploy.silo.policy import (
 from tacit.deploy.silo.service import NOISE_OFF, SiloService
 from tacit.deploy.wire import Answer, Consent, Error, Hello, Message, Propose, parse_response, read_arrays
 from tacit.errors import TacitError
+from tacit.models import from_torch
+from tacit.objectives import logistic
 from tacit.objectives.installed import BACKBONES, installed, installed_names, loaded
-from tacit.plans.spec import StudyError, study_from
+from tacit.objectives.models import built
+from tacit.objectives.objective import Architecture
+from tacit.plans.spec import StudyError, parse_study, study_from
 from tests.deploy.silo.consortium import LocalClient, broadcast_of, make_home, plan_of, policy_tree, records_of, said
 from tests.deploy.silo.packaged import PACKAGE, forget, install
 
@@ -310,3 +316,39 @@ def test_backbones_that_mix_or_are_not_as_listed_are_refused(source, tmp_path):
     assert not list(home.folder.glob("features-*"))
     with pytest.raises(PolicyError, match="leave columns out"):
         policy_from(policy_tree("s", data={"backbone": section, "columns": "schema.toml"}))
+
+
+def test_options_that_a_model_does_not_have_are_named_with_those_that_it_has(source):
+    with pytest.raises(TacitError, match="Unknown option of chest-net 'widht'; did you mean 'width'"):
+        built(Architecture("chest-net", {"features": [5], "outputs": 1, "widht": 3}))
+    with pytest.raises(TacitError, match=r"Install the package that registers it \(entry point tacit.models\)"):
+        built(Architecture("lung-net", {"features": [5], "outputs": 1}))
+    with pytest.raises(StudyError, match=r"entry point tacit\.models"):
+        parse_study('name = "a"\n[objective]\nmodel = "lung-net"\n')
+
+
+def test_the_price_at_the_door_of_a_torch_model_is_that_of_a_model_of_ours_and_of_a_fit(client):
+    said = {}
+    for model in (pinned(), {"model": "mlp", "hidden": [3]}):
+        plan = plan_of({"name": "mb-sgd"}, model, name=f"priced-{model['model']}", epsilon=0.4)
+        said[model["model"]] = client.ask(Propose(plan=plan))[0]
+        assert isinstance(said[model["model"]], Consent)
+    one, other = (said[name].model_dump(exclude={"study", "left"}) for name in ("chest-net", "mlp"))
+    assert one == other
+    module = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit = tacit.fit(
+            tacit.Problem(from_torch(module, logistic())),
+            [records_of(1, 40)],
+            tacit.mb_sgd(step_size=0.2, num_rounds=4),
+            budget=tacit.Budget(epsilon=0.4, delta=1e-6),
+            clip_norm=0.7,
+            measure_every=0,
+        )
+    price = fit.silos[0].price
+    assert one["epsilon"] <= 0.4
+    assert one["epsilon"] == pytest.approx(price.epsilon, rel=0.02)
+    assert next(iter(one["noise_multipliers"].values())) == pytest.approx(
+        next(iter(fit.silos[0].multipliers.values())), rel=0.02
+    )

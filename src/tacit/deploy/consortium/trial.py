@@ -28,6 +28,8 @@ from tacit.deploy.consortium.roster import admit, roster_text
 from tacit.deploy.consortium.terms import Consortium, ConsortiumError, load_consortium, services
 from tacit.deploy.server.deployment import check_study
 from tacit.deploy.silo.policy import MOST_EPSILON
+from tacit.objectives.installed import installed
+from tacit.objectives.models import MODELS
 from tacit.plans.spec import QUESTIONS, Study, load_study
 from tacit.privacy.anonymity import colluding_silos
 
@@ -85,7 +87,7 @@ class Trial(Processes):
         """Kits, replies and a roster, as everybody would make them, with all files this user's."""
         kits, replies, homes = init(self.root / "consortium.toml", self.root / "kits"), [], {}
         for party in self.terms.parties:
-            _for_a_trial(kits[party])
+            _for_a_trial(kits[party], models_of(self.studies))
             home, reply = join(kits[party], self.root / "homes" / party, self.files.get(party), whose="mine")
             homes[party] = home
             path = self.root / f"{party}.reply.toml"
@@ -187,10 +189,21 @@ def _silos(folder: Path) -> Mapping[str, Path]:
     return found
 
 
-def _for_a_trial(kit: Path) -> None:
+def models_of(studies: Sequence[Study]) -> str:
+    """The lines by which a policy lists the models of installed packages that these studies train."""
+    names = {study.objective.model for study in studies} - set(MODELS)
+    found = [own for name in sorted(names) if (own := installed(name)) is not None]
+    if not found:
+        return ""
+    listed = {own.name: {"version": own.version, "digest": own.digest} for own in found}
+    return "\n" + tomli_w.dumps({"allow": {"models": listed}})
+
+
+def _for_a_trial(kit: Path, models: str) -> None:
     """Let a kit's party listen on this machine only, and its policy consent by itself: owner and proposer are one.
 
-    Shufflers keep what they receive, to look at.
+    The policy lists the study's own models, as `tacit silo installed` prints them. Shufflers keep what they receive, to
+    look at.
     """
     for name, old, new in (
         ("policy.toml", 'mode = "manual"', 'mode = "auto"'),
@@ -198,4 +211,5 @@ def _for_a_trial(kit: Path) -> None:
     ):
         path = kit / name
         if path.exists():
-            path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+            more = models if name == "policy.toml" else ""
+            path.write_text(path.read_text(encoding="utf-8").replace(old, new) + more, encoding="utf-8")

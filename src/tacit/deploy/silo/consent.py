@@ -323,7 +323,10 @@ def check_columns(plan: Plan, description: Description) -> None:
 
 
 def check_times(plan: Plan, description: Description) -> None:
-    """Refuse survival regression of a target that is no time of an event, and any other model of one that is."""
+    """Refuse survival regression of a target that is no time of an event, and any other model of one that is.
+
+    Counts are refused of a number that may be negative by the schema, whatever the records hold.
+    """
     target, survives = description.target, plan.objective.get("loss") == SURVIVAL
     if target is None or target.low is None or plan.algorithm.get("name") == "statistics":
         return
@@ -333,6 +336,8 @@ def check_times(plan: Plan, description: Description) -> None:
     if target.event is not None and not survives:
         text = f"{target.column} is the time of an event ({target.event}), negative where it was not seen"
         raise RefusalError("schema", f'{text}; expected loss = "{SURVIVAL}"')
+    if plan.objective.get("loss") == "poisson" and target.low < 0:
+        raise RefusalError("schema", f"poisson is of counts, and the range of {target.column} begins at {target.low:g}")
 
 
 def charge_of(offer: Offer) -> Charge:
