@@ -176,7 +176,7 @@ def attack(sums: int, seed: int, say: Any = print) -> float:
     """As many sums, over all studies or the first of them, and the worst."""
     rng, found, begun = np.random.default_rng(seed), list[tuple[int, float]](), time.monotonic()
     rounds = max(_LEAST, math.ceil(sums / len(STUDIES)))
-    chosen = STUDIES[: math.ceil(sums / rounds)]
+    chosen = STUDIES if rounds > _LEAST else STUDIES[: math.ceil(sums / rounds)]
     for kind in FEATURES:
         own = [study for study in chosen if _kind(study[1]) == kind]
         with tempfile.TemporaryDirectory(prefix="tacit-") as root, consortium(Path(root) / kind, kind) as parties:
