@@ -191,7 +191,7 @@ def compute(given: Any) -> Iterator[Data]:
 
 def spent(folder: Path, seconds: float) -> float:
     """The minutes of one core that all runs of the command have taken together, kept beside the trials."""
-    path = folder / "parts.json"
+    path = folder / "spent.json"
     total = seconds + (json.loads(path.read_text())["cpu_seconds"] if path.exists() else 0.0)
     path.write_text(json.dumps({"cpu_seconds": total}))
     return total / 60
