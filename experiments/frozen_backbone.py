@@ -132,6 +132,7 @@ class Method:
     records: list[int]
     terms: Mapping[str, Any]
     steps: Sequence[float]
+    tuning: Sequence[int] = TUNING
 
     def __post_init__(self) -> None:
         self.build = partial(find("mb-sgd").build, Problem(self.objective), output="last", **self.terms)
@@ -142,8 +143,8 @@ class Method:
         noise = float(np.max(noise_for(self.priced, self.records, epsilon, 1 / min(self.records) ** 2)))
         axes, label = {"step_size": self.steps}, f"{self.name} at {epsilon:g}"
         space = Space(label, axes, derived=lambda _: {"noise_multiplier": noise})
-        chosen = search(space, trials, self.run, "validation_error", seeds=TUNING)
-        seeds = [len(TUNING) + i for i in range(testing)]
+        chosen = search(space, trials, self.run, "validation_error", seeds=self.tuning)
+        seeds = [len(self.tuning) + i for i in range(testing)]
         found = trials.get(space.label, [chosen["point"]], seeds, self.run)
         accuracy = (100 * (1 - found["test_error"][:, 0])).tolist()
         return {"epsilon": epsilon, "noise": noise, "chosen": chosen, "accuracy": accuracy}

@@ -50,7 +50,7 @@ PUBLIC = (
     "ruby",
     "rust",
 )
-STEPS = (0.5, 1.0, 2.0, 4.0, 8.0)
+STEPS, TUNING = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (0, 1, 2)
 TITLES = {"lora": "adapters and head", "full": "all weights"}
 FROZEN = {"frozen": "public body frozen, private head"}
 
@@ -142,7 +142,7 @@ def compute(given: Any) -> Iterator[Data]:
         objective = Objective(linear(HIDDEN, len(PRIVATE)), softmax()) if frozen else from_torch(module, softmax())
         shown = featured(net, private) if frozen else private
         trained[name] = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
-        method = Method(name, objective, partial(seed_of, shown, objective), [records] * SILOS, terms, STEPS)
+        method = Method(name, objective, partial(seed_of, shown, objective), [records] * SILOS, terms, STEPS, TUNING)
         for epsilon in EPSILONS[:1] if given.tiny else EPSILONS:
             found.setdefault(name, []).append(method.at(epsilon, trials, 1 if given.tiny else TESTING))
         if name == "lora":
@@ -156,7 +156,15 @@ def compute(given: Any) -> Iterator[Data]:
         "classes": len(PRIVATE),
         "rank": RANK,
     }
-    facts |= {"delta": 1 / records**2, "trained": trained, "moved": moved, "words": WORDS, "hidden": HIDDEN, **terms}
+    facts |= {
+        "tuning": len(TUNING),
+        "delta": 1 / records**2,
+        "trained": trained,
+        "moved": moved,
+        "words": WORDS,
+        "hidden": HIDDEN,
+        **terms,
+    }
     largest = 100 * float(np.bincount(private["y"]).max() / len(private["y"]))
     facts |= {"public_accuracy": largest, "public_label": "the largest section for all"}
     yield {**facts, "methods": found, "cpu_minutes": spent(given.out, time.process_time() - begun)}

@@ -290,3 +290,9 @@ def test_a_schedule_longer_than_its_noise_was_made_for_is_refused():
     assert gaussian_mu([covered]) == pytest.approx(1 / 5.0)
     with pytest.raises(ValueError, match=r"rounds=5 of correlated noise to be at least the 200 rounds of 'g'"):
         algorithm(200)
+
+
+@pytest.mark.parametrize(("weights", "decays"), [((1, 2), ()), ((ONE + 1,), ()), ((1,), (ONE + 1,)), ((-1,), (1,))])
+def test_a_strategy_whose_price_is_no_bound_is_refused(weights, decays):
+    with pytest.raises(PricingError, match="bands that fall"):
+        Strategy(7, weights, decays)

@@ -243,14 +243,14 @@ def test_what_would_not_be_exact_enough_is_refused():
     strategy = correlated(1000, 1000)
     check_rounding(strategy, 10**6, 2.0**40, 2.0 * BOUND)
     with pytest.raises(ValueError, match="rounding would show"):
-        check_rounding(strategy, 10**9, 2.0**40, 2.0 * BOUND)
+        check_rounding(strategy, 10**6, 2.0**40, 2.0**20)
     with pytest.raises(ValueError, match="fit 64 bits"):
         check_rounding(strategy, 10, 2.0**55, 2.0 * BOUND)
     assert strategy.rounding * np.sqrt(1000 * 10**6) < ROUNDING * 2 * BOUND
     bands = correlated(1000, 20)
     check_rounding(bands, 10**6, 2.0**47, 2.0 * BOUND)
     with pytest.raises(ValueError, match="rounding would show"):
-        check_rounding(bands, 10**12, 2.0**40, 2.0 * BOUND)
+        check_rounding(bands, 10**6, 2.0**40, 2.0**20)
     with pytest.raises(ValueError, match="fit 64 bits"):
         check_rounding(bands, 10, 2.0**52, 2.0 * BOUND)
     terms = Release(lambda work: 1.0, 2.0**17, 1, "one-pass", mechanism="correlated", rounds=1000)
@@ -268,3 +268,17 @@ def test_a_round_whose_noise_was_drawn_before_is_refused(mechanism):
     first = door.answer(None, (), batches=batches, sampler=discrete_gaussian, past=NO_PAST)
     with pytest.raises(DoorError, match="only go forward"):
         door.answer(None, (), batches=batches, sampler=discrete_gaussian, past=Past(first.noise, -1))
+
+
+def test_more_than_a_ledger_keeps_in_one_entry_is_refused():
+    strategy = correlated(20, 10)
+    most = 2**29 // (8 * len(strategy.weights))
+    check_rounding(strategy, most, 2.0**40, 2.0**40)
+    with pytest.raises(ValueError, match=f"Expected at most {most} coordinates"):
+        check_rounding(strategy, most + 1, 2.0**40, 2.0**40)
+
+
+def test_noise_that_does_not_fit_is_refused_where_nothing_is_rounded_too():
+    check_rounding(Strategy(1000, (ONE,)), 10, 2.0**40, 2.0**40)
+    with pytest.raises(ValueError, match="must fit 64 bits"):
+        check_rounding(Strategy(1000, (ONE,)), 10, 2.0**56, 2.0**56)

@@ -204,3 +204,13 @@ def test_every_algorithm_takes_its_step_and_clip_as_numbers_of_a_program(case):
     carry = jax.eval_shape(program.begin, given, seeds)
     jax.eval_shape(program.proceed, given, seeds, carry, turns)
     jax.eval_shape(program.finish, given, carry)
+
+
+def test_what_lies_in_a_foreign_module_or_at_a_function_has_no_key():
+    def attached(x):
+        return attached.by * x
+
+    attached.by = 2.0
+    for value in (attached, pytest, lambda x: pytest.approx(x)):
+        with pytest.raises(UnkeyedError, match="may change"):
+            key_of(value)

@@ -18,7 +18,7 @@ from pathlib import Path
 from tacit.privacy.events import Event
 
 # Raise by one whenever a change of the accounting code may change a number.
-ACCOUNTING_VERSION = 2
+ACCOUNTING_VERSION = 3
 
 _memory: dict[str, float] = {}
 

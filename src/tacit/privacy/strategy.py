@@ -52,6 +52,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from functools import lru_cache
@@ -84,6 +85,12 @@ class Strategy:
     rounds: int
     weights: tuple[int, ...] = ()
     decays: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what the price is no bound for: rising bands, and buffers that grow."""
+        rising = not self.decays and any(b > a for a, b in itertools.pairwise((ONE, *self.weights)))
+        if rising or any(decay > ONE for decay in self.decays) or any(weight < 0 for weight in self.weights):
+            raise PricingError("Expected bands that fall from one, or buffers with decays of at most one.")
 
     def square(self, entered: Iterable[int]) -> float:
         """How far C moves, squared, if a record moves the statistics of these rounds (from zero) by one each.

@@ -44,6 +44,9 @@ _LARGEST = 2.0**62
 # A sample is at most 28 standard deviations in size.
 _MOST_SIGMAS = 32
 
+MOST_REMEMBERED = 2**29
+"""Bytes of buffers of one block: a ledger keeps all of them in one entry, far below what its database can hold."""
+
 
 def check_rounding(strategy: Strategy, coordinates: int, sigma: float, sensitivity: float) -> None:
     """Raise ``ValueError`` unless the recursion is as good as exact, from public numbers alone.
@@ -56,6 +59,20 @@ def check_rounding(strategy: Strategy, coordinates: int, sigma: float, sensitivi
     the chances of a renewal for coefficients, all in [0, 1], and C^-1 their differences. Their sizes are added up.
     What all bands take off is at most k times the largest noise.
     """
+    if not strategy.weights:
+        return
+    if 8 * len(strategy.weights) * coordinates > MOST_REMEMBERED:
+        most = MOST_REMEMBERED // (8 * len(strategy.weights))
+        raise ValueError(
+            f"Expected at most {most} coordinates, of which this noise remembers {len(strategy.weights)} vectors, got "
+            f'{coordinates}; take a smaller model, other passes, or mechanism="gaussian".'
+        )
+    kept = strategy.rounds if strategy.decays else len(strategy.weights)
+    if _MOST_SIGMAS * sigma * strategy.growth * kept > _LARGEST:
+        raise ValueError(
+            f"Expected less noise than {sigma:.3g} units for {strategy.rounds} rounds of noise that remembers, which "
+            "must fit 64 bits; raise epsilon, or lower the rounds."
+        )
     if not strategy.rounding:
         return
     added = strategy.rounding * math.sqrt(strategy.rounds * coordinates)
@@ -63,12 +80,6 @@ def check_rounding(strategy: Strategy, coordinates: int, sigma: float, sensitivi
         raise ValueError(
             f"Expected fewer than {coordinates} coordinates in {strategy.rounds} rounds of correlated noise, whose "
             'rounding would show; lower the rounds, or use mechanism="gaussian".'
-        )
-    kept = strategy.rounds if strategy.decays else len(strategy.weights)
-    if _MOST_SIGMAS * sigma * strategy.growth * kept > _LARGEST:
-        raise ValueError(
-            f"Expected less noise than {sigma:.3g} units for {strategy.rounds} rounds of correlated noise, which must "
-            "fit 64 bits; raise epsilon, or lower the rounds."
         )
 
 

@@ -2,7 +2,8 @@
 
 A closure is known by its code and by what it holds, down to numbers and arrays: two models that the same function made
 from the same widths have equal keys. A function from outside of Tacit also counts with the global values that it names.
-What is not known to stay as it is has no key, and its programs are compiled anew.
+What is not known to stay as it is has no key, and its programs are compiled anew. Lists and mappings count with
+what they hold when the key is made: whoever changes one that a closure holds must make a new closure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _KEPT = 16  # programs
 _FUNCTIONS = 64  # compiled functions
 _SETTLED = ("tacit", "jax", "jaxlib", "numpy", "scipy", "math", "builtins", "functools", "operator", "itertools")
 _BY_VALUE = (type(None), bool, int, str, bytes, types.CodeType, type(Ellipsis), np.dtype)
-_BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, np.ufunc, jax.custom_jvp, jax.custom_vjp)
+_BY_IDENTITY = (type, types.BuiltinFunctionType, np.ufunc, jax.custom_jvp, jax.custom_vjp)
 _JITTED = type(jax.jit(lambda: None))
 
 
@@ -68,12 +69,8 @@ def _key(value: Any, above: tuple[int, ...]) -> Hashable:
     inside = functools.partial(_key, above=(*above, id(value)))
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         return _array(value)
-    if isinstance(value, types.FunctionType):
-        return "function", value.__code__, _Same(value.__globals__), tuple(map(inside, _held(value)))
-    if isinstance(value, types.MethodType):
-        return "method", inside(value.__func__), inside(value.__self__)
-    if isinstance(value, functools.partial):
-        return "partial", inside(value.func), inside(value.args), inside(value.keywords)
+    if isinstance(value, types.ModuleType | types.FunctionType | types.MethodType | functools.partial):
+        return _code(value, inside)
     if isinstance(value, tuple | list):
         return type(value), tuple(map(inside, value))
     if isinstance(value, Mapping) and isinstance(value, dict | types.MappingProxyType):
@@ -81,6 +78,21 @@ def _key(value: Any, above: tuple[int, ...]) -> Hashable:
     if dataclasses.is_dataclass(value) and getattr(type(value), "__dataclass_params__").frozen:  # noqa: B009
         return type(value), tuple(inside(getattr(value, part.name)) for part in dataclasses.fields(value))
     raise UnkeyedError(f"No key of {type(value).__name__}.")
+
+
+def _code(value: Any, inside: Callable[[Any], Hashable]) -> Hashable:
+    """A module, a function, a method, or a part of one."""
+    if isinstance(value, types.ModuleType):
+        if value.__name__.partition(".")[0] not in _SETTLED:
+            raise UnkeyedError(f"Values of the module {value.__name__} may change.")
+        return _Same(value)
+    if isinstance(value, types.MethodType):
+        return "method", inside(value.__func__), inside(value.__self__)
+    if isinstance(value, functools.partial):
+        return "partial", inside(value.func), inside(value.args), inside(value.keywords)
+    if value.__dict__ and not _settled(value):
+        raise UnkeyedError("What is attached to a function may change.")
+    return "function", value.__code__, _Same(value.__globals__), tuple(map(inside, _held(value)))
 
 
 def _array(value: Any) -> Hashable:

@@ -479,7 +479,8 @@ class Coordinator:
         """
         assert self._sums is not None
         spent = sum(len(row["rosters"]) - 1 for row in self.point.history if "rosters" in row)
-        if not self.point.attempts and self._sums.min_silos < len(self.point.silos) and spent >= self._sums.spare:
+        fixed = self._sums.min_silos == len(self.point.silos) and self.point.plan.everyone
+        if not self.point.attempts and not fixed and spent >= self._sums.spare:
             return {}
         online = set(self._transport.present())
         return {name: own for name, own in self._enrolments.items() if self._addresses.get(name) in online}
