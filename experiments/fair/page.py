@@ -168,7 +168,7 @@ def finding(data: Data) -> Finding:
     printed = PRINTED["demographic-parity"]
     found = {other: headline(panels, other)["mean"] for other in printed}
     ranges = {other: spread([panels], other)["mean"] for other in printed}
-    said = " and ".join(f"{_ranged(share, ranges[other])} {other}" for other, share in found.items())
+    said = " and ".join(_ranged(share, ranges[other], other) for other, share in found.items())
     half = all(ranges[other][1] >= claim / 2 and ranges[other][0] > 0 for other, claim in printed.items())
     some = any(low > 0 for low, _ in ranges.values())
     return Finding(f"parity violation {said} at equal error", "reproduced" if half else "partly" if some else "differs")
@@ -186,19 +186,22 @@ def _headlines(panels: Mapping[str, Any], printed: Mapping[str, float]) -> str:
     return table(header, rows)
 
 
-def _ranged(share: float, range_: Sequence[float]) -> str:
+def _ranged(share: float, range_: Sequence[float], other: str = "") -> str:
     """A share with its interval; level where the interval holds zero.
 
     >>> _ranged(0.5, [0.4, 0.6])
     '50.0% below (40.0 to 60.0)'
     >>> _ranged(-0.1, [-0.3, 0.1])
     'level (-30.0 to 10.0)'
+    >>> _ranged(0.5, [0.4, 0.6], "FedFDP")
+    '50.0% below FedFDP (40.0 to 60.0)'
     """
     low, high = (100 * value for value in range_)
     if low <= 0 <= high:
-        return f"level ({low:.1f} to {high:.1f})"
+        return f"level{' with ' * bool(other)}{other} ({low:.1f} to {high:.1f})"
     low, high = (low, high) if share >= 0 else (-high, -low)
-    return f"{_below(share)} ({low:.1f} to {high:.1f})" if not np.isnan(share) else _below(share)
+    said = f"{_below(share)} {other}".rstrip()
+    return said if np.isnan(share) else f"{said} ({low:.1f} to {high:.1f})"
 
 
 def _below(share: float) -> str:
