@@ -9,23 +9,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.bars import BARS, floor_of, rows_of, timed
+from benchmarks.peers.bars import BARS, COMPILED, TORCH, floor_of, rows_of, timed
 from benchmarks.peers.page import stored
 from benchmarks.peers.rounds import ratios
 
 FOLDER = Path("results/benchmarks")
 BEGIN, END = "<!-- from peers.json -->", "<!-- until here -->"
 Results = Mapping[str, Any]
+_COMPILED_LIMIT = next(bar.limit for bar in BARS if bar.title == COMPILED)
+_TORCH_LIMIT = next(bar.limit for bar in BARS if bar.title.startswith(TORCH))
 
 
 def paragraphs(results: Results) -> str:
     """A paragraph for each bar that is missed and known here."""
     missed = {bar.title for bar in BARS if bar.verdict(results) == "missed"}
-    known = {BARS[0].title: private_rounds, BARS[2].title: ahead, BARS[11].title: compilation}
+    known = {BARS[0].title: private_rounds, BARS[2].title: ahead, COMPILED: compilation}
+    known |= {title: torch_modules for title in missed if title.startswith(TORCH)}
     strange = missed - set(known)
     if strange:
         raise SystemExit(f"Say why these bars are missed: {', '.join(sorted(strange))}.")
-    return "\n".join(say(results) for title, say in known.items() if title in missed)
+    return "\n".join(say(results) for say in dict.fromkeys(say for title, say in known.items() if title in missed))
 
 
 def private_rounds(results: Results) -> str:
@@ -57,7 +60,7 @@ def ahead(results: Results) -> str:
 
 def compilation(results: Results) -> str:
     """Seconds to compile algorithms."""
-    first, again, limit = results["compiling"]["first"], results["compiling"]["again"], BARS[11].limit
+    first, again, limit = results["compiling"]["first"], results["compiling"]["again"], _COMPILED_LIMIT
     slow = {name: seconds for name, seconds in first.items() if seconds > limit}
     rest = [seconds for name, seconds in first.items() if name not in slow]
     told = ", ".join(f"`{name}` {seconds:.2f} s ({again[name]:.2f} from the cache)" for name, seconds in slow.items())
@@ -65,6 +68,17 @@ def compilation(results: Results) -> str:
         f"- **Compilation ({limit:g} s)**: {len(rest)} of {len(first)} algorithms trace, compile and run six rounds in "
         f"{min(rest):.2f} to {max(rest):.2f} s;\n  above the bar: {told}."
     )
+
+
+def torch_modules(results: Results) -> str:
+    """Torch modules through Tacit over Opacus alone."""
+    told = [
+        f"{bar.title.removeprefix(TORCH)} {bar.value(results):.2f}"
+        for bar in BARS
+        if bar.title.startswith(TORCH) and bar.verdict(results) == "missed"
+    ]
+    said = f"- **A torch module through Tacit over Opacus ({_TORCH_LIMIT:g})**: {'; '.join(told)}."
+    return f"{said} See *Torch modules* above."
 
 
 def _rows(results: Results) -> list[dict[str, Any]]:

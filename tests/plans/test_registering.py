@@ -86,7 +86,7 @@ def test_a_bundle_of_a_registered_model_is_loaded_where_it_is_registered(study, 
     rows = np.zeros((2, 3), np.float32)
     assert tacit.load_model(tmp_path / "bundle").predict(rows).tolist() == found.predict(rows).tolist()
     models._OWN_MODELS.clear()
-    with pytest.raises(TacitError, match=r"Unknown model 'narrow'.*tacit\.register_model is imported"):
+    with pytest.raises(TacitError, match=r"Unknown model 'narrow'.*Install the package that registers it"):
         tacit.load_model(tmp_path / "bundle")
 
 

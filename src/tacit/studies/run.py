@@ -205,8 +205,8 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
     watched = Stages(stages, progress, dearest)
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
-        keeper, measure = watched.keeper(label), watch(prepared)
-        how: dict[str, Any] = {"measure": measure, "measure_every": every, "keeper": keeper}
+        measure = watch(prepared)
+        how: dict[str, Any] = {"measure": measure, "measure_every": every, "keeper": watched.keeper(label)}
         return simulate_grid(build, grid, seeds, who=who, program=_program(build, grid, who, measure), **how)
 
     label = PRIVATE if (private := study.privacy.private) else "training, not private"
