@@ -197,7 +197,6 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
     ``stages`` is a folder that keeps how far the run is: the same study goes on from there, to the same result.
     """
     started, study, build, seeds = time.perf_counter(), prepared.study, prepared.builder.build, starts_of(prepared)
-    every = study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
 
     def dearest(rounds: int) -> float | None:
         return max((epsilon for epsilon in _spent(prepared, seeds, rounds) if epsilon is not None), default=None)
@@ -205,7 +204,7 @@ def run_prepared(prepared: Prepared, progress: Progress | None = None, stages: P
     watched = Stages(stages, progress, dearest)
 
     def train(label: str, build: Callable[..., Any], grid: dict[str, Any], seeds: list[Seed], who: Any) -> Outcome:
-        measure = watch(prepared)
+        measure, every = watch(prepared), study.run.measure_every or max(1, study.algorithm.num_rounds // 50)
         how: dict[str, Any] = {"measure": measure, "measure_every": every, "keeper": watched.keeper(label)}
         return simulate_grid(build, grid, seeds, who=who, program=_program(build, grid, who, measure), **how)
 
