@@ -34,6 +34,8 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 STEPS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
 """Step size x rounds to begin with: chosen for each method and epsilon by the error on validation images."""
 TUNING, SEEDS = 3, 5
+WIDTH = 6
+"""How many points are trained in one program."""
 METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "fresh, one pass": ("mb-sgd", BATCHES, {"sampling": "one-pass", "output": "last"}),
     "remembers, one pass": ("dp-ftrl", BATCHES, {"sampling": "one-pass"}),
@@ -53,7 +55,7 @@ def compute(given: Any) -> Data:
     noise = parts.get("noise", lambda: [_noise(*shape) for shape in SHAPES])
     federation, found = _federation(given.tiny), {}
     for name in METHODS:
-        method = Tuned(name, federation, Trials(given.out / "trials.jsonl", settings))
+        method = Tuned(name, federation, Trials(given.out / "trials.jsonl", settings, chunk=WIDTH))
         for epsilon in EPSILONS[1:2] if given.tiny else EPSILONS:
             label = f"{name}, epsilon {epsilon:g}"
             found[label] = parts.get(label, partial(method.cell, epsilon))
@@ -90,7 +92,7 @@ class Tuned:
 
     def __init__(self, name: str, federation: Federation, trials: Trials) -> None:
         self.name, self.federation, self.trials = name, federation, trials
-        self.runner = Runner(self.build, PROBLEM.objective, None, (6,))
+        self.runner = Runner(self.build, PROBLEM.objective, None, (WIDTH,))
 
     def build(self, noise_multiplier: Any, step: Any = 1.0) -> Any:
         """The algorithm; ``step`` is step size x rounds."""
@@ -113,8 +115,7 @@ class Tuned:
 
     def run(self, points: list[Point], number: int) -> Any:
         """Trials on one seed."""
-        found = [self.runner(points[i : i + 6], _seed(self.federation, number)) for i in range(0, len(points), 6)]
-        return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        return self.runner(points, _seed(self.federation, number))
 
 
 def _seed(federation: Federation, number: int) -> Seed:

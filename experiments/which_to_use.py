@@ -129,7 +129,7 @@ class Case:
 
     def method(self, channel: str, name: str) -> dict[str, Any]:
         """By epsilon: the point that errs least in rehearsal, and its test errors on the real records."""
-        trials = Trials(self, channel, name)
+        trials = Searches(self, channel, name)
         found = {}
         for epsilon, (rounds, best) in trials.best().items():
             point = trials.values(best.point)
@@ -148,7 +148,7 @@ class Best:
     settled: bool = False
 
 
-class Trials:
+class Searches:
     """Searches for one method in one channel: a program and the noise of every budget for each number of rounds."""
 
     def __init__(self, case: Case, channel: str, name: str) -> None:

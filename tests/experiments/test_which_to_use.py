@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.which_to_use import LEFT_OUT, METHODS, ROUNDS, SAME, STUDIES, Axis, Case, Trials, batch_of, rehearsal
+from experiments.which_to_use import LEFT_OUT, METHODS, ROUNDS, SAME, STUDIES, Axis, Case, Searches, batch_of, rehearsal
 from tacit.plans.catalogue import ALGORITHMS
 from tacit.plans.spec import load_study
 from tacit.studies.federation import federation_of
@@ -53,12 +53,12 @@ def test_what_is_said_to_be_the_same_errs_alike(name, monkeypatch):
     terms = {key: value for key, value in METHODS[other][1].items() if key != "output"}
     monkeypatch.setitem(METHODS, name, (name, terms))
     case = Case(STUDIES[0], tiny=True)
-    errors = [Trials(case, "direct", own).errors(3, [(2.0, (1, 0))], case.rehearsed)[0] for own in (name, other)]
+    errors = [Searches(case, "direct", own).errors(3, [(2.0, (1, 0))], case.rehearsed)[0] for own in (name, other)]
     assert errors[0] == pytest.approx(errors[1], rel=1e-3)
 
 
 def test_a_search_ends_where_all_neighbours_are_worse():
-    trials = Trials.__new__(Trials)
+    trials = Searches.__new__(Searches)
     trials.axes, trials.case = dict.fromkeys("ab", Axis(1.0, 2.0, (0, 2))), SimpleNamespace(tiny=False, rehearsed=[])
     trials.errors = lambda rounds, points, seeds: np.asarray([1 + abs(a - 5) + abs(b + 3) for _, (a, b) in points])
     [best] = trials._searched(3, [1.0]).values()

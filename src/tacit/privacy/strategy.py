@@ -55,7 +55,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -126,7 +126,7 @@ class Strategy:
             return np.append(own, buffers[:-1]) if len(buffers) else buffers
         return np.asarray(self.decays, float) / ONE * buffers + own
 
-    @property
+    @cached_property
     def growth(self) -> float:
         """How many times the largest draw a round's noise is at most: what the entries of a row of C^-1 add up to.
 

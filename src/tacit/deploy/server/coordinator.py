@@ -474,8 +474,8 @@ class Coordinator:
     def _kept(self) -> dict[str, wire.Enrolment]:
         """The study keys of silos that need not be asked whether they are there.
 
-        Where a round may do without some silos and no attempt is to spare, everybody is asked: a roster with somebody
-        who has left could not be changed any more.
+        Where no attempt is to spare, and rounds may do without some silos or ask only some, everybody is asked: a
+        roster with somebody who has left, or has another key, could not be changed any more.
         """
         assert self._sums is not None
         spent = sum(len(row["rosters"]) - 1 for row in self.point.history if "rosters" in row)
